@@ -1,0 +1,1 @@
+"""Building blocks, each written once and used by every family."""

@@ -1,0 +1,99 @@
+"""Values that describe a prompt: media items and token positions. NumPy only, so that no GPU library is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+MediaKind = Literal["image", "video"]
+
+
+@dataclass(frozen=True, eq=False)
+class MediaItem:
+    """One image or video, resized and ready for a vision encoder.
+
+    frames: uint8 pictures [height, width, 3]; what one is (the image, a slice of it, a video frame) is the
+        family's business. Order is the order in which the encoder reads them.
+    arrays: further host data that the family's encoder plans with (grids, temporal ids, group sizes), int32.
+    num_patches: encoder rows that the item occupies.
+    num_sequences: attention sequences (segments of cu_seqlens) that it occupies.
+    num_embeds: rows of the language model's width that the encoder returns for it.
+    digest: 32 bytes, a cryptographic hash over the decoded pixels and all that changes the item's embeddings or
+        positions (grids, sampling, fusion, processor settings, revision). Keys the encoder cache and prefix reuse.
+    """
+
+    kind: MediaKind
+    frames: tuple[np.ndarray, ...]
+    arrays: Mapping[str, np.ndarray]
+    num_patches: int
+    num_sequences: int
+    num_embeds: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Span:
+    """`length` consecutive prompt positions from `start` whose embeddings come from rows of item `item`.
+
+    The spans of one item, in prompt order, take its rows in order.
+    """
+
+    item: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """A tokenized chat prompt with its media.
+
+    token_ids: int32 [n], placeholders expanded.
+    positions: int32 [axes, n]; axes is 3 for M-RoPE and 1 otherwise.
+    next_position: position (all axes) of the first generated token; each later token adds one.
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    next_position: int
+    items: tuple[MediaItem, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class VideoMetadata:
+    """What a container says of a video before any frame is decoded; `duration` in seconds."""
+
+    num_frames: int
+    fps: float
+    duration: float
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, eq=False)
+class VideoFrames:
+    """Decoded frames (uint8 [height, width, 3]) with their indices and times (seconds) in the source."""
+
+    frames: tuple[np.ndarray, ...]
+    indices: tuple[int, ...]
+    times: tuple[float, ...]
+    metadata: VideoMetadata
+
+
+@dataclass(frozen=True)
+class ContentPart:
+    """One piece of a message: text, or the item with that index in the request's list of media."""
+
+    text: str | None = None
+    item: int | None = None
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """role is system, user or assistant (developer is system's alias)."""
+
+    role: str
+    content: tuple[ContentPart, ...] = field(default_factory=tuple)

@@ -1,0 +1,86 @@
+"""The host side of a family: text, media and positions. Runs in the API process; modules of this side import no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from models.media import ChatMessage, MediaItem, Prompt, VideoFrames, VideoMetadata
+
+
+class ChatProcessor(Protocol):
+    """Turns messages and media into a Prompt."""
+
+    stop_token_ids: frozenset[int]
+    generation_defaults: Mapping[str, float | int]
+    """Sampling fields of the checkpoint's generation_config.json (temperature, top_p, ...)."""
+    context_length: int
+    vocab_size: int
+    reasoning_markers: tuple[str, str] | None
+    """Strings around reasoning text in answers, e.g. ("<think>", "</think>")."""
+    max_item_embeds: int
+    """Most embedding rows a single item may take."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of untrusted text: literal special tokens in it are encoded as plain text."""
+        ...
+
+    def detokenize(self, token_ids: Sequence[int]) -> bytes:
+        """Bytes of generated ids, special tokens left out; joins over any split of the ids."""
+        ...
+
+    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem: ...
+
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        """Indices of the frames to decode, by the family's documented rule, at most max_frames."""
+        ...
+
+    def video(self, video: VideoFrames) -> MediaItem: ...
+
+    def prompt(
+        self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
+    ) -> Prompt:
+        """Chat template, placeholder expansion, positions. options: enable_thinking, add_vision_id.
+
+        Raises models.errors.InputError that names the field.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechLayout:
+    """One time axis of text tokens and audio patches.
+
+    token_ids: int32 [n], 0 at audio positions. audio_mask: bool [n]. Patches of reference and prompt clips, in this
+    order, fill the masked positions.
+    """
+
+    token_ids: np.ndarray
+    audio_mask: np.ndarray
+
+
+class SpeechProcessor(Protocol):
+    """Turns text and the lengths of clips into a SpeechLayout."""
+
+    solver_steps: tuple[int, ...]
+    """Numbers of solver steps that requests may ask for; the first is the default."""
+    context_length: int
+    """Positions, prompt and generated patches together."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of untrusted text. Raises InputError when it holds a literal special token or nothing to speak."""
+        ...
+
+    def layout(
+        self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0
+    ) -> SpeechLayout:
+        """zero-shot (no patches), reference, continuation (prompt_patches; text_ids hold transcript + text) or both."""
+        ...
+
+    def max_patches(self, text_ids: Sequence[int]) -> int:
+        """Length cap for a text of these ids."""
+        ...

@@ -1,0 +1,142 @@
+"""What the service asks of a model family. One forward, two routes:
+
+    plan (host, numpy) -> buffers (device) -> forward(buffers, capacity) -> outputs
+
+Eager calls forward on buffers of the exact size; replay copies the plan into the static buffers of the smallest
+captured capacity that fits and replays the recording of the same forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.media import MediaItem
+
+Capacity = Mapping[str, int]
+"""Sizes by name, e.g. {"patches": 1024, "sequences": 64, "max_seqlen": 1024} or {"rows": 8}. A plan `needs` one, a
+bucket offers one; a bucket fits when every named size is at least the needed one."""
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The contents of a call's buffers.
+
+    arrays: host data by buffer name; written to the leading rows of the buffer (all in one packed upload).
+    tensors: device data by buffer name; the tensors' rows are written one after the other.
+    fills: filler for the rest of a buffer (0 unless named). The whole buffer is refilled at each replay.
+    needs: the least capacity that holds this plan; also the exact capacity of the eager route.
+    """
+
+    arrays: dict[str, np.ndarray]
+    needs: Capacity
+    tensors: dict[str, list[Tensor]] = field(default_factory=dict)
+    fills: dict[str, float] = field(default_factory=dict)
+
+
+class Capturable(Protocol):
+    """A computation that can be recorded: forward reads nothing but buffers, constants and slot state.
+
+    In forward: no .item(), no .tolist(), no torch.tensor on data, no data-dependent shape, no memory of what a
+    buffer held. Integers that the recording bakes in come from `capacity` alone.
+    """
+
+    name: str
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]: ...
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]: ...
+
+
+class VisionEncoder(Capturable, Protocol):
+    """Vision tower with its projector. Output "embeds": [rows, language model width], items one after the other."""
+
+    def plan(self, items: Sequence[MediaItem]) -> Plan: ...
+
+    def default_ladder(self) -> list[Capacity]:
+        """Capacities to capture when the operator names none, ascending by cost."""
+        ...
+
+
+class Decoder(Protocol):
+    """A causal language model over a paged cache. Packed rows, no batch axis."""
+
+    vocab_size: int
+    position_axes: int
+    max_positions: int
+
+    def cache_specs(self) -> list[CacheSpec]: ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[n] int64 -> [n, width]."""
+        ...
+
+    def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """hidden [n, width], positions int [axes, n] -> [n, width] after the final norm; writes keys and values."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[m, width] -> [m, vocab_size] float32."""
+        ...
+
+
+class ChatModel(Protocol):
+    encoder: VisionEncoder
+    decoder: Decoder
+
+
+class SpeechModel(Protocol):
+    """A talker: two hidden vectors per position -> one patch of latents -> samples."""
+
+    sample_rate: int
+    """Samples per second of the output, 48000."""
+    reference_sample_rate: int
+    samples_per_patch: int
+    patch_shape: tuple[int, int]
+    """(latent frames, channels) of one patch."""
+    solver_steps: tuple[int, ...]
+    """Numbers of solver steps that can be captured."""
+    max_positions: int
+
+    def cache_specs(self) -> list[CacheSpec]: ...
+
+    def state_specs(self) -> dict[str, BufferSpec]:
+        """Slot state outside every graph pool; shapes without the leading slot axis."""
+        ...
+
+    def encode_reference(self, wave: Tensor, pad: Literal["left", "right"]) -> Tensor:
+        """float32 [samples] at reference_sample_rate -> patches [n, frames, channels] float32."""
+        ...
+
+    def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
+        """Ragged backbone over packed prompt rows -> conditioning [rows, width] of each row's last position.
+
+        plan: token_ids int64 [n], audio_mask bool [n], patches [audio positions, frames, channels], last int64 [rows].
+        """
+        ...
+
+    def tail(self, solver_steps: int, state: Mapping[str, Tensor]) -> Capturable:
+        """Conditioning of a prefill -> its first patch. Buffers: slots int64 [rows], conditioning [rows, width]."""
+        ...
+
+    def decode_step(
+        self, solver_steps: int, state: Mapping[str, Tensor], caches: Sequence[Mapping[str, Tensor]]
+    ) -> Capturable:
+        """One whole step for the rows in buffer `slots` int64 [rows]: the next patch and stop flag, state advanced."""
+        ...
+
+    def vae_step(self, state: Mapping[str, Tensor]) -> Capturable:
+        """Patches of the rows in `slots` -> audio float32 [rows, samples_per_patch], VAE state advanced."""
+        ...

@@ -1,0 +1,81 @@
+"""Architecture string of a checkpoint -> model family. A new family is a folder beside this file and one line here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from models.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Family:
+    """A hosted model family. Import paths are "module:function"; neither module is imported before it is needed.
+
+    processor: load_processor(directory: Path) -> ChatProcessor | SpeechProcessor, torch-free.
+    model: load_model(directory: Path, device, dtype, load_format) -> ChatModel | SpeechModel, strict: a missing,
+        unexpected or misshapen tensor raises CheckpointError that names it. load_format "random" fills parameters on
+        the device from a fixed seed instead of reading tensors; "published" reads the files.
+    """
+
+    name: str
+    kind: Literal["chat", "speech"]
+    architectures: tuple[str, ...]
+    processor: str
+    model: str
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "qwen2_vl",
+        "chat",
+        ("Qwen2VLForConditionalGeneration",),
+        "models.qwen2_vl.processor:load_processor",
+        "models.qwen2_vl.model:load_model",
+    ),
+    Family(
+        "minicpmv",
+        "chat",
+        ("MiniCPMV",),
+        "models.minicpmv.processor:load_processor",
+        "models.minicpmv.model:load_model",
+    ),
+    Family(
+        "kimi_vl",
+        "chat",
+        ("KimiVLForConditionalGeneration",),
+        "models.kimi_vl.processor:load_processor",
+        "models.kimi_vl.model:load_model",
+    ),
+    Family(
+        "voxcpm2",
+        "speech",
+        ("voxcpm2",),
+        "models.voxcpm2.processor:load_processor",
+        "models.voxcpm2.model:load_model",
+    ),
+)
+
+
+def family_of(directory: Path) -> Family:
+    """The family that hosts the checkpoint in `directory`; CheckpointError names what its config.json says instead."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{directory}: no readable config.json ({error})") from error
+    architectures = [*config.get("architectures", ()), *filter(None, [config.get("architecture")])]
+    for family in FAMILIES:
+        if set(architectures) & set(family.architectures):
+            return family
+    known = sorted(name for family in FAMILIES for name in family.architectures)
+    raise CheckpointError(f"{directory}: architecture {architectures} is not hosted; hosted are {known}")
+
+
+def resolve(path: str) -> Callable[..., Any]:
+    """The function at import path "module:function"."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

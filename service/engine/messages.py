@@ -1,0 +1,199 @@
+"""What the API process and the engine process say to each other. Typed structs, no pickle.
+
+Arrays inside a message (prompts, pixels, audio) travel as raw frames beside it; see service/engine/wire.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from models.media import Prompt
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+class SamplingParams(Struct):
+    """How tokens are chosen. Neutral values switch a filter off: temperature 0 is greedy, top_p 1, top_k 0, min_p 0."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    """Number of top alternatives to report for each token; 0 reports the chosen token alone."""
+
+
+# API -> engine
+
+
+class ChatRequest(Struct):
+    request_id: str
+    model: str
+    prompt: Prompt
+    sampling: SamplingParams
+    arrival: float
+    """time.monotonic() when the request was accepted."""
+
+
+class SpeechSegment(Struct):
+    """A text to speak in one go; `max_patches` caps its length."""
+
+    text_ids: tuple[int, ...]
+    min_patches: int
+    max_patches: int
+
+
+class SpeechRequest(Struct):
+    """Segments are spoken one after the other in one voice. While `open`, SpeechAppend may add segments."""
+
+    request_id: str
+    model: str
+    segments: tuple[SpeechSegment, ...]
+    open: bool = False
+    transcript_ids: tuple[int, ...] = ()
+    """Ids of prompt transcript + first segment's text, tokenized once, when there is a prompt clip."""
+    reference: np.ndarray | None = None
+    """Patches float32 [n, frames, channels] of the reference clip."""
+    prompt: np.ndarray | None = None
+    """Patches of the continuation prompt."""
+    seed: int
+    cfg_value: float
+    temperature: float = 1.0
+    solver_steps: int
+    live: bool
+    """A listener plays the audio while it is made: the stream has a playback clock."""
+    arrival: float
+
+
+class SpeechAppend(Struct):
+    request_id: str
+    segments: tuple[SpeechSegment, ...]
+    last: bool
+
+
+class EncodeReference(Struct):
+    """Encode a clip to patches (answered by ReferenceEncoded). wave: float32 [samples] at the reference rate."""
+
+    request_id: str
+    model: str
+    wave: np.ndarray
+    pad: str
+    arrival: float
+
+
+class Abort(Struct):
+    request_id: str
+
+
+class Pause(Struct):
+    """The transport cannot take more of a live stream (paused) or can again."""
+
+    request_id: str
+    paused: bool
+
+
+class Drain(Struct):
+    """Take no new requests; running ones finish."""
+
+
+class Stop(Struct):
+    """Leave the loop and exit."""
+
+
+Command = ChatRequest | SpeechRequest | SpeechAppend | EncodeReference | Abort | Pause | Drain | Stop
+
+# engine -> API
+
+
+class TokenInfo(Struct):
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class ChatDelta(Struct):
+    """New tokens of a request. finish_reason ("stop", "length") ends it; the stop token itself is not delivered."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    infos: tuple[TokenInfo, ...] = ()
+    finish_reason: str | None = None
+    cached_tokens: int = 0
+
+
+class SpeechDelta(Struct):
+    """New audio, float32 [samples]. segment_done: the segment's last audio; finished: nothing follows."""
+
+    request_id: str
+    audio: np.ndarray
+    segment: int
+    segment_done: bool = False
+    finished: bool = False
+    truncated: bool = False
+
+
+class ReferenceEncoded(Struct):
+    request_id: str
+    patches: np.ndarray
+
+
+class Failed(Struct):
+    """A request ended without an answer. status is the HTTP status that fits; field names the request field."""
+
+    request_id: str
+    status: int
+    code: str
+    message: str
+    field: str | None = None
+    retry_after: float | None = None
+
+
+class Observation(Struct):
+    """A metric event: `name` is a metric of service/metrics.py without the reprise_ prefix."""
+
+    name: str
+    value: float
+    labels: dict[str, str] = {}
+
+
+class ModelState(Struct):
+    """Load of one model at the end of a tick; pages and slots in use include cached ones only where named so."""
+
+    model: str
+    running: int
+    waiting: int
+    slots_used: int
+    pages_total: int
+    pages_used: int
+    pages_cached: int
+    encoder_cache_bytes: int = 0
+
+
+class EngineState(Struct):
+    """Sent at least once a second: the heartbeat. phase: "loading", "capturing", "ready", "draining"."""
+
+    phase: str
+    detail: str
+    models: tuple[ModelState, ...]
+    graph_bytes: int
+
+
+class Outputs(Struct):
+    """Everything that one tick produced."""
+
+    chat: tuple[ChatDelta, ...] = ()
+    speech: tuple[SpeechDelta, ...] = ()
+    encoded: tuple[ReferenceEncoded, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    state: EngineState | None = None
