@@ -75,9 +75,7 @@ class SpeechProcessor(Protocol):
         """Ids of untrusted text. Raises InputError when it holds a literal special token or nothing to speak."""
         ...
 
-    def layout(
-        self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0
-    ) -> SpeechLayout:
+    def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
         """zero-shot (no patches), reference, continuation (prompt_patches; text_ids hold transcript + text) or both."""
         ...
 

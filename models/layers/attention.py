@@ -39,9 +39,7 @@ def varlen_attention(
     if q.is_cuda:
         from models.layers.kernels.varlen import varlen_attention_cuda
 
-        return varlen_attention_cuda(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal
-        )
+        return varlen_attention_cuda(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal)
     return varlen_attention_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
 
 
@@ -156,9 +154,7 @@ def cached_attention(q: Tensor, k: Tensor, v: Tensor, layer: int, batch: PagedBa
     if decodes:
         assert batch.block_tables is not None and batch.seq_lens is not None
         outputs.append(
-            paged_decode_attention(
-                q[:decodes], k_cache, v_cache, batch.block_tables, batch.seq_lens, batch.page_size
-            )
+            paged_decode_attention(q[:decodes], k_cache, v_cache, batch.block_tables, batch.seq_lens, batch.page_size)
         )
     if q.shape[0] > decodes:
         assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None

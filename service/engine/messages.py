@@ -11,7 +11,7 @@ import numpy as np
 from models.media import Prompt
 
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Struct(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages; the tag is the class name."""
 
 
@@ -60,6 +60,13 @@ class SpeechRequest(Struct):
     request_id: str
     model: str
     segments: tuple[SpeechSegment, ...]
+    seed: int
+    cfg_value: float
+    solver_steps: int
+    live: bool
+    """A listener plays the audio while it is made: the stream has a playback clock."""
+    arrival: float
+    temperature: float = 1.0
     open: bool = False
     transcript_ids: tuple[int, ...] = ()
     """Ids of prompt transcript + first segment's text, tokenized once, when there is a prompt clip."""
@@ -67,13 +74,6 @@ class SpeechRequest(Struct):
     """Patches float32 [n, frames, channels] of the reference clip."""
     prompt: np.ndarray | None = None
     """Patches of the continuation prompt."""
-    seed: int
-    cfg_value: float
-    temperature: float = 1.0
-    solver_steps: int
-    live: bool
-    """A listener plays the audio while it is made: the stream has a playback clock."""
-    arrival: float
 
 
 class SpeechAppend(Struct):
