@@ -1,4 +1,4 @@
-"""The host side of a family: text, media and positions. Runs in the API process; modules of this side import no torch."""
+"""The host side of a family: text, media and positions. Runs in the API process; nothing here imports torch."""
 
 from __future__ import annotations
 
