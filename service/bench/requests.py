@@ -1,0 +1,139 @@
+"""One timed request of each kind, over httpx."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from service.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
+
+_WORDS = "river stone light copper window quiet garden seven orange falcon winter paper signal morning coast".split()
+
+
+def payload(load: AnyLoad, rng: np.random.Generator) -> dict[str, Any]:
+    """JSON body of a new request; everything in it is drawn from `rng`."""
+    return _chat_payload(load, rng) if isinstance(load, ChatLoad) else _speech_payload(load, rng)
+
+
+async def send(client: httpx.AsyncClient, load: AnyLoad, body: dict[str, Any]) -> Record:
+    """Send a prepared body and time its answer."""
+    record = Record(start=time.time(), status=0)
+    try:
+        if isinstance(load, ChatLoad):
+            await _time_chat(client, body, record)
+        else:
+            await _time_speech(client, body, record)
+    except (httpx.HTTPError, json.JSONDecodeError) as error:
+        record.error = "failed"
+        record.status = record.status or (408 if isinstance(error, httpx.TimeoutException) else 0)
+    return record
+
+
+def picture(rng: np.random.Generator, width: int, height: int) -> bytes:
+    """A JPEG with structure at several scales, so that it costs about what a photograph costs to decode."""
+    canvas = np.zeros((height, width, 3), dtype=np.float32)
+    for cells in (4, 16, 64):
+        noise = rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
+        layer = Image.fromarray(noise).resize((width, height), Image.Resampling.BILINEAR)
+        canvas += np.asarray(layer, dtype=np.float32) / 3
+    sink = io.BytesIO()
+    Image.fromarray(canvas.astype(np.uint8)).save(sink, "JPEG", quality=85)
+    return sink.getvalue()
+
+
+def _chat_payload(load: ChatLoad, rng: np.random.Generator) -> dict[str, Any]:
+    letters = rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789"), load.text_characters)
+    content: list[dict[str, Any]] = []
+    for _ in range(load.images):
+        data = base64.b64encode(picture(rng, load.width, load.height)).decode()
+        content.append({"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}})
+    content.append({"type": "text", "text": "".join(letters)})
+    return {
+        "model": load.model,
+        "messages": [{"role": "user", "content": content}],
+        "max_completion_tokens": load.output_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+async def _time_chat(client: httpx.AsyncClient, body: dict[str, Any], record: Record) -> None:
+    begin = last = time.perf_counter()
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        record.status = response.status_code
+        if response.status_code != 200:
+            await response.aread()
+            record.error = "refused"
+            return
+        async for line in response.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            now = time.perf_counter()
+            event = json.loads(line[6:])
+            if "error" in event:
+                record.error = "failed"
+                return
+            if usage := event.get("usage"):
+                record.tokens = usage["completion_tokens"]
+                record.prompt_tokens = usage["prompt_tokens"]
+                record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            choice = event["choices"][0] if event["choices"] else None
+            if choice and (choice["delta"].get("content") or choice["finish_reason"]):
+                if not record.first:
+                    record.first = now - begin
+                else:
+                    record.gaps.append(now - last)
+                last = now
+    record.duration = time.perf_counter() - begin
+
+
+def _speech_payload(load: SpeechLoad, rng: np.random.Generator) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": load.model,
+        "input": " ".join(rng.choice(_WORDS, load.text_words)) + ".",
+        "voice": "default",
+        "response_format": load.response_format,
+        "seed": int(rng.integers(1 << 31)),
+    }
+    if load.seconds:
+        body["max_new_tokens"] = body["min_new_tokens"] = round(load.seconds / 0.16)
+    if load.solver_steps:
+        body["inference_timesteps"] = load.solver_steps
+    return body
+
+
+async def _time_speech(client: httpx.AsyncClient, body: dict[str, Any], record: Record) -> None:
+    """pcm is counted exactly; of other formats only the times are taken."""
+    begin = time.perf_counter()
+    async with client.stream("POST", "/v1/audio/speech", json=body) as response:
+        record.status = response.status_code
+        if response.status_code != 200:
+            await response.aread()
+            record.error = "refused"
+            return
+        bytes_per_second = 2 * int(response.headers.get("x-sample-rate", 48000))
+        pcm = body["response_format"] == "pcm"
+        received, playback, last = 0.0, 0.0, begin
+        async for chunk in response.aiter_raw():
+            now = time.perf_counter()
+            if not record.first:
+                record.first = now - begin
+                playback = now
+            else:
+                record.gaps.append(now - last)
+                if pcm and (late := now - playback - received) > 0:
+                    record.underrun += late
+                    playback += late
+            last = now
+            received += len(chunk) / bytes_per_second
+        record.audio = received if pcm else 0.0
+    record.duration = time.perf_counter() - begin

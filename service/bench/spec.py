@@ -1,0 +1,80 @@
+"""What a load run is: its shape in time, its requests, and what was measured of each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Load(msgspec.Struct, frozen=True, tag_field="endpoint"):
+    """Requests against one server.
+
+    Closed loop: `concurrency` requests are always open. Open loop: `rate` requests a second, Poisson arrivals.
+    The first `warmup` requests are sent one after the other and not measured.
+    """
+
+    url: str
+    model: str
+    requests: int
+    seed: int
+    concurrency: int = 0
+    rate: float = 0.0
+    warmup: int = 2
+    api_key: str | None = None
+    timeout: float = 300.0
+
+
+class ChatLoad(Load, frozen=True, tag="chat"):
+    """Chat requests of new random JPEG pictures and new random text each, so that no cache can hit."""
+
+    images: int = 1
+    width: int = 448
+    height: int = 448
+    text_characters: int = 128
+    output_tokens: int = 64
+
+
+class SpeechLoad(Load, frozen=True, tag="speech"):
+    """Speech requests with new random text each; `seconds` caps the audio of one (0: the server decides)."""
+
+    text_words: int = 12
+    seconds: float = 0.0
+    response_format: str = "pcm"
+    solver_steps: int | None = None
+
+
+AnyLoad = ChatLoad | SpeechLoad
+
+
+class Record(msgspec.Struct):
+    """One request as its client saw it. Times in seconds; `start` is on the machine's wall clock.
+
+    first: until the first token or the first audio byte. duration: until the last byte.
+    tokens: completion tokens; gaps: between consecutive events that carried output.
+    audio: seconds of audio; underrun: seconds for which a player that began at the first byte had nothing to play.
+    """
+
+    start: float
+    status: int
+    first: float = 0.0
+    duration: float = 0.0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    gaps: list[float] = []
+    audio: float = 0.0
+    underrun: float = 0.0
+    error: Literal["", "refused", "failed"] = ""
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One client process's share of a load: begin at wall-clock time `begin`, send at `offsets` (open loop) or keep
+    `lanes` requests open until `count` are done (closed loop)."""
+
+    load: AnyLoad
+    begin: float
+    seed: int
+    lanes: int
+    count: int
+    offsets: tuple[float, ...] = ()
