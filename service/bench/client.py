@@ -10,8 +10,8 @@ import httpx
 import msgspec
 import numpy as np
 
-from service.bench.requests import payload, send
 from service.bench.spec import Assignment, Record
+from service.bench.traffic import payload, send
 
 
 async def run(assignment: Assignment) -> list[Record]:

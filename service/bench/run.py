@@ -37,6 +37,10 @@ def run_load(load: AnyLoad, *, processes: int = 1, preparation: float = _PREPARA
     return sorted((record for share in shares for record in share), key=lambda record: record.start)
 
 
+def _poisson_arrivals(load: AnyLoad) -> np.ndarray:
+    return np.cumsum(np.random.default_rng(load.seed).exponential(1 / load.rate, load.requests))
+
+
 def _run_process(assignment: Assignment) -> list[Record]:
     done = subprocess.run(
         [sys.executable, "-m", "service.bench.client"],

@@ -14,7 +14,23 @@ from PIL import Image
 
 from service.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 
-_WORDS = "river stone light copper window quiet garden seven orange falcon winter paper signal morning coast".split()
+_WORDS = (
+    "river",
+    "stone",
+    "light",
+    "copper",
+    "window",
+    "quiet",
+    "garden",
+    "seven",
+    "orange",
+    "falcon",
+    "winter",
+    "paper",
+    "signal",
+    "morning",
+    "coast",
+)
 
 
 def payload(load: AnyLoad, rng: np.random.Generator) -> dict[str, Any]:
