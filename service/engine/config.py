@@ -1,0 +1,70 @@
+"""What the engine is started with, and how it talks to whoever started it.
+
+The engine itself is a function `serve(config, channel)` in service/engine/engine.py: it loads, captures, steps until
+a Stop command comes, and returns. It runs in a process of its own (process.py) or in a thread (supervisor.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from service.engine.messages import Command, Outputs
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["published", "random"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """One hosted model. `name` is its first served name: requests and metric labels use it."""
+
+    name: str
+    directory: str
+    dtype: DType = "auto"
+    """auto: bfloat16 on CUDA, float32 on a CPU."""
+    load_format: LoadFormat = "published"
+    kv_share: float | None = None
+    """Share of the memory left for pages that this model gets; None: equal shares of what the others leave."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """Every setting of the engine process; service/settings.py documents each where operators set it."""
+
+    models: tuple[ModelConfig, ...]
+    device: Device = "auto"
+    memory_share: float = 0.9
+    page_size: int = 16
+    kv_cache_tokens: int | None = None
+    """Positions per model; None: what `memory_share` leaves (CUDA), 16384 (CPU)."""
+    max_running: int = 64
+    max_waiting: int = 256
+    max_step_tokens: int = 2048
+    graphs: bool = True
+    graph_memory_bytes: int = 4 << 30
+    encoder_cache_bytes: int = 1 << 30
+    encoder_buckets: tuple[int, ...] = ()
+    """Patch budgets to capture; empty: the family's ladder."""
+    decode_buckets: tuple[int, ...] = ()
+    """Batch sizes to capture; empty: a ladder up to `max_running`."""
+    first_audio_target: float = 0.5
+    """Seconds; speech that would miss it is refused at admission."""
+    log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+
+
+class Channel(Protocol):
+    """The engine's end of the link. Used by one thread."""
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        """All commands that have come; waits up to `timeout` seconds for the first (None: for ever, 0: not at all)."""
+        ...
+
+    def send(self, outputs: Outputs) -> None:
+        """Never blocks. Arrays are sent without a copy: do not write to them afterwards."""
+        ...
+
+
+EngineEntry = Callable[[EngineConfig, Channel], None]
