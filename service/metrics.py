@@ -1,0 +1,217 @@
+"""Every metric in one place. All live in the API process; the engine sends Observation events by metric name.
+
+Names follow Prometheus' naming guide: base units in the plural, counters end in _total, no colons. Labels are of low
+cardinality: `model` is a hosted model's first served name (or "unknown"), never a string of the client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from service.engine.messages import EngineState, Observation
+
+PREFIX = "reprise"
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+log = logging.getLogger(__name__)
+
+FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+INTER_TOKEN = (
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5,
+)  # fmt: skip
+REQUEST = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36,
+)  # fmt: skip
+FIRST_AUDIO = (0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+REALTIME_FACTOR = (0.02, 0.05, 0.08, 0.1, 0.13, 0.16, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1, 1.25, 1.5, 2, 5, 10)
+STEP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+LOAD = (0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+RATIO = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
+PREDICTION = (0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4)
+SLACK = (-5, -1, -0.5, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60)
+COUNT = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """One metric. `name` has no prefix; counters' names end in _total."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _counter(name: str, help: str, *labels: str) -> MetricSpec:
+    return MetricSpec("counter", name, help, labels)
+
+
+def _gauge(name: str, help: str, *labels: str) -> MetricSpec:
+    return MetricSpec("gauge", name, help, labels)
+
+
+def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> MetricSpec:
+    return MetricSpec("histogram", name, help, labels, buckets)
+
+
+SPECS: tuple[MetricSpec, ...] = (
+    # requests
+    _counter("requests_total", "Answered requests.", "model", "endpoint", "status", "outcome"),
+    _histogram("request_duration_seconds", "Arrival to last byte.", REQUEST, "model", "endpoint", "outcome"),
+    _gauge("http_requests_in_progress", "Requests being answered, by endpoint.", "endpoint"),
+    _counter("admission_rejections_total", "Requests refused because of load.", "endpoint", "reason"),
+    _counter("client_disconnects_total", "Requests whose client left early.", "endpoint"),
+    _histogram("request_input_tokens", "Prompt positions of a request, media included.", TOKENS, "model"),
+    _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
+    _histogram("request_images", "Images of a request.", COUNT, "model"),
+    _histogram("request_video_frames", "Decoded video frames of a request.", COUNT, "model"),
+    _counter("prompt_tokens_total", "Prompt positions by kind (text, image, video).", "model", "kind"),
+    _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
+    # media
+    _histogram("media_fetch_duration_seconds", "Reading a media URL (kind: data, remote).", STEP, "kind"),
+    _histogram("media_decode_duration_seconds", "Decoding a picture, video or clip.", STEP, "kind"),
+    _histogram("preprocess_duration_seconds", "Resizing and laying out one item for its encoder.", STEP, "kind"),
+    _histogram("tokenize_duration_seconds", "Chat template, tokens and positions of a prompt.", STEP, "model"),
+    _counter("media_rejections_total", "Media refused, by kind and reason.", "kind", "reason"),
+    # phases of a chat request
+    _histogram("queue_duration_seconds", "Arrival at the engine to first scheduling.", STEP, "model"),
+    _histogram("vision_encode_duration_seconds", "One packed encoder pass.", STEP, "model", "route"),
+    _histogram("prefill_duration_seconds", "First scheduling to the end of the prefill.", STEP, "model"),
+    _histogram("time_to_first_token_seconds", "Arrival to the first token at the API.", FIRST_TOKEN, "model"),
+    _histogram("inter_token_duration_seconds", "Gap between deliveries, per token.", INTER_TOKEN, "model"),
+    # steps and graphs
+    _counter(
+        "steps_total",
+        "Steps by kind (encoder, prefill, mixed, decode, tail, vae), route (replay, eager) and reason "
+        '(why eager; "captured" on replay).',
+        "model",
+        "kind",
+        "route",
+        "reason",
+    ),  # fmt: skip
+    _histogram("step_duration_seconds", "Launch to results on the host.", STEP, "model", "kind", "route"),
+    _histogram("step_host_duration_seconds", "Python time of a step.", STEP, "model", "kind"),
+    _histogram("bucket_occupancy_ratio", "Real rows by rows of the replayed bucket.", RATIO, "model", "kind"),
+    _counter("replayed_rows_total", "Real rows in replayed buckets.", "model", "kind"),
+    _counter("padded_rows_total", "Padding rows in replayed buckets.", "model", "kind"),
+    _counter("graph_captures_total", "Captures by outcome (captured, failed, refused).", "model", "kind", "outcome"),
+    _histogram("graph_capture_duration_seconds", "One capture.", STEP, "model", "kind"),
+    _gauge("graph_bytes", "Device memory held by recorded graphs."),
+    _gauge("gpu_memory_bytes", "Device memory by use (weights, pages, graphs, reserved, free).", "state"),
+    _histogram("model_load_duration_seconds", "Reading a checkpoint.", LOAD, "model"),
+    # caches
+    _counter("encoder_cache_hits_total", "Items whose embeddings were cached.", "model"),
+    _counter("encoder_cache_misses_total", "Items that had to be encoded.", "model"),
+    _gauge("encoder_cache_bytes", "Bytes of cached embeddings.", "model"),
+    _counter("prefix_cache_hit_tokens_total", "Prompt positions found in the prefix index.", "model"),
+    _counter("prefix_cache_query_tokens_total", "Prompt positions looked up in the prefix index.", "model"),
+    _counter("preemptions_total", "Sequences sent back to waiting for lack of pages.", "model"),
+    # load (the three gauges that routers scrape are requests_running, requests_waiting, kv_cache_usage_ratio)
+    _gauge("requests_running", "Sequences in slots.", "model"),
+    _gauge("requests_waiting", "Requests waiting for a slot.", "model"),
+    _gauge("kv_cache_usage_ratio", "Pages in use by pages there are, cached ones not counted.", "model"),
+    _gauge("kv_cache_pages", "Pages by state (used, cached, total).", "model", "state"),
+    _gauge("slots_used", "Slots in use.", "model"),
+    # speech
+    _histogram("time_to_first_audio_seconds", "Arrival to the first audio sent.", FIRST_AUDIO, "model"),
+    _histogram("audio_realtime_factor", "Generation time by duration of the audio.", REALTIME_FACTOR, "model"),
+    _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", STEP, "model"),
+    _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", STEP, "model"),
+    _counter("audio_streams_total", "Finished live streams (underrun: true, false).", "model", "underrun"),
+    _histogram("audio_slack_seconds", "Least slack of any live stream, per tick.", SLACK, "model"),
+    _counter("audio_generated_seconds_total", "Seconds of audio made.", "model"),
+    _counter("speech_characters_total", "Characters spoken.", "model"),
+    _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
+    _histogram("step_prediction_ratio", "Actual by predicted step time.", PREDICTION, "model", "kind"),
+    _counter("speech_rejections_total", "Speech refused at admission, by reason.", "model", "reason"),
+    # life
+    _gauge("ready", "1 when requests are taken."),
+    _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh."),
+    _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
+    _gauge("event_loop_lag_seconds", "Delay of a timer in the API process."),
+    _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "device"),
+)
+
+
+class Metrics:
+    """The registry of one server."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._specs = {spec.name: spec for spec in SPECS}
+        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
+        for spec in SPECS:
+            name = f"{PREFIX}_{spec.name}"
+            if spec.kind == "counter":
+                self._metrics[spec.name] = Counter(name, spec.help, spec.labels, registry=self.registry)
+            elif spec.kind == "gauge":
+                self._metrics[spec.name] = Gauge(name, spec.help, spec.labels, registry=self.registry)
+            else:
+                self._metrics[spec.name] = Histogram(
+                    name, spec.help, spec.labels, buckets=spec.buckets, registry=self.registry
+                )
+        self._setters: dict[tuple[str, tuple[str, ...]], Callable[[float], None]] = {}
+        self._unknown: set[str] = set()
+
+    def observe(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Add to a counter, set a gauge or observe in a histogram. KeyError for a name or label that is not in SPECS."""
+        spec = self._specs[name]
+        key = (name, tuple([labels[label] for label in spec.labels]))
+        setter = self._setters.get(key)
+        if setter is None:
+            if len(labels) != len(spec.labels):
+                raise KeyError(f"{name} has the labels {spec.labels}, not {tuple(labels)}")
+            metric = self._metrics[name]
+            child = metric.labels(*key[1]) if key[1] else metric
+            verb = {"counter": "inc", "gauge": "set", "histogram": "observe"}[spec.kind]
+            setter = self._setters[key] = getattr(child, verb)
+        setter(value)
+
+    def observe_event(self, event: Observation) -> None:
+        """An event of the engine; one that does not fit SPECS is logged once and dropped, since requests go on."""
+        try:
+            self.observe(event.name, event.value, **event.labels)
+        except KeyError as error:
+            if event.name not in self._unknown:
+                self._unknown.add(event.name)
+                log.error("observation %r with labels %s is not in SPECS: %s", event.name, event.labels, error)
+
+    def observe_state(self, state: EngineState) -> None:
+        """Gauges from the engine's heartbeat."""
+        self.observe("graph_bytes", state.graph_bytes)
+        for model in state.models:
+            name = model.model
+            self.observe("requests_running", model.running, model=name)
+            self.observe("requests_waiting", model.waiting, model=name)
+            self.observe("slots_used", model.slots_used, model=name)
+            self.observe("kv_cache_usage_ratio", model.pages_used / max(1, model.pages_total), model=name)
+            self.observe("kv_cache_pages", model.pages_used, model=name, state="used")
+            self.observe("kv_cache_pages", model.pages_cached, model=name, state="cached")
+            self.observe("kv_cache_pages", model.pages_total, model=name, state="total")
+            self.observe("encoder_cache_bytes", model.encoder_cache_bytes, model=name)
+
+    def exposition(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self.registry)
