@@ -1,0 +1,240 @@
+"""Strict loading of safetensors checkpoints: every tensor of the files and every parameter of the module is accounted
+for, and a missing, unexpected, misshapen or repeated tensor is an error that names it.
+
+A module is built under `torch.device("meta")` and gets its memory here, on its device and in its dtype, so that host
+memory never holds more than one tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from models.errors import CheckpointError
+
+LoadFormat = Literal["published", "random"]
+
+_INDEX = "model.safetensors.index.json"
+_FLOATING = ("F64", "F32", "F16", "BF16")
+_RANDOM_SEED = 0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where a published tensor goes.
+
+    published, ours: names; {i} (a single letter) stands for a number and {rest} for anything, the same on both sides.
+        A number that only `published` has runs over the parameter's leading axis (stacked experts).
+    rows: the rows [start, stop) that the tensor fills; None for all (fused weights are filled part by part).
+    shape: the published shape where it is not that of the place it fills (flattened convolution kernels).
+    """
+
+    published: str
+    ours: str
+    rows: tuple[int, int] | None = None
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    view: Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Published:
+    """The header of a tensor in an open file, and a reader of its values."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+    read: Callable[[], Tensor]
+
+
+def load_parameters(
+    module: nn.Module,
+    directory: Path,
+    rules: Sequence[Rule],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "published",
+    aliases: Sequence[tuple[str, str]] = (),
+    ignore: Sequence[str] = (),
+) -> None:
+    """Give `module`, built on the meta device, its memory and its values.
+
+    aliases: (prefix, replacement) pairs for names that other writers give; the first that matches is applied.
+    ignore: patterns (as in Rule) of published tensors that are known and not needed.
+    A class attribute `float32_parameters: frozenset[str]` of a submodule names its parameters that stay float32.
+    """
+    materialise(module, device, dtype)
+    if load_format == "random":
+        fill_random(module, _RANDOM_SEED)
+        return
+    places = _places(module, rules)
+    ignored = [_pattern(text) for text in ignore]
+    seen: dict[str, str] = {}
+    unexpected = []
+    for path in shard_paths(directory):
+        for tensor in _tensors(path):
+            name = _canonical(tensor.name, aliases)
+            if name in seen:
+                raise CheckpointError(f"{path.name}: tensor {tensor.name} repeats {seen[name]}")
+            seen[name] = f"{tensor.name} of {path.name}"
+            if name in places:
+                _fill(places[name], tensor)
+            elif not any(pattern.fullmatch(name) for pattern in ignored):
+                unexpected.append(tensor.name)
+    if unexpected:
+        raise CheckpointError(f"{directory}: unexpected tensors: {_listed(unexpected)}")
+    missing = [name for name in places if name not in seen]
+    if missing:
+        raise CheckpointError(f"{directory}: missing tensors: {_listed(missing)}")
+
+
+def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Replace the meta parameters of `module` by uninitialised ones on `device` in `dtype`, and move its buffers."""
+    for owner in module.modules():
+        float32: frozenset[str] = getattr(owner, "float32_parameters", frozenset())
+        for name, parameter in owner.named_parameters(recurse=False):
+            values = torch.empty(parameter.shape, device=device, dtype=torch.float32 if name in float32 else dtype)
+            setattr(owner, name, nn.Parameter(values, requires_grad=False))
+        for name, buffer in owner.named_buffers(recurse=False):
+            if buffer.is_meta:
+                raise CheckpointError(f"buffer {name} of {type(owner).__name__} holds no values: build it on the CPU")
+            setattr(owner, name, buffer.to(device))
+
+
+def fill_random(module: nn.Module, seed: int) -> None:
+    """Values of a usual scale, made on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for name, parameter in module.named_parameters():
+        generator = generators.get(parameter.device)
+        if generator is None:
+            generator = generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        elif name.endswith("weight"):
+            parameter.normal_(1.0, 0.05, generator=generator)
+        else:
+            parameter.normal_(0.0, 0.02, generator=generator)
+
+
+def shard_paths(directory: Path) -> list[Path]:
+    """The checkpoint's safetensors files: the single file, those of the index, or all there are."""
+    single, index = directory / "model.safetensors", directory / _INDEX
+    if single.exists():
+        return [single]
+    if index.exists():
+        weight_map = _read_index(index)
+        paths = [directory / name for name in sorted(set(weight_map.values()))]
+        for path in paths:
+            if path.parent != directory or not path.is_file():
+                raise CheckpointError(f"{_INDEX} names {path.name}, which is not a file of the checkpoint")
+        _check_index(weight_map, paths)
+        return paths
+    paths = sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise CheckpointError(f"{directory}: no safetensors file (other weight formats are not read)")
+    return paths
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{_INDEX} cannot be read: {error!r}") from error
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{_INDEX}: weight_map must give a file name for every tensor")
+    return weight_map
+
+
+def _check_index(weight_map: dict[str, str], paths: Iterable[Path]) -> None:
+    names = {path.name: {tensor.name for tensor in _tensors(path)} for path in paths}
+    absent = [name for name, file in weight_map.items() if name not in names[file]]
+    if absent:
+        raise CheckpointError(f"{_INDEX} lists tensors that its files lack: {_listed(absent)}")
+
+
+def _fill(place: _Place, tensor: _Published) -> None:
+    if tensor.dtype not in _FLOATING:
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}, expected {_FLOATING}")
+    if tensor.shape != place.shape:
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} has shape {tensor.shape}, expected {place.shape}")
+    place.view.copy_(tensor.read().reshape(place.view.shape))
+
+
+def _tensors(path: Path) -> Iterator[_Published]:
+    """The tensors of a file, readable while it is iterated."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            for name in list(file.keys()):
+                header = file.get_slice(name)
+                shape, dtype = tuple(header.get_shape()), header.get_dtype()
+                yield _Published(name, shape, dtype, path.name, partial(file.get_tensor, name))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+
+
+def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, _Place]:
+    """Every published name that the module's parameters ask for, with the view that it fills."""
+    places: dict[str, _Place] = {}
+    patterns = [(rule, _pattern(rule.ours)) for rule in rules]
+    for name, parameter in module.named_parameters():
+        filled = 0
+        for rule, pattern in patterns:
+            match = pattern.fullmatch(name)
+            if match is None:
+                continue
+            numbers = match.groupdict()
+            stacked = [letter for letter in _wildcards(rule.published) if letter not in numbers]
+            views = enumerate(parameter) if stacked else [(0, parameter)]
+            for index, view in views:
+                numbers.update({letter: str(index) for letter in stacked})
+                if rule.rows is not None:
+                    view = view[slice(*rule.rows)]
+                published = rule.published.format(**numbers)
+                if published in places:
+                    raise CheckpointError(f"two rules read tensor {published}")
+                places[published] = _Place(view, rule.shape or tuple(view.shape))
+                filled += view.numel()
+        if filled != parameter.numel():
+            raise CheckpointError(f"parameter {name}: rules fill {filled} of {parameter.numel()} values")
+    return places
+
+
+def _wildcards(text: str) -> list[str]:
+    return re.findall(r"{(\w+)}", text)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    pieces = re.split(r"{(\w+)}", text)
+    pattern = ""
+    for literal, wildcard in zip(pieces[::2], [*pieces[1::2], None], strict=True):
+        pattern += re.escape(literal)
+        if wildcard is not None:
+            pattern += rf"(?P<{wildcard}>\d+)" if len(wildcard) == 1 else rf"(?P<{wildcard}>.+)"
+    return re.compile(pattern)
+
+
+def _canonical(name: str, aliases: Sequence[tuple[str, str]]) -> str:
+    for prefix, replacement in aliases:
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    return name
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(sorted(names)[:most]) + more

@@ -1,0 +1,94 @@
+"""The pre-norm transformer block of Llama, Qwen2, Qwen3, MiniCPM4 and the stacks of VoxCPM2: RMSNorm, grouped-query
+attention, SwiGLU. The caller brings the attention and the rotation, so the block serves caches and short dense
+sequences alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from models.checkpoint import Rule
+from models.layers.mlp import SwiGLU
+from models.layers.norms import RMSNorm
+from models.layers.rotary import rotate_half_split
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim] -> like q."""
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """heads * head_dim need not equal width."""
+
+    width: int
+    inner_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+
+
+class SelfAttention(nn.Module):
+    """Projections around an attention; qkv holds the rows of q, then k, then v, each head by head."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.config = config
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self.qkv = nn.Linear(config.width, heads * config.head_dim, bias=config.qkv_bias)
+        self.out = nn.Linear(config.num_heads * config.head_dim, config.width, bias=config.out_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+        config = self.config
+        heads = self.qkv(x).unflatten(-1, (-1, config.head_dim))
+        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotary is not None:
+            q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
+        return self.out(attend(q, k, v).flatten(-2))
+
+
+class Block(nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x)). rotary: cos and sin float32 [n, head_dim / 2], None without RoPE."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention = SelfAttention(config)
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
+        self.mlp = SwiGLU(config.width, config.inner_width)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotary, attend)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+def block_rules(config: BlockConfig, published: str, ours: str) -> list[Rule]:
+    """Published Llama-style names under the prefix `published` to a Block under `ours`, both ending in "."."""
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    rows = {"q": (0, q_rows), "k": (q_rows, q_rows + kv_rows), "v": (q_rows + kv_rows, q_rows + 2 * kv_rows)}
+    inner = config.inner_width
+    rules = [
+        Rule(f"{published}self_attn.{name}_proj.{kind}", f"{ours}attention.qkv.{kind}", rows=span)
+        for name, span in rows.items()
+        for kind in ("weight", "bias")
+    ]
+    return [
+        *rules,
+        Rule(f"{published}self_attn.o_proj.{{rest}}", f"{ours}attention.out.{{rest}}"),
+        Rule(f"{published}self_attn.q_norm.weight", f"{ours}attention.q_norm.weight"),
+        Rule(f"{published}self_attn.k_norm.weight", f"{ours}attention.k_norm.weight"),
+        Rule(f"{published}input_layernorm.weight", f"{ours}attention_norm.weight"),
+        Rule(f"{published}post_attention_layernorm.weight", f"{ours}mlp_norm.weight"),
+        Rule(f"{published}mlp.gate_proj.weight", f"{ours}mlp.gate_up.weight", rows=(0, inner)),
+        Rule(f"{published}mlp.up_proj.weight", f"{ours}mlp.gate_up.weight", rows=(inner, 2 * inner)),
+        Rule(f"{published}mlp.down_proj.weight", f"{ours}mlp.down.weight"),
+    ]

@@ -1,0 +1,20 @@
+"""RMSNorm. LayerNorm is torch.nn.LayerNorm, which already computes in float32 inside."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) in float32, cast to x's dtype, THEN times weight (as the published Llama code)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return normalised.to(x.dtype) * self.weight
