@@ -1,0 +1,43 @@
+"""Element-wise chains of the transformer stacks, each one function so that each is one kernel where it pays.
+
+The bodies here are the plain references: float32 inside, rounded to the input's dtype where the published code rounds.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.layers.attention import dense_attention
+from models.layers.rotary import rotate_half_split
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[..., width] -> like x: float32 statistics, cast to x's dtype, THEN times weight."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual); the sum is rounded to the dtype before its norm."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """[..., 2 * inner], gate first -> silu(gate) * up [..., inner]; silu is rounded before the product."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary_dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, *, first_query: int = 0
+) -> Tensor:
+    """Bidirectional attention over N short sequences of equal length L, q and k rotated on the way in.
+
+    q [N, Lq, Hq, D] holds rows first_query..first_query + Lq of the sequence; k and v [N, L, Hkv, D], any strides; cos
+    and sin float32 [L, D/2]. Rotated values are rounded to the dtype before the products. Returns [N, Lq, Hq, D].
+    """
+    rows = slice(first_query, first_query + q.shape[1])
+    return dense_attention(rotate_half_split(q, cos[rows], sin[rows]), rotate_half_split(k, cos, sin), v)

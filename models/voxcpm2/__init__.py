@@ -1,0 +1,1 @@
+"""VoxCPM2: text and voice clips to 48 kHz speech."""

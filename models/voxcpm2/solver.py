@@ -1,0 +1,73 @@
+"""The flow-matching solver: schedule, time embedding inputs and the guided Euler step.
+
+CFG-Zero*: arXiv:2503.18886. Everything is evaluated op by op in the model's dtype as the published code does: in bfloat16
+both the schedule and the sinusoid are other numbers than their float32 evaluation, and the weights were trained on them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Network evaluations of one solve: times [evaluations] and step widths, exact in the model's dtype."""
+
+    times: tuple[float, ...]
+    widths: tuple[float, ...]
+
+
+def time_span(solver_steps: int, dtype: torch.dtype) -> Tensor:
+    """[solver_steps + 1] from 1 (noise) to 0 (data), with sway sampling (F5-TTS, arXiv:2410.06885) of coefficient 1."""
+    u = torch.linspace(1, 0, solver_steps + 1, dtype=dtype)
+    return u + 1.0 * (torch.cos(torch.pi / 2 * u) - 1 + u)
+
+
+def euler_times(solver_steps: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Time and width of every Euler step, scalars; times accumulate the rounding of each subtraction."""
+    span = time_span(solver_steps, dtype)
+    time, width = span[0], span[0] - span[1]
+    times, widths = [], []
+    for step in range(1, solver_steps + 1):
+        times.append(time)
+        widths.append(width)
+        time = time - width
+        if step < solver_steps:
+            width = time - span[step + 1]
+    return times, widths
+
+
+def zero_steps(solver_steps: int) -> int:
+    """Leading Euler steps that leave the noise as it is (the zero init of CFG-Zero*)."""
+    return max(1, int((solver_steps + 1) * 0.04))
+
+
+def schedule(solver_steps: int, dtype: torch.dtype) -> Schedule:
+    times, widths = euler_times(solver_steps, dtype)
+    first = zero_steps(solver_steps)
+    return Schedule(tuple(t.item() for t in times[first:]), tuple(w.item() for w in widths[first:]))
+
+
+def sinusoid(times: Tensor, width: int) -> Tensor:
+    """[n] -> [n, width], sines then cosines of 1000 t, each operation rounded to the dtype of `times`."""
+    half = width // 2
+    frequencies = torch.exp(torch.arange(half, dtype=times.dtype) * -(math.log(10000) / (half - 1)))
+    angles = 1000 * times[:, None] * frequencies[None, :]
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def guided_euler_step(x: Tensor, velocity: Tensor, cfg: Tensor, width: float) -> Tensor:
+    """One Euler step along the guided velocity; x [rows, frames, channels] -> like x.
+
+    velocity [2 * rows, frames, channels]: conditional rows a, then unconditional rows b. cfg [rows] in x's dtype.
+    s = <a, b> / (<b, b> + 1e-8) per row; x - width * (b s + cfg (a - b s)), every operation rounded to x's dtype.
+    """
+    conditional, unconditional = velocity.chunk(2)
+    dims = (1, 2)
+    dot = (conditional * unconditional).sum(dims, keepdim=True)
+    scaled = unconditional * (dot / (unconditional.square().sum(dims, keepdim=True) + 1e-8))
+    return x - width * (scaled + cfg[:, None, None] * (conditional - scaled))

@@ -1,0 +1,163 @@
+"""Causal convolutions of the AudioVAE with an optional memory, so that a stream equals one pass over the whole signal.
+
+A convolution's memory is the tail of its input, kept per slot in a table [slots, channels, pad]. Without a table the
+signal starts from silence (zeros).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Streams:
+    """Memory of all convolutions of one codec half: table float32 [slots, size], one row per stream, and the slots
+    int64 [rows] that the signal's rows continue."""
+
+    table: Tensor
+    slots: Tensor
+
+    def view(self, offset: int, channels: int, pad: int) -> Tensor:
+        """[slots, channels, pad], a view into the table."""
+        return self.table[:, offset : offset + channels * pad].unflatten(1, (channels, pad))
+
+
+def extend_left(x: Tensor, pad: int, memory: Tensor | None, slots: Tensor | None) -> Tensor:
+    """x [rows, C, T] with its last `pad` earlier inputs in front; memory [slots, C, pad] moves on in place."""
+    if memory is None or slots is None:
+        return F.pad(x, (pad, 0))
+    extended = torch.cat((memory.index_select(0, slots), x), dim=-1)
+    memory.index_copy_(0, slots, extended[..., -pad:])
+    return extended
+
+
+def snake(x: Tensor, alpha: Tensor) -> Tensor:
+    """x + sin^2(alpha x) / (alpha + 1e-9); x [rows, C, T], alpha [C] (BigVGAN, arXiv:2206.04658)."""
+    alpha = alpha[:, None]
+    return x + torch.sin(alpha * x).square() / (alpha + 1e-9)
+
+
+def residual_unit(
+    x: Tensor,
+    alpha_in: Tensor,
+    depthwise_weight: Tensor,
+    depthwise_bias: Tensor,
+    dilation: int,
+    alpha_out: Tensor,
+    pointwise_weight: Tensor,
+    pointwise_bias: Tensor,
+    memory: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """x + pointwise(snake(depthwise(snake(x)))), causal; x [rows, C, T] -> like x.
+
+    depthwise_weight [C, 1, kernel], pointwise_weight [C, C, 1]; memory [slots, C, (kernel - 1) * dilation] holds
+    snake(x), moves on in place for the rows' slots and may be a strided view.
+    """
+    pad = (depthwise_weight.shape[-1] - 1) * dilation
+    hidden = extend_left(snake(x, alpha_in), pad, memory, slots)
+    hidden = F.conv1d(hidden, depthwise_weight, depthwise_bias, dilation=dilation, groups=x.shape[1])
+    return x + F.conv1d(snake(hidden, alpha_out), pointwise_weight, pointwise_bias)
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    stride: int = 1,
+    groups: int = 1,
+    memory: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """x [rows, C, T] -> [rows, C_out, T / stride]; memory [slots, C, kernel - stride]."""
+    pad = weight.shape[-1] - stride
+    if pad:
+        x = extend_left(x, pad, memory, slots)
+    return F.conv1d(x, weight, bias, stride=stride, groups=groups)
+
+
+def causal_upsample(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    stride: int,
+    memory: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """Transposed convolution of kernel 2 * stride: x [rows, C, T], weight [C, C_out, 2 * stride] ->
+    [rows, C_out, T * stride]; output t reads inputs t // stride and the one before. memory [slots, C, 1]."""
+    out = F.conv_transpose1d(extend_left(x, 1, memory, slots), weight, bias, stride=stride)
+    return out[..., stride:-stride]
+
+
+class CausalConv(nn.Module):
+    """Weights of a causal convolution; `offset` is where its memory begins in a row of Streams.table."""
+
+    def __init__(self, width: int, out_width: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.width, self.stride, self.groups = width, stride, groups
+        self.pad = kernel - stride
+        self.offset = 0
+        self.weight = nn.Parameter(torch.empty(out_width, width // groups, kernel))
+        self.bias = nn.Parameter(torch.empty(out_width))
+
+    def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
+        memory = streams.view(self.offset, self.width, self.pad) if streams is not None else None
+        slots = streams.slots if streams is not None else None
+        return causal_conv(x, self.weight, self.bias, self.stride, self.groups, memory, slots)
+
+
+class CausalUpsample(nn.Module):
+    """Weights of a causal transposed convolution of kernel 2 * stride."""
+
+    pad = 1
+
+    def __init__(self, width: int, out_width: int, stride: int) -> None:
+        super().__init__()
+        self.width, self.stride = width, stride
+        self.offset = 0
+        self.weight = nn.Parameter(torch.empty(width, out_width, 2 * stride))
+        self.bias = nn.Parameter(torch.empty(out_width))
+
+    def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
+        memory = streams.view(self.offset, self.width, 1) if streams is not None else None
+        slots = streams.slots if streams is not None else None
+        return causal_upsample(x, self.weight, self.bias, self.stride, memory, slots)
+
+
+class ResidualUnit(nn.Module):
+    """Depthwise and pointwise convolution around two snakes, added to the input."""
+
+    kernel = 7
+
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.width, self.dilation = width, dilation
+        self.pad = (self.kernel - 1) * dilation
+        self.offset = 0
+        self.alpha_in = nn.Parameter(torch.empty(width))
+        self.depthwise_weight = nn.Parameter(torch.empty(width, 1, self.kernel))
+        self.depthwise_bias = nn.Parameter(torch.empty(width))
+        self.alpha_out = nn.Parameter(torch.empty(width))
+        self.pointwise_weight = nn.Parameter(torch.empty(width, width, 1))
+        self.pointwise_bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
+        memory = streams.view(self.offset, self.width, self.pad) if streams is not None else None
+        slots = streams.slots if streams is not None else None
+        return residual_unit(
+            x,
+            self.alpha_in,
+            self.depthwise_weight,
+            self.depthwise_bias,
+            self.dilation,
+            self.alpha_out,
+            self.pointwise_weight,
+            self.pointwise_bias,
+            memory,
+            slots,
+        )
