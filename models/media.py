@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,6 +33,20 @@ class MediaItem:
     num_sequences: int
     num_embeds: int
     digest: bytes
+
+
+def media_digest(
+    kind: MediaKind, frames: Sequence[np.ndarray], arrays: Mapping[str, np.ndarray], settings: bytes
+) -> bytes:
+    """SHA-256 over a media item's content, every part with its shape, so that no two contents join alike.
+
+    settings: the processor's identity (configuration and revision), hashed along.
+    """
+    digest = hashlib.sha256(repr((kind, settings)).encode())
+    for name, array in [*((f"frame {i}", frame) for i, frame in enumerate(frames)), *sorted(arrays.items())]:
+        digest.update(repr((name, array.dtype.str, array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
 
 
 @dataclass(frozen=True)
