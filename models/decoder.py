@@ -1,0 +1,174 @@
+"""The causal decoder of Llama, Qwen2, Qwen3 and MiniCPM4 (Llama form) checkpoints: one class, driven by config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.checkpoint import Rule
+from models.errors import CheckpointError
+from models.layers.attention import cached_attention
+from models.layers.block import Block, BlockConfig, block_rules
+from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.norms import RMSNorm
+from models.layers.rotary import inverse_frequencies, longrope_inverse_frequencies, rotary_cos_sin, section_axes
+
+
+@dataclass(frozen=True)
+class LongRope:
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_positions: int
+    factor: float | None = None
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """mrope_section: frequencies per position axis (temporal, height, width); empty for one-dimensional positions."""
+
+    vocab_size: int
+    num_layers: int
+    block: BlockConfig
+    max_positions: int
+    rope_theta: float
+    tied: bool
+    mrope_section: tuple[int, ...] = ()
+    longrope: LongRope | None = None
+
+    @classmethod
+    def from_published(
+        cls, config: Mapping[str, Any], *, qkv_bias: bool | None = None, qk_norm: bool = False
+    ) -> DecoderConfig:
+        """Read the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
+        (rope_parameters). qkv_bias None: as the field attention_bias says, which in Llama form covers o_proj too."""
+        if config.get("hidden_act", "silu") != "silu":
+            raise CheckpointError(f"config.json: hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
+        if config.get("use_sliding_window"):
+            raise CheckpointError("config.json: use_sliding_window true is not supported")
+        try:
+            width, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+            attention_bias = bool(config.get("attention_bias", False))
+            block = BlockConfig(
+                width=width,
+                inner_width=int(config["intermediate_size"]),
+                num_heads=num_heads,
+                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+                head_dim=int(config.get("head_dim") or width // num_heads),
+                norm_eps=float(config["rms_norm_eps"]),
+                qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
+                out_bias=attention_bias if qkv_bias is None else False,
+                qk_norm=qk_norm,
+            )
+            rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+            theta = config.get("rope_theta") or rope["rope_theta"]
+            mrope_section, longrope = _rope_scaling(rope, block.head_dim)
+            return cls(
+                vocab_size=int(config["vocab_size"]),
+                num_layers=int(config["num_hidden_layers"]),
+                block=block,
+                max_positions=int(config["max_position_embeddings"]),
+                rope_theta=float(theta),
+                tied=bool(config.get("tie_word_embeddings", False)),
+                mrope_section=mrope_section,
+                longrope=longrope,
+            )
+        except KeyError as error:
+            raise CheckpointError(f"config.json: field {error} is missing") from error
+
+
+def _rope_scaling(rope: Mapping[str, Any], head_dim: int) -> tuple[tuple[int, ...], LongRope | None]:
+    # transformers 4.45 and later save "mrope" as rope_type "default" beside the section.
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    sections = tuple(int(size) for size in rope.get("mrope_section", ()))
+    if sections and kind in ("mrope", "default"):
+        if sum(sections) != head_dim // 2:
+            raise CheckpointError(f"config.json: mrope_section {sections} must sum to {head_dim // 2}")
+        return sections, None
+    if kind == "longrope":
+        factor = rope.get("factor")
+        return (), LongRope(
+            short_factor=tuple(rope["short_factor"]),
+            long_factor=tuple(rope["long_factor"]),
+            original_max_positions=int(rope["original_max_position_embeddings"]),
+            factor=float(factor) if factor is not None else None,
+        )
+    if kind != "default":
+        raise CheckpointError(f"config.json: rope_scaling type {kind!r} is not supported")
+    return (), None
+
+
+class CausalDecoder(nn.Module):
+    """Packed rows through all layers over a paged cache (models.protocol.Decoder). Capturable."""
+
+    frequencies: Tensor
+    axes: Tensor | None
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.max_positions = config.max_positions
+        self.position_axes = len(config.mrope_section) or 1
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.block.width)
+        self.layers = nn.ModuleList(Block(config.block) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.block.width, config.block.norm_eps)
+        self.head = None if config.tied else nn.Linear(config.block.width, config.vocab_size, bias=False)
+        frequencies, self.rope_scale = _frequencies(config)
+        axes = section_axes(config.mrope_section) if config.mrope_section else None
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
+
+    def cache_specs(self) -> list[CacheSpec]:
+        block = self.config.block
+        row = (block.num_kv_heads, block.head_dim)
+        return [CacheSpec({"k": row, "v": row}) for _ in self.layers]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embed_tokens(token_ids)
+
+    def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        positions = positions if self.axes is not None else positions[0]
+        rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden, rotary, partial(cached_attention, layer=index, batch=batch))
+        return self.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        weight = self.embed_tokens.weight if self.head is None else self.head.weight
+        return F.linear(hidden, weight).float()
+
+
+def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
+    head_dim, theta = config.block.head_dim, config.rope_theta
+    if config.longrope is None:
+        return inverse_frequencies(head_dim, theta), 1.0
+    return longrope_inverse_frequencies(
+        head_dim,
+        theta,
+        short_factor=config.longrope.short_factor,
+        long_factor=config.longrope.long_factor,
+        max_positions=config.max_positions,
+        original_max_positions=config.longrope.original_max_positions,
+        factor=config.longrope.factor,
+    )
+
+
+def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "decoder.") -> list[Rule]:
+    """Rules for a causal language model whose names begin with `published` ("", "llm.", "language_model.")."""
+    return [
+        Rule(f"{published}model.embed_tokens.weight", f"{ours}embed_tokens.weight"),
+        *block_rules(config.block, f"{published}model.layers.{{i}}.", f"{ours}layers.{{i}}."),
+        Rule(f"{published}model.norm.weight", f"{ours}norm.weight"),
+        Rule(f"{published}lm_head.weight", f"{ours}head.weight"),
+    ]
+
+
+def decoder_ignored(config: DecoderConfig, *, published: str = "") -> list[str]:
+    """Published tensors without a place: rotary tables of old writers, and the copy that some keep of a tied head."""
+    tied = [f"{published}lm_head.weight"] if config.tied else []
+    return [f"{published}model.layers.{{i}}.self_attn.rotary_emb.inv_freq", *tied]
