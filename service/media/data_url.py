@@ -1,0 +1,46 @@
+"""data: URLs (RFC 2397), base64 only."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+
+from models.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class DataUrl:
+    """media_type: as declared and lower case, without parameters; a hint only, the bytes decide what they are.
+    payload: the text after the comma, not decoded yet."""
+
+    media_type: str
+    payload: str
+
+
+def is_data_url(url: str) -> bool:
+    return url[:5].lower() == "data:"
+
+
+def parse_data_url(url: str, *, field: str) -> DataUrl:
+    """Splits `data:<media type>[;param=value]*;base64,<payload>`. Raises InputError for any other form."""
+    # The header is searched in a short prefix: a URL of megabytes without a comma costs nothing.
+    comma = url.find(",", 0, 256)
+    header = url[5:comma] if is_data_url(url) and comma > 0 else ""
+    media_type, *parameters = header.split(";")
+    if not parameters or parameters[-1].strip().lower() != "base64":
+        raise InputError(field, "a data URL must have the form data:<media type>;base64,<data>")
+    return DataUrl(media_type.strip().lower(), url[comma + 1 :])
+
+
+def decode_base64(payload: str, *, field: str, max_bytes: int) -> bytes:
+    """Strict base64 of at most `max_bytes` bytes; the length is checked before anything is decoded."""
+    if len(payload) > (max_bytes + 2) // 3 * 4:
+        raise InputError(field, f"the data has more than {max_bytes} bytes")
+    try:
+        data = base64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(field, "the data is not valid base64") from error
+    if len(data) > max_bytes:
+        raise InputError(field, f"the data has more than {max_bytes} bytes")
+    return data

@@ -1,0 +1,51 @@
+"""Bounds on what a client may make the server read and decode. Every one is applied before or while the work is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """max_bytes: encoded size. max_pixels: width x height, checked before pixels are decoded (Pillow's own
+    MAX_IMAGE_PIXELS, 89 megapixels, stays in force above it)."""
+
+    max_bytes: int = 20 * MIB
+    max_pixels: int = 50_000_000
+
+
+@dataclass(frozen=True)
+class VideoLimits:
+    """max_bytes: encoded size. max_pixels: width x height of a frame. max_duration: seconds of the source.
+    max_source_frames: frames of the source, decoded or not. max_frames: frames handed to a model.
+    max_decoded_bytes: uint8 RGB bytes of all those frames together."""
+
+    max_bytes: int = 64 * MIB
+    max_pixels: int = 4096 * 2304
+    max_duration: float = 3600.0
+    max_source_frames: int = 216_000
+    max_frames: int = 768
+    max_decoded_bytes: int = 1024 * MIB
+
+
+@dataclass(frozen=True)
+class AudioLimits:
+    """max_bytes: encoded size of a clip. max_seconds: its length, counted in decoded samples."""
+
+    max_bytes: int = 25 * MIB
+    max_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """What one decode may cost its worker process before it is killed and replaced.
+
+    memory_bytes: address space (RLIMIT_AS). cpu_seconds: processor time of one job (RLIMIT_CPU).
+    wall_seconds: time from the job's start to its last byte.
+    """
+
+    memory_bytes: int = 3072 * MIB
+    cpu_seconds: int = 30
+    wall_seconds: float = 60.0
