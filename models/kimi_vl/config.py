@@ -1,0 +1,123 @@
+"""The published config.json of Kimi-VL-A3B-Instruct and the Thinking models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from models.errors import CheckpointError
+from models.published import read_config
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """MoonViT. Head dim is hidden_size / num_attention_heads; all norms use eps 1e-5."""
+
+    patch_size: int
+    num_attention_heads: int
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    init_pos_emb_height: int
+    init_pos_emb_width: int
+    merge_kernel_size: tuple[int, int]
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def patch_values(self) -> int:
+        return 3 * self.patch_size**2
+
+    @property
+    def merged_patches(self) -> int:
+        return self.merge_kernel_size[0] * self.merge_kernel_size[1]
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Latent attention without query down-projection, sigmoid-routed experts after the first dense layers."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    first_k_dense_replace: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    bos_token_id: int
+    eos_token_id: int
+    pad_token_id: int
+
+
+@dataclass(frozen=True)
+class KimiVLConfig:
+    vision: VisionConfig
+    text: TextConfig
+    media_placeholder_token_id: int
+
+
+_REQUIRED_TEXT = {
+    "q_lora_rank": (None,),
+    "n_group": (1,),
+    "topk_group": (1,),
+    "topk_method": ("noaux_tc",),
+    "scoring_func": ("sigmoid",),
+    "moe_layer_freq": (1,),
+    "rope_scaling": (None,),
+    "attention_bias": (False,),
+    "tie_word_embeddings": (False,),
+    "hidden_act": ("silu",),
+}
+"""Fields whose other values would need other networks; one that is absent has the first value."""
+
+
+def load_config(directory: Path) -> KimiVLConfig:
+    """CheckpointError names a field that is missing or asks for a network that is not built here."""
+    config = read_config(directory)
+    text, vision = _section(config, "text_config"), _section(config, "vision_config")
+    for name, allowed in _REQUIRED_TEXT.items():
+        if text.get(name, allowed[0]) not in allowed:
+            raise CheckpointError(f"{directory.name}: text_config.{name} is {text[name]!r}, expected {allowed[0]!r}")
+    vision = vision | {"merge_kernel_size": tuple(vision.get("merge_kernel_size", ()))}
+    if vision["merge_kernel_size"] != (2, 2):
+        raise CheckpointError(f"{directory.name}: vision_config.merge_kernel_size must be [2, 2]")
+    return KimiVLConfig(
+        vision=_fill(VisionConfig, vision, "vision_config"),
+        text=_fill(TextConfig, text, "text_config"),
+        media_placeholder_token_id=_fill_one(config, "media_placeholder_token_id"),
+    )
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    if not isinstance(section, dict):
+        raise CheckpointError(f"config.json: {name} is missing")
+    return section
+
+
+def _fill(kind: type, values: dict[str, Any], section: str) -> Any:
+    missing = [field.name for field in fields(kind) if field.name not in values]
+    if missing:
+        raise CheckpointError(f"config.json: {section} lacks {', '.join(missing)}")
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
+
+
+def _fill_one(config: dict[str, Any], name: str) -> Any:
+    if name not in config:
+        raise CheckpointError(f"config.json: {name} is missing")
+    return config[name]

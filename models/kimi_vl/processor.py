@@ -1,0 +1,216 @@
+"""Prompts and pictures of Kimi-VL: resize, padding, ids assembled by number. Torch-free.
+
+A video is sent as its frames, each an image block of its own, as the model card describes; nothing marks time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from models.errors import CheckpointError, InputError
+from models.kimi_vl.config import KimiVLConfig, load_config
+from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
+from models.media import (
+    ChatMessage,
+    MediaItem,
+    MediaKind,
+    Prompt,
+    Span,
+    VideoFrames,
+    VideoMetadata,
+    media_digest,
+)
+from models.published import read_json, read_optional_json
+
+_DEFAULT_SYSTEM = "You are a helpful assistant"
+_ROLE_TOKENS = {"system": "<|im_system|>", "user": "<|im_user|>", "assistant": "<|im_assistant|>"}
+_STOP_TOKENS = ("[EOS]", "<|im_end|>", "[EOT]")
+_LOW_DETAIL_DIVISOR = 4
+_MAX_SIDE = 512
+"""Sides of this many patches and more are outside the rotary table of the published tower."""
+_DEFAULT_VIDEO_FPS = 1.0
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """preprocessor_config.json: at most in_token_limit patches before padding to whole merge blocks."""
+
+    patch_size: int
+    in_token_limit: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class KimiVLProcessor:
+    """ChatProcessor of Kimi-VL."""
+
+    reasoning_markers = ("◁think▷", "◁/think▷")
+
+    def __init__(
+        self, config: KimiVLConfig, tokenizer: KimiTokenizer, images: ImageSettings, generation: Mapping[str, Any]
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.images = images
+        self.context_length = config.text.max_position_embeddings
+        self.vocab_size = tokenizer.vocab_size
+        special = tokenizer.special_tokens
+        self.stop_token_ids = frozenset(special[name] for name in _STOP_TOKENS if name in special)
+        self.generation_defaults = {name: generation[name] for name in _SAMPLING_FIELDS if name in generation}
+        self.max_item_embeds = 3 * images.in_token_limit // (2 * config.vision.merged_patches)
+
+    def tokenize(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> bytes:
+        return self.tokenizer.decode(token_ids)
+
+    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
+        """detail "low" allows a quarter of the patches."""
+        limit = self.images.in_token_limit // (_LOW_DETAIL_DIVISOR if detail == "low" else 1)
+        return self._item("image", [_fit(picture, self.images.patch_size, limit)])
+
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        """The middles of equal stretches, one for each 1 / fps seconds (default: one a second), at most max_frames."""
+        wanted = round(metadata.duration * (fps or _DEFAULT_VIDEO_FPS))
+        count = max(1, min(wanted, max_frames, metadata.num_frames))
+        return [int((index + 0.5) * metadata.num_frames / count) for index in range(count)]
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        """Every frame is resized as an image of low detail."""
+        limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
+        return self._item(
+            "video", [_fit(Image.fromarray(frame), self.images.patch_size, limit) for frame in video.frames]
+        )
+
+    def prompt(
+        self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
+    ) -> Prompt:
+        """Role, name and content of every turn; a text between two media is tokenized in one piece."""
+        builder = _PromptBuilder(self.tokenizer, self.config, items)
+        if not messages or messages[0].role != "system":
+            builder.turn("system", [_DEFAULT_SYSTEM])
+        for message in messages:
+            content = [part.text if part.text is not None else part.item for part in message.content]
+            builder.turn(message.role, [piece for piece in content if piece is not None])
+        builder.open_turn("assistant")
+        token_ids = np.array(builder.token_ids, dtype=np.int32)
+        positions = np.arange(len(token_ids), dtype=np.int32)[None]
+        return Prompt(token_ids, positions, len(token_ids), tuple(items), tuple(builder.spans))
+
+    def _item(self, kind: MediaKind, frames: list[np.ndarray]) -> MediaItem:
+        size = self.images.patch_size
+        grids = np.array([(frame.shape[0] // size, frame.shape[1] // size) for frame in frames], dtype=np.int32)
+        patches = int(grids.prod(axis=1).sum())
+        return MediaItem(
+            kind=kind,
+            frames=tuple(frames),
+            arrays={"grids": grids},
+            num_patches=patches,
+            num_sequences=len(frames),
+            num_embeds=patches // self.config.vision.merged_patches,
+            digest=media_digest(kind, frames, {"grids": grids}, repr(self.images).encode()),
+        )
+
+
+class _PromptBuilder:
+    """Ids of a conversation; special ids are placed by name, text never yields them."""
+
+    def __init__(self, tokenizer: KimiTokenizer, config: KimiVLConfig, items: Sequence[MediaItem]) -> None:
+        self.tokenizer = tokenizer
+        self.placeholder = config.media_placeholder_token_id
+        self.merged_patches = config.vision.merged_patches
+        self.items = items
+        self.token_ids: list[int] = []
+        self.spans: list[Span] = []
+
+    def turn(self, role: str, content: Sequence[str | int]) -> None:
+        self.open_turn(role)
+        text = ""
+        for piece in content:
+            if isinstance(piece, str):
+                text += piece
+                continue
+            self.token_ids += self.tokenizer.encode(text)
+            text = ""
+            self._media(piece)
+        self.token_ids += self.tokenizer.encode(text)
+        self._special("<|im_end|>")
+
+    def open_turn(self, role: str) -> None:
+        if role not in _ROLE_TOKENS:
+            raise InputError("messages", f"role {role!r} is not one of {sorted(_ROLE_TOKENS)}")
+        self._special(_ROLE_TOKENS[role])
+        self.token_ids += self.tokenizer.encode(role)
+        self._special("<|im_middle|>")
+
+    def _media(self, index: int) -> None:
+        for rows, columns in self.items[index].arrays["grids"]:
+            self._special("<|media_start|>")
+            self.token_ids += self.tokenizer.encode("image")
+            self._special("<|media_content|>")
+            length = int(rows * columns) // self.merged_patches
+            self.spans.append(Span(index, len(self.token_ids), length))
+            self.token_ids += [self.placeholder] * length
+            self._special("<|media_end|>")
+
+    def _special(self, name: str) -> None:
+        self.token_ids.append(self.tokenizer.special_tokens[name])
+
+
+def _fit(picture: Image.Image, patch: int, limit: int) -> np.ndarray:
+    """Shrink (never enlarge) to at most `limit` whole patches, then pad with black, right and bottom, to 2x2 blocks.
+
+    The padding can lift the patches over the limit again. Returns uint8 [height, width, 3].
+    """
+    width, height = picture.size
+    patches = (width // patch) * (height // patch)
+    if patches > limit:
+        scale = math.sqrt(limit / patches)
+        width, height = max(1, int(width * scale)), max(1, int(height * scale))
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    block = 2 * patch
+    padded_height, padded_width = (block * math.ceil(side / block) for side in (height, width))
+    if max(padded_height, padded_width) // patch >= _MAX_SIDE:
+        raise InputError(
+            "image_url", f"picture of {picture.size} is too long: sides must stay under {_MAX_SIDE * patch}"
+        )
+    canvas = np.zeros((padded_height, padded_width, 3), dtype=np.uint8)
+    canvas[:height, :width] = np.asarray(picture)
+    return canvas
+
+
+def load_image_settings(directory: Path) -> ImageSettings:
+    """Mean and standard deviation must be in the file: the class defaults of published code differ from its files."""
+    values = read_json(directory, "preprocessor_config.json")
+    for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
+        if name not in values:
+            raise CheckpointError(f"{directory.name}: preprocessor_config.json lacks {name}")
+    if values.get("pad_input") is not True:
+        raise CheckpointError(f"{directory.name}: preprocessor_config.json: pad_input must be true")
+    return ImageSettings(
+        values["patch_size"], values["in_token_limit"], tuple(values["image_mean"]), tuple(values["image_std"])
+    )
+
+
+def load_processor(directory: Path) -> KimiVLProcessor:
+    config, tokenizer = load_config(directory), load_tokenizer(directory)
+    needed = {*_ROLE_TOKENS.values(), "<|im_middle|>", "<|im_end|>"}
+    needed |= {"<|media_start|>", "<|media_content|>", "<|media_end|>"}
+    if missing := sorted(needed - tokenizer.special_tokens.keys()):
+        raise CheckpointError(f"{directory.name}: tokenizer_config.json lacks special tokens {missing}")
+    if tokenizer.vocab_size > config.text.vocab_size:
+        raise CheckpointError(
+            f"{directory.name}: the tokenizer has {tokenizer.vocab_size} ids, text_config.vocab_size is "
+            f"{config.text.vocab_size}"
+        )
+    generation = read_optional_json(directory, "generation_config.json")
+    return KimiVLProcessor(config, tokenizer, load_image_settings(directory), generation)
