@@ -68,6 +68,7 @@ class Prompt:
     token_ids: int32 [n], placeholders expanded.
     positions: int32 [axes, n]; axes is 3 for M-RoPE and 1 otherwise.
     next_position: position (all axes) of the first generated token; each later token adds one.
+    opens_reasoning: the prompt ends inside a reasoning block, so the answer begins with reasoning, without a marker.
     """
 
     token_ids: np.ndarray
@@ -75,6 +76,7 @@ class Prompt:
     next_position: int
     items: tuple[MediaItem, ...] = ()
     spans: tuple[Span, ...] = ()
+    opens_reasoning: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,16 @@ class VideoMetadata:
 
 @dataclass(frozen=True, eq=False)
 class VideoFrames:
-    """Decoded frames (uint8 [height, width, 3]) with their indices and times (seconds) in the source."""
+    """Decoded frames (uint8 [height, width, 3]) with their indices and times (seconds) in the source.
+
+    requested_fps: the rate that the request asked for (as given to sample_video), None when it named none.
+    """
 
     frames: tuple[np.ndarray, ...]
     indices: tuple[int, ...]
     times: tuple[float, ...]
     metadata: VideoMetadata
+    requested_fps: float | None = None
 
 
 @dataclass(frozen=True)
