@@ -66,10 +66,10 @@ class VisionEncoder(Capturable, Protocol):
     def plan(self, items: Sequence[MediaItem]) -> Plan: ...
 
     def split(self, item: MediaItem, limit: Capacity) -> list[MediaItem]:
-        """Consecutive parts of `item` whose embeddings, one after the other, are the item's own, bit for bit.
+        """Consecutive parts of `item` whose embeddings, one after the other, are the item's own.
 
         Each part fits `limit` (the largest captured capacity), or is a piece that attention does not let divide. An
-        item that fits comes back as it is. Parts are packed like items; only the whole item has a digest to cache by.
+        item that fits comes back as it is. Parts are packed like items and have digests of their own.
         """
         ...
 
