@@ -1,0 +1,136 @@
+"""Between the engine loop and a hosted model: what the loop asks of each model's worker.
+
+The loop (engine.py) owns the GPU and the order of launches; a worker owns its requests, slots, pages and recordings.
+Everything runs in one thread and on one CUDA stream, so what is launched later runs later: pages and slots that are
+freed after a launch can be given away at once. `tick` launches and never waits; results are copied to pinned memory
+behind the launch and read by `collect` when their event has fired, as a rule one step later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from service.engine.config import EngineConfig
+from service.engine.messages import (
+    Abort,
+    ChatRequest,
+    EncodeReference,
+    ModelState,
+    Outputs,
+    Pause,
+    SpeechAppend,
+    SpeechRequest,
+)
+from service.graphs.accounting import Observations
+from service.graphs.pool import GraphPool
+
+Request = ChatRequest | SpeechRequest | EncodeReference
+Control = SpeechAppend | Abort | Pause
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """Bytes that a worker will want beside its weights and pages, measured by running its largest admitted shapes.
+
+    workspace: peak of one eager run; graphs: pool of its largest recording. Both are shared between workers, since
+    one runs at a time. state: slot state and static buffers, which are its own.
+    """
+
+    workspace: int = 0
+    graphs: int = 0
+    state: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """What all workers of an engine share."""
+
+    config: EngineConfig
+    device: torch.device
+    dtype: torch.dtype
+    """Of this worker's weights and caches."""
+    pool: GraphPool
+    observations: Observations
+    """Metric events; the loop sends and clears them."""
+    clock: Callable[[], float]
+    """time.monotonic, or a test's own."""
+
+
+class ModelWorker(Protocol):
+    """One hosted model. Made by create_worker(name, processor, model, context) of its kind's module."""
+
+    name: str
+    """The model name that requests carry."""
+    page_bytes: int
+    """One page of all layers."""
+    max_pages: int
+    """More pages than this it cannot use."""
+    min_pages: int
+    """With fewer it cannot serve one request of its context length."""
+
+    # Start: measure, allocate, then capture_next until it returns False.
+
+    def measure(self) -> MemoryNeeds:
+        """Runs the largest admitted shapes once."""
+        ...
+
+    def allocate(self, num_pages: int) -> None:
+        """Allocates caches of `num_pages` pages (the scratch page among them) and slot state."""
+        ...
+
+    def capture_next(self, *, idle: bool) -> bool:
+        """Makes one recording that is wanted, with nothing in flight; False when none is.
+
+        idle False: before readiness, only those without which the first requests would be slow. idle True: the rest
+        of the ladder and what demand has shown.
+        """
+        ...
+
+    # Commands. None of these raises for what a client sent: a bad request ends as Failed in collect's Outputs.
+
+    def submit(self, request: Request) -> None: ...
+
+    def control(self, command: Control) -> None:
+        """Ids of other workers or of finished requests are ignored."""
+        ...
+
+    # Stepping.
+
+    def has_work(self) -> bool:
+        """Something could be launched now (at most two launches are in flight)."""
+        ...
+
+    def slack(self, now: float) -> float:
+        """Seconds until a step must be launched, lest a live listener's audio runs out; its own cost and that of
+        delivery are taken off. Infinity when nobody listens live."""
+        ...
+
+    def backlog(self, now: float) -> float:
+        """Predicted seconds of launched work that has not finished."""
+        ...
+
+    def tick(self, now: float, allowance: float) -> bool:
+        """Launches one unit of work that is predicted to take at most `allowance` seconds.
+
+        Returns False when nothing that fits could be launched. With an infinite allowance and has_work it launches.
+        A launch that fails (also for lack of memory) fails its own requests and no other.
+        """
+        ...
+
+    def oldest_launch(self) -> float | None:
+        """When the oldest launch whose results were not collected was made; None without one."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until the results of the oldest launch have arrived."""
+        ...
+
+    def collect(self) -> Outputs:
+        """What arrived since the last call, failures of submit included (without state and observations)."""
+        ...
+
+    def state(self) -> ModelState: ...

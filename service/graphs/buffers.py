@@ -1,0 +1,164 @@
+"""Device buffers of one call, filled from a plan by one upload.
+
+All buffers of a capacity lie in one block of device memory with a pinned twin on the host; the host side is written
+whole, data and filler, and goes up in one copy. A name that the plan gives as device tensors is written on the
+device. Buffers that the plan does not name are filled with their filler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.protocol import BufferSpec, Plan
+
+_ALIGNMENT = 256
+_NUMPY = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where a buffer lies in its block."""
+
+    spec: BufferSpec
+    start: int
+    stop: int
+
+    def of(self, block: Tensor) -> Tensor:
+        return block[self.start : self.stop].view(self.spec.dtype).view(self.spec.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Buffers of one capacity, one after the other in the order of their specs."""
+
+    fields: Mapping[str, Field]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, specs: Mapping[str, BufferSpec]) -> Layout:
+        fields, end = {}, 0
+        for name, spec in specs.items():
+            size = torch.Size(spec.shape).numel() * spec.dtype.itemsize
+            fields[name] = Field(spec, end, end + size)
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return cls(fields, end)
+
+
+class Upload:
+    """A host block with the fields of one layout as arrays; its bytes go to a device block."""
+
+    def __init__(self, layout: Layout, block: Tensor) -> None:
+        self.layout = layout
+        self._block = block
+        self._arrays = {
+            name: block[field.start : field.stop].numpy().view(_NUMPY[field.spec.dtype]).reshape(field.spec.shape)
+            for name, field in layout.fields.items()
+            if field.spec.dtype in _NUMPY
+        }
+
+    def fill(self, plan: Plan, device: Tensor) -> dict[str, Tensor]:
+        """Writes every buffer of `device` and returns them by name.
+
+        Raises ValueError for a name without a buffer, another dtype or more rows than the buffer has.
+        """
+        fields = self.layout.fields
+        for name in (*plan.arrays, *plan.tensors):
+            if name not in fields:
+                raise ValueError(f"plan names {name!r}; the buffers are {sorted(fields)}")
+        spans: list[list[int]] = []
+        buffers: dict[str, Tensor] = {}
+        for name, field in fields.items():
+            buffers[name] = buffer = field.of(device)
+            fill = plan.fills.get(name, 0)
+            if name in plan.tensors:
+                _write_device(name, buffer, plan.tensors[name], fill)
+            elif name in self._arrays:
+                _write_host(name, self._arrays[name], plan.arrays.get(name), fill)
+                if spans and spans[-1][1] + _ALIGNMENT > field.start:
+                    spans[-1][1] = field.stop
+                else:
+                    spans.append([field.start, field.stop])
+            elif name in plan.arrays:
+                raise ValueError(f"buffer {name!r} is {field.spec.dtype}; give it as device tensors")
+            else:
+                buffer.fill_(fill)
+        for start, stop in spans:
+            device[start:stop].copy_(self._block[start:stop], non_blocking=True)
+        return buffers
+
+
+def _write_host(name: str, target: np.ndarray, array: np.ndarray | None, fill: float) -> None:
+    rows = 0
+    if array is not None:
+        rows = array.shape[0]
+        if array.dtype != target.dtype:
+            raise ValueError(f"buffer {name!r} is {target.dtype} and its array is {array.dtype}")
+        if rows > target.shape[0] or array.shape[1:] != target.shape[1:]:
+            raise ValueError(f"buffer {name!r} has shape {target.shape} and its array {array.shape}")
+        target[:rows] = array
+    target[rows:] = fill
+
+
+def _write_device(name: str, target: Tensor, tensors: list[Tensor], fill: float) -> None:
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + tensor.shape[0]
+        if end > target.shape[0] or tensor.shape[1:] != target.shape[1:]:
+            raise ValueError(f"buffer {name!r} has shape {tuple(target.shape)}; row {start} on gets {tuple(tensor.shape)}")
+        target[start:end].copy_(tensor)
+    target[end:].fill_(fill)
+
+
+class StaticBuffers:
+    """The device block that all capacities of one capturable share, and two host blocks that take turns.
+
+    Sharing is safe: a call writes its whole layout, and calls run one after the other on one stream.
+    """
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self.device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        pinned = device.type == "cuda"
+        self._blocks = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in range(2)] if pinned else None
+        self._uploads: dict[int, list[Upload]] = {}
+        self._turn = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.device.numel()
+
+    def fill(self, layout: Layout, plan: Plan) -> dict[str, Tensor]:
+        """As Upload.fill. Waits only when both host blocks are still being copied."""
+        uploads = self._uploads.get(id(layout))
+        if uploads is None:
+            uploads = self._uploads[id(layout)] = [Upload(layout, block) for block in self._blocks]
+        self._turn = 1 - self._turn
+        if self._copied is not None:
+            self._copied[self._turn].synchronize()
+        buffers = uploads[self._turn].fill(plan, self.device)
+        if self._copied is not None:
+            self._copied[self._turn].record()
+        return buffers
+
+
+def exact_buffers(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device) -> dict[str, Tensor]:
+    """New buffers of the specs' sizes, filled from the plan: the eager route."""
+    layout = Layout.of(specs)
+    # The allocators of pinned and of device memory keep a block until the copies and kernels that use it are done.
+    host = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return Upload(layout, host).fill(plan, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
