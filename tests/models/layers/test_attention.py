@@ -1,0 +1,136 @@
+"""The CPU references of attention against naive float64 loops, on buffers poisoned with NaN."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.layers.attention import cached_attention, dense_attention, paged_decode_attention, varlen_attention
+from models.layers.kv_cache import CacheSpec
+from tests.support.paged import PagedCache
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None) -> Tensor:
+    """One sequence, float64: q [nq, Hq, D], k and v [nk, Hkv, ...]; the last query meets the last key."""
+    group = q.shape[1] // k.shape[1]
+    scale = scale or 1 / math.sqrt(q.shape[-1])
+    out = torch.zeros(q.shape[0], q.shape[1], v.shape[-1], dtype=torch.float64)
+    for row in range(q.shape[0]):
+        visible = k.shape[0] - q.shape[0] + row + 1 if causal else k.shape[0]
+        if visible <= 0:
+            continue
+        for head in range(q.shape[1]):
+            scores = k[:visible, head // group].double() @ q[row, head].double() * scale
+            out[row, head] = torch.softmax(scores, 0) @ v[:visible, head // group].double()
+    return out
+
+
+def cu(lengths: list[int], tail: int = 0) -> Tensor:
+    sums = [0]
+    for length in lengths:
+        sums.append(sums[-1] + length)
+    return torch.tensor(sums + [sums[-1]] * tail, dtype=torch.int32)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    past=st.integers(0, 6),
+    tail=st.integers(0, 3),
+    poisoned=st.integers(0, 4),
+    heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
+    causal=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_varlen_matches_naive(
+    lengths: list[int], past: int, tail: int, poisoned: int, heads: tuple[int, int], causal: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    key_lengths = [length + past for length in lengths]
+    q = torch.randn(sum(lengths) + poisoned, heads[0], 8, generator=generator)
+    k = torch.randn(sum(key_lengths) + poisoned, heads[1], 8, generator=generator)
+    v = torch.randn(sum(key_lengths) + poisoned, heads[1], 6, generator=generator)
+    for values, real in ((q, sum(lengths)), (k, sum(key_lengths)), (v, sum(key_lengths))):
+        values[real:] = float("nan")
+    out = varlen_attention(
+        q, k, v, cu(lengths, tail), cu(key_lengths, tail), max(lengths), max(key_lengths), causal=causal
+    )
+    assert torch.equal(out[sum(lengths) :], torch.zeros(poisoned, heads[0], 6)), "rows of no segment are zero"
+    start_q = start_k = 0
+    for length, key_length in zip(lengths, key_lengths, strict=True):
+        rows, keys = slice(start_q, start_q + length), slice(start_k, start_k + key_length)
+        expected = naive(q[rows], k[keys], v[keys], causal=causal)
+        torch.testing.assert_close(out[rows].double(), expected, atol=1e-5, rtol=1e-5)
+        start_q, start_k = start_q + length, start_k + key_length
+
+
+def test_varlen_over_several_query_blocks_and_scale() -> None:
+    torch.manual_seed(0)
+    lengths = [1500, 3, 700]
+    q, k, v = (torch.randn(sum(lengths), 1, 4) for _ in range(3))
+    out = varlen_attention(q, k, v, cu(lengths), cu(lengths), 1500, 1500, scale=0.3)
+    rows = slice(1500, 1503)
+    torch.testing.assert_close(out[rows].double(), naive(q[rows], k[rows], v[rows], scale=0.3), atol=1e-5, rtol=1e-5)
+    probe = naive(q[1100:1101], k[:1500], v[:1500], scale=0.3)
+    torch.testing.assert_close(out[1100:1101].double(), probe, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_paged_decode_matches_naive(page_size: int) -> None:
+    torch.manual_seed(1)
+    cache = PagedCache([CacheSpec({"k": (2, 8), "v": (2, 6)})], num_pages=24, page_size=page_size)
+    lengths = [1, 5, 17, 16, 0]
+    k_cache, v_cache = cache.caches[0]["k"], cache.caches[0]["v"]
+    tables, keys, values = torch.zeros(5, 6, dtype=torch.int32), [], []
+    for row, length in enumerate(lengths):
+        sequence = cache.new_sequence(length)
+        tables[row, : len(sequence.pages)] = torch.tensor(sequence.pages, dtype=torch.int32)
+        keys.append(torch.randn(length, 2, 8))
+        values.append(torch.randn(length, 2, 6))
+        cache_rows = torch.tensor(cache.rows(sequence, 0, length), dtype=torch.int64)
+        k_cache[cache_rows], v_cache[cache_rows] = keys[-1], values[-1]
+    q = torch.randn(5, 4, 8)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    out = paged_decode_attention(q, k_cache, v_cache, tables, seq_lens, page_size)
+    for row, length in enumerate(lengths):
+        expected = naive(q[row : row + 1], keys[row], values[row]) if length else torch.zeros(1, 4, 6).double()
+        torch.testing.assert_close(out[row : row + 1].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_cached_attention_mixes_decode_rows_with_chunked_prefills() -> None:
+    torch.manual_seed(2)
+    cache = PagedCache([CacheSpec({"k": (1, 8), "v": (1, 8)})], num_pages=24, page_size=4)
+    steps = {"decode": [6, 1, 1], "chunked": [4, 5, 3], "late": [0, 7, 2]}
+    totals = {name: sum(counts) for name, counts in steps.items()}
+    full = {name: [torch.randn(total, heads, 8) for heads in (2, 1, 1)] for name, total in totals.items()}
+    sequences = {name: cache.new_sequence(total) for name, total in totals.items()}
+    got: dict[str, list[Tensor]] = {name: [] for name in steps}
+    for step in range(3):
+        decodes = ["decode"] if step else []
+        prefills = [name for name in steps if name not in decodes and steps[name][step]]
+        starts = {name: sequences[name].length for name in (*decodes, *prefills)}
+        batch = cache.batch(
+            [sequences[name] for name in decodes], [(sequences[name], steps[name][step]) for name in prefills]
+        )
+        q, k, v = (
+            torch.cat([full[name][part][starts[name] : starts[name] + steps[name][step]] for name in starts])
+            for part in range(3)
+        )
+        out = cached_attention(q, k, v, 0, batch)
+        for name, rows in zip(starts, out.split([steps[name][step] for name in starts]), strict=True):
+            got[name].append(rows)
+    for name, (q, k, v) in full.items():
+        torch.testing.assert_close(torch.cat(got[name]).double(), naive(q, k, v, causal=True), atol=1e-5, rtol=1e-5)
+
+
+def test_dense_matches_naive() -> None:
+    torch.manual_seed(3)
+    q, k, v = torch.randn(3, 5, 4, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)
+    out = dense_attention(q, k, v)
+    for index in range(3):
+        torch.testing.assert_close(out[index].double(), naive(q[index], k[index], v[index]), atol=1e-5, rtol=1e-5)

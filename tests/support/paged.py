@@ -1,0 +1,83 @@
+"""Build PagedBatch values for tests: sequences over shuffled pages, chunked prefill, decode, and a greedy loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from models.layers.kv_cache import CacheSpec, PagedBatch
+
+
+@dataclass
+class PagedSequence:
+    """Pages of one sequence, in order, and the number of tokens whose keys are written."""
+
+    pages: list[int]
+    length: int = 0
+
+
+@dataclass
+class PagedCache:
+    """All caches of a model with a pool of shuffled pages; unused rows hold NaN so that reading them shows."""
+
+    specs: Sequence[CacheSpec]
+    num_pages: int = 64
+    page_size: int = 16
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        self.caches = [spec.allocate(self.num_pages, self.page_size, self.device, self.dtype) for spec in self.specs]
+        for cache in self.caches:
+            for values in cache.values():
+                values[self.page_size :] = float("nan")
+        generator = torch.Generator().manual_seed(7)
+        self.free = (torch.randperm(self.num_pages - 1, generator=generator) + 1).tolist()
+
+    def new_sequence(self, capacity: int) -> PagedSequence:
+        count = -(-capacity // self.page_size)
+        pages, self.free = self.free[:count], self.free[count:]
+        assert len(pages) == count, "the test's cache is too small"
+        return PagedSequence(pages)
+
+    def rows(self, sequence: PagedSequence, start: int, stop: int) -> list[int]:
+        size = self.page_size
+        return [sequence.pages[position // size] * size + position % size for position in range(start, stop)]
+
+    def batch(
+        self, decodes: Sequence[PagedSequence] = (), prefills: Sequence[tuple[PagedSequence, int]] = ()
+    ) -> PagedBatch:
+        """One step: each decode sequence advances by one token, each prefill by its count; lengths are advanced."""
+        slot_mapping: list[int] = []
+        for sequence in decodes:
+            slot_mapping += self.rows(sequence, sequence.length, sequence.length + 1)
+            sequence.length += 1
+        most = max((len(sequence.pages) for sequence in decodes), default=1)
+        tables = [sequence.pages + [0] * (most - len(sequence.pages)) for sequence in decodes]
+        has_past = any(sequence.length for sequence, _ in prefills)
+        cu_q, cu_k, key_rows = [0], [0], []
+        for sequence, count in prefills:
+            slot_mapping += self.rows(sequence, sequence.length, sequence.length + count)
+            sequence.length += count
+            cu_q.append(cu_q[-1] + count)
+            cu_k.append(cu_k[-1] + sequence.length)
+            key_rows += self.rows(sequence, 0, sequence.length)
+        return PagedBatch(
+            caches=self.caches,
+            page_size=self.page_size,
+            slot_mapping=self._tensor(slot_mapping, torch.int64),
+            num_decode_rows=len(decodes),
+            block_tables=self._tensor(tables, torch.int32) if decodes else None,
+            seq_lens=self._tensor([sequence.length for sequence in decodes], torch.int32) if decodes else None,
+            cu_seqlens_q=self._tensor(cu_q, torch.int32) if prefills else None,
+            cu_seqlens_k=self._tensor(cu_k, torch.int32) if prefills else None,
+            key_rows=self._tensor(key_rows, torch.int64) if has_past else None,
+            max_seqlen_q=max((count for _, count in prefills), default=0),
+            max_seqlen_k=max((sequence.length for sequence, _ in prefills), default=0),
+        )
+
+    def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)
