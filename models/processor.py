@@ -70,6 +70,13 @@ class SpeechProcessor(Protocol):
     """Numbers of solver steps that requests may ask for; the first is the default."""
     context_length: int
     """Positions, prompt and generated patches together."""
+    sample_rate: int
+    """Samples per second of the output."""
+    samples_per_patch: int
+    reference_sample_rate: int
+    """Samples per second of the clips that the engine encodes."""
+    reference_samples_per_patch: int
+    """Samples of a clip that make one patch; a started patch counts whole."""
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of untrusted text. Raises InputError when it holds a literal special token or nothing to speak."""

@@ -106,7 +106,16 @@ class ChatModel(Protocol):
 
 
 class SpeechModel(Protocol):
-    """A talker: two hidden vectors per position -> one patch of latents -> samples."""
+    """A talker: two hidden vectors per position -> one patch of latents -> samples.
+
+    Slot state: the tables of `state_specs`, each with a leading slot axis, made by the engine beside its own table
+    "block_table" int32 [slots, max_pages]. Admission writes a slot's rows: last_patch (the prompt clip's last patch, or
+    zeros), length (prompt positions, all of them prefilled), step 0, fresh False, active True, seed, cfg, temperature,
+    min_patches (the stop head counts from patch number min_patches + 1, from 0) and max_patches. From then on the
+    steps advance them in place. A row whose slot is inactive, and slot 0, change nothing and write to scratch.
+
+    Steps have the capacity {"rows": n} and the buffer `slots` int64 [rows]; fill with 0.
+    """
 
     sample_rate: int
     """Samples per second of the output, 48000."""
@@ -117,6 +126,9 @@ class SpeechModel(Protocol):
     solver_steps: tuple[int, ...]
     """Numbers of solver steps that can be captured."""
     max_positions: int
+    conditioning_width: int
+    priming_patches: int
+    """Most patches of clips that `vae_prime` runs before a continuation."""
 
     def cache_specs(self) -> list[CacheSpec]: ...
 
@@ -129,22 +141,56 @@ class SpeechModel(Protocol):
         ...
 
     def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
-        """Ragged backbone over packed prompt rows -> conditioning [rows, width] of each row's last position.
+        """Ragged backbone over packed prompt rows -> conditioning [rows, conditioning_width] of the rows in `last`.
 
-        plan: token_ids int64 [n], audio_mask bool [n], patches [audio positions, frames, channels], last int64 [rows].
+        plan: token_ids and positions int64 [n]; audio_rows int64 [a], the packed rows that hold patches; patches
+        [a, frames, channels]; last int64 [rows], the packed rows that end a prompt (a chunk before the end has none).
+        """
+        ...
+
+    def mixed(
+        self, plan: Mapping[str, Tensor], batch: PagedBatch, state: Mapping[str, Tensor], slots: Tensor
+    ) -> Tensor:
+        """prefill with one decode row for each of `slots` int64 [k] in the same pass, its length advanced.
+
+        plan and batch describe the prefills alone. Returns conditioning [k + rows, conditioning_width]; `tail` makes
+        the patches of all of them.
         """
         ...
 
     def tail(self, solver_steps: int, state: Mapping[str, Tensor]) -> Capturable:
-        """Conditioning of a prefill -> its first patch. Buffers: slots int64 [rows], conditioning [rows, width]."""
+        """Conditioning of a backbone pass -> the rows' next patches.
+
+        Buffers: slots, conditioning [rows, conditioning_width]. Outputs: those of decode_step.
+        """
         ...
 
     def decode_step(
-        self, solver_steps: int, state: Mapping[str, Tensor], caches: Sequence[Mapping[str, Tensor]]
+        self,
+        solver_steps: int,
+        state: Mapping[str, Tensor],
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
     ) -> Capturable:
-        """One whole step for the rows in buffer `slots` int64 [rows]: the next patch and stop flag, state advanced."""
+        """One whole step for the rows in `slots`: the next patch, state advanced.
+
+        Outputs: patch [rows, frames, channels]; stopped bool [rows], the stop head ended the speech with this patch;
+        finished bool [rows], stopped or max_patches reached (the slot is inactive from now on).
+        """
         ...
 
     def vae_step(self, state: Mapping[str, Tensor]) -> Capturable:
-        """Patches of the rows in `slots` -> audio float32 [rows, samples_per_patch], VAE state advanced."""
+        """Output audio float32 [rows, samples_per_patch] of the last patches of `slots`, VAE state advanced.
+
+        Run it after each decode_step or tail, on the same stream. A patch is decoded once: rows without a fresh patch
+        (surplus rows) give silence and leave their state.
+        """
+        ...
+
+    def vae_prime(self, state: Mapping[str, Tensor]) -> Capturable:
+        """VAE state of `slots` as after decoding patches [rows, patches, frames, channels] from silence.
+
+        Capacity {"rows": n, "patches": p}; 0 patches reset the state. Run it at admission with the last
+        min(priming_patches, n) audio positions where there is a prompt clip. No outputs.
+        """
         ...

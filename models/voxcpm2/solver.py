@@ -1,7 +1,7 @@
 """The flow-matching solver: schedule, time embedding inputs and the guided Euler step.
 
-CFG-Zero*: arXiv:2503.18886. Everything is evaluated op by op in the model's dtype as the published code does: in bfloat16
-both the schedule and the sinusoid are other numbers than their float32 evaluation, and the weights were trained on them.
+CFG-Zero*: arXiv:2503.18886. Everything is evaluated op by op in the model's dtype as the published code does: in
+bfloat16 the schedule and the sinusoid are other numbers than their float32 evaluation, and the weights expect them.
 """
 
 from __future__ import annotations

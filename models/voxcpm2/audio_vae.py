@@ -1,0 +1,129 @@
+"""AudioVAE V2: 16 kHz speech to latent frames and latent frames to 48 kHz speech, causal throughout.
+
+Inference only: weight norm is folded into plain weights at load, the latent is the mean, and the decoder's
+sample-rate condition is baked in for one output bandwidth. Float32, as published.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+
+import torch
+from torch import Tensor, nn
+
+from models.voxcpm2.config import AudioVAEConfig
+from models.voxcpm2.vae_layers import CausalConv, CausalUpsample, ResidualUnit, Streams, snake
+
+_DILATIONS = (1, 3, 9)
+_ENCODE_SECONDS = 4
+"""Reference clips are encoded in pieces of this length: a minute at once would take gigabytes."""
+
+
+class EncoderBlock(nn.Module):
+    """Three residual units, then a convolution that divides the rate by `stride` and doubles the width."""
+
+    def __init__(self, width: int, stride: int) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(ResidualUnit(width, dilation) for dilation in _DILATIONS)
+        self.alpha = nn.Parameter(torch.empty(width))
+        self.down = CausalConv(width, 2 * width, 2 * stride, stride=stride)
+
+    def forward(self, x: Tensor, streams: Streams | None) -> Tensor:
+        for unit in self.units:
+            x = unit(x, streams)
+        return self.down(snake(x, self.alpha), streams)
+
+
+class DecoderBlock(nn.Module):
+    """Rate condition, then a transposed convolution that multiplies the rate by `stride` and halves the width, then
+    three residual units. scale and shift [width] are the condition's row of the baked sample rate."""
+
+    def __init__(self, width: int, stride: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(width))
+        self.shift = nn.Parameter(torch.empty(width))
+        self.alpha = nn.Parameter(torch.empty(width))
+        self.up = CausalUpsample(width, width // 2, stride)
+        self.units = nn.ModuleList(ResidualUnit(width // 2, dilation) for dilation in _DILATIONS)
+
+    def forward(self, x: Tensor, streams: Streams | None) -> Tensor:
+        x = x * self.scale[:, None] + self.shift[:, None]
+        x = self.up(snake(x, self.alpha), streams)
+        for unit in self.units:
+            x = unit(x, streams)
+        return x
+
+
+class Encoder(nn.Module):
+    """Samples [rows, 1, T], T a multiple of the hop -> latent frames [rows, latent_dim, T / hop]."""
+
+    def __init__(self, config: AudioVAEConfig) -> None:
+        super().__init__()
+        widths = [config.encoder_dim * 2**i for i in range(len(config.encoder_rates) + 1)]
+        self.first = CausalConv(1, widths[0], 7)
+        self.blocks = nn.ModuleList(map(EncoderBlock, widths, config.encoder_rates))
+        self.mean = CausalConv(widths[-1], config.latent_dim, 3)
+        self.memory_size = _lay_out(self)
+
+    def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
+        x = self.first(x, streams)
+        for block in self.blocks:
+            x = block(x, streams)
+        return self.mean(x, streams)
+
+
+class Decoder(nn.Module):
+    """Latent frames [rows, latent_dim, T] -> samples [rows, 1, T * hop]. With streams, the rows continue theirs."""
+
+    def __init__(self, config: AudioVAEConfig) -> None:
+        super().__init__()
+        latent, widths = config.latent_dim, [config.decoder_dim >> i for i in range(len(config.decoder_rates) + 1)]
+        self.first = CausalConv(latent, latent, 7, groups=latent)
+        self.widen = CausalConv(latent, widths[0], 1)
+        self.blocks = nn.ModuleList(map(DecoderBlock, widths, config.decoder_rates))
+        self.alpha = nn.Parameter(torch.empty(widths[-1]))
+        self.last = CausalConv(widths[-1], 1, 7)
+        self.memory_size = _lay_out(self)
+
+    def forward(self, z: Tensor, streams: Streams | None = None) -> Tensor:
+        x = self.widen(self.first(z, streams), streams)
+        for block in self.blocks:
+            x = block(x, streams)
+        return torch.tanh(self.last(snake(x, self.alpha), streams))
+
+
+class AudioVAE(nn.Module):
+    def __init__(self, config: AudioVAEConfig) -> None:
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.encoder_hop = math.prod(config.encoder_rates)
+        self.decoder_hop = math.prod(config.decoder_rates)
+        self.sample_rate = config.sample_rate
+
+    def encode(self, wave: Tensor) -> Tensor:
+        """float32 [samples], zero-padded on the right to the hop -> latent frames [latent_dim, n]. Bounded memory."""
+        hop = self.encoder_hop
+        wave = nn.functional.pad(wave, (0, -wave.shape[0] % hop))
+        streams = Streams(
+            wave.new_zeros(1, self.encoder.memory_size), torch.zeros(1, dtype=torch.int64, device=wave.device)
+        )
+        piece = _ENCODE_SECONDS * self.sample_rate // hop * hop
+        frames = [self.encoder(part[None, None], streams)[0] for part in wave.split(piece)]
+        return torch.cat(frames, dim=-1)
+
+
+def rate_bucket(sample_rate: int, boundaries: tuple[int, ...]) -> int:
+    """Row of the decoder's condition tables: the number of boundaries below the rate."""
+    return bisect_left(boundaries, sample_rate)
+
+
+def _lay_out(codec_half: nn.Module) -> int:
+    """Give every convolution its place in a row of Streams.table; returns the row's size."""
+    size = 0
+    for module in codec_half.modules():
+        if isinstance(module, CausalConv | CausalUpsample | ResidualUnit):
+            module.offset = size
+            size += module.width * module.pad
+    return size

@@ -1,0 +1,163 @@
+"""config.json of a VoxCPM2 checkpoint.
+
+Keys that inference does not read are left out: bos/eos ids, use_mup's scales (dead while use_mup is false), mean_mode,
+cfm_config (cfg comes from the request), device. torch-free: the API process reads it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.errors import CheckpointError
+from models.published import read_config
+
+SOLVER_STEPS = (10, 4, 6, 16)
+"""Numbers of solver steps that requests may ask for, the default first: one family of recordings each."""
+
+
+@dataclass(frozen=True)
+class LongRope:
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig:
+    """lm_config: the text-semantic model; the residual model has its widths and its own number of layers."""
+
+    hidden_size: int
+    intermediate_size: int
+    max_position_embeddings: int
+    num_attention_heads: int
+    num_hidden_layers: int
+    num_key_value_heads: int
+    rms_norm_eps: float
+    rope_theta: float
+    kv_channels: int
+    rope_scaling: LongRope
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """encoder_config or dit_config: a bidirectional stack. Key heads and norm epsilon are the language model's."""
+
+    hidden_dim: int
+    ffn_dim: int
+    num_heads: int
+    num_layers: int
+    kv_channels: int
+
+
+@dataclass(frozen=True)
+class AudioVAEConfig:
+    encoder_dim: int
+    encoder_rates: tuple[int, ...]
+    latent_dim: int
+    decoder_dim: int
+    decoder_rates: tuple[int, ...]
+    sr_bin_boundaries: tuple[int, ...]
+    sample_rate: int
+    out_sample_rate: int
+
+
+@dataclass(frozen=True)
+class VoxCPM2Config:
+    lm: LanguageModelConfig
+    encoder: LocalConfig
+    dit: LocalConfig
+    vae: AudioVAEConfig
+    patch_size: int
+    feat_dim: int
+    scalar_quantization_latent_dim: int
+    scalar_quantization_scale: int
+    residual_lm_num_layers: int
+    max_length: int
+
+
+def load_config(directory: Path) -> VoxCPM2Config:
+    """Raises CheckpointError that names a missing field or a setting of another model."""
+    config = read_config(directory)
+    lm, vae = _section(config, "lm_config"), _section(config, "audio_vae_config")
+    rope = _section(lm, "rope_scaling", "lm_config.")
+    _require(config, "architecture", "voxcpm2")
+    _require(config, "residual_lm_no_rope", True)
+    _require(lm, "use_mup", False, "lm_config.")
+    _require(rope, "type", "longrope", "lm_config.rope_scaling.")
+    for key, value in (("depthwise", True), ("use_noise_block", False), ("cond_type", "scale_bias")):
+        _require({key: value, **vae}, key, value, "audio_vae_config.")
+    result = VoxCPM2Config(
+        lm=LanguageModelConfig(
+            **_integers(
+                lm,
+                "lm_config.",
+                "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers "
+                "num_key_value_heads kv_channels vocab_size",
+            ),
+            rms_norm_eps=float(_value(lm, "rms_norm_eps", "lm_config.")),
+            rope_theta=float(_value(lm, "rope_theta", "lm_config.")),
+            rope_scaling=LongRope(
+                tuple(map(float, _value(rope, "short_factor", "lm_config.rope_scaling."))),
+                tuple(map(float, _value(rope, "long_factor", "lm_config.rope_scaling."))),
+                **_integers(rope, "lm_config.rope_scaling.", "original_max_position_embeddings"),
+            ),
+        ),
+        encoder=_local(config, "encoder_config"),
+        dit=_local(config, "dit_config"),
+        vae=AudioVAEConfig(
+            **_integers(vae, "audio_vae_config.", "encoder_dim latent_dim decoder_dim sample_rate out_sample_rate"),
+            encoder_rates=tuple(map(int, _value(vae, "encoder_rates", "audio_vae_config."))),
+            decoder_rates=tuple(map(int, _value(vae, "decoder_rates", "audio_vae_config."))),
+            sr_bin_boundaries=tuple(map(int, _value(vae, "sr_bin_boundaries", "audio_vae_config."))),
+        ),
+        **_integers(
+            config,
+            "",
+            "patch_size feat_dim scalar_quantization_latent_dim scalar_quantization_scale residual_lm_num_layers "
+            "max_length",
+        ),
+    )
+    if result.vae.latent_dim != result.feat_dim:
+        raise CheckpointError(f"feat_dim {result.feat_dim} is not audio_vae_config.latent_dim {result.vae.latent_dim}")
+    if result.max_length > result.lm.max_position_embeddings:
+        raise CheckpointError(
+            f"max_length {result.max_length} is more than lm_config.max_position_embeddings "
+            f"{result.lm.max_position_embeddings}"
+        )
+    return result
+
+
+def _local(config: Mapping[str, Any], key: str) -> LocalConfig:
+    section = _section(config, key)
+    return LocalConfig(**_integers(section, f"{key}.", "hidden_dim ffn_dim num_heads num_layers kv_channels"))
+
+
+def _section(config: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
+    section = _value(config, key, prefix)
+    if not isinstance(section, dict):
+        raise CheckpointError(f"config.json: {prefix}{key} must be an object")
+    return section
+
+
+def _value(section: Mapping[str, Any], key: str, prefix: str) -> Any:
+    if key not in section:
+        raise CheckpointError(f"config.json: {prefix}{key} is missing")
+    return section[key]
+
+
+def _integers(section: Mapping[str, Any], prefix: str, keys: str) -> dict[str, int]:
+    values = {key: _value(section, key, prefix) for key in keys.split()}
+    for key, value in values.items():
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"config.json: {prefix}{key} must be a positive integer, not {value!r}")
+    return values
+
+
+def _require(section: Mapping[str, Any], key: str, expected: object, prefix: str = "") -> None:
+    value = _value(section, key, prefix)
+    if value != expected:
+        raise CheckpointError(f"config.json: {prefix}{key} is {value!r}; only {expected!r} is hosted")

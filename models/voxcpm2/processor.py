@@ -1,0 +1,101 @@
+"""Text to token ids and prompt layouts of VoxCPM2. No torch in here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from models.errors import CheckpointError, InputError
+from models.processor import SpeechLayout
+from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
+
+# By number: the published files spell the names of 103 and 104 in two ways.
+AUDIO_START = 101
+REFERENCE_START = 103
+REFERENCE_END = 104
+
+_SPACE = "▁"
+_PATCHES_PER_TOKEN = 6.0
+_SPARE_PATCHES = 10
+
+
+class VoxCPM2Processor:
+    """The models.processor.SpeechProcessor of VoxCPM2."""
+
+    solver_steps = SOLVER_STEPS
+
+    def __init__(self, tokenizer: Tokenizer, config: VoxCPM2Config) -> None:
+        self.tokenizer = tokenizer
+        self.context_length = config.max_length
+        self.sample_rate = config.vae.out_sample_rate
+        self.reference_sample_rate = config.vae.sample_rate
+        self.samples_per_patch = config.patch_size * prod(config.vae.decoder_rates)
+        self.reference_samples_per_patch = config.patch_size * prod(config.vae.encoder_rates)
+        self._ids = tokenizer.get_vocab(with_added_tokens=True)
+        self._unknown = self._ids["<unk>"]
+        self._added = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()}
+        self._han_words = frozenset(token for token in self._ids if len(token) > 1 and _all_han(token))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of untrusted text: no BOS, words of Han characters split into characters after BPE.
+
+        Raises InputError when the text holds a literal special token or nothing to speak.
+        """
+        if not text.strip():
+            raise InputError("input", "the text holds nothing to speak")
+        for literal in self._added:
+            if literal in text:
+                raise InputError("input", f"the text holds the special token {literal}, which cannot be spoken")
+        tokens = self.tokenizer.encode(text, add_special_tokens=False).tokens
+        return [self._ids.get(token, self._unknown) for token in self._split_han(tokens)]
+
+    def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
+        """[103 reference 104] text 101 [prompt]; raises InputError when no position is left to speak in."""
+        reference: list[int] = []
+        if reference_patches:
+            reference = [REFERENCE_START, *[0] * reference_patches, REFERENCE_END]
+        ids = [*reference, *text_ids, AUDIO_START, *[0] * prompt_patches]
+        if len(ids) >= self.context_length:
+            raise InputError(
+                "input",
+                f"text and clips take {len(ids)} positions, the model has {self.context_length} with the speech",
+            )
+        mask = np.zeros(len(ids), dtype=np.bool_)
+        mask[1 : 1 + reference_patches] = bool(reference_patches)
+        mask[len(ids) - prompt_patches :] = True
+        return SpeechLayout(np.array(ids, dtype=np.int32), mask)
+
+    def max_patches(self, text_ids: Sequence[int]) -> int:
+        """Speech longer than six patches (0.96 s) a token is a failure to stop (the published length cap)."""
+        return int(len(text_ids) * _PATCHES_PER_TOKEN + _SPARE_PATCHES)
+
+    def _split_han(self, tokens: Iterable[str]) -> list[str]:
+        pieces: list[str] = []
+        for token in tokens:
+            bare = token.replace(_SPACE, "")
+            pieces.extend(bare if bare in self._han_words else (token,))
+        return pieces
+
+
+def load_processor(directory: Path) -> VoxCPM2Processor:
+    """Reads config.json and tokenizer.json, the latter as it is: class-specific loaders change its normaliser."""
+    config = load_config(directory)
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{directory.name}: no tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(path))
+    if tokenizer.get_vocab_size(with_added_tokens=True) > config.lm.vocab_size:
+        raise CheckpointError(f"tokenizer.json has more tokens than lm_config.vocab_size {config.lm.vocab_size}")
+    if config.lm.vocab_size <= REFERENCE_END:
+        raise CheckpointError(f"lm_config.vocab_size {config.lm.vocab_size} has no ids {AUDIO_START}..{REFERENCE_END}")
+    if tokenizer.token_to_id("<unk>") is None:
+        raise CheckpointError("tokenizer.json has no <unk> token")
+    return VoxCPM2Processor(tokenizer, config)
+
+
+def _all_han(text: str) -> bool:
+    return all("一" <= character <= "鿿" for character in text)

@@ -1,0 +1,142 @@
+"""audiovae.pth or audiovae.safetensors -> AudioVAE: weight norm folded, rate condition baked, strict."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from models.errors import CheckpointError
+from models.voxcpm2.audio_vae import AudioVAE, DecoderBlock, rate_bucket
+from models.voxcpm2.config import AudioVAEConfig
+from models.voxcpm2.vae_layers import CausalConv, CausalUpsample, ResidualUnit
+
+_PREFIX = "audio_vae."
+_UNUSED = ("encoder.fc_logvar.",)
+_PARAMETRISED = {
+    "parametrizations.weight.original0": "weight_g",
+    "parametrizations.weight.original1": "weight_v",
+}
+
+
+def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condition_rate: int) -> None:
+    """Fill `vae` (its parameters allocated, on any device) for the bandwidth of `condition_rate` samples per second.
+
+    Raises CheckpointError that names a missing, unexpected or misshapen tensor.
+    """
+    file, tensors = _read(directory)
+    source = _Source(file, tensors)
+    boundaries = source.take("decoder.sr_bin_boundaries", (len(config.sr_bin_boundaries),))
+    if tuple(boundaries.tolist()) != config.sr_bin_boundaries:
+        raise CheckpointError(
+            f"{file}: decoder.sr_bin_boundaries {boundaries.tolist()}, config.json has {config.sr_bin_boundaries}"
+        )
+    bucket = rate_bucket(condition_rate, config.sr_bin_boundaries)
+    for module, name in _published_names(vae):
+        if isinstance(module, ResidualUnit):
+            _copy_alpha(module.alpha_in, source, f"{name}.block.0.alpha")
+            _copy_conv(module.depthwise_weight, module.depthwise_bias, source, f"{name}.block.1")
+            _copy_alpha(module.alpha_out, source, f"{name}.block.2.alpha")
+            _copy_conv(module.pointwise_weight, module.pointwise_bias, source, f"{name}.block.3")
+        elif isinstance(module, nn.Parameter):
+            _copy_alpha(module, source, name)
+        elif isinstance(module, DecoderBlock):
+            rows = len(config.sr_bin_boundaries) + 1
+            for parameter, kind in ((module.scale, "scale"), (module.shift, "bias")):
+                table = source.take(f"{name}.{kind}_embed.weight", (rows, parameter.shape[0]))
+                parameter.data.copy_(table[bucket])
+        else:
+            _copy_conv(module.weight, module.bias, source, name)
+    source.check_all_taken()
+
+
+def _published_names(
+    vae: AudioVAE,
+) -> Iterator[tuple[CausalConv | CausalUpsample | ResidualUnit | DecoderBlock | nn.Parameter, str]]:
+    encoder, decoder = vae.encoder, vae.decoder
+    yield encoder.first, "encoder.block.0"
+    for index, block in enumerate(encoder.blocks, start=1):
+        for unit_index, unit in enumerate(block.units):
+            yield unit, f"encoder.block.{index}.block.{unit_index}"
+        yield block.alpha, f"encoder.block.{index}.block.3.alpha"
+        yield block.down, f"encoder.block.{index}.block.4"
+    yield encoder.mean, "encoder.fc_mu"
+    yield decoder.first, "decoder.model.0"
+    yield decoder.widen, "decoder.model.1"
+    for index, block in enumerate(decoder.blocks, start=2):
+        yield block, f"decoder.sr_cond_model.{index}"
+        yield block.alpha, f"decoder.model.{index}.block.0.alpha"
+        yield block.up, f"decoder.model.{index}.block.1"
+        for unit_index, unit in enumerate(block.units, start=2):
+            yield unit, f"decoder.model.{index}.block.{unit_index}"
+    end = len(decoder.blocks) + 2
+    yield decoder.alpha, f"decoder.model.{end}.alpha"
+    yield decoder.last, f"decoder.model.{end + 1}"
+
+
+def _copy_alpha(parameter: nn.Parameter, source: _Source, name: str) -> None:
+    parameter.data.copy_(source.take(name, (1, parameter.shape[0], 1)).flatten())
+
+
+def _copy_conv(weight: nn.Parameter, bias: nn.Parameter, source: _Source, name: str) -> None:
+    """w = g * v / |v|, the norm over all dimensions but the first (of a transposed convolution: input channels)."""
+    v = source.take(f"{name}.weight_v", tuple(weight.shape)).float()
+    g = source.take(f"{name}.weight_g", (weight.shape[0], 1, 1)).float()
+    weight.data.copy_(g * v / torch.linalg.vector_norm(v, dim=(1, 2), keepdim=True))
+    bias.data.copy_(source.take(f"{name}.bias", tuple(bias.shape)))
+
+
+class _Source:
+    """Tensors of the file, each taken once."""
+
+    def __init__(self, file: str, tensors: dict[str, Tensor]) -> None:
+        self.file = file
+        self.tensors = tensors
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.file}: missing tensor {name}")
+        tensor = self.tensors.pop(name)
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(f"{self.file}: tensor {name} has shape {tuple(tensor.shape)}, expected {shape}")
+        return tensor
+
+    def check_all_taken(self) -> None:
+        unexpected = sorted(name for name in self.tensors if not name.startswith(_UNUSED))
+        if unexpected:
+            raise CheckpointError(f"{self.file}: unexpected tensors: {', '.join(unexpected[:8])}")
+
+
+def _read(directory: Path) -> tuple[str, dict[str, Tensor]]:
+    """File name and tensors of the codec, audiovae.safetensors before audiovae.pth; older and newer names of weight
+    norm's parts alike."""
+    safe, legacy = directory / "audiovae.safetensors", directory / "audiovae.pth"
+    if safe.exists():
+        try:
+            tensors = load_file(safe)
+        except SafetensorError as error:
+            raise CheckpointError(f"{safe.name} cannot be read: {error}") from error
+        return safe.name, {_canonical(name): tensor for name, tensor in tensors.items()}
+    if not legacy.exists():
+        raise CheckpointError(f"{directory.name}: neither audiovae.safetensors nor audiovae.pth")
+    try:
+        content = torch.load(legacy, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{legacy.name} cannot be read: {error}") from error
+    tensors = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise CheckpointError(f"{legacy.name}: expected a dict with tensors under state_dict")
+    return legacy.name, {_canonical(name): tensor for name, tensor in tensors.items()}
+
+
+def _canonical(name: str) -> str:
+    name = name.removeprefix(_PREFIX)
+    for new, old in _PARAMETRISED.items():
+        if name.endswith(f".{new}"):
+            return name.removesuffix(new) + old
+    return name
