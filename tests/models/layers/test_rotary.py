@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from models.layers.norms import RMSNorm
+from models.layers.rotary import (
+    inverse_frequencies,
+    longrope_inverse_frequencies,
+    rotary_cos_sin,
+    rotate_half_split,
+    rotate_interleaved,
+    section_axes,
+)
+
+
+def test_rotations_are_complex_products() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 8)
+    angles = torch.randn(5, 4)
+    turn = torch.polar(torch.ones(5, 4), angles)[:, None]
+    paired = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (4, 2)).contiguous()) * turn).flatten(-2)
+    torch.testing.assert_close(rotate_interleaved(x, angles.cos(), angles.sin()), paired)
+    halves = torch.complex(x[..., :4], x[..., 4:]) * turn
+    expected = torch.cat((halves.real, halves.imag), dim=-1)
+    torch.testing.assert_close(rotate_half_split(x, angles.cos(), angles.sin()), expected)
+
+
+def test_rotation_broadcasts_over_leading_axes_and_keeps_dtype() -> None:
+    x = torch.randn(2, 5, 3, 8)
+    angles = torch.randn(5, 4)
+    out = rotate_half_split(x, angles.cos(), angles.sin())
+    torch.testing.assert_close(out[1], rotate_half_split(x[1], angles.cos(), angles.sin()))
+    assert rotate_half_split(x.bfloat16(), angles.cos(), angles.sin()).dtype == torch.bfloat16
+
+
+def test_mrope_takes_each_section_from_its_axis() -> None:
+    frequencies = inverse_frequencies(16, 1e6)
+    positions = torch.tensor([[1, 2], [30, 40], [500, 600]])
+    cos, sin = rotary_cos_sin(positions, frequencies, section_axes((1, 3, 4)))
+    axis_of = [0, 1, 1, 1, 2, 2, 2, 2]
+    for row in range(2):
+        for index, axis in enumerate(axis_of):
+            angle = int(positions[axis, row]) * 1e6 ** (-2 * index / 16)
+            assert cos[row, index] == pytest.approx(math.cos(angle), abs=1e-4)
+            assert sin[row, index] == pytest.approx(math.sin(angle), abs=1e-4)
+
+
+def test_mrope_of_equal_axes_is_one_dimensional_rope() -> None:
+    frequencies = inverse_frequencies(16, 1e4)
+    positions = torch.arange(9)
+    expected = rotary_cos_sin(positions, frequencies)
+    got = rotary_cos_sin(positions.expand(3, -1), frequencies, section_axes((2, 3, 3)))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_longrope() -> None:
+    short, long = [1.0, 2.0], [3.0, 4.0]
+    factors = {"short_factor": short, "long_factor": long, "original_max_positions": 100}
+    frequencies, scale = longrope_inverse_frequencies(4, 100.0, max_positions=100, **factors)
+    torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.05]))
+    assert scale == 1.0
+    frequencies, scale = longrope_inverse_frequencies(4, 100.0, max_positions=400, **factors)
+    torch.testing.assert_close(frequencies, torch.tensor([1 / 3, 0.025]))
+    assert scale == pytest.approx(math.sqrt(1 + math.log(4) / math.log(100)))
+    with pytest.raises(ValueError, match="2 factors for head_dim 8, expected 4"):
+        longrope_inverse_frequencies(8, 100.0, max_positions=100, **factors)
+
+
+def test_rms_norm_multiplies_the_weight_in_the_dtype_of_the_model() -> None:
+    torch.manual_seed(0)
+    norm = RMSNorm(64, 1e-6)
+    norm.weight.data = torch.randn(64).bfloat16()
+    x = torch.randn(7, 64).bfloat16()
+    wide = x.double()
+    normalised = (wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()).bfloat16()
+    assert torch.equal(norm(x), normalised * norm.weight)

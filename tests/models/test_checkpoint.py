@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from models.checkpoint import Rule, load_parameters
+from models.errors import CheckpointError
+from models.published import read_config
+
+RULES = [
+    Rule("net.{i}.q.weight", "blocks.{i}.qk.weight", rows=(0, 2)),
+    Rule("net.{i}.k.weight", "blocks.{i}.qk.weight", rows=(2, 5)),
+    Rule("experts.{e}.w", "experts"),
+    Rule("conv.weight", "patch.weight", shape=(2, 3, 2, 2)),
+    Rule("extra.{rest}", "norm.{rest}"),
+]
+ALIASES = (("model.net.", "net."),)
+
+
+class Net(nn.Module):
+    float32_parameters = frozenset({"experts"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"qk": nn.Linear(4, 5, bias=False)}) for _ in range(2))
+        self.experts = nn.Parameter(torch.empty(3, 2, 4))
+        self.patch = nn.Linear(12, 2, bias=False)
+        self.norm = nn.LayerNorm(4)
+        self.register_buffer("table", torch.arange(3.0, device="cpu"), persistent=False)
+
+
+def tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        **{f"net.{i}.q.weight": (2, 4) for i in range(2)},
+        **{f"net.{i}.k.weight": (3, 4) for i in range(2)},
+        **{f"experts.{e}.w": (2, 4) for e in range(3)},
+        "conv.weight": (2, 3, 2, 2),
+        "extra.weight": (4,),
+        "extra.bias": (4,),
+    }
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32, **kwargs: object) -> Net:
+    with torch.device("meta"):
+        net = Net()
+    load_parameters(net, directory, RULES, device=torch.device("cpu"), dtype=dtype, aliases=ALIASES, **kwargs)
+    return net
+
+
+def write_shards(directory: Path, values: dict[str, Tensor], *, index: bool) -> None:
+    names = sorted(values)
+    files = {"a.safetensors": names[:4], "b.safetensors": names[4:]}
+    for file, part in files.items():
+        save_file({name: values[name] for name in part}, directory / file)
+    if index:
+        weight_map = {name: file for file, part in files.items() for name in part}
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def check(net: Net, values: dict[str, Tensor]) -> None:
+    for i in range(2):
+        expected = torch.cat((values[f"net.{i}.q.weight"], values[f"net.{i}.k.weight"]))
+        assert torch.equal(net.blocks[i]["qk"].weight, expected)
+    assert torch.equal(net.experts, torch.stack([values[f"experts.{e}.w"] for e in range(3)]))
+    assert torch.equal(net.patch.weight, values["conv.weight"].flatten(1))
+    assert torch.equal(net.norm.bias, values["extra.bias"])
+
+
+@pytest.mark.parametrize("layout", ["single", "index", "glob"])
+def test_loads_single_and_sharded_files(tmp_path: Path, layout: str) -> None:
+    values = tensors()
+    if layout == "single":
+        save_file(values, tmp_path / "model.safetensors")
+    else:
+        write_shards(tmp_path, values, index=layout == "index")
+    check(load(tmp_path), values)
+
+
+def test_dtype_buffers_and_parameters_that_stay_float32(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "model.safetensors")
+    net = load(tmp_path, torch.bfloat16)
+    assert net.patch.weight.dtype == torch.bfloat16 and not net.patch.weight.requires_grad
+    assert net.experts.dtype == torch.float32
+    assert torch.equal(net.table, torch.tensor([0.0, 1.0, 2.0]))
+
+
+def test_aliases_and_ignored_names(tmp_path: Path) -> None:
+    values = tensors()
+    renamed = {f"model.{name}" if name.startswith("net.") else name: value for name, value in values.items()}
+    save_file({**renamed, "old.3.inv_freq": torch.ones(2)}, tmp_path / "model.safetensors")
+    check(load(tmp_path, ignore=["old.{i}.inv_freq"]), values)
+
+
+def drop(values: dict[str, Tensor]) -> None:
+    del values["net.1.k.weight"]
+
+
+def add(values: dict[str, Tensor]) -> None:
+    values["net.2.k.weight"] = torch.ones(3, 4)
+
+
+def misshape(values: dict[str, Tensor]) -> None:
+    values["conv.weight"] = torch.ones(2, 12)
+
+
+def repeat(values: dict[str, Tensor]) -> None:
+    values["model.net.0.q.weight"] = torch.ones(2, 4)
+
+
+def quantise(values: dict[str, Tensor]) -> None:
+    values["extra.bias"] = torch.ones(4, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop, "missing tensors: net.1.k.weight"),
+        (add, "unexpected tensors: net.2.k.weight"),
+        (misshape, r"conv.weight has shape \(2, 12\), expected \(2, 3, 2, 2\)"),
+        (repeat, "net.0.q.weight.* repeats|repeats .*net.0.q.weight"),
+        (quantise, "extra.bias has dtype I8"),
+    ],
+)
+def test_errors_name_the_tensor(tmp_path: Path, change: object, message: str) -> None:
+    values = tensors()
+    change(values)  # type: ignore[operator]
+    save_file(values, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_a_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
+    values = tensors()
+    write_shards(tmp_path, values, index=False)
+    save_file({"conv.weight": values["conv.weight"]}, tmp_path / "c.safetensors")
+    with pytest.raises(CheckpointError, match="tensor conv.weight repeats conv.weight of"):
+        load(tmp_path)
+
+
+def test_index_errors(tmp_path: Path) -> None:
+    values = tensors()
+    write_shards(tmp_path, values, index=True)
+    index = tmp_path / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": {**weight_map, "ghost": "a.safetensors"}}))
+    with pytest.raises(CheckpointError, match="its files lack: ghost"):
+        load(tmp_path)
+    index.write_text(json.dumps({"weight_map": {**weight_map, "conv.weight": "../a.safetensors"}}))
+    with pytest.raises(CheckpointError, match="not a file of the checkpoint"):
+        load(tmp_path)
+
+
+def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08" + b"\x00" * 7 + b"{broken}")
+    with pytest.raises(CheckpointError, match="model.safetensors cannot be read"):
+        load(tmp_path)
+
+
+def test_rules_must_fill_every_parameter(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        net = Net()
+    rules = [rule for rule in RULES if "q.weight" not in rule.published]
+    with pytest.raises(CheckpointError, match=r"blocks.0.qk.weight: rules fill 12 of 20"):
+        load_parameters(net, tmp_path, rules, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_random_values_need_no_file_and_repeat(tmp_path: Path) -> None:
+    first, second = (load(tmp_path, load_format="random") for _ in range(2))
+    for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b) and a.isfinite().all(), name
+    assert (first.norm.weight - 1).abs().max() < 0.5
+    assert not torch.equal(first.blocks[0]["qk"].weight, first.blocks[1]["qk"].weight)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"quantization_config": {"quant_method": "awq"}}, {"text_config": {"quantization_config": {"bits": 4}}}],
+)
+def test_quantised_checkpoints_are_refused(tmp_path: Path, config: dict[str, object]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="quantization_config"):
+        read_config(tmp_path)
+
+
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert read_config(tmp_path) == {}
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="adapter_config.json"):
+        read_config(tmp_path)
