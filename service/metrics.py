@@ -107,7 +107,7 @@ SPECS: tuple[MetricSpec, ...] = (
         "kind",
         "route",
         "reason",
-    ),  # fmt: skip
+    ),
     _histogram("step_duration_seconds", "Launch to results on the host.", STEP, "model", "kind", "route"),
     _histogram("step_host_duration_seconds", "Python time of a step.", STEP, "model", "kind"),
     _histogram("bucket_occupancy_ratio", "Real rows by rows of the replayed bucket.", RATIO, "model", "kind"),
@@ -176,7 +176,7 @@ class Metrics:
         self._unknown: set[str] = set()
 
     def observe(self, name: str, value: float = 1.0, /, **labels: str) -> None:
-        """Add to a counter, set a gauge or observe in a histogram. KeyError for a name or label that is not in SPECS."""
+        """Add to a counter, set a gauge or observe in a histogram; KeyError for what is not in SPECS."""
         spec = self._specs[name]
         key = (name, tuple([labels[label] for label in spec.labels]))
         setter = self._setters.get(key)

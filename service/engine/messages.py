@@ -15,7 +15,7 @@ class Struct(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages; the tag is the class name."""
 
 
-class SamplingParams(Struct):
+class SamplingParams(Struct, frozen=True):
     """How tokens are chosen. Neutral values switch a filter off: temperature 0 is greedy, top_p 1, top_k 0, min_p 0."""
 
     max_tokens: int
@@ -37,7 +37,7 @@ class SamplingParams(Struct):
 # API -> engine
 
 
-class ChatRequest(Struct):
+class ChatRequest(Struct, frozen=True):
     request_id: str
     model: str
     prompt: Prompt
@@ -46,7 +46,7 @@ class ChatRequest(Struct):
     """time.monotonic() when the request was accepted."""
 
 
-class SpeechSegment(Struct):
+class SpeechSegment(Struct, frozen=True):
     """A text to speak in one go; `max_patches` caps its length."""
 
     text_ids: tuple[int, ...]
@@ -54,7 +54,7 @@ class SpeechSegment(Struct):
     max_patches: int
 
 
-class SpeechRequest(Struct):
+class SpeechRequest(Struct, frozen=True):
     """Segments are spoken one after the other in one voice. While `open`, SpeechAppend may add segments."""
 
     request_id: str
@@ -76,13 +76,13 @@ class SpeechRequest(Struct):
     """Patches of the continuation prompt."""
 
 
-class SpeechAppend(Struct):
+class SpeechAppend(Struct, frozen=True):
     request_id: str
     segments: tuple[SpeechSegment, ...]
     last: bool
 
 
-class EncodeReference(Struct):
+class EncodeReference(Struct, frozen=True):
     """Encode a clip to patches (answered by ReferenceEncoded). wave: float32 [samples] at the reference rate."""
 
     request_id: str
@@ -92,22 +92,22 @@ class EncodeReference(Struct):
     arrival: float
 
 
-class Abort(Struct):
+class Abort(Struct, frozen=True):
     request_id: str
 
 
-class Pause(Struct):
+class Pause(Struct, frozen=True):
     """The transport cannot take more of a live stream (paused) or can again."""
 
     request_id: str
     paused: bool
 
 
-class Drain(Struct):
+class Drain(Struct, frozen=True):
     """Take no new requests; running ones finish."""
 
 
-class Stop(Struct):
+class Stop(Struct, frozen=True):
     """Leave the loop and exit."""
 
 
@@ -116,12 +116,12 @@ Command = ChatRequest | SpeechRequest | SpeechAppend | EncodeReference | Abort |
 # engine -> API
 
 
-class TokenInfo(Struct):
+class TokenInfo(Struct, frozen=True):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-class ChatDelta(Struct):
+class ChatDelta(Struct, frozen=True):
     """New tokens of a request. finish_reason ("stop", "length") ends it; the stop token itself is not delivered."""
 
     request_id: str
@@ -131,7 +131,7 @@ class ChatDelta(Struct):
     cached_tokens: int = 0
 
 
-class SpeechDelta(Struct):
+class SpeechDelta(Struct, frozen=True):
     """New audio, float32 [samples]. segment_done: the segment's last audio; finished: nothing follows."""
 
     request_id: str
@@ -142,12 +142,12 @@ class SpeechDelta(Struct):
     truncated: bool = False
 
 
-class ReferenceEncoded(Struct):
+class ReferenceEncoded(Struct, frozen=True):
     request_id: str
     patches: np.ndarray
 
 
-class Failed(Struct):
+class Failed(Struct, frozen=True):
     """A request ended without an answer. status is the HTTP status that fits; field names the request field."""
 
     request_id: str
@@ -158,7 +158,7 @@ class Failed(Struct):
     retry_after: float | None = None
 
 
-class Observation(Struct):
+class Observation(Struct, frozen=True):
     """A metric event: `name` is a metric of service/metrics.py without the reprise_ prefix."""
 
     name: str
@@ -166,7 +166,7 @@ class Observation(Struct):
     labels: dict[str, str] = {}
 
 
-class ModelState(Struct):
+class ModelState(Struct, frozen=True):
     """Load of one model at the end of a tick; pages and slots in use include cached ones only where named so."""
 
     model: str
@@ -179,7 +179,7 @@ class ModelState(Struct):
     encoder_cache_bytes: int = 0
 
 
-class EngineState(Struct):
+class EngineState(Struct, frozen=True):
     """Sent at least once a second: the heartbeat. phase: "loading", "capturing", "ready", "draining"."""
 
     phase: str
@@ -188,7 +188,7 @@ class EngineState(Struct):
     graph_bytes: int
 
 
-class Outputs(Struct):
+class Outputs(Struct, frozen=True):
     """Everything that one tick produced."""
 
     chat: tuple[ChatDelta, ...] = ()
