@@ -65,6 +65,10 @@ class VisionEncoder(Capturable, Protocol):
 
     def plan(self, items: Sequence[MediaItem]) -> Plan: ...
 
+    def needs(self, items: Sequence[MediaItem]) -> Capacity:
+        """The `needs` of plan(items), from the items' sizes alone: packing asks often."""
+        ...
+
     def split(self, item: MediaItem, limit: Capacity) -> list[MediaItem]:
         """Consecutive parts of `item` whose embeddings, one after the other, are the item's own.
 
