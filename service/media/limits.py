@@ -1,4 +1,4 @@
-"""Bounds on what a client may make the server read and decode. Every one is applied before or while the work is done."""
+"""Bounds on what a client may make the server read and decode, each applied before or while the work is done."""
 
 from __future__ import annotations
 
