@@ -1,0 +1,113 @@
+"""The published config.json and preprocessor_config.json of a MiniCPM-V checkpoint, as far as the host needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from models.errors import CheckpointError
+from models.minicpmv.slicing import SliceRule
+from models.published import read_config, read_optional_json
+
+Version = Literal["2.5", "2.6", "4.0", "4.5"]
+_VERSIONS: tuple[Version, ...] = ("2.5", "2.6", "4.0", "4.5")
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """The SigLIP tower; `num_layers` are the layers that run."""
+
+    width: int
+    inner_width: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+    table_side: int
+    """Learned positions per side."""
+    norm_eps: float
+
+
+@dataclass(frozen=True)
+class MiniCPMVConfig:
+    """text: the flat config.json itself, whose other fields are the language model's."""
+
+    version: Version
+    vision: VisionConfig
+    published_vision_layers: int
+    slicing: SliceRule
+    slice_mode: bool
+    num_queries: int
+    use_image_id: bool
+    pixel_mean: float
+    pixel_std: float
+    width: int
+    """Of the language model and of the resampler."""
+    text: Mapping[str, Any]
+
+    @property
+    def flat_positions(self) -> bool:
+        """2.5's tower is given no sizes and sees every slice as a picture of one row."""
+        return self.version == "2.5"
+
+    @property
+    def fuses_frames(self) -> bool:
+        """4.5 lets neighbouring frames share one set of queries, and adds a temporal position to their keys."""
+        return self.version == "4.5"
+
+
+def load_config(directory: Path) -> MiniCPMVConfig:
+    """CheckpointError names the field that is missing or not supported."""
+    config = read_config(directory)
+    preprocessor = read_optional_json(directory, "preprocessor_config.json")
+    version = _version(config)
+    try:
+        vision_fields = config["vision_config"]
+        published_layers = int(vision_fields.get("num_hidden_layers", 27))
+        vision = VisionConfig(
+            width=int(vision_fields.get("hidden_size", 1152)),
+            inner_width=int(vision_fields.get("intermediate_size", 4304)),
+            # The class default of the published code; published checkpoints say false.
+            num_layers=published_layers - bool(config.get("drop_vision_last_layer", True)),
+            num_heads=int(vision_fields.get("num_attention_heads", 16)),
+            patch_size=int(vision_fields.get("patch_size", 14)),
+            table_side=int(vision_fields.get("image_size", 980)) // int(vision_fields.get("patch_size", 14)),
+            norm_eps=float(vision_fields.get("layer_norm_eps", 1e-6)),
+        )
+        slicing = config.get("slice_config") or {}
+        return MiniCPMVConfig(
+            version=version,
+            vision=vision,
+            published_vision_layers=published_layers,
+            slicing=SliceRule(
+                scale_resolution=int(slicing.get("scale_resolution", 448)),
+                patch_size=int(slicing.get("patch_size", vision.patch_size)),
+                max_slices=int(slicing.get("max_slice_nums", 9)),
+            ),
+            slice_mode=bool(config.get("slice_mode", True)),
+            num_queries=int(config["query_num"]),
+            use_image_id=version != "2.5" and bool(config.get("use_image_id", True)),
+            pixel_mean=_one_value(preprocessor, "norm_mean"),
+            pixel_std=_one_value(preprocessor, "norm_std"),
+            width=int(config["hidden_size"]),
+            text=config,
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
+
+
+def _version(config: Mapping[str, Any]) -> Version:
+    # The first revisions of 2.5 name no version; the other model without one (2.0) has a different tower.
+    value = config.get("version", 2.5)
+    for version in _VERSIONS:
+        if str(value) == version or value == float(version):
+            return version
+    raise CheckpointError(f"config.json: version {value!r} is not hosted; hosted are {', '.join(_VERSIONS)}")
+
+
+def _one_value(preprocessor: Mapping[str, Any], name: str) -> float:
+    values = set(preprocessor.get(name, [0.5]))
+    if len(values) != 1:
+        raise CheckpointError(f"preprocessor_config.json: {name} must be the same for all channels, not {values}")
+    return float(values.pop())

@@ -1,0 +1,238 @@
+"""Pictures, videos and prompts of MiniCPM-V. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from models.errors import CheckpointError, InputError
+from models.media import ChatMessage, MediaItem, MediaKind, Prompt, Span, VideoFrames, VideoMetadata, media_digest
+from models.minicpmv.chat import (
+    REASONING_MARKERS,
+    ChatTemplate,
+    load_chat_template,
+    picture_starts,
+    picture_text,
+    turns,
+    unused_character,
+)
+from models.minicpmv.config import MiniCPMVConfig, load_config
+from models.minicpmv.slicing import SliceRule, slice_picture
+from models.minicpmv.tokenizer import Tokenizer, load_tokenizer
+from models.minicpmv.video import (
+    MAX_GROUPS,
+    UNFUSED_MAX_FRAMES,
+    Sampling,
+    fused_pack,
+    sample_fused,
+    sample_unfused,
+    temporal_ids,
+)
+from models.published import read_optional_json
+
+NO_TIME = -1
+"""Temporal id of a slice without a time: pictures, and frames that are not fused."""
+_PLACEHOLDER = "<unk>"
+_STOP_TOKENS = {
+    "2.5": ("<|eot_id|>", "<|end_of_text|>"),
+    "2.6": ("<|im_end|>", "<|endoftext|>"),
+    "4.0": ("<|im_end|>", "</s>"),
+    "4.5": ("<|im_end|>", "<|endoftext|>"),
+}
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class MiniCPMVProcessor:
+    """ChatProcessor of MiniCPM-V 2.5, 2.6, 4.0 and 4.5.
+
+    An item's frames are its slices in the order of the encoder. Its arrays: group_sizes int32 [groups], slices that
+    share one set of queries; temporal_ids int32 [slices]; grid int32 [2], columns and rows of crops, 0 without.
+    """
+
+    def __init__(
+        self,
+        config: MiniCPMVConfig,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        generation: Mapping[str, Any],
+        *,
+        video_slices: int = 1,
+    ) -> None:
+        """video_slices: most crops of a video frame; 1 leaves the overview alone."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self.template = template
+        self.vocab_size = int(config.text["vocab_size"])
+        self.context_length = int(config.text["max_position_embeddings"])
+        self.stop_token_ids = self._stop_token_ids(generation)
+        self.generation_defaults = _generation_defaults(generation)
+        special = tokenizer.special_ids
+        self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= special.keys() else None
+        rule = config.slicing
+        self._picture_rule = rule if config.slice_mode else SliceRule(rule.scale_resolution, rule.patch_size, 1)
+        self._overview_rule = SliceRule(rule.scale_resolution, rule.patch_size, 1)
+        self._frame_rule = SliceRule(rule.scale_resolution, rule.patch_size, video_slices)
+        # The published rule can pass its bound by part of a second: 3 a second of 60.9 s are 183 groups.
+        most_groups = 2 * MAX_GROUPS if config.fuses_frames else UNFUSED_MAX_FRAMES
+        most_frame_slices = 1 if video_slices == 1 else video_slices + 1
+        most_slices = max(most_groups * most_frame_slices, self._picture_rule.max_slices + 1)
+        self.max_item_embeds = most_slices * config.num_queries
+        self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
+        self._starts = frozenset(self._marker(name) for name in picture_starts(config.version))
+        self._placeholder = self._marker(_PLACEHOLDER)
+
+    def tokenize(self, text: str) -> list[int]:
+        return self.tokenizer.encode_plain(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> bytes:
+        return self.tokenizer.decode(token_ids)
+
+    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
+        """detail "low" takes the overview alone."""
+        sliced = slice_picture(picture.convert("RGB"), self._overview_rule if detail == "low" else self._picture_rule)
+        return self._item("image", sliced.slices, sliced.grid, [1] * len(sliced.slices), [NO_TIME] * len(sliced.slices))
+
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        return list(self._sampling(metadata, fps, max_frames).indices)
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        """4.5 fuses neighbours when the video has more frames than groups, by the rule that sampled them."""
+        if not video.frames:
+            raise InputError("video_url", "the video has no frames")
+        if not self.config.fuses_frames:
+            return self.video_item(video.frames, [[NO_TIME]] * len(video.frames))
+        pack = fused_pack(video.metadata, video.requested_fps, len(video.frames))
+        ids = temporal_ids(video.times, video.metadata).tolist()
+        return self.video_item(video.frames, [ids[i : i + pack] for i in range(0, len(ids), pack)])
+
+    def video_item(self, frames: Sequence[np.ndarray], groups: Sequence[Sequence[int]]) -> MediaItem:
+        """Frames with the temporal ids of each group. Frames of a group must be cut alike: slice k of all its frames
+        makes one group of the encoder."""
+        pictures = [slice_picture(Image.fromarray(frame), self._frame_rule) for frame in frames]
+        if len({picture.grid for picture in pictures}) > 1:
+            raise InputError("video_url", "all frames of a video must have the same size")
+        slices: list[np.ndarray] = []
+        sizes: list[int] = []
+        times: list[int] = []
+        start = 0
+        for ids in groups:
+            members = pictures[start : start + len(ids)]
+            start += len(ids)
+            for column in zip(*(member.slices for member in members), strict=True):
+                slices += column
+                sizes.append(len(column))
+                times += ids
+        item = self._item("video", slices, pictures[0].grid, sizes, times)
+        if item.num_embeds > self.max_item_embeds:
+            raise InputError("video_url", f"{len(frames)} frames take {item.num_embeds} of {self.max_item_embeds} rows")
+        return item
+
+    def prompt(
+        self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
+    ) -> Prompt:
+        enable_thinking = options.get("enable_thinking") or False
+        if enable_thinking and self.reasoning_markers is None:
+            raise InputError("enable_thinking", f"MiniCPM-V {self.config.version} has no reasoning mode")
+        order = [part.item for message in messages for part in message.content if part.item is not None]
+        texts = [part.text for message in messages for part in message.content if part.text is not None]
+        shield = unused_character(texts)
+        rendered = self.template.render(
+            turns(messages, self._media_texts(order, items), lambda text: self.tokenizer.shield(text, shield)),
+            enable_thinking=enable_thinking,
+        )
+        token_ids = np.array(self.tokenizer.encode(rendered, shield), dtype=np.int32)
+        if len(token_ids) >= self.context_length:
+            raise InputError(
+                "messages", f"the prompt takes {len(token_ids)} tokens of a context of {self.context_length}"
+            )
+        return Prompt(
+            token_ids=token_ids,
+            positions=np.arange(len(token_ids), dtype=np.int32)[None],
+            next_position=len(token_ids),
+            items=tuple(items),
+            spans=tuple(self._spans(token_ids, order, items)),
+            opens_reasoning=rendered.rstrip().endswith(REASONING_MARKERS[0]),
+        )
+
+    def _sampling(self, metadata: VideoMetadata, fps: float | None, max_frames: int) -> Sampling:
+        sample = sample_fused if self.config.fuses_frames else sample_unfused
+        return sample(metadata, fps, max_frames)
+
+    def _item(
+        self,
+        kind: MediaKind,
+        slices: Sequence[np.ndarray],
+        grid: tuple[int, int] | None,
+        group_sizes: Sequence[int],
+        times: Sequence[int],
+    ) -> MediaItem:
+        arrays = {
+            "group_sizes": np.array(group_sizes, dtype=np.int32),
+            "temporal_ids": np.array(times, dtype=np.int32),
+            "grid": np.array(grid or (0, 0), dtype=np.int32),
+        }
+        patch_area = self.config.slicing.patch_size**2
+        return MediaItem(
+            kind=kind,
+            frames=tuple(slices),
+            arrays=arrays,
+            num_patches=sum(s.shape[0] * s.shape[1] for s in slices) // patch_area,
+            num_sequences=len(slices),
+            num_embeds=len(group_sizes) * self.config.num_queries,
+            digest=media_digest(kind, slices, arrays, self._settings),
+        )
+
+    def _media_texts(self, order: Sequence[int], items: Sequence[MediaItem]) -> list[str]:
+        """Text of every item, by its index; pictures are numbered as they come, videos are not."""
+        texts = [""] * len(items)
+        pictures = 0
+        for index in order:
+            item = items[index]
+            columns, rows = item.arrays["grid"].tolist()
+            grid = (columns, rows) if columns else None
+            image_id = None
+            if item.kind == "image":
+                image_id = pictures if self.config.use_image_id else None
+                pictures += 1
+            text = picture_text(self.config.version, grid, self.config.num_queries, image_id)
+            groups = len(item.arrays["group_sizes"]) // (columns * rows + 1)
+            texts[index] = "\n".join([text] * groups) if item.kind == "video" else text
+        return texts
+
+    def _spans(self, token_ids: np.ndarray, order: Sequence[int], items: Sequence[MediaItem]) -> list[Span]:
+        """Runs of placeholders behind start markers, dealt to the items in prompt order."""
+        starts = np.flatnonzero(np.isin(token_ids, list(self._starts))) + 1
+        starts = starts[token_ids[starts] == self._placeholder]
+        owners = [index for index in order for _ in items[index].arrays["group_sizes"]]
+        assert len(owners) == len(starts), "every group of slices has one run of placeholders"
+        return [Span(owner, int(start), self.config.num_queries) for owner, start in zip(owners, starts, strict=True)]
+
+    def _marker(self, name: str) -> int:
+        try:
+            return self.tokenizer.special_ids[name]
+        except KeyError:
+            raise CheckpointError(f"tokenizer.json: no added token {name!r}") from None
+
+    def _stop_token_ids(self, generation: Mapping[str, Any]) -> frozenset[int]:
+        eos = generation.get("eos_token_id", [])
+        named = [self.tokenizer.special_ids.get(name) for name in _STOP_TOKENS[self.config.version]]
+        return frozenset([*(eos if isinstance(eos, list) else [eos]), *(token for token in named if token is not None)])
+
+
+def load_processor(directory: Path) -> MiniCPMVProcessor:
+    """Reads config.json, preprocessor_config.json, generation_config.json, tokenizer.json and the chat template."""
+    return MiniCPMVProcessor(
+        load_config(directory),
+        load_tokenizer(directory, spoken=frozenset(REASONING_MARKERS)),
+        load_chat_template(directory),
+        read_optional_json(directory, "generation_config.json"),
+    )
+
+
+def _generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
+    defaults = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
+    return {**defaults, "temperature": 0.0} if generation.get("do_sample") is False else defaults

@@ -1,0 +1,96 @@
+"""How a picture becomes slices: one overview and, for a large picture, a grid of refined crops.
+
+Source: slice_image of the published processors (image_processing_minicpmv.py), which all versions share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from models.errors import InputError
+
+MAX_PATCHES_PER_SIDE = 4096
+"""Rows of the resampler's position table; longer sides need pictures of aspect 16000 and are refused."""
+
+
+@dataclass(frozen=True)
+class SliceRule:
+    """Geometry of slicing: slices cover about scale_resolution^2 pixels, sides are multiples of patch_size."""
+
+    scale_resolution: int
+    patch_size: int
+    max_slices: int
+
+    def overview_size(self, width: int, height: int, *, enlarge: bool) -> tuple[int, int]:
+        return self._fit(width, height, enlarge)
+
+    def grid(self, width: int, height: int) -> tuple[int, int] | None:
+        """(columns, rows) of the crops, or None when the overview alone is enough."""
+        wanted = min(math.ceil(width * height / self.scale_resolution**2), self.max_slices)
+        if wanted <= 1:
+            return None
+        counts = [count for count in (wanted - 1, wanted, wanted + 1) if 1 < count <= self.max_slices]
+        grids = [
+            (columns, count // columns) for count in counts for columns in range(1, count + 1) if count % columns == 0
+        ]
+        aspect = math.log(width / height)
+        best, best_error = (1, 1), math.inf
+        for columns, rows in grids:
+            error = abs(aspect - math.log(columns / rows))
+            if error < best_error:
+                best, best_error = (columns, rows), error
+        return best
+
+    def refined_size(self, width: int, height: int, grid: tuple[int, int]) -> tuple[int, int]:
+        """Size of the whole picture before it is cut into the grid's equal cells."""
+        columns, rows = grid
+        cell = (self._snap(width, columns) / columns, self._snap(height, rows) / rows)
+        cell_width, cell_height = self._fit(*cell, enlarge=True)
+        return cell_width * columns, cell_height * rows
+
+    def _fit(self, width: float, height: float, enlarge: bool) -> tuple[int, int]:
+        if width * height > self.scale_resolution**2 or enlarge:
+            aspect = width / height
+            # The width follows from the height that was already cut to an integer.
+            height = int(self.scale_resolution / math.sqrt(aspect))
+            width = int(height * aspect)
+        return self._snap(width, self.patch_size), self._snap(height, self.patch_size)
+
+    @staticmethod
+    def _snap(length: float, multiple: int) -> int:
+        return max(round(length / multiple) * multiple, multiple)
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedPicture:
+    """slices: uint8 [height, width, 3], overview first, then the crops row by row. grid: (columns, rows) or None."""
+
+    slices: tuple[np.ndarray, ...]
+    grid: tuple[int, int] | None
+
+
+def slice_picture(picture: Image.Image, rule: SliceRule) -> SlicedPicture:
+    """Overview and crops of an RGB picture; InputError when its aspect ratio makes a side too long."""
+    width, height = picture.size
+    grid = rule.grid(width, height)
+    overview_size = rule.overview_size(width, height, enlarge=grid is None)
+    refined_size = rule.refined_size(width, height, grid) if grid else overview_size
+    longest = max(*overview_size, refined_size[0] // (grid or (1, 1))[0], refined_size[1] // (grid or (1, 1))[1])
+    if longest > MAX_PATCHES_PER_SIDE * rule.patch_size:
+        raise InputError("image_url", f"picture of {width} x {height} pixels: the aspect ratio is too extreme")
+    overview = _pixels(picture.resize(overview_size, Image.Resampling.BICUBIC))
+    if grid is None:
+        return SlicedPicture((overview,), None)
+    columns, rows = grid
+    refined = _pixels(picture.resize(refined_size, Image.Resampling.BICUBIC))
+    cells = refined.reshape(rows, refined.shape[0] // rows, columns, refined.shape[1] // columns, 3)
+    crops = tuple(np.ascontiguousarray(cells[row, :, column]) for row in range(rows) for column in range(columns))
+    return SlicedPicture((overview, *crops), grid)
+
+
+def _pixels(picture: Image.Image) -> np.ndarray:
+    return np.asarray(picture, dtype=np.uint8)

@@ -1,0 +1,93 @@
+"""tokenizer.json through the `tokenizers` library (transformers' wrapper would import torch).
+
+Special tokens are found by string. Text is cut at them and each piece is encoded on its own, without special tokens,
+so a caller decides which literals in a text are special: the ones that hold no `shield` character.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from models.errors import CheckpointError
+from models.published import read_json
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """Text to ids and ids to bytes. `special_ids`: added tokens by string."""
+
+    def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
+        """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text."""
+        tokenizer = FastTokenizer.from_str(json.dumps(published))
+        added = published.get("added_tokens", [])
+        self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
+        self.vocab_size = tokenizer.get_vocab_size()
+        self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
+        self._plain = FastTokenizer.from_str(json.dumps({**published, "added_tokens": [], "post_processor": None}))
+        self._opening = tokenizer.encode("").ids
+        self._names = {token["id"]: token["content"] for token in added}
+        self._byte_values = _byte_values() if _is_byte_level(published.get("decoder") or {}) else None
+        literals = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
+        self._special = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of `text`; literal special tokens in it are plain text."""
+        return self._plain.encode(text, add_special_tokens=False).ids if text else []
+
+    def shield(self, text: str, shield: str) -> str:
+        """`text` with the character `shield` put into each literal special token."""
+        return self._special.sub(lambda match: match[0][:1] + shield + match[0][1:], text)
+
+    def encode(self, text: str, shield: str) -> list[int]:
+        """Ids of a whole prompt: special tokens where they stand, shielded ones as plain text; one opening token."""
+        ids: list[int] = []
+        end = 0
+        for match in self._special.finditer(text):
+            ids += self.encode_plain(text[end : match.start()].replace(shield, ""))
+            ids.append(self.special_ids[match[0]])
+            end = match.end()
+        ids += self.encode_plain(text[end:].replace(shield, ""))
+        return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
+
+    def decode(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(map(self._bytes, token_ids))
+
+    def _bytes(self, token_id: int) -> bytes:
+        if token_id in self._silent:
+            return b""
+        if token_id in self._names:
+            return self._names[token_id].encode()
+        token = self._plain.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_values is not None:
+            return bytes(self._byte_values[character] for character in token)
+        byte = _BYTE_TOKEN.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace("▁", " ").encode()
+
+
+def load_tokenizer(directory: Path, *, spoken: frozenset[str] = frozenset()) -> Tokenizer:
+    return Tokenizer(read_json(directory, "tokenizer.json"), spoken=spoken)
+
+
+def _is_byte_level(decoder: dict[str, Any]) -> bool:
+    kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
+    if "ByteLevel" in kinds:
+        return True
+    if "ByteFallback" in kinds:
+        return False
+    raise CheckpointError(f"tokenizer.json: decoder of types {kinds}; expected ByteLevel or ByteFallback")
+
+
+def _byte_values() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in printable]
+    return {chr(value): value for value in printable} | {chr(256 + i): value for i, value in enumerate(others)}

@@ -1,0 +1,88 @@
+"""Which frames of a video are read, and how 4.5 fuses them into groups.
+
+Sources: the published README examples (encode_video) of 2.6, 4.0 and 4.5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.media import VideoMetadata
+
+UNFUSED_FRAMES_PER_SECOND = 1.0
+UNFUSED_MAX_FRAMES = 64
+FUSED_FRAMES_PER_SECOND = 3.0
+MAX_GROUPS = 180
+MAX_PACK = 6
+TIME_SCALE = 0.1
+"""Seconds per temporal id."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Frames to read, and how many neighbours share one set of queries."""
+
+    indices: tuple[int, ...]
+    pack: int
+
+
+def sample_unfused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> Sampling:
+    """2.5, 2.6, 4.0: one frame a second (or `fps`), thinned evenly to at most 64 (or fewer) frames."""
+    step = max(1, round(metadata.fps / (fps or UNFUSED_FRAMES_PER_SECOND)))
+    indices = tuple(range(0, metadata.num_frames, step))
+    limit = min(UNFUSED_MAX_FRAMES, max_frames)
+    if len(indices) > limit:
+        indices = tuple(indices[i] for i in uniform(len(indices), limit))
+    return Sampling(indices, pack=1)
+
+
+def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> Sampling:
+    """4.5: 180 frames alone, more in groups of up to 6 as duration * fps grows.
+
+    `max_frames` below the rule's count lowers the rate, and the groups follow from the frames that are left.
+    """
+    fps = fps or FUSED_FRAMES_PER_SECOND
+    duration = _duration(metadata)
+    if fps * int(duration) <= MAX_GROUPS:
+        pack = 1
+        count = round(min(fps, round(metadata.fps)) * min(MAX_GROUPS, duration))
+    else:
+        pack = math.ceil(duration * fps / MAX_GROUPS)
+        count = round(duration * fps)
+        if pack > MAX_PACK:
+            pack, count = MAX_PACK, MAX_GROUPS * MAX_PACK
+    allowed = min(max_frames, metadata.num_frames)
+    if count > allowed:
+        count, pack = allowed, math.ceil(allowed / MAX_GROUPS)
+    return Sampling(tuple(uniform(metadata.num_frames, max(count, 1))), pack)
+
+
+def fused_pack(metadata: VideoMetadata, fps: float | None, num_frames: int) -> int:
+    """Frames per group of a video of which `num_frames` were read; of a list of frames, as few as the groups allow."""
+    sampling = sample_fused(metadata, fps, num_frames)
+    return sampling.pack if len(sampling.indices) == num_frames else math.ceil(num_frames / MAX_GROUPS)
+
+
+def uniform(length: int, count: int) -> list[int]:
+    """`count` indices in the middles of equal parts of range(length)."""
+    gap = length / count
+    return [int(i * gap + gap / 2) for i in range(count)]
+
+
+def temporal_ids(times: Sequence[float], metadata: VideoMetadata) -> np.ndarray:
+    """int32 [frames]: tenths of a second, cut as the published code cuts them.
+
+    The grid value k * 0.1 divided by 0.1 falls just below k for k = 43, 81, 86, ..., whose id is k - 1.
+    """
+    grid = np.arange(0, max(_duration(metadata), TIME_SCALE), TIME_SCALE)
+    nearest = [int(np.argmin(np.abs(grid - time))) for time in times]
+    return (grid[nearest] / TIME_SCALE).astype(np.int32)
+
+
+def _duration(metadata: VideoMetadata) -> float:
+    """Seconds as the published code counts them; a container may name no rate."""
+    return metadata.num_frames / metadata.fps if metadata.fps > 0 else metadata.duration
