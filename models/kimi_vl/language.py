@@ -1,0 +1,133 @@
+"""The language model of Kimi-VL: latent attention, a dense first layer, experts in the others."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.checkpoint import Rule
+from models.kimi_vl.config import TextConfig
+from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
+from models.layers.mlp import SwiGLU
+from models.layers.moe import Experts, MixtureOfExperts, SigmoidRouter
+from models.layers.norms import RMSNorm
+from models.layers.rotary import inverse_frequencies, rotary_cos_sin
+
+
+class LatentBlock(nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x)), the mlp dense or a mixture of experts."""
+
+    def __init__(self, config: TextConfig, layer: int) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.attention_norm = RMSNorm(width, config.rms_norm_eps)
+        self.attention = LatentAttention(attention_config(config))
+        self.mlp_norm = RMSNorm(width, config.rms_norm_eps)
+        self.mlp: nn.Module
+        if layer < config.first_k_dense_replace:
+            self.mlp = SwiGLU(width, config.intermediate_size)
+        else:
+            router = SigmoidRouter(
+                width,
+                config.n_routed_experts,
+                config.num_experts_per_tok,
+                config.routed_scaling_factor,
+                normalise=config.norm_topk_prob,
+            )
+            inner = config.moe_intermediate_size
+            self.mlp = MixtureOfExperts(
+                router, Experts(config.n_routed_experts, width, inner), SwiGLU(width, inner * config.n_shared_experts)
+            )
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotary, layer, batch)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class LatentDecoder(nn.Module):
+    """Packed rows through all layers over a paged cache of latents (models.protocol.Decoder). Capturable."""
+
+    position_axes = 1
+    frequencies: Tensor
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.max_positions = config.max_position_embeddings
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(LatentBlock(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        frequencies = inverse_frequencies(config.qk_rope_head_dim, config.rope_theta)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return [attention_config(self.config).cache_spec] * self.config.num_hidden_layers
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.embed_tokens(token_ids)
+
+    def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        rotary = rotary_cos_sin(positions[0], self.frequencies)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden, rotary, index, batch)
+        return self.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.head.weight).float()
+
+    def reorder_rotary_rows(self) -> None:
+        """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
+        rope = self.config.qk_rope_head_dim
+        for layer in self.layers:
+            half_split_rows(layer.attention.q.weight, self.config.qk_nope_head_dim + rope, rope)
+            half_split_rows(layer.attention.kv_down.weight, self.config.kv_lora_rank + rope, rope)
+
+
+def attention_config(config: TextConfig) -> LatentAttentionConfig:
+    return LatentAttentionConfig(
+        width=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        rank=config.kv_lora_rank,
+        nope_dim=config.qk_nope_head_dim,
+        rope_dim=config.qk_rope_head_dim,
+        value_dim=config.v_head_dim,
+    )
+
+
+def decoder_rules(config: TextConfig, published: str, ours: str) -> list[Rule]:
+    """Published names under the prefix `published` to a LatentDecoder under `ours`, both ending in "."."""
+    layer, our_layer = f"{published}model.layers.{{i}}.", f"{ours}layers.{{i}}."
+    rules = [
+        Rule(f"{published}model.embed_tokens.weight", f"{ours}embed_tokens.weight"),
+        Rule(f"{published}model.norm.weight", f"{ours}norm.weight"),
+        Rule(f"{published}lm_head.weight", f"{ours}head.weight"),
+        Rule(f"{layer}input_layernorm.weight", f"{our_layer}attention_norm.weight"),
+        Rule(f"{layer}post_attention_layernorm.weight", f"{our_layer}mlp_norm.weight"),
+        Rule(f"{layer}self_attn.q_proj.weight", f"{our_layer}attention.q.weight"),
+        Rule(f"{layer}self_attn.kv_a_proj_with_mqa.weight", f"{our_layer}attention.kv_down.weight"),
+        Rule(f"{layer}self_attn.kv_a_layernorm.weight", f"{our_layer}attention.latent_norm.weight"),
+        Rule(f"{layer}self_attn.kv_b_proj.weight", f"{our_layer}attention.kv_up.weight"),
+        Rule(f"{layer}self_attn.o_proj.weight", f"{our_layer}attention.out.weight"),
+        Rule(f"{layer}mlp.gate.weight", f"{our_layer}mlp.router.weight"),
+        Rule(f"{layer}mlp.gate.e_score_correction_bias", f"{our_layer}mlp.router.bias"),
+    ]
+    shared_inner = config.moe_intermediate_size * config.n_shared_experts
+    for kind, place, inner in (
+        ("mlp.", "mlp.", config.intermediate_size),
+        ("mlp.shared_experts.", "mlp.shared.", shared_inner),
+    ):
+        rules += [
+            Rule(f"{layer}{kind}gate_proj.weight", f"{our_layer}{place}gate_up.weight", rows=(0, inner)),
+            Rule(f"{layer}{kind}up_proj.weight", f"{our_layer}{place}gate_up.weight", rows=(inner, 2 * inner)),
+            Rule(f"{layer}{kind}down_proj.weight", f"{our_layer}{place}down.weight"),
+        ]
+    expert, inner = f"{layer}mlp.experts.{{e}}.", config.moe_intermediate_size
+    return [
+        *rules,
+        Rule(f"{expert}gate_proj.weight", f"{our_layer}mlp.experts.gate_up", rows=(0, inner)),
+        Rule(f"{expert}up_proj.weight", f"{our_layer}mlp.experts.gate_up", rows=(inner, 2 * inner)),
+        Rule(f"{expert}down_proj.weight", f"{our_layer}mlp.experts.down"),
+    ]

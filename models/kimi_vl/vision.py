@@ -1,0 +1,210 @@
+"""MoonViT with its projector as one capturable encoder over packed patches.
+
+Learned positions (interpolated to the picture's grid), coordinates, segment bounds and the order of the 2x2 merge are
+data, so pictures of any sizes share a call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.checkpoint import Rule
+from models.kimi_vl.config import KimiVLConfig, VisionConfig
+from models.kimi_vl.processor import ImageSettings
+from models.layers.attention import varlen_attention
+from models.layers.mla import half_split_rows
+from models.layers.mlp import MLP
+from models.layers.rotary import rotate_half_split
+from models.media import MediaItem
+from models.protocol import BufferSpec, Capacity, Plan
+
+_NORM_EPS = 1e-5
+_ROPE_THETA = 10000.0
+_CACHED_GRIDS = 64
+_LADDER = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4352, 5376, 6912, 8704)
+"""Patches; steps of about 1.25 where pictures of one to four in a tick lie."""
+
+
+class VisionBlock(nn.Module):
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.attention_norm = nn.LayerNorm(width, eps=_NORM_EPS)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width, eps=_NORM_EPS)
+        self.mlp = MLP(width, config.intermediate_size, "gelu_tanh")
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
+        q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
+        attended = varlen_attention(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+        x = x + self.out(attended.flatten(-2))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Projector(nn.Module):
+    """Norm per patch, four patches side by side, two linears around an exact GELU."""
+
+    def __init__(self, width: int, merged_patches: int, out_width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=_NORM_EPS)
+        self.mlp = MLP(width * merged_patches, width * merged_patches, "gelu", out_width=out_width)
+        self.merged_patches = merged_patches
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.norm(x).unflatten(0, (-1, self.merged_patches)).flatten(1))
+
+
+class KimiVisionEncoder(nn.Module):
+    """VisionEncoder of Kimi-VL. Buffers of a capacity of P patches and S sequences:
+
+    pixels uint8 [P, 588] in order (channel, y, x); positions [P, width], the learned table at the patch; coordinates
+    int32 [P, 2] (column, row); cu_seqlens int32 [S + 1], the tail repeating the total; merge_index int64 [P].
+    """
+
+    name = "vision_encoder"
+    norm_table: Tensor
+    frequencies: Tensor
+
+    def __init__(self, config: KimiVLConfig, images: ImageSettings) -> None:
+        super().__init__()
+        vision = self.config = config.vision
+        self.patch_embed = nn.Linear(vision.patch_values, vision.hidden_size)
+        self.position_table = nn.Parameter(
+            torch.empty(vision.init_pos_emb_height, vision.init_pos_emb_width, vision.hidden_size)
+        )
+        self.blocks = nn.ModuleList(VisionBlock(vision) for _ in range(vision.num_hidden_layers))
+        self.final_norm = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS)
+        self.projector = Projector(vision.hidden_size, vision.merged_patches, config.text.hidden_size)
+        self.register_buffer("norm_table", _normalisation_table(images), persistent=False)
+        exponents = torch.arange(0, vision.head_dim, 4, dtype=torch.float32, device="cpu") / vision.head_dim
+        self.register_buffer("frequencies", 1.0 / _ROPE_THETA**exponents, persistent=False)
+        self._interpolated: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+
+    def default_ladder(self) -> list[Capacity]:
+        return [{"patches": p, "sequences": min(64, p // 16), "max_seqlen": p} for p in _LADDER]
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        patches, config = capacity["patches"], self.config
+        return {
+            "pixels": BufferSpec((patches, config.patch_values), torch.uint8),
+            "positions": BufferSpec((patches, config.hidden_size), self.patch_embed.weight.dtype),
+            "coordinates": BufferSpec((patches, 2), torch.int32),
+            "cu_seqlens": BufferSpec((capacity["sequences"] + 1,), torch.int32),
+            "merge_index": BufferSpec((patches,), torch.int64),
+        }
+
+    def plan(self, items: Sequence[MediaItem]) -> Plan:
+        grids = [(int(rows), int(columns)) for item in items for rows, columns in item.arrays["grids"]]
+        frames = [frame for item in items for frame in item.frames]
+        lengths = [rows * columns for rows, columns in grids]
+        cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        total = int(cu_seqlens[-1])
+        return Plan(
+            arrays={
+                "coordinates": np.concatenate([_coordinates(*grid) for grid in grids]),
+                "cu_seqlens": cu_seqlens,
+                "merge_index": np.concatenate(
+                    [start + _merge_order(*grid) for start, grid in zip(cu_seqlens, grids, strict=False)]
+                ),
+            },
+            tensors={
+                "pixels": [self._patches(frame, grid) for frame, grid in zip(frames, grids, strict=True)],
+                "positions": [self._positions(grid) for grid in grids],
+            },
+            fills={"cu_seqlens": total},
+            needs={"patches": total, "sequences": len(grids), "max_seqlen": max(lengths)},
+        )
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        dtype = self.patch_embed.weight.dtype
+        per_channel = self.config.patch_size**2
+        pixels = buffers["pixels"].unflatten(1, (3, per_channel)).int()
+        offsets = torch.arange(0, 768, 256, dtype=torch.int32, device=pixels.device)[:, None]
+        values = self.norm_table.index_select(0, (pixels + offsets).flatten()).view(-1, 3 * per_channel)
+        x = self.patch_embed(values.to(dtype)) + buffers["positions"]
+        rotary = self._rotary(buffers["coordinates"])
+        for block in self.blocks:
+            x = block(x, rotary, buffers["cu_seqlens"], capacity["max_seqlen"])
+        merged = self.final_norm(x).index_select(0, buffers["merge_index"])
+        return {"embeds": self.projector(merged)}
+
+    def reorder_rotary_rows(self) -> None:
+        """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
+        width, head_dim = self.config.hidden_size, self.config.head_dim
+        for block in self.blocks:
+            for values in (block.qkv.weight, block.qkv.bias):
+                half_split_rows(values[: 2 * width], head_dim, head_dim)
+
+    def _rotary(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Pair 2i turns by column * f_i, pair 2i + 1 by row * f_i."""
+        angles = (coordinates.float()[:, None, :] * self.frequencies[None, :, None]).flatten(1)
+        return angles.cos(), angles.sin()
+
+    def _patches(self, frame: np.ndarray, grid: tuple[int, int]) -> Tensor:
+        """uint8 rows of a picture in raster order, a permuted view of its upload: [rows, columns, 3, y, x]."""
+        (rows, columns), size = grid, self.config.patch_size
+        picture = torch.from_numpy(np.ascontiguousarray(frame)).to(self.norm_table.device, non_blocking=True)
+        return picture.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
+
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        """The learned table, bicubically resized to the grid (no antialias): [rows * columns, width], cached."""
+        found = self._interpolated.get(grid)
+        if found is None:
+            table = self.position_table
+            if tuple(table.shape[:2]) != grid:
+                channels_first = table.permute(2, 0, 1)[None].float()
+                resized = F.interpolate(channels_first, size=grid, mode="bicubic", align_corners=False)
+                table = resized[0].permute(1, 2, 0).to(table.dtype)
+            found = self._interpolated[grid] = table.reshape(-1, table.shape[-1])
+            if len(self._interpolated) > _CACHED_GRIDS:
+                self._interpolated.popitem(last=False)
+        self._interpolated.move_to_end(grid)
+        return found
+
+
+def _normalisation_table(images: ImageSettings) -> Tensor:
+    """Normalised value of every byte, channel by channel: float32 [768]."""
+    values = np.arange(256, dtype=np.float32) / np.float32(255)
+    mean, std = np.array(images.mean, dtype=np.float32), np.array(images.std, dtype=np.float32)
+    return torch.from_numpy(((values[None] - mean[:, None]) / std[:, None]).reshape(-1))
+
+
+def _coordinates(rows: int, columns: int) -> np.ndarray:
+    row, column = np.indices((rows, columns), dtype=np.int32)
+    return np.stack((column.ravel(), row.ravel()), axis=1)
+
+
+def _merge_order(rows: int, columns: int) -> np.ndarray:
+    """Patches of a raster in the order in which 2x2 blocks take them."""
+    raster = np.arange(rows * columns, dtype=np.int64).reshape(rows // 2, 2, columns // 2, 2)
+    return raster.transpose(0, 2, 1, 3).ravel()
+
+
+def encoder_rules(config: VisionConfig, ours: str) -> list[Rule]:
+    """Published names to a KimiVisionEncoder under the prefix `ours`, which ends in "."."""
+    tower, block, our_block = "vision_tower.", "vision_tower.encoder.blocks.{i}.", f"{ours}blocks.{{i}}."
+    size = config.patch_size
+    return [
+        Rule(f"{tower}patch_embed.proj.weight", f"{ours}patch_embed.weight", shape=(config.hidden_size, 3, size, size)),
+        Rule(f"{tower}patch_embed.proj.bias", f"{ours}patch_embed.bias"),
+        Rule(f"{tower}patch_embed.pos_emb.weight", f"{ours}position_table"),
+        Rule(f"{block}norm0.{{rest}}", f"{our_block}attention_norm.{{rest}}"),
+        Rule(f"{block}norm1.{{rest}}", f"{our_block}mlp_norm.{{rest}}"),
+        Rule(f"{block}wqkv.{{rest}}", f"{our_block}qkv.{{rest}}"),
+        Rule(f"{block}wo.{{rest}}", f"{our_block}out.{{rest}}"),
+        Rule(f"{block}mlp.fc0.{{rest}}", f"{our_block}mlp.fc1.{{rest}}"),
+        Rule(f"{block}mlp.fc1.{{rest}}", f"{our_block}mlp.fc2.{{rest}}"),
+        Rule(f"{tower}encoder.final_layernorm.{{rest}}", f"{ours}final_norm.{{rest}}"),
+        Rule("multi_modal_projector.pre_norm.{rest}", f"{ours}projector.norm.{{rest}}"),
+        Rule("multi_modal_projector.linear_1.{rest}", f"{ours}projector.mlp.fc1.{{rest}}"),
+        Rule("multi_modal_projector.linear_2.{rest}", f"{ours}projector.mlp.fc2.{{rest}}"),
+    ]

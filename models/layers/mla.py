@@ -1,0 +1,120 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache of latents.
+
+The cache holds one row of rank + rope_dim values per token and layer. Decode rows are absorbed: the key
+projection moves to the query and the value projection behind the softmax, which leaves one key head whose first `rank`
+values are the values. Prefills project the latents to keys and values of every head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers.attention import paged_decode_attention, varlen_attention
+from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.norms import RMSNorm
+from models.layers.rotary import rotate_half_split
+
+_LATENT_NORM_EPS = 1e-6
+"""The published code leaves the latent norm at its class default, whatever rms_norm_eps says."""
+
+
+@dataclass(frozen=True)
+class LatentAttentionConfig:
+    width: int
+    num_heads: int
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def scale(self) -> float:
+        return (self.nope_dim + self.rope_dim) ** -0.5
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        return CacheSpec({"latent": (1, self.rank + self.rope_dim)})
+
+
+class LatentAttention(nn.Module):
+    """q [heads * (nope + rope), width]; kv_down [rank + rope, width]; kv_up [heads * (nope + value), rank]: the rows of
+    a head lie together, nope before rope and keys before values. Rotary rows are in half-split order."""
+
+    def __init__(self, config: LatentAttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.q = nn.Linear(config.width, config.num_heads * (config.nope_dim + config.rope_dim), bias=False)
+        self.kv_down = nn.Linear(config.width, config.rank + config.rope_dim, bias=False)
+        self.latent_norm = RMSNorm(config.rank, _LATENT_NORM_EPS)
+        self.kv_up = nn.Linear(config.rank, config.num_heads * (config.nope_dim + config.value_dim), bias=False)
+        self.out = nn.Linear(config.num_heads * config.value_dim, config.width, bias=False)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
+        """x [n, width] packed as `batch` says -> [n, width]; stores the new latents."""
+        config = self.config
+        q_nope, q_rope = self.q(x).unflatten(-1, (config.num_heads, -1)).split((config.nope_dim, config.rope_dim), -1)
+        latent, k_rope = self.kv_down(x).split((config.rank, config.rope_dim), -1)
+        q_rope = rotate_half_split(q_rope, *rotary)
+        k_rope = rotate_half_split(k_rope[:, None], *rotary)
+        rows = torch.cat((self.latent_norm(latent)[:, None], k_rope), dim=-1)
+        cache = batch.caches[layer]["latent"]
+        cache.index_copy_(0, batch.slot_mapping, rows)
+        decodes = batch.num_decode_rows
+        outputs = []
+        if decodes:
+            outputs.append(self._decode(q_nope[:decodes], q_rope[:decodes], cache, batch))
+        if x.shape[0] > decodes:
+            keys = rows[decodes:] if batch.key_rows is None else cache[batch.key_rows]
+            outputs.append(self._prefill(q_nope[decodes:], q_rope[decodes:], keys, batch))
+        return self.out((outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(-2))
+
+    def _decode(self, q_nope: Tensor, q_rope: Tensor, cache: Tensor, batch: PagedBatch) -> Tensor:
+        assert batch.block_tables is not None and batch.seq_lens is not None
+        rank = self.config.rank
+        key_up, value_up = self._up_projections()
+        q_latent = torch.einsum("nhd,hdr->nhr", q_nope, key_up)
+        attended = paged_decode_attention(
+            torch.cat((q_latent, q_rope), dim=-1),
+            cache,
+            cache[..., :rank],
+            batch.block_tables,
+            batch.seq_lens,
+            batch.page_size,
+            scale=self.config.scale,
+        )
+        return torch.einsum("nhr,hvr->nhv", attended, value_up)
+
+    def _prefill(self, q_nope: Tensor, q_rope: Tensor, keys: Tensor, batch: PagedBatch) -> Tensor:
+        assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
+        config = self.config
+        latent, k_rope = keys.squeeze(1).split((config.rank, config.rope_dim), -1)
+        up = F.linear(latent, self.kv_up.weight).unflatten(-1, (config.num_heads, -1))
+        k_nope, values = up.split((config.nope_dim, config.value_dim), -1)
+        k_rope = k_rope[:, None].expand(-1, config.num_heads, -1)
+        return varlen_attention(
+            torch.cat((q_nope, q_rope), dim=-1),
+            torch.cat((k_nope, k_rope), dim=-1),
+            values,
+            batch.cu_seqlens_q,
+            batch.cu_seqlens_k,
+            batch.max_seqlen_q,
+            batch.max_seqlen_k,
+            scale=config.scale,
+            causal=True,
+        )
+
+    def _up_projections(self) -> tuple[Tensor, Tensor]:
+        """Views of kv_up: keys [heads, nope_dim, rank] and values [heads, value_dim, rank]."""
+        up = self.kv_up.weight.unflatten(0, (self.config.num_heads, -1))
+        return up[:, : self.config.nope_dim], up[:, self.config.nope_dim :]
+
+
+def half_split_rows(weight: Tensor, head_rows: int, rope_rows: int) -> None:
+    """Reorder in place the last `rope_rows` of every `head_rows` rows from interleaved pairs to half-split order."""
+    heads = weight.view(-1, head_rows, *weight.shape[1:])
+    rope = heads[:, head_rows - rope_rows :]
+    rope.copy_(torch.cat((rope[:, 0::2], rope[:, 1::2]), dim=1))

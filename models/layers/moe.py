@@ -1,0 +1,86 @@
+"""Mixture of experts: sigmoid routing with a correction bias, experts run grouped with routing on the device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.layers.mlp import SwiGLU
+
+
+class SigmoidRouter(nn.Module):
+    """DeepSeek-V3's gate (arXiv:2412.19437): scores sigmoid(x W^T) in float32, the top_k largest of score + bias are
+    chosen, their weights are the scores without the bias, normalised to `scale`."""
+
+    float32_parameters = frozenset({"weight", "bias"})
+
+    def __init__(self, width: int, num_experts: int, top_k: int, scale: float, *, normalise: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, width))
+        self.bias = nn.Parameter(torch.empty(num_experts))
+        self.top_k = top_k
+        self.scale = scale
+        self.normalise = normalise
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [n, width] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
+        scores = torch.sigmoid(F.linear(x.float(), self.weight))
+        experts = torch.topk(scores + self.bias, self.top_k, dim=-1, sorted=False).indices
+        weights = scores.gather(-1, experts)
+        if self.normalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return weights * self.scale, experts
+
+
+class Experts(nn.Module):
+    """SwiGLU experts stacked on the leading axis; gate_up [experts, 2 * inner, width], down [experts, width, inner]."""
+
+    def __init__(self, num_experts: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * inner, width))
+        self.down = nn.Parameter(torch.empty(num_experts, width, inner))
+
+    def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """Sum over the chosen experts of weight * expert(x): x [n, width] -> [n, width], accumulated in float32."""
+        if x.is_cuda and x.dtype == torch.bfloat16:
+            return experts_grouped(x, weights, experts, self.gate_up, self.down)
+        return experts_dense(x, weights, experts, self.gate_up, self.down)
+
+
+def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Every expert on every row, weighted by 0 where it was not chosen: the plain path, exact and without a sort."""
+    spread = torch.zeros(x.shape[0], gate_up.shape[0], dtype=torch.float32, device=x.device)
+    spread = spread.scatter(1, experts, weights.float())
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for index, (expert_gate_up, expert_down) in enumerate(zip(gate_up, down, strict=True)):
+        gate, up = F.linear(x, expert_gate_up).chunk(2, dim=-1)
+        total = total + spread[:, index, None] * F.linear(F.silu(gate) * up, expert_down).float()
+    return total.to(x.dtype)
+
+
+def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Rows sorted by expert, one grouped product for each projection; offsets stay on the device."""
+    rows, top_k = experts.shape
+    order = torch.argsort(experts.flatten(), stable=True)
+    counts = torch.zeros(gate_up.shape[0], dtype=torch.int32, device=x.device)
+    counts = counts.scatter_add(0, experts.flatten(), torch.ones_like(order, dtype=torch.int32))
+    offsets = counts.cumsum(0, dtype=torch.int32)
+    sorted_x = x.index_select(0, order // top_k)
+    gate, up = F.grouped_mm(sorted_x, gate_up.transpose(1, 2), offs=offsets).chunk(2, dim=-1)
+    sorted_y = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=offsets)
+    chosen = torch.empty_like(sorted_y).index_copy(0, order, sorted_y).view(rows, top_k, -1)
+    return torch.einsum("nkw,nk->nw", chosen.float(), weights.float()).to(x.dtype)
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed experts plus one shared SwiGLU that every row passes."""
+
+    def __init__(self, router: SigmoidRouter, experts: Experts, shared: SwiGLU) -> None:
+        super().__init__()
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, *self.router(x)) + self.shared(x)

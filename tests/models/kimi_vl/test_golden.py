@@ -1,0 +1,99 @@
+"""Kimi-VL against the golden directory, through the production loaders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from models.kimi_vl.model import KimiVLModel, load_model
+from models.kimi_vl.processor import KimiVLProcessor, load_processor
+from models.media import MediaItem
+from tests.support.chat_golden import GOLDEN, encode, fill, generate, golden_prompt, largest_difference
+
+DIRECTORY = GOLDEN / "kimi_vl"
+EXPECTED = load_file(DIRECTORY / "expected.safetensors")
+CPU = torch.device("cpu")
+PROMPTS = ("text", "single", "multi")
+
+
+@pytest.fixture(scope="module")
+def processor() -> KimiVLProcessor:
+    return load_processor(DIRECTORY)
+
+
+@pytest.fixture(scope="module")
+def model() -> KimiVLModel:
+    return load_model(DIRECTORY, CPU, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def items(processor: KimiVLProcessor) -> list[MediaItem]:
+    return [processor.image(Image.open(DIRECTORY / f"images/image{i}.png").convert("RGB")) for i in range(4)]
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_preprocessing_is_exact(items: list[MediaItem], model: KimiVLModel, index: int) -> None:
+    item = items[index]
+    assert item.arrays["grids"].tolist() == EXPECTED[f"image.{index}.grid_hw"].tolist()
+    plan = model.encoder.plan([item])
+    rows = plan.tensors["pixels"][0].view(-1, 3, 14, 14)
+    table = EXPECTED["norm_table"]
+    values = torch.stack([table[channel][rows[:, channel].long()] for channel in range(3)], dim=1)
+    if index:
+        assert torch.equal(rows, EXPECTED[f"image.{index}.pixel_u8"])
+    else:
+        assert torch.equal(values, EXPECTED["image.0.pixel_values"])
+    assert torch.equal(model.encoder.norm_table.view(3, 256), table)
+    assert largest_difference(plan.tensors["positions"][0], EXPECTED[f"image.{index}.pos_embed"]) <= 2e-6
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_embeddings(items: list[MediaItem], model: KimiVLModel, index: int) -> None:
+    embeds = encode(model.encoder, [items[index]], CPU)
+    assert largest_difference(embeds, EXPECTED[f"image.{index}.embeds"]) <= 2e-5
+
+
+@pytest.mark.parametrize("spare", [(0, 0), (4, 1), (60, 9)])
+def test_all_pictures_share_a_padded_call(items: list[MediaItem], model: KimiVLModel, spare: tuple[int, int]) -> None:
+    needs = model.encoder.plan(items).needs
+    capacity = {
+        "patches": needs["patches"] + spare[0],
+        "sequences": needs["sequences"] + spare[1],
+        "max_seqlen": needs["patches"] + spare[0],
+    }
+    embeds = encode(model.encoder, items, CPU, capacity)
+    expected = torch.cat([EXPECTED[f"image.{i}.embeds"] for i in range(4)])
+    assert largest_difference(embeds, expected) <= 2e-5
+
+
+def test_padding_rows_may_hold_anything(items: list[MediaItem], model: KimiVLModel) -> None:
+    plan = model.encoder.plan(items[:2])
+    capacity = {"patches": plan.needs["patches"] + 32, "sequences": 5, "max_seqlen": plan.needs["patches"] + 32}
+    buffers = fill(model.encoder.buffer_specs(capacity), plan, CPU)
+    buffers["positions"][plan.needs["patches"] :] = float("nan")
+    embeds = model.encoder.forward(buffers, capacity)["embeds"][: sum(item.num_embeds for item in items[:2])]
+    expected = torch.cat([EXPECTED[f"image.{i}.embeds"] for i in range(2)])
+    assert largest_difference(embeds, expected) <= 2e-5
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompt_ids(processor: KimiVLProcessor, name: str) -> None:
+    prompt = golden_prompt(processor, DIRECTORY, name)
+    assert prompt.token_ids.tolist() == EXPECTED[f"prompt.{name}.input_ids"].tolist()
+    assert np.array_equal(prompt.positions[0], np.arange(len(prompt.token_ids)))
+
+
+@pytest.mark.parametrize("chunk", [None, 17])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_logits_and_greedy_tokens(processor: KimiVLProcessor, model: KimiVLModel, name: str, chunk: int | None) -> None:
+    prompt = golden_prompt(processor, DIRECTORY, name)
+    logits, steps, ids = generate(model, prompt, 16, chunk=chunk)
+    if name == "text":
+        assert largest_difference(logits[-8:], EXPECTED["prompt.text.logits_tail8"]) <= 1e-4
+    else:
+        assert largest_difference(logits, EXPECTED[f"prompt.{name}.logits"]) <= 1e-4
+    assert ids == EXPECTED[f"prompt.{name}.generated_ids"].tolist()
+    assert largest_difference(steps, EXPECTED[f"prompt.{name}.generated_logits"]) <= 1e-4

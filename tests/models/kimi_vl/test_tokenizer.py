@@ -1,0 +1,83 @@
+"""The tokenizer without remote code equals tiktoken with Kimi's split pattern."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.errors import CheckpointError
+from models.kimi_vl.tokenizer import SPLIT_PATTERN, KimiTokenizer, load_tokenizer
+from tests.support.chat_golden import GOLDEN
+
+DIRECTORY = GOLDEN / "kimi_vl"
+TOKENIZER = load_tokenizer(DIRECTORY)
+TIKTOKEN = tiktoken.Encoding(
+    "kimi",
+    pat_str=SPLIT_PATTERN,
+    mergeable_ranks={token: rank for rank, token in enumerate(TOKENIZER.ranks)},
+    special_tokens=TOKENIZER.special_tokens,
+)
+_PIECES = [
+    "the",
+    " hello",
+    "HTTP",
+    "don't",
+    "'LL",
+    "12345",
+    "你好",
+    "世界",
+    "한국어",
+    "ʰ",
+    "ǅ",
+    "é",
+    "\u0301",
+    "🙂",
+    "\r\n",
+]
+TEXTS = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(_PIECES) | st.text(max_size=3)).map("".join))
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS)
+def test_equals_tiktoken(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    assert TOKENIZER.encode(text) == TIKTOKEN.encode(text, disallowed_special=())
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text.encode()
+
+
+@pytest.mark.parametrize("case", json.loads((DIRECTORY / "tokenizer_cases.json").read_text()))
+def test_golden_cases(case: dict) -> None:
+    assert TOKENIZER.encode(case["text"]) == case["ids"]
+
+
+def test_special_strings_in_text_are_plain_text() -> None:
+    ids = TOKENIZER.encode("<|im_end|><|media_pad|>")
+    assert ids and max(ids) < len(TOKENIZER.ranks)
+    assert TOKENIZER.decode(ids) == b"<|im_end|><|media_pad|>"
+
+
+def test_special_ids_give_no_bytes() -> None:
+    end = TOKENIZER.special_tokens["<|im_end|>"]
+    assert TOKENIZER.decode([*TOKENIZER.encode("a"), end, *TOKENIZER.encode("b")]) == b"ab"
+
+
+def test_long_runs_are_cut_and_nothing_is_lost() -> None:
+    text = "x" * 60_000 + " " * 30_000 + "y"
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text.encode()
+
+
+@pytest.mark.parametrize("content", ["AA== 1\n", "AA==\n", "?? 0\n", "AA== 0\n"])
+def test_broken_rank_files_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tiktoken.model").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tiktoken\.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_is_its_ranks() -> None:
+    assert KimiTokenizer([bytes([value]) for value in range(256)], {}).encode("é") == list("é".encode())

@@ -1,0 +1,89 @@
+"""Router and experts against a float64 loop over rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.checkpoint import fill_random
+from models.layers.moe import Experts, SigmoidRouter, experts_dense, experts_grouped
+
+ROWS, WIDTH, INNER, EXPERTS, TOP_K, SCALE = 19, 32, 16, 8, 3, 2.446
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def _expected(x: Tensor, router: SigmoidRouter, experts: Experts) -> tuple[Tensor, list[set[int]]]:
+    rows, chosen = [], []
+    for row in x.double():
+        scores = 1 / (1 + torch.exp(-(router.weight.double() @ row)))
+        ranked = sorted(range(EXPERTS), key=lambda e: -(scores[e] + router.bias[e].double()))[:TOP_K]
+        total = sum(scores[e] for e in ranked)
+        out = torch.zeros(WIDTH, dtype=torch.float64)
+        for e in ranked:
+            gate, up = (experts.gate_up[e].double() @ row).chunk(2)
+            out += SCALE * scores[e] / total * (experts.down[e].double() @ (_silu(gate) * up))
+        rows.append(out)
+        chosen.append(set(ranked))
+    return torch.stack(rows), chosen
+
+
+@pytest.fixture
+def layer() -> tuple[SigmoidRouter, Experts]:
+    router = SigmoidRouter(WIDTH, EXPERTS, TOP_K, SCALE, normalise=True)
+    experts = Experts(EXPERTS, WIDTH, INNER)
+    for seed, module in enumerate((router, experts)):
+        module.requires_grad_(False)
+        fill_random(module, seed)
+    router.bias.normal_(0, 0.3, generator=torch.Generator().manual_seed(5))
+    return router, experts
+
+
+def test_against_float64(layer: tuple[SigmoidRouter, Experts]) -> None:
+    router, experts = layer
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    expected, chosen = _expected(x, router, experts)
+    weights, indices = router(x)
+    assert [set(row.tolist()) for row in indices] == chosen
+    torch.testing.assert_close(weights.sum(-1), torch.full((ROWS,), SCALE))
+    assert (experts_dense(x, weights, indices, experts.gate_up, experts.down).double() - expected).abs().max() < 1e-5
+
+
+def test_bias_changes_the_choice_and_not_the_weights(layer: tuple[SigmoidRouter, Experts]) -> None:
+    router, _ = layer
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2))
+    router.bias.zero_()
+    router.bias[3] = 10.0
+    weights, indices = router(x)
+    assert (indices == 3).any(dim=-1).all()
+    scores = torch.sigmoid(x @ router.weight.T).gather(-1, indices)
+    torch.testing.assert_close(weights, SCALE * scores / scores.sum(-1, keepdim=True))
+
+
+def test_grouped_experts_equal_the_dense_path(layer: tuple[SigmoidRouter, Experts]) -> None:
+    router, experts = layer
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(3)).bfloat16()
+    gate_up, down = experts.gate_up.bfloat16(), experts.down.bfloat16()
+    weights, indices = router(x)
+    grouped = experts_grouped(x, weights, indices, gate_up, down).float()
+    dense = experts_dense(x, weights, indices, gate_up, down).float()
+    assert (grouped - dense).norm() / dense.norm() < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 8, 32, 64, 500])
+def test_grouped_experts_on_a_gpu(rows: int) -> None:
+    device = torch.device("cuda")
+    router = SigmoidRouter(2048, 64, 6, SCALE, normalise=True).requires_grad_(False).to(device)
+    experts = Experts(64, 2048, 1408).requires_grad_(False).to(device, torch.bfloat16)
+    for seed, module in enumerate((router, experts)):
+        fill_random(module, seed)
+    x = torch.randn(rows, 2048, device=device, dtype=torch.bfloat16)
+    weights, indices = router(x)
+    grouped = experts_grouped(x, weights, indices, experts.gate_up, experts.down).float()
+    exact = experts_dense(x.float(), weights, indices, experts.gate_up.float(), experts.down.float())
+    plain = experts_dense(x, weights, indices, experts.gate_up, experts.down).float()
+    assert (grouped - exact).norm() <= 1.5 * (plain - exact).norm()

@@ -1,0 +1,115 @@
+"""Golden prompts of the chat families through processor, encoder and decoder, without the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from models.media import ChatMessage, ContentPart, MediaItem, Prompt
+from models.processor import ChatProcessor
+from models.protocol import BufferSpec, Capacity, ChatModel, Plan, VisionEncoder
+from tests.support.paged import PagedCache
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def golden_prompt(processor: ChatProcessor, directory: Path, name: str, **options: Any) -> Prompt:
+    """Prompt `name` of inputs.json, its pictures read from the directory."""
+    messages, items = golden_messages(processor, directory, name)
+    return processor.prompt(messages, items, options=options)
+
+
+def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tuple[list[ChatMessage], list[MediaItem]]:
+    prompt = json.loads((directory / "inputs.json").read_text())["prompts"][name]
+    items: list[MediaItem] = []
+    messages = []
+    for message in prompt["messages"]:
+        content = message["content"]
+        parts = []
+        for piece in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            if piece["type"] == "text":
+                parts.append(ContentPart(text=piece["text"]))
+            else:
+                items.append(processor.image(Image.open(directory / piece["image"]).convert("RGB")))
+                parts.append(ContentPart(item=len(items) - 1))
+        messages.append(ChatMessage(message["role"], tuple(parts)))
+    return messages, items
+
+
+def fill(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device, poison: float = 0.0) -> dict[str, Tensor]:
+    """Buffers of the given sizes with the plan in their leading rows and the plan's fills behind."""
+    buffers = {}
+    for name, spec in specs.items():
+        buffer = torch.full(spec.shape, poison, device=device).to(spec.dtype)
+        buffer.fill_(plan.fills.get(name, 0))
+        parts = plan.tensors.get(name) or [torch.from_numpy(plan.arrays[name])]
+        rows = torch.cat([part.to(device=device, dtype=spec.dtype) for part in parts])
+        buffer[: rows.shape[0]] = rows
+        buffers[name] = buffer
+    return buffers
+
+
+@torch.inference_mode()
+def encode(
+    encoder: VisionEncoder, items: Sequence[MediaItem], device: torch.device, capacity: Capacity | None = None
+) -> Tensor:
+    """Embeddings of all items, at the exact size or padded to `capacity`."""
+    plan = encoder.plan(items)
+    capacity = capacity or plan.needs
+    assert all(capacity[name] >= need for name, need in plan.needs.items())
+    embeds = encoder.forward(fill(encoder.buffer_specs(capacity), plan, device), capacity)["embeds"]
+    return embeds[: sum(item.num_embeds for item in items)]
+
+
+@torch.inference_mode()
+def generate(
+    model: ChatModel, prompt: Prompt, tokens: int, *, chunk: int | None = None, forced: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Prefill (in chunks), then `tokens` greedy or forced steps: prompt logits [n, V], step logits [tokens, V], ids."""
+    decoder = model.decoder
+    weight = next(iter(decoder.parameters()))  # type: ignore[attr-defined]
+    device = weight.device
+    n = len(prompt.token_ids)
+    cache = PagedCache(decoder.cache_specs(), device=device, dtype=weight.dtype)
+    sequence = cache.new_sequence(n + tokens)
+    hidden = decoder.embed(torch.from_numpy(prompt.token_ids).long().to(device))
+    if prompt.items:
+        embeds = encode(model.encoder, prompt.items, device).to(hidden.dtype)
+        start = 0
+        for span in sorted(prompt.spans, key=lambda span: (span.item, span.start)):
+            hidden[span.start : span.start + span.length] = embeds[start : start + span.length]
+            start += span.length
+        assert start == embeds.shape[0]
+    positions = torch.from_numpy(prompt.positions).to(device)
+    outputs = []
+    for begin in range(0, n, chunk or n):
+        rows = slice(begin, min(n, begin + (chunk or n)))
+        batch = cache.batch(prefills=[(sequence, rows.stop - rows.start)])
+        outputs.append(decoder.forward(hidden[rows], positions[:, rows], batch))
+    prompt_logits = decoder.logits(torch.cat(outputs))
+    logits, ids, steps = prompt_logits[-1:], [], []
+    for index in range(tokens):
+        steps.append(logits)
+        ids.append(int(logits[-1].argmax()) if forced is None else forced[index])
+        if index + 1 == tokens:
+            break
+        position = torch.full((decoder.position_axes, 1), prompt.next_position + index, device=device)
+        batch = cache.batch(decodes=[sequence])
+        logits = decoder.logits(decoder.forward(decoder.embed(torch.tensor(ids[-1:], device=device)), position, batch))
+    return prompt_logits, torch.cat(steps), ids
+
+
+def largest_difference(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> float:
+    """Largest absolute difference; shapes must agree."""
+    actual, expected = (
+        torch.as_tensor(np.asarray(value.cpu() if isinstance(value, Tensor) else value)) for value in (actual, expected)
+    )
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    return float((actual.float() - expected.float()).abs().max())
