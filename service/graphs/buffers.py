@@ -42,7 +42,7 @@ class Field:
         return block[self.start : self.stop].view(self.spec.dtype).view(self.spec.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """Buffers of one capacity, one after the other in the order of their specs."""
 
@@ -60,46 +60,48 @@ class Layout:
 
 
 class Upload:
-    """A host block with the fields of one layout as arrays; its bytes go to a device block."""
+    """A host block and a device block with the fields of one layout."""
 
-    def __init__(self, layout: Layout, block: Tensor) -> None:
-        self.layout = layout
-        self._block = block
+    def __init__(self, layout: Layout, host: Tensor, device: Tensor) -> None:
+        self._host = host
+        self._device = device
+        self._fields = layout.fields
         self._arrays = {
-            name: block[field.start : field.stop].numpy().view(_NUMPY[field.spec.dtype]).reshape(field.spec.shape)
+            name: host[field.start : field.stop].numpy().view(_NUMPY[field.spec.dtype]).reshape(field.spec.shape)
             for name, field in layout.fields.items()
             if field.spec.dtype in _NUMPY
         }
+        self.buffers = {name: field.of(device) for name, field in layout.fields.items()}
 
-    def fill(self, plan: Plan, device: Tensor) -> dict[str, Tensor]:
-        """Writes every buffer of `device` and returns them by name.
+    def fill(self, plan: Plan) -> dict[str, Tensor]:
+        """Writes every buffer, its filler included, and returns the buffers by name.
 
         Raises ValueError for a name without a buffer, another dtype or more rows than the buffer has.
         """
-        fields = self.layout.fields
         for name in (*plan.arrays, *plan.tensors):
-            if name not in fields:
-                raise ValueError(f"plan names {name!r}; the buffers are {sorted(fields)}")
-        spans: list[list[int]] = []
-        buffers: dict[str, Tensor] = {}
-        for name, field in fields.items():
-            buffers[name] = buffer = field.of(device)
+            if name not in self._fields:
+                raise ValueError(f"plan names {name!r}; the buffers are {sorted(self._fields)}")
+        start = stop = 0
+        for name, field in self._fields.items():
             fill = plan.fills.get(name, 0)
             if name in plan.tensors:
-                _write_device(name, buffer, plan.tensors[name], fill)
+                _write_device(name, self.buffers[name], plan.tensors[name], fill)
             elif name in self._arrays:
                 _write_host(name, self._arrays[name], plan.arrays.get(name), fill)
-                if spans and spans[-1][1] + _ALIGNMENT > field.start:
-                    spans[-1][1] = field.stop
-                else:
-                    spans.append([field.start, field.stop])
+                if field.start >= stop + _ALIGNMENT:
+                    self._copy(start, stop)
+                    start = field.start
+                stop = field.stop
             elif name in plan.arrays:
                 raise ValueError(f"buffer {name!r} is {field.spec.dtype}; give it as device tensors")
             else:
-                buffer.fill_(fill)
-        for start, stop in spans:
-            device[start:stop].copy_(self._block[start:stop], non_blocking=True)
-        return buffers
+                self.buffers[name].fill_(fill)
+        self._copy(start, stop)
+        return self.buffers
+
+    def _copy(self, start: int, stop: int) -> None:
+        if stop > start:
+            self._device[start:stop].copy_(self._host[start:stop], non_blocking=True)
 
 
 def _write_host(name: str, target: np.ndarray, array: np.ndarray | None, fill: float) -> None:
@@ -119,7 +121,9 @@ def _write_device(name: str, target: Tensor, tensors: list[Tensor], fill: float)
     for tensor in tensors:
         start, end = end, end + tensor.shape[0]
         if end > target.shape[0] or tensor.shape[1:] != target.shape[1:]:
-            raise ValueError(f"buffer {name!r} has shape {tuple(target.shape)}; row {start} on gets {tuple(tensor.shape)}")
+            raise ValueError(
+                f"buffer {name!r} has shape {tuple(target.shape)}; row {start} on gets {tuple(tensor.shape)}"
+            )
         target[start:end].copy_(tensor)
     target[end:].fill_(fill)
 
@@ -133,9 +137,9 @@ class StaticBuffers:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         pinned = device.type == "cuda"
-        self._blocks = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+        self._hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
         self._copied = [torch.cuda.Event() for _ in range(2)] if pinned else None
-        self._uploads: dict[int, list[Upload]] = {}
+        self._uploads: dict[Layout, list[Upload]] = {}
         self._turn = 0
 
     @property
@@ -144,16 +148,19 @@ class StaticBuffers:
 
     def fill(self, layout: Layout, plan: Plan) -> dict[str, Tensor]:
         """As Upload.fill. Waits only when both host blocks are still being copied."""
-        uploads = self._uploads.get(id(layout))
-        if uploads is None:
-            uploads = self._uploads[id(layout)] = [Upload(layout, block) for block in self._blocks]
         self._turn = 1 - self._turn
-        if self._copied is not None:
-            self._copied[self._turn].synchronize()
-        buffers = uploads[self._turn].fill(plan, self.device)
-        if self._copied is not None:
-            self._copied[self._turn].record()
+        if self._copied is None:
+            return self._upload(layout).fill(plan)
+        self._copied[self._turn].synchronize()
+        buffers = self._upload(layout).fill(plan)
+        self._copied[self._turn].record()
         return buffers
+
+    def _upload(self, layout: Layout) -> Upload:
+        uploads = self._uploads.get(layout)
+        if uploads is None:
+            uploads = self._uploads[layout] = [Upload(layout, block, self.device) for block in self._hosts]
+        return uploads[self._turn]
 
 
 def exact_buffers(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device) -> dict[str, Tensor]:
@@ -161,4 +168,4 @@ def exact_buffers(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.dev
     layout = Layout.of(specs)
     # The allocators of pinned and of device memory keep a block until the copies and kernels that use it are done.
     host = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    return Upload(layout, host).fill(plan, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device))
+    return Upload(layout, host, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)).fill(plan)

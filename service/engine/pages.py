@@ -1,0 +1,106 @@
+"""Pages of the key/value cache: allocation, sharing of prefixes, eviction. All operations take constant time per page.
+
+A page is free, in use (one or more holders), or cached: full, indexed by its prefix and held by nobody. Cached pages
+are given away, least recently used first, when no free one is left.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+Digest = bytes
+
+
+class OutOfPages(Exception):
+    """More pages were asked for than are free or cached."""
+
+
+class PagePool:
+    """Pages 1..num_pages-1; page 0 is scratch."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._free = deque(range(1, num_pages))
+        self._holders = [0] * num_pages
+        self._digests: list[Digest | None] = [None] * num_pages
+        self._index: dict[Digest, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_available(self) -> int:
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - 1 - self.num_available
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` pages with one holder each; OutOfPages leaves everything as it was."""
+        if count > self.num_available:
+            raise OutOfPages(f"{count} pages wanted, {self.num_available} available")
+        pages = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
+        for page in pages:
+            assert self._holders[page] == 0
+            self._holders[page] = 1
+        return pages
+
+    def _evict(self) -> int:
+        page, _ = self._cached.popitem(last=False)
+        self._forget(page)
+        return page
+
+    def _forget(self, page: int) -> None:
+        digest = self._digests[page]
+        if digest is not None:
+            del self._index[digest]
+            self._digests[page] = None
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Gives up one hold on each; the pages of a sequence in order, so that its last are evicted first."""
+        for page in reversed(pages):
+            assert self._holders[page] > 0
+            self._holders[page] -= 1
+            if self._holders[page]:
+                continue
+            if self._digests[page] is None:
+                self._free.append(page)
+            else:
+                self._cached[page] = None
+
+    def index(self, page: int, digest: Digest) -> None:
+        """Makes a full, written page findable. Where another page already holds that prefix, this one stays private."""
+        assert self._holders[page] > 0 and self._digests[page] is None
+        if digest not in self._index:
+            self._index[digest] = page
+            self._digests[page] = digest
+
+    def match(self, digests: Sequence[Digest]) -> int:
+        """How many leading pages of a prefix are indexed."""
+        for count, digest in enumerate(digests):
+            if digest not in self._index:
+                return count
+        return len(digests)
+
+    def share(self, digests: Sequence[Digest]) -> list[int]:
+        """The indexed pages of these prefixes, with one more holder each."""
+        pages = [self._index[digest] for digest in digests]
+        for page in pages:
+            if self._holders[page] == 0:
+                del self._cached[page]
+            self._holders[page] += 1
+        return pages
+
+    def check(self) -> None:
+        """Asserts that every page is in exactly one state."""
+        used = sum(1 for holders in self._holders[1:] if holders)
+        assert used + len(self._free) + len(self._cached) == self.num_pages - 1
+        assert len(set(self._free) | set(self._cached)) == len(self._free) + len(self._cached)
+        assert all(self._digests[page] is not None for page in self._cached)
+        assert all(self._digests[page] is None for page in self._free)
+        assert all(self._digests[page] == digest for digest, page in self._index.items())

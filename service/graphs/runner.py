@@ -1,0 +1,154 @@
+"""One capturable computation and its two routes.
+
+`run` replays the cheapest recording that holds the plan, or runs forward on buffers of the exact size and counts why.
+`capture_next` makes recordings: the ladder's hot rungs before readiness, the rest and what demand shows while idle.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.protocol import Capacity, Capturable, Plan
+from service.graphs.accounting import EagerReason, Observations, Route
+from service.graphs.buckets import CapacityKey, cheapest, cost_of, fits, key_of, leading, shortfall
+from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
+from service.graphs.demand import Demand
+from service.graphs.pool import CaptureError, GraphPool, Recording
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    capacity: Capacity
+    layout: Layout
+    recording: Recording
+
+
+@dataclass(frozen=True)
+class Run:
+    """outputs: by name; a replay's have the bucket's rows and are valid until the next run of the same runner."""
+
+    outputs: Mapping[str, Tensor]
+    route: Route
+
+
+class GraphRunner:
+    """kind names the computation in metrics (encoder, decode, ...), model whose it is."""
+
+    def __init__(
+        self,
+        model: str,
+        kind: str,
+        capturable: Capturable,
+        ladder: Sequence[Capacity],
+        pool: GraphPool,
+        observations: Observations,
+        *,
+        enabled: bool = True,
+        hot: Sequence[Capacity] | None = None,
+    ) -> None:
+        self.capturable = capturable
+        self.ladder = sorted(ladder, key=cost_of)
+        self._labels = {"model": model, "kind": kind}
+        self._pool = pool
+        self._observations = observations
+        self._enabled = enabled
+        # The largest is always among the first: its buffers are shared by all, its pool memory is reused by all.
+        self._hot = {key_of(capacity) for capacity in (self.ladder if hot is None else (*hot, *self.ladder[-1:]))}
+        self._buckets: dict[CapacityKey, Bucket] = {}
+        self._failed: dict[CapacityKey, Capacity] = {}
+        self._refused: dict[CapacityKey, Capacity] = {}
+        self._static: StaticBuffers | None = None
+        self._demand = Demand(self.ladder)
+
+    @property
+    def recorded(self) -> list[Capacity]:
+        """Capacities that can be replayed."""
+        return [bucket.capacity for bucket in self._buckets.values()]
+
+    def run(self, plan: Plan, *, eager: EagerReason | None = None) -> Run:
+        """Runs forward over the plan. `eager` names why this call is not to be replayed.
+
+        The caller cuts the outputs to the plan's own rows.
+        """
+        if eager is None:
+            self._demand.note(plan.needs)
+            bucket = self._choose(plan.needs)
+            if bucket is not None:
+                return self._replay(bucket, plan)
+            eager = self._reason(plan.needs)
+        self._observations.count("steps_total", **self._labels, route="eager", reason=eager)
+        buffers = exact_buffers(self.capturable.buffer_specs(plan.needs), plan, self._pool.device)
+        return Run(self.capturable.forward(buffers, plan.needs), "eager")
+
+    def _choose(self, needs: Capacity) -> Bucket | None:
+        if not self._enabled:
+            return None
+        capacity = cheapest(self.recorded, needs)
+        return None if capacity is None else self._buckets[key_of(capacity)]
+
+    def _reason(self, needs: Capacity) -> EagerReason:
+        if not self._enabled:
+            return "disabled"
+        return "capture_failed" if any(fits(capacity, needs) for capacity in self._failed.values()) else "no_bucket"
+
+    def _replay(self, bucket: Bucket, plan: Plan) -> Run:
+        # What a recording baked in (max_seqlen, row counts) must cover the real values, or rows stay unwritten.
+        lack = shortfall(bucket.capacity, plan.needs)
+        assert lack is None, f"{self.capturable.name}: {lack}"
+        assert self._static is not None
+        self._static.fill(bucket.layout, plan)
+        bucket.recording.replay()
+        name = leading(bucket.capacity)
+        real, offered = plan.needs[name], bucket.capacity[name]
+        self._observations.count("steps_total", **self._labels, route="replay", reason="captured")
+        self._observations.count("replayed_rows_total", real, **self._labels)
+        self._observations.count("padded_rows_total", offered - real, **self._labels)
+        self._observations.observe("bucket_occupancy_ratio", real / offered, **self._labels)
+        return Run(bucket.recording.outputs, "replay")
+
+    def capture_next(self, *, idle: bool) -> bool:
+        """Makes the next wanted recording; False when none is wanted. Nothing may be in flight.
+
+        A capacity that failed or did not fit under the byte limit is remembered and not tried again.
+        """
+        if not self._enabled:
+            return False
+        tried = self._buckets.keys() | self._failed.keys() | self._refused.keys()
+        rungs = [c for c in reversed(self.ladder) if key_of(c) not in tried and (idle or key_of(c) in self._hot)]
+        wanted = rungs[0] if rungs else None
+        if wanted is None and idle:
+            wanted = self._demand.propose(self.recorded, (*self._failed.values(), *self._refused.values()))
+        if wanted is None:
+            return False
+        self._capture(wanted)
+        return True
+
+    def _capture(self, capacity: Capacity) -> None:
+        started = time.monotonic()
+        outcome = "captured"
+        try:
+            self._buckets[key_of(capacity)] = self._record(capacity)
+        except CaptureError as error:
+            outcome = "refused" if error.refused else "failed"
+            (self._refused if error.refused else self._failed)[key_of(capacity)] = capacity
+            log.warning("capture %s, calls of this size run eagerly: %s", outcome, error)
+        self._observations.count("graph_captures_total", **self._labels, outcome=outcome)
+        self._observations.observe("graph_capture_duration_seconds", time.monotonic() - started, **self._labels)
+
+    def _record(self, capacity: Capacity) -> Bucket:
+        layout = Layout.of(self.capturable.buffer_specs(capacity))
+        if self._static is None:
+            self._pool.reserve(layout.num_bytes)
+            self._static = StaticBuffers(layout.num_bytes, self._pool.device)
+        if layout.num_bytes > self._static.num_bytes:
+            lack = f"{layout.num_bytes} bytes of buffers are over the {self._static.num_bytes} of the largest capture"
+            raise CaptureError(f"{self.capturable.name} at {dict(capacity)}: {lack}", refused=True)
+        buffers = self._static.fill(layout, Plan(arrays={}, needs=capacity))
+        return Bucket(capacity, layout, self._pool.record(self.capturable, capacity, buffers))
