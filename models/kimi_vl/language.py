@@ -82,6 +82,7 @@ class LatentDecoder(nn.Module):
         """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
         rope = self.config.qk_rope_head_dim
         for layer in self.layers:
+            assert isinstance(layer, LatentBlock)
             half_split_rows(layer.attention.q.weight, self.config.qk_nope_head_dim + rope, rope)
             half_split_rows(layer.attention.kv_down.weight, self.config.kv_lora_rank + rope, rope)
 

@@ -21,7 +21,7 @@ from models.layers.attention import varlen_attention
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
 from models.layers.rotary import rotate_half_split
-from models.media import MediaItem
+from models.media import MediaItem, media_digest
 from models.protocol import BufferSpec, Capacity, Plan
 
 _NORM_EPS = 1e-5
@@ -103,7 +103,7 @@ class KimiVisionEncoder(nn.Module):
         }
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
-        grids = [(int(rows), int(columns)) for item in items for rows, columns in item.arrays["grids"]]
+        grids = _grids(items)
         frames = [frame for item in items for frame in item.frames]
         lengths = [rows * columns for rows, columns in grids]
         cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -121,7 +121,36 @@ class KimiVisionEncoder(nn.Module):
                 "positions": [self._positions(grid) for grid in grids],
             },
             fills={"cu_seqlens": total},
-            needs={"patches": total, "sequences": len(grids), "max_seqlen": max(lengths)},
+            needs=self.needs(items),
+        )
+
+    def needs(self, items: Sequence[MediaItem]) -> Capacity:
+        lengths = [rows * columns for rows, columns in _grids(items)]
+        return {"patches": sum(lengths), "sequences": len(lengths), "max_seqlen": max(lengths)}
+
+    def split(self, item: MediaItem, limit: Capacity) -> list[MediaItem]:
+        """Between frames: each is a picture of its own."""
+        parts: list[list[int]] = []
+        patches = 0
+        for index, (rows, columns) in enumerate(_grids([item])):
+            patches += rows * columns
+            if not parts or patches > limit["patches"] or len(parts[-1]) == limit["sequences"]:
+                parts.append([])
+                patches = rows * columns
+            parts[-1].append(index)
+        return [item] if len(parts) == 1 else [self._part(item, frames) for frames in parts]
+
+    def _part(self, item: MediaItem, indices: list[int]) -> MediaItem:
+        grids = item.arrays["grids"][indices]
+        patches = int(grids.prod(axis=1).sum())
+        return MediaItem(
+            kind=item.kind,
+            frames=tuple(item.frames[index] for index in indices),
+            arrays={"grids": grids},
+            num_patches=patches,
+            num_sequences=len(indices),
+            num_embeds=patches // self.config.merged_patches,
+            digest=media_digest(item.kind, (), {"grids": grids}, item.digest + repr(indices).encode()),
         )
 
     def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
@@ -141,6 +170,7 @@ class KimiVisionEncoder(nn.Module):
         """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
         width, head_dim = self.config.hidden_size, self.config.head_dim
         for block in self.blocks:
+            assert isinstance(block, VisionBlock)
             for values in (block.qkv.weight, block.qkv.bias):
                 half_split_rows(values[: 2 * width], head_dim, head_dim)
 
@@ -159,7 +189,7 @@ class KimiVisionEncoder(nn.Module):
         """The learned table, bicubically resized to the grid (no antialias): [rows * columns, width], cached."""
         found = self._interpolated.get(grid)
         if found is None:
-            table = self.position_table
+            table: Tensor = self.position_table
             if tuple(table.shape[:2]) != grid:
                 channels_first = table.permute(2, 0, 1)[None].float()
                 resized = F.interpolate(channels_first, size=grid, mode="bicubic", align_corners=False)
@@ -176,6 +206,11 @@ def _normalisation_table(images: ImageSettings) -> Tensor:
     values = np.arange(256, dtype=np.float32) / np.float32(255)
     mean, std = np.array(images.mean, dtype=np.float32), np.array(images.std, dtype=np.float32)
     return torch.from_numpy(((values[None] - mean[:, None]) / std[:, None]).reshape(-1))
+
+
+def _grids(items: Sequence[MediaItem]) -> list[tuple[int, int]]:
+    """(rows, columns) of every picture of the items."""
+    return [(int(rows), int(columns)) for item in items for rows, columns in item.arrays["grids"]]
 
 
 def _coordinates(rows: int, columns: int) -> np.ndarray:

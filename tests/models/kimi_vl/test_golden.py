@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from models.kimi_vl.model import KimiVLModel, load_model
 from models.kimi_vl.processor import KimiVLProcessor, load_processor
-from models.media import MediaItem
+from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
 from tests.support.chat_golden import GOLDEN, encode, fill, generate, golden_prompt, largest_difference
 
 DIRECTORY = GOLDEN / "kimi_vl"
@@ -77,6 +77,27 @@ def test_padding_rows_may_hold_anything(items: list[MediaItem], model: KimiVLMod
     embeds = model.encoder.forward(buffers, capacity)["embeds"][: sum(item.num_embeds for item in items[:2])]
     expected = torch.cat([EXPECTED[f"image.{i}.embeds"] for i in range(2)])
     assert largest_difference(embeds, expected) <= 2e-5
+
+
+def test_a_video_is_encoded_in_parts_of_whole_frames(processor: KimiVLProcessor, model: KimiVLModel) -> None:
+    rng = np.random.default_rng(0)
+    frames = tuple(rng.integers(0, 256, (56, 84, 3), dtype=np.uint8) for _ in range(5))
+    metadata = VideoMetadata(num_frames=50, fps=10.0, duration=5.0, height=56, width=84)
+    video = VideoFrames(frames, (5, 15, 25, 35, 45), (0.5, 1.5, 2.5, 3.5, 4.5), metadata)
+    assert processor.sample_video(metadata, fps=None, max_frames=64) == list(video.indices)
+    assert len(processor.sample_video(metadata, fps=10.0, max_frames=7)) == 7
+    item = processor.video(video)
+    assert item.num_sequences == 5
+    limit = {"patches": 2 * item.num_patches // 5, "sequences": 9, "max_seqlen": 2 * item.num_patches // 5}
+    parts = model.encoder.split(item, limit)
+    assert [part.num_sequences for part in parts] == [2, 2, 1]
+    assert len({part.digest for part in (*parts, item)}) == 4
+    whole = encode(model.encoder, [item], CPU)
+    pieces = torch.cat([encode(model.encoder, [part], CPU) for part in parts])
+    assert largest_difference(pieces, whole) <= 2e-5
+    assert model.encoder.split(item, model.encoder.default_ladder()[-1]) == [item]
+    prompt = processor.prompt([ChatMessage("user", (ContentPart(item=0),))], [item], options={})
+    assert [span.length for span in prompt.spans] == [item.num_embeds // 5] * 5
 
 
 @pytest.mark.parametrize("name", PROMPTS)
