@@ -1,0 +1,258 @@
+"""Paged decode attention, split along the keys; twin: models.layers.attention.paged_decode_attention_reference."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.kernels.launch import (
+    dependent_launch,
+    num_processors,
+    product_precision,
+    release_next,
+    split_width,
+    wait_for_previous,
+)
+
+_LOG2_E = 1.4426950408889634
+_MAX_SPLITS = 64
+
+
+@triton.jit
+def _split_length(length, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
+    """Keys of one split: the sequence in equal shares of whole blocks."""
+    return tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS), 1) * BLOCK_N
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    lengths_ptr,
+    out_ptr,
+    partial_ptr,
+    log_sum_ptr,
+    scale_log2,
+    stride_q,
+    stride_k,
+    stride_v,
+    stride_table,
+    Q_HEAD: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    V1: tl.constexpr,
+    V2: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    VALUES_IN_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: the query heads of one key head, one row, one share of its keys. With one split it writes the
+    output, otherwise a normalised partial and the base-2 logarithm of its softmax sum."""
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    wait_for_previous(PDL)
+    release_next(PDL)
+    length = tl.load(lengths_ptr + row)
+    share = _split_length(length, BLOCK_N, SPLITS)
+    begin = split * share
+    end = tl.minimum(begin + share, length)
+    if SPLITS > 1:
+        if begin >= end:
+            return
+    group = tl.arange(0, BLOCK_G)
+    heads = kv_head * GROUP + group
+    real = group[:, None] < GROUP
+    columns = tl.arange(0, D1)[None, :]
+    q_rows = q_ptr + row.to(tl.int64) * stride_q + heads[:, None] * Q_HEAD
+    q1 = tl.load(q_rows + columns, mask=real & (columns < D), other=0.0)
+    q2 = q1
+    rest = D1 + tl.arange(0, D2 if D2 > 0 else 16)[None, :]
+    if D2 > 0:
+        q2 = tl.load(q_rows + rest, mask=real & (rest < D), other=0.0)
+    v_columns = tl.arange(0, V1)[None, :]
+    v_rest = V1 + tl.arange(0, V2 if V2 > 0 else 16)[None, :]
+    acc1 = tl.zeros((BLOCK_G, V1), tl.float32)
+    acc2 = tl.zeros((BLOCK_G, V2 if V2 > 0 else 16), tl.float32)
+    peak = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_G,), tl.float32)
+    table = table_ptr + row.to(tl.int64) * stride_table
+    for first in range(begin, end, BLOCK_N):
+        positions = first + tl.arange(0, BLOCK_N)
+        present = positions < end
+        pages = tl.load(table + positions // PAGE, mask=present, other=0)
+        cache_rows = (pages.to(tl.int64) * PAGE + positions % PAGE)[:, None]
+        k_rows = k_ptr + cache_rows * stride_k + kv_head * K_HEAD
+        k1 = tl.load(k_rows + columns, mask=present[:, None] & (columns < D), other=0.0)
+        scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
+        if D2 > 0:
+            k2 = tl.load(k_rows + rest, mask=present[:, None] & (rest < D), other=0.0)
+            scores = tl.dot(q2, tl.trans(k2), acc=scores, input_precision=PRECISION)
+        scores = tl.where(present[None, :], scores * scale_log2, float("-inf"))
+        # Every block holds at least one key, so the peak is finite.
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_peak[:, None])
+        decay = tl.exp2(peak - new_peak)
+        total = total * decay + tl.sum(weights, 1)
+        peak = new_peak
+        weights = weights.to(k1.dtype)
+        if VALUES_IN_KEYS:
+            v1 = k1
+        else:
+            v_rows = v_ptr + cache_rows * stride_v + kv_head * V_HEAD
+            v1 = tl.load(v_rows + v_columns, mask=present[:, None] & (v_columns < DV), other=0.0)
+        acc1 = tl.dot(weights, v1, acc=acc1 * decay[:, None], input_precision=PRECISION)
+        if V2 > 0:
+            v2 = tl.load(v_rows + v_rest, mask=present[:, None] & (v_rest < DV), other=0.0)
+            acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
+    norm = (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    if SPLITS == 1:
+        out_rows = out_ptr + (row.to(tl.int64) * (KV_HEADS * GROUP) + heads[:, None]) * DV
+        kind = out_ptr.dtype.element_ty
+        tl.store(out_rows + v_columns, (acc1 * norm).to(kind), mask=real & (v_columns < DV))
+        if V2 > 0:
+            tl.store(out_rows + v_rest, (acc2 * norm).to(kind), mask=real & (v_rest < DV))
+    else:
+        slot = (row.to(tl.int64) * (KV_HEADS * GROUP) + heads) * SPLITS + split
+        out_rows = partial_ptr + slot[:, None] * DV
+        tl.store(out_rows + v_columns, acc1 * norm, mask=real & (v_columns < DV))
+        if V2 > 0:
+            tl.store(out_rows + v_rest, acc2 * norm, mask=real & (v_rest < DV))
+        tl.store(log_sum_ptr + slot, peak + tl.log2(total), mask=group < GROUP)
+
+
+@triton.jit
+def _combine_kernel(
+    partial_ptr,
+    log_sum_ptr,
+    lengths_ptr,
+    out_ptr,
+    HEADS: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: the splits of one row and head; a row of length 0 becomes zero."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    wait_for_previous(PDL)
+    release_next(PDL)
+    length = tl.load(lengths_ptr + row)
+    used = tl.cdiv(length, _split_length(length, BLOCK_N, SPLITS))
+    splits = tl.arange(0, BLOCK_S)
+    slot = (row.to(tl.int64) * HEADS + head) * SPLITS
+    log_sums = tl.load(log_sum_ptr + slot + splits, mask=splits < used, other=float("-inf"))
+    peak = tl.where(used > 0, tl.max(log_sums, 0), 0.0)
+    weights = tl.exp2(log_sums - peak)
+    total = tl.sum(weights, 0)
+    weights = weights / tl.where(total == 0.0, 1.0, total)
+    columns = tl.arange(0, BLOCK_V)
+    here = (splits[:, None] < used) & (columns[None, :] < DV)
+    values = tl.load(partial_ptr + (slot + splits)[:, None] * DV + columns[None, :], mask=here, other=0.0)
+    out = tl.sum(values * weights[:, None], 0)
+    out_row = out_ptr + (row.to(tl.int64) * HEADS + head) * DV
+    tl.store(out_row + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
+
+
+def paged_decode_attention_cuda(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+    scale: float,
+    *,
+    splits: int | None = None,
+) -> Tensor:
+    """models.layers.attention.paged_decode_attention on a GPU. v_cache may be the first columns of k_cache (MLA)."""
+    rows, heads, width = q.shape
+    kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
+    if q.stride(-1) != 1 or k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1 or block_tables.stride(-1) != 1:
+        raise ValueError("paged decode attention: q, caches and block_tables must be contiguous along the last dim")
+    out = torch.empty((rows, heads, value_width), device=q.device, dtype=q.dtype)
+    if rows == 0:
+        return out
+    (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
+    wide = width > 256
+    block_n = 32 if wide or q.dtype == torch.float32 else 64
+    if splits is None:
+        longest = block_tables.shape[1] * page_size
+        splits = max(1, min(_MAX_SPLITS, 2 * num_processors() // (rows * kv_heads), longest // (2 * block_n)))
+    values_in_keys = (
+        v_cache.data_ptr() == k_cache.data_ptr()
+        and v_cache.stride() == k_cache.stride()
+        and value_width == v1 == d1
+    )
+    group = heads // kv_heads
+    partial = torch.empty((rows, heads, splits, value_width) if splits > 1 else (0,), device=q.device)
+    log_sum = torch.empty((rows, heads, splits) if splits > 1 else (0,), device=q.device)
+    pdl = dependent_launch()
+    launch = {"launch_pdl": True} if pdl else {}
+    _decode_kernel[(rows, kv_heads, splits)](
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        seq_lens,
+        out,
+        partial,
+        log_sum,
+        scale * _LOG2_E,
+        q.stride(0),
+        k_cache.stride(0),
+        v_cache.stride(0),
+        block_tables.stride(0),
+        Q_HEAD=q.stride(1),
+        K_HEAD=k_cache.stride(1),
+        V_HEAD=v_cache.stride(1),
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        BLOCK_G=max(16, triton.next_power_of_2(group)),
+        D=width,
+        DV=value_width,
+        D1=d1,
+        D2=d2,
+        V1=v1,
+        V2=v2,
+        PAGE=page_size,
+        BLOCK_N=block_n,
+        SPLITS=splits,
+        VALUES_IN_KEYS=values_in_keys,
+        PRECISION=product_precision(q),
+        PDL=pdl,
+        num_warps=8 if wide else 4,
+        num_stages=1 if q.dtype == torch.float32 else 2 if wide else 3,
+        **launch,
+    )
+    if splits > 1:
+        _combine_kernel[(rows, heads)](
+            partial,
+            log_sum,
+            seq_lens,
+            out,
+            HEADS=heads,
+            DV=value_width,
+            BLOCK_V=triton.next_power_of_2(value_width),
+            BLOCK_N=block_n,
+            SPLITS=splits,
+            BLOCK_S=triton.next_power_of_2(splits),
+            PDL=pdl,
+            num_warps=4,
+            **launch,
+        )
+    return out

@@ -1,0 +1,303 @@
+"""Packed variable-length attention; twin: models.layers.attention.varlen_attention_reference."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.kernels.launch import product_precision, split_width
+
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _attend_block(
+    acc1,
+    acc2,
+    peak,
+    total,
+    q1,
+    q2,
+    k_base,
+    v_base,
+    first,
+    stop_key,
+    row_limit,
+    stride_k,
+    stride_v,
+    scale_log2,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    V1: tl.constexpr,
+    V2: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One block of keys: online softmax in base 2."""
+    keys = first + tl.arange(0, BLOCK_N)
+    present = keys[:, None] < stop_key
+    columns = tl.arange(0, D1)[None, :]
+    k_rows = k_base + keys[:, None].to(tl.int64) * stride_k
+    v_rows = v_base + keys[:, None].to(tl.int64) * stride_v
+    if MASKED:
+        k1 = tl.load(k_rows + columns, mask=present & (columns < D), other=0.0)
+    elif D1 > D:
+        k1 = tl.load(k_rows + columns, mask=columns < D, other=0.0)
+    else:
+        k1 = tl.load(k_rows + columns)
+    scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
+    if D2 > 0:
+        rest = D1 + tl.arange(0, D2)[None, :]
+        if MASKED:
+            k2 = tl.load(k_rows + rest, mask=present & (rest < D), other=0.0)
+        else:
+            k2 = tl.load(k_rows + rest, mask=rest < D, other=0.0)
+        scores = tl.dot(q2, tl.trans(k2), acc=scores, input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(keys[None, :] < row_limit[:, None], scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
+    if MASKED:
+        # A row that sees no key yet keeps -inf, and inf - inf is NaN.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    else:
+        base = new_peak
+    weights = tl.exp2(scores * scale_log2 - base[:, None])
+    decay = tl.exp2(peak - base)
+    total = total * decay + tl.sum(weights, 1)
+    v_columns = tl.arange(0, V1)[None, :]
+    if MASKED:
+        v1 = tl.load(v_rows + v_columns, mask=present & (v_columns < DV), other=0.0)
+    elif V1 > DV:
+        v1 = tl.load(v_rows + v_columns, mask=v_columns < DV, other=0.0)
+    else:
+        v1 = tl.load(v_rows + v_columns)
+    weights = weights.to(v1.dtype)
+    acc1 = tl.dot(weights, v1, acc=acc1 * decay[:, None], input_precision=PRECISION)
+    if V2 > 0:
+        v_rest = V1 + tl.arange(0, V2)[None, :]
+        if MASKED:
+            v2 = tl.load(v_rows + v_rest, mask=present & (v_rest < DV), other=0.0)
+        else:
+            v2 = tl.load(v_rows + v_rest, mask=v_rest < DV, other=0.0)
+        acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
+    return acc1, acc2, new_peak, total
+
+
+@triton.jit
+def _varlen_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    num_rows,
+    num_segments,
+    scale_log2,
+    stride_q,
+    stride_k,
+    stride_v,
+    Q_HEAD: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    V1: tl.constexpr,
+    V2: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program: BLOCK_M queries of one segment and head.
+
+    Segment i owns the tiles from cu_q[i] // BLOCK_M + i on, which are always enough for its rows, so that the grid
+    follows from num_rows and num_segments alone. The rows behind the last segment count as one more, written as zero.
+    """
+    tile, head = tl.program_id(0), tl.program_id(1)
+    started = 0
+    for base in range(0, num_segments + 1, BLOCK_S):
+        index = base + tl.arange(0, BLOCK_S)
+        begin = tl.load(cu_q_ptr + index, mask=index <= num_segments, other=0)
+        started += tl.sum(((begin // BLOCK_M + index <= tile) & (index <= num_segments)).to(tl.int32))
+    segment = started - 1
+    q_begin = tl.load(cu_q_ptr + segment)
+    inside = segment < num_segments
+    q_end = tl.load(cu_q_ptr + segment + 1, mask=inside, other=0)
+    q_end = tl.where(inside, q_end, num_rows)
+    first_row = (tile - q_begin // BLOCK_M - segment) * BLOCK_M
+    length_q = q_end - q_begin
+    if first_row >= length_q:
+        return
+    rows = first_row + tl.arange(0, BLOCK_M)
+    kept = rows[:, None] < length_q
+    packed = (q_begin + rows)[:, None].to(tl.int64)
+    v_columns = tl.arange(0, V1)[None, :]
+    acc1 = tl.zeros((BLOCK_M, V1), tl.float32)
+    # The unused second accumulator of head dims without a rest costs nothing: it is never read.
+    acc2 = tl.zeros((BLOCK_M, V2 if V2 > 0 else 16), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    if inside:
+        k_begin = tl.load(cu_k_ptr + segment)
+        length_k = tl.load(cu_k_ptr + segment + 1) - k_begin
+        q_rows = q_ptr + packed * stride_q + head * Q_HEAD
+        columns = tl.arange(0, D1)[None, :]
+        q1 = tl.load(q_rows + columns, mask=kept & (columns < D), other=0.0)
+        q2 = q1
+        if D2 > 0:
+            rest = D1 + tl.arange(0, D2)[None, :]
+            q2 = tl.load(q_rows + rest, mask=kept & (rest < D), other=0.0)
+        k_base = k_ptr + k_begin.to(tl.int64) * stride_k + (head // GROUP) * K_HEAD
+        v_base = v_ptr + k_begin.to(tl.int64) * stride_v + (head // GROUP) * V_HEAD
+        if CAUSAL:
+            row_limit = tl.minimum(rows + 1 + length_k - length_q, length_k)
+            full_stop = tl.minimum(tl.maximum(first_row + 1 + length_k - length_q, 0), length_k)
+            stop = tl.minimum(tl.maximum(first_row + BLOCK_M + length_k - length_q, 0), length_k)
+        else:
+            row_limit = tl.zeros_like(rows) + length_k
+            full_stop = length_k
+            stop = length_k
+        peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        full = full_stop // BLOCK_N * BLOCK_N
+        for first in range(0, full, BLOCK_N):
+            acc1, acc2, peak, total = _attend_block(
+                acc1, acc2, peak, total, q1, q2, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
+                D, DV, D1, D2, V1, V2, BLOCK_N, False, PRECISION,
+            )  # fmt: skip
+        for first in range(full, stop, BLOCK_N):
+            acc1, acc2, peak, total = _attend_block(
+                acc1, acc2, peak, total, q1, q2, k_base, v_base, first, stop, row_limit, stride_k, stride_v, scale_log2,
+                D, DV, D1, D2, V1, V2, BLOCK_N, True, PRECISION,
+            )  # fmt: skip
+    norm = 1.0 / tl.where(total == 0.0, 1.0, total)
+    out_rows = out_ptr + (packed * HEADS + head) * DV
+    tl.store(out_rows + v_columns, (acc1 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_columns < DV))
+    if V2 > 0:
+        v_rest = V1 + tl.arange(0, V2)[None, :]
+        tl.store(out_rows + v_rest, (acc2 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_rest < DV))
+
+
+@triton.jit
+def _zero_tail_kernel(out_ptr, end_ptr, num_rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    first = tl.program_id(0) * ROWS
+    end = tl.load(end_ptr)
+    if first + ROWS > end:
+        for row in range(tl.maximum(first, end), tl.minimum(first + ROWS, num_rows)):
+            for base in range(0, WIDTH, BLOCK):
+                columns = base + tl.arange(0, BLOCK)
+                zeros = tl.zeros((BLOCK,), out_ptr.dtype.element_ty)
+                tl.store(out_ptr + row.to(tl.int64) * WIDTH + columns, zeros, mask=columns < WIDTH)
+
+
+def varlen_attention_cuda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """models.layers.attention.varlen_attention on a GPU."""
+    if q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and v.shape[-1] <= q.shape[-1] <= 256:
+        return varlen_attention_flash(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal)
+    return varlen_attention_triton(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
+
+
+def varlen_attention_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """FlashAttention 2 inside PyTorch, which leaves the rows behind the last segment as they were: zeroed here."""
+    width = v.shape[-1]
+    if width != q.shape[-1]:
+        v = torch.nn.functional.pad(v, (0, q.shape[-1] - width))
+    out = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, causal, False, scale=scale
+    )[0]
+    rows, heads, padded = out.shape
+    if rows:
+        _zero_tail_kernel[(triton.cdiv(rows, 64),)](
+            out, cu_seqlens_q[-1:], rows, WIDTH=heads * padded, ROWS=64, BLOCK=1024, num_warps=4
+        )
+    return out[..., :width]
+
+
+def varlen_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    scale: float,
+    causal: bool,
+    *,
+    block_m: int = 128,
+    block_n: int = 64,
+    num_warps: int = 8,
+    num_stages: int = 3,
+) -> Tensor:
+    """Any head dims and dtypes; heads must be contiguous along the head dim."""
+    num_rows, heads, width = q.shape
+    value_width = v.shape[-1]
+    if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+        raise ValueError(f"varlen attention: heads must be contiguous, strides {q.stride()}, {k.stride()}, {v.stride()}")
+    if q.dtype == torch.float32:
+        block_m, block_n, num_warps, num_stages = 32, 32, 4, 1
+    (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
+    out = torch.empty((num_rows, heads, value_width), device=q.device, dtype=q.dtype)
+    segments = cu_seqlens_q.shape[0] - 1
+    if num_rows == 0:
+        return out
+    _varlen_kernel[(num_rows // block_m + segments + 1, heads)](
+        q,
+        k,
+        v,
+        out,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        num_rows,
+        segments,
+        scale * _LOG2_E,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        Q_HEAD=q.stride(1),
+        K_HEAD=k.stride(1),
+        V_HEAD=v.stride(1),
+        HEADS=heads,
+        GROUP=heads // k.shape[1],
+        D=width,
+        DV=value_width,
+        D1=d1,
+        D2=d2,
+        V1=v1,
+        V2=v2,
+        CAUSAL=causal,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_S=min(1024, triton.next_power_of_2(segments + 1)),
+        PRECISION=product_precision(q),
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+    return out
