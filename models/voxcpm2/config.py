@@ -121,6 +121,19 @@ def load_config(directory: Path) -> VoxCPM2Config:
             "max_length",
         ),
     )
+    factors = result.lm.rope_scaling
+    for name, values in (("short_factor", factors.short_factor), ("long_factor", factors.long_factor)):
+        if 2 * len(values) != result.lm.kv_channels:
+            raise CheckpointError(
+                f"config.json: lm_config.rope_scaling.{name} has {len(values)} values for kv_channels "
+                f"{result.lm.kv_channels}"
+            )
+    for name, local in (("encoder_config", result.encoder), ("dit_config", result.dit)):
+        if local.kv_channels != result.lm.kv_channels:
+            raise CheckpointError(
+                f"config.json: {name}.kv_channels {local.kv_channels} is not "
+                f"lm_config.kv_channels {result.lm.kv_channels}, whose rotary factors it uses"
+            )
     if result.vae.latent_dim != result.feat_dim:
         raise CheckpointError(f"feat_dim {result.feat_dim} is not audio_vae_config.latent_dim {result.vae.latent_dim}")
     if result.max_length > result.lm.max_position_embeddings:

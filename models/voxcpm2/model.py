@@ -1,0 +1,150 @@
+"""VoxCPM2 as the engine sees it (models.protocol.SpeechModel)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.checkpoint import LoadFormat, load_parameters, materialise
+from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.random import Noise, philox_normal
+from models.protocol import BufferSpec
+from models.voxcpm2.audio_vae import AudioVAE
+from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
+from models.voxcpm2.network import FlowSolver, VoxCPM2Network, network_rules
+from models.voxcpm2.steps import (
+    DecodeStep,
+    PatchMaker,
+    State,
+    Tail,
+    VAEPrime,
+    VAEStep,
+    advance_length,
+    decode_rows,
+)
+from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae
+
+
+class VoxCPM2:
+    """Parameters in `dtype`, the codec in float32. `noise` may be replaced before steps are made: seeds and steps
+    [rows] -> float32 [rows, D, P]."""
+
+    solver_steps = SOLVER_STEPS
+    priming_patches = 3
+
+    def __init__(self, config: VoxCPM2Config, network: VoxCPM2Network, vae: AudioVAE) -> None:
+        self.network = network
+        self.vae = vae
+        self.sample_rate = config.vae.out_sample_rate
+        self.reference_sample_rate = config.vae.sample_rate
+        self.patch_shape = (config.patch_size, config.feat_dim)
+        self.samples_per_patch = config.patch_size * vae.decoder_hop
+        self.max_positions = config.max_length
+        self.conditioning_width = 2 * config.lm.hidden_size
+        self.dtype = network.enc_to_lm_proj.weight.dtype
+        self.noise: Noise = self._philox_noise
+        self._solvers = {steps: FlowSolver(network.feat_decoder, steps) for steps in self.solver_steps}
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return self.network.cache_specs()
+
+    def state_specs(self) -> dict[str, BufferSpec]:
+        return {
+            "last_patch": BufferSpec(self.patch_shape, self.dtype),
+            "length": BufferSpec((), torch.int32),
+            "step": BufferSpec((), torch.int32),
+            "min_patches": BufferSpec((), torch.int32),
+            "max_patches": BufferSpec((), torch.int32),
+            "active": BufferSpec((), torch.bool),
+            "fresh": BufferSpec((), torch.bool),
+            "seed": BufferSpec((), torch.int64),
+            "cfg": BufferSpec((), torch.float32),
+            "temperature": BufferSpec((), torch.float32),
+            "vae": BufferSpec((self.vae.decoder.memory_size,), torch.float32),
+        }
+
+    def encode_reference(self, wave: Tensor, pad: Literal["left", "right"]) -> Tensor:
+        frames, channels = self.patch_shape
+        missing = -wave.shape[0] % (frames * self.vae.encoder_hop)
+        wave = F.pad(wave, (missing, 0) if pad == "left" else (0, missing))
+        return self.vae.encode(wave).T.reshape(-1, frames, channels)
+
+    def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
+        embeds = self.network.embed_patches(plan["patches"].to(self.dtype))
+        lm, residual = self.network.prompt_backbone(
+            plan["token_ids"], plan["audio_rows"], embeds, plan["positions"], batch
+        )
+        return torch.cat((lm, residual), dim=-1).index_select(0, plan["last"])
+
+    def mixed(self, plan: Mapping[str, Tensor], batch: PagedBatch, state: State, slots: Tensor) -> Tensor:
+        rows = decode_rows(state, slots, batch.page_size)
+        count = slots.shape[0]
+        front = torch.arange(count, device=slots.device)
+        joint = {
+            "token_ids": torch.cat((torch.zeros_like(slots), plan["token_ids"])),
+            "positions": torch.cat((rows.positions, plan["positions"])),
+            "audio_rows": torch.cat((front, plan["audio_rows"] + count)),
+            "patches": torch.cat((rows.patches, plan["patches"].to(self.dtype))),
+            "last": torch.cat((front, plan["last"] + count)),
+        }
+        batch = replace(
+            batch,
+            slot_mapping=torch.cat((rows.slot_mapping, batch.slot_mapping)),
+            num_decode_rows=count,
+            block_tables=rows.block_tables,
+            seq_lens=rows.seq_lens,
+        )
+        conditioning = self.prefill(joint, batch)
+        advance_length(state, slots, rows)
+        return conditioning
+
+    def tail(self, solver_steps: int, state: State) -> Tail:
+        return Tail(f"tail_{solver_steps}", self._patch_maker(solver_steps), state, self.conditioning_width, self.dtype)
+
+    def decode_step(
+        self, solver_steps: int, state: State, caches: Sequence[Mapping[str, Tensor]], page_size: int
+    ) -> DecodeStep:
+        return DecodeStep(
+            f"decode_step_{solver_steps}",
+            self.network,
+            self._patch_maker(solver_steps),
+            state,
+            caches,
+            page_size,
+        )
+
+    def vae_step(self, state: State) -> VAEStep:
+        return VAEStep("vae_step", self.vae.decoder, state)
+
+    def vae_prime(self, state: State) -> VAEPrime:
+        return VAEPrime("vae_prime", self.vae.decoder, state, self.patch_shape)
+
+    def _patch_maker(self, solver_steps: int) -> PatchMaker:
+        return PatchMaker(self.network, self._solvers[solver_steps], self.noise)
+
+    def _philox_noise(self, seeds: Tensor, steps: Tensor) -> Tensor:
+        frames, channels = self.patch_shape
+        return philox_normal(seeds, steps, prod(self.patch_shape)).unflatten(1, (channels, frames))
+
+
+def load_model(
+    directory: Path, device: torch.device, dtype: torch.dtype, load_format: LoadFormat = "published"
+) -> VoxCPM2:
+    """Strict: raises CheckpointError that names a missing, unexpected or misshapen tensor."""
+    config = load_config(directory)
+    with torch.device("meta"):
+        network, vae = VoxCPM2Network(config, dtype), AudioVAE(config.vae)
+    load_parameters(network, directory, network_rules(config), device=device, dtype=dtype, load_format=load_format)
+    materialise(vae, device, torch.float32)
+    if load_format == "random":
+        randomise_audio_vae(vae, seed=0)
+    else:
+        load_audio_vae(vae, directory, config.vae, condition_rate=config.vae.out_sample_rate)
+    return VoxCPM2(config, network, vae)

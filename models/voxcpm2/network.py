@@ -1,0 +1,205 @@
+"""The networks of VoxCPM2: LocEnc, TSLM, FSQ, RALM, LocDiT with its solver, and the stop head.
+
+P latent frames of D channels make a patch [P, D]; H is the language models' width, h that of the local stacks.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.checkpoint import Rule
+from models.layers.attention import cached_attention
+from models.layers.block import block_rules
+from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.rotary import rotate_half_split
+from models.voxcpm2.config import VoxCPM2Config
+from models.voxcpm2.solver import Schedule, guided_euler_step, schedule, sinusoid
+from models.voxcpm2.stack import LocalStack, Stack, language_block, local_block, longrope_table
+
+
+class LocalEncoder(nn.Module):
+    """LocEnc: patches [n, P, D] -> one vector each [n, h], read off a special token in front."""
+
+    def __init__(self, config: VoxCPM2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(config.feat_dim, config.encoder.hidden_dim)
+        self.special_token = nn.Parameter(torch.empty(1, 1, 1, config.encoder.hidden_dim))
+        self.encoder = LocalStack(config.encoder, config.lm, 1 + config.patch_size, dtype, first_kept=0, end_kept=1)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        special = self.special_token[0].expand(patches.shape[0], -1, -1)
+        return self.encoder(torch.cat((special, self.in_proj(patches)), dim=1))[:, 0]
+
+
+class ScalarQuantizer(nn.Module):
+    """FSQ: out_proj(round(tanh(in_proj x) * scale) / scale), half to even."""
+
+    def __init__(self, width: int, latent_width: int, scale: int) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(width, latent_width)
+        self.out_proj = nn.Linear(latent_width, width)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(torch.round(torch.tanh(self.in_proj(x)) * self.scale) / self.scale)
+
+
+class TimeMLP(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(width, width)
+        self.linear_2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(F.silu(self.linear_1(x)))
+
+
+class LocalDiT(nn.Module):
+    """LocDiT: velocity of a noisy patch under [mu_lm, mu_res, time, previous patch (P), patch (P)] as tokens."""
+
+    def __init__(self, config: VoxCPM2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        width, frames = config.dit.hidden_dim, config.patch_size
+        self.in_proj = nn.Linear(config.feat_dim, width)
+        self.cond_proj = nn.Linear(config.feat_dim, width)
+        self.out_proj = nn.Linear(width, config.feat_dim)
+        self.time_mlp = TimeMLP(width)
+        self.delta_time_mlp = TimeMLP(width)
+        length = 3 + 2 * frames
+        self.decoder = LocalStack(config.dit, config.lm, length, dtype, first_kept=3 + frames, end_kept=length)
+
+    def time_embedding(self, times: Tensor) -> Tensor:
+        """Times [n], on any device -> [n, h]; the second input of the published network, a step width, is 0."""
+        weight = self.time_mlp.linear_1.weight
+        waves, still = (sinusoid(t.cpu(), weight.shape[1]).to(weight.device) for t in (times, torch.zeros_like(times)))
+        return self.time_mlp(waves) + self.delta_time_mlp(still)
+
+    def velocity(self, x: Tensor, mu: Tensor, time: Tensor, condition: Tensor) -> Tensor:
+        """x [n, P, D], mu [n, 2, h], time [h] or [n, 1, h], condition [n, P, h] (projected) -> [n, P, D]."""
+        tokens = torch.cat((mu, time.expand(x.shape[0], 1, -1), condition, self.in_proj(x)), dim=1)
+        return self.out_proj(self.decoder(tokens))
+
+
+class FlowSolver:
+    """The Euler solve of one number of solver steps. Times are constants, so their embeddings are a table."""
+
+    def __init__(self, dit: LocalDiT, solver_steps: int) -> None:
+        weight = dit.in_proj.weight
+        self.dit = dit
+        self.schedule: Schedule = schedule(solver_steps, weight.dtype)
+        self.time_table = dit.time_embedding(torch.tensor(self.schedule.times, dtype=weight.dtype))
+
+    def solve(self, x: Tensor, mu: Tensor, previous: Tensor, cfg: Tensor) -> Tensor:
+        """Noise x [rows, P, D], mu [rows, 2, h], previous patch [rows, P, D], cfg [rows] -> patch [rows, P, D].
+
+        Conditional and unconditional rows go in one batch; the latter have mu = 0 and keep the previous patch.
+        """
+        mu = torch.cat((mu, torch.zeros_like(mu)))
+        condition = self.dit.cond_proj(previous).repeat(2, 1, 1)
+        for time, width in zip(self.time_table, self.schedule.widths, strict=True):
+            velocity = self.dit.velocity(x.repeat(2, 1, 1), mu, time, condition)
+            x = guided_euler_step(x, velocity, cfg, width)
+        return x
+
+
+class VoxCPM2Network(nn.Module):
+    """All of model.safetensors. `dtype` is the parameters' dtype: the rotary tables are rounded to it."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: VoxCPM2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        lm, width = config.lm, config.lm.hidden_size
+        self.embed_tokens = nn.Embedding(lm.vocab_size, width)
+        self.base_lm = Stack(language_block(lm), lm.num_hidden_layers)
+        self.residual_lm = Stack(language_block(lm), config.residual_lm_num_layers)
+        self.feat_encoder = LocalEncoder(config, dtype)
+        self.feat_decoder = LocalDiT(config, dtype)
+        self.fsq_layer = ScalarQuantizer(width, config.scalar_quantization_latent_dim, config.scalar_quantization_scale)
+        self.enc_to_lm_proj = nn.Linear(config.encoder.hidden_dim, width)
+        self.lm_to_dit_proj = nn.Linear(width, config.dit.hidden_dim)
+        self.res_to_dit_proj = nn.Linear(width, config.dit.hidden_dim)
+        self.fusion_concat_proj = nn.Linear(2 * width, width)
+        self.stop_proj = nn.Linear(width, width)
+        self.stop_head = nn.Linear(width, 2, bias=False)
+        cos, sin = longrope_table(lm, config.max_length, dtype)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """Layers of the TSLM, then those of the RALM."""
+        layers = [*self.base_lm.layers, *self.residual_lm.layers]
+        rows = [(layer.attention.config.num_kv_heads, layer.attention.config.head_dim) for layer in layers]
+        return [CacheSpec({"k": row, "v": row}) for row in rows]
+
+    def embed_patches(self, patches: Tensor) -> Tensor:
+        """[n, P, D] -> [n, H]."""
+        return self.enc_to_lm_proj(self.feat_encoder(patches))
+
+    def audio_backbone(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> tuple[Tensor, Tensor]:
+        """Patches alone, embedded [n, H], at positions int64 [n] -> TSLM after FSQ and RALM, each [n, H]."""
+        lm = self.fsq_layer(self.semantic(embeds, positions, batch))
+        return lm, self.residual(torch.cat((lm, embeds), dim=-1), batch)
+
+    def prompt_backbone(
+        self, token_ids: Tensor, audio_rows: Tensor, embeds: Tensor, positions: Tensor, batch: PagedBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Rows of text, and of patches (embedded [a, H]) at audio_rows int64 [a]: FSQ and the RALM's second input are
+        theirs alone. -> like audio_backbone."""
+        hidden = self.semantic(self.embed_tokens(token_ids).index_copy(0, audio_rows, embeds), positions, batch)
+        lm = hidden.index_copy(0, audio_rows, self.fsq_layer(hidden.index_select(0, audio_rows)))
+        second = torch.zeros_like(lm).index_copy(0, audio_rows, embeds)
+        return lm, self.residual(torch.cat((lm, second), dim=-1), batch)
+
+    def semantic(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+        """TSLM: [n, H] -> [n, H]."""
+        cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+            return cached_attention(rotate_half_split(q, cos, sin), rotate_half_split(k, cos, sin), v, layer, batch)
+
+        return self.base_lm(embeds, attend)
+
+    def residual(self, pairs: Tensor, batch: PagedBatch) -> Tensor:
+        """RALM, which has no rotation: TSLM output and patch embedding side by side [n, 2 H] -> [n, H]."""
+        first = len(self.base_lm.layers)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+            return cached_attention(q, k, v, first + layer, batch)
+
+        return self.residual_lm(self.fusion_concat_proj(pairs), attend)
+
+    def condition(self, lm: Tensor, residual: Tensor) -> Tensor:
+        """Hidden vectors [rows, H] each -> mu [rows, 2, h]."""
+        return torch.stack((self.lm_to_dit_proj(lm), self.res_to_dit_proj(residual)), dim=1)
+
+    def stop_logits(self, lm: Tensor) -> Tensor:
+        """[rows, H] -> [rows, 2]; the second says stop."""
+        return self.stop_head(F.silu(self.stop_proj(lm)))
+
+
+def network_rules(config: VoxCPM2Config) -> list[Rule]:
+    """Published tensor names -> parameters of VoxCPM2Network."""
+    language, encoder, dit = language_block(config.lm), local_block(config.encoder, config.lm), config.dit
+    stacks = (
+        (language, "base_lm.", "base_lm."),
+        (language, "residual_lm.", "residual_lm."),
+        (encoder, "feat_encoder.encoder.", "feat_encoder.encoder.stack."),
+        (local_block(dit, config.lm), "feat_decoder.estimator.decoder.", "feat_decoder.decoder.stack."),
+    )
+    rules = [Rule("base_lm.embed_tokens.weight", "embed_tokens.weight")]
+    for block, published, ours in stacks:
+        rules += block_rules(block, f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.")
+        rules.append(Rule(f"{published}norm.weight", f"{ours}norm.weight"))
+    same = (
+        "feat_encoder.in_proj fsq_layer.in_proj fsq_layer.out_proj enc_to_lm_proj lm_to_dit_proj res_to_dit_proj "
+        "fusion_concat_proj stop_proj stop_head"
+    )
+    rules += [Rule(f"{name}.{{rest}}", f"{name}.{{rest}}") for name in same.split()]
+    rules.append(Rule("feat_encoder.special_token", "feat_encoder.special_token"))
+    for name in ("in_proj", "cond_proj", "out_proj", "time_mlp", "delta_time_mlp"):
+        rules.append(Rule(f"feat_decoder.estimator.{name}.{{rest}}", f"feat_decoder.{name}.{{rest}}"))
+    return rules

@@ -1,0 +1,185 @@
+"""What is recorded of VoxCPM2: the decode step, the tail of a prefill, and the codec's step. Slot state in, slot state
+out; the state tables are described at models.protocol.SpeechModel.
+
+A step is given more rows than it has streams: padding points at slot 0, and a stream that ended may appear once more.
+Both are inactive, so everything that they would write goes to scratch or repeats what was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.layers.kv_cache import PagedBatch
+from models.layers.random import Noise
+from models.protocol import BufferSpec, Capacity
+from models.voxcpm2.audio_vae import Decoder
+from models.voxcpm2.network import FlowSolver, VoxCPM2Network
+from models.voxcpm2.vae_layers import Streams
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeRows:
+    """Inputs of one decode row per slot, read from slot state; all [rows] but patches and block_tables."""
+
+    active: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    patches: Tensor
+
+
+def decode_rows(state: State, slots: Tensor, page_size: int) -> DecodeRows:
+    """Inactive rows attend to nothing and write the cache's scratch row."""
+    active = state["active"].index_select(0, slots)
+    length = torch.where(active, state["length"].index_select(0, slots), 0)
+    block_tables = state["block_table"].index_select(0, slots)
+    page = block_tables.gather(1, (length // page_size).to(torch.int64)[:, None])[:, 0].to(torch.int64)
+    return DecodeRows(
+        active=active,
+        positions=length.to(torch.int64),
+        slot_mapping=torch.where(active, page * page_size + length % page_size, 0),
+        block_tables=block_tables,
+        seq_lens=torch.where(active, length + 1, 0),
+        patches=state["last_patch"].index_select(0, slots),
+    )
+
+
+def advance_length(state: State, slots: Tensor, rows: DecodeRows) -> None:
+    """The rows' keys are in the cache."""
+    length = state["length"].index_select(0, slots)
+    state["length"].index_copy_(0, slots, length + rows.active.to(length.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class PatchMaker:
+    """From hidden vectors to the next patch: stop head, noise, flow solve, slot state."""
+
+    network: VoxCPM2Network
+    solver: FlowSolver
+    noise: Noise
+
+    def __call__(self, state: State, slots: Tensor, lm: Tensor, residual: Tensor) -> dict[str, Tensor]:
+        def read(name: str) -> Tensor:
+            return state[name].index_select(0, slots)
+
+        active, step, previous = read("active"), read("step"), read("last_patch")
+        dtype = previous.dtype
+        noise = self.noise(read("seed"), step).to(dtype) * read("temperature").to(dtype)[:, None, None]
+        mu = self.network.condition(lm, residual)
+        patch = self.solver.solve(noise.transpose(1, 2), mu, previous, read("cfg").to(dtype))
+
+        logits = self.network.stop_logits(lm)
+        # A tie goes on, as argmax has it; so does a stop flag before the least length.
+        stopped = active & (logits[:, 1] > logits[:, 0]) & (step > read("min_patches"))
+        finished = stopped | (active & (step + 1 >= read("max_patches")))
+        state["last_patch"].index_copy_(0, slots, torch.where(active[:, None, None], patch, previous))
+        state["step"].index_copy_(0, slots, step + active.to(step.dtype))
+        state["fresh"].index_copy_(0, slots, active | read("fresh"))
+        state["active"].index_copy_(0, slots, active & ~finished)
+        return {"patch": patch, "stopped": stopped, "finished": finished}
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeStep:
+    """The whole step: last patch -> LocEnc, TSLM, FSQ, RALM -> stop, flow solve -> next patch."""
+
+    name: str
+    network: VoxCPM2Network
+    make_patch: PatchMaker
+    state: State
+    caches: Sequence[Mapping[str, Tensor]]
+    page_size: int
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        return {"slots": BufferSpec((capacity["rows"],), torch.int64)}
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        slots = buffers["slots"]
+        rows = decode_rows(self.state, slots, self.page_size)
+        batch = PagedBatch(
+            caches=self.caches,
+            page_size=self.page_size,
+            slot_mapping=rows.slot_mapping,
+            num_decode_rows=capacity["rows"],
+            block_tables=rows.block_tables,
+            seq_lens=rows.seq_lens,
+        )
+        embeds = self.network.embed_patches(rows.patches)
+        lm, residual = self.network.audio_backbone(embeds, rows.positions, batch)
+        advance_length(self.state, slots, rows)
+        return self.make_patch(self.state, slots, lm, residual)
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """Hidden vectors of an eager backbone pass -> the rows' next patches."""
+
+    name: str
+    make_patch: PatchMaker
+    state: State
+    conditioning_width: int
+    dtype: torch.dtype
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        rows = capacity["rows"]
+        return {
+            "slots": BufferSpec((rows,), torch.int64),
+            "conditioning": BufferSpec((rows, self.conditioning_width), self.dtype),
+        }
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        lm, residual = buffers["conditioning"].chunk(2, dim=-1)
+        return self.make_patch(self.state, buffers["slots"], lm, residual)
+
+
+@dataclass(frozen=True, eq=False)
+class VAEStep:
+    """Fresh last patches of the slots -> their next samples."""
+
+    name: str
+    decoder: Decoder
+    state: State
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        return {"slots": BufferSpec((capacity["rows"],), torch.int64)}
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        slots = buffers["slots"]
+        fresh = self.state["fresh"].index_select(0, slots)
+        # Rows without a fresh patch run on scratch, so that their stream's memory stays.
+        streams = Streams(self.state["vae"], torch.where(fresh, slots, 0))
+        latents = self.state["last_patch"].index_select(0, streams.slots).transpose(1, 2)
+        audio = self.decoder(latents.to(self.state["vae"].dtype), streams)[:, 0]
+        self.state["fresh"].index_fill_(0, slots, False)
+        return {"audio": torch.where(fresh[:, None], audio, 0.0)}
+
+
+@dataclass(frozen=True, eq=False)
+class VAEPrime:
+    """Patches of a clip -> the codec's memory after them."""
+
+    name: str
+    decoder: Decoder
+    state: State
+    patch_shape: tuple[int, int]
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        rows = capacity["rows"]
+        return {
+            "slots": BufferSpec((rows,), torch.int64),
+            "patches": BufferSpec((rows, capacity["patches"], *self.patch_shape), self.state["vae"].dtype),
+        }
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        slots = buffers["slots"]
+        self.state["vae"].index_fill_(0, slots, 0.0)
+        if capacity["patches"]:
+            self.decoder(buffers["patches"].flatten(1, 2).transpose(1, 2), Streams(self.state["vae"], slots))
+        return {}
