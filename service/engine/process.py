@@ -1,0 +1,82 @@
+"""The engine process: `python -m service.engine.process ADDRESS ENTRY`, the configuration as one JSON line on stdin.
+
+Started and watched by supervisor.py. It ends when the engine returns, when it fails, or when its stdin closes, which
+is how it learns that the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import msgspec
+import zmq
+
+from models.errors import CheckpointError
+from models.registry import resolve
+from service.engine import wire
+from service.engine.config import EngineConfig
+from service.engine.messages import Command, Outputs
+from service.logs import configure_logging
+
+CONFIGURATION_ERROR = 3
+"""Exit status of an engine that cannot start with this configuration: starting it again would not help."""
+
+
+class ZmqChannel:
+    """The engine's end of a ZeroMQ pair; both directions are unbounded, the API process bounds what it admits."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.connect(address)
+        self._decoder = wire.command_decoder()
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        commands: list[Command] = []
+        if not self._socket.poll(None if timeout is None else round(timeout * 1000)):
+            return commands
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return commands
+            commands.append(self._decoder.decode([frame.buffer for frame in frames]))
+
+    def send(self, outputs: Outputs) -> None:
+        self._socket.send_multipart(wire.encode(outputs), copy=False)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def _exit_with_parent() -> None:
+    # Not sys.stdin.buffer: a thread that waits in it holds its lock, which the interpreter wants when it ends.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(0)
+
+
+def main(arguments: list[str]) -> int:
+    address, entry = arguments
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    configure_logging(config.log_level, config.log_format)
+    channel = ZmqChannel(address)
+    try:
+        resolve(entry)(config, channel)
+    except CheckpointError as error:
+        print(f"reprise: {error}", file=sys.stderr)
+        return CONFIGURATION_ERROR
+    finally:
+        channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""The API process' end of the link: starts an engine in a process or a thread and says when it ends.
+
+One object is one life of an engine; client.py makes a new one after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from models.errors import CheckpointError
+from models.registry import resolve
+from service.engine import wire
+from service.engine.config import EngineConfig, EngineEntry
+from service.engine.messages import Command, Outputs, Stop
+from service.engine.process import CONFIGURATION_ERROR
+
+ENTRY = "service.engine.engine:serve"
+
+OnOutputs = Callable[[Outputs], None]
+
+
+class EngineExit(msgspec.Struct, frozen=True):
+    """How an engine ended. `permanent`: the configuration is at fault, another start would end the same way."""
+
+    reason: str
+    clean: bool = False
+    permanent: bool = False
+
+
+class EngineLink(Protocol):
+    """One life of an engine."""
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        """Start the engine and hand over what it sends, until it ends. When cancelled, the engine is killed."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Never blocks. What is sent to an engine that has ended is lost."""
+        ...
+
+    def kill(self) -> None:
+        """End it without ceremony; run() then returns."""
+        ...
+
+
+class ProcessLink:
+    """An engine in a child process, over a ZeroMQ pair on a Unix socket in a private directory."""
+
+    def __init__(self, config: EngineConfig, entry: str = ENTRY) -> None:
+        self._config = config
+        self._entry = entry
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        directory = Path(tempfile.mkdtemp(prefix="reprise-"))  # mode 0700
+        address = f"ipc://{directory}/engine"
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.PAIR)
+        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
+            socket.setsockopt(option, value)
+        socket.bind(address)
+        self._socket = socket
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "service.engine.process", address, self._entry,
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the API process, which drains first
+        )  # fmt: skip
+        self._process = process
+        reader = asyncio.create_task(self._read(socket, on_outputs))
+        try:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(self._config) + b"\n")
+            exited = asyncio.create_task(process.wait())
+            await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                process.kill()
+                await exited
+                return EngineExit(f"its messages could not be read: {reader.exception()}")
+            status = exited.result()
+            await self._drain(reader)
+            if status == 0:
+                return EngineExit("stopped", clean=True)
+            cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+            return EngineExit(f"the engine process ended with {cause}", permanent=status == CONFIGURATION_ERROR)
+        finally:
+            reader.cancel()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            self._socket = None
+            socket.close()
+            context.term()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def _read(self, socket: zmq.asyncio.Socket, on_outputs: OnOutputs) -> None:
+        decoder = wire.outputs_decoder()
+        while True:
+            frames = await socket.recv_multipart(copy=False)
+            on_outputs(decoder.decode([frame.buffer for frame in frames]))
+
+    async def _drain(self, reader: asyncio.Task[None]) -> None:
+        """Let the reader take what a process sent just before it ended."""
+        await asyncio.wait({reader}, timeout=0.05)
+
+    def send(self, command: Command) -> None:
+        if self._socket is not None:
+            self._socket.send_multipart(wire.encode(command), copy=False)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+
+class InlineLink:
+    """The same engine in a thread of this process: for tests, debugging and the command line."""
+
+    def __init__(self, config: EngineConfig, entry: EngineEntry | str = ENTRY) -> None:
+        self._config = config
+        self._entry = entry
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[EngineExit] = loop.create_future()
+
+        def finish(exit: EngineExit) -> None:
+            if not ended.done():
+                ended.set_result(exit)
+
+        def post(callback: Callable[..., None], *arguments: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(callback, *arguments)
+
+        def live() -> None:
+            channel = InlineChannel(self._commands, lambda outputs: post(on_outputs, outputs))
+            exit = EngineExit("the engine thread failed; its traceback is on stderr")
+            try:
+                entry = resolve(self._entry) if isinstance(self._entry, str) else self._entry
+                entry(self._config, channel)
+                exit = EngineExit("stopped", clean=True)
+            except CheckpointError as error:
+                exit = EngineExit(str(error), permanent=True)
+            finally:
+                post(finish, exit)
+
+        threading.Thread(target=live, name="engine", daemon=True).start()
+        try:
+            return await ended
+        finally:
+            self.send(Stop())
+
+    def send(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def kill(self) -> None:
+        """A thread cannot be killed: it is asked to stop."""
+        self.send(Stop())
+
+
+class InlineChannel:
+    def __init__(self, commands: queue.SimpleQueue[Command], on_outputs: OnOutputs) -> None:
+        self._commands = commands
+        self.send = on_outputs
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        commands: list[Command] = []
+        try:
+            commands.append(self._commands.get(timeout != 0, timeout))
+            while True:
+                commands.append(self._commands.get_nowait())
+        except queue.Empty:
+            return commands

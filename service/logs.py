@@ -1,0 +1,43 @@
+"""Logging of both processes: text for people, one JSON object a line for machines. Never prompts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+
+RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update({key: value for key, value in record.__dict__.items() if key not in RESERVED})
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = {key: value for key, value in record.__dict__.items() if key not in RESERVED}
+        suffix = "".join(f" {key}={value}" for key, value in extra.items())
+        return super().format(record) + suffix
+
+
+def configure_logging(level: str, log_format: str) -> None:
+    """Send everything to stderr. log_format: "text" or "json"."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for noisy in ("httpx", "httpcore", "PIL", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

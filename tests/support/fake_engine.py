@@ -1,0 +1,138 @@
+"""An engine without a model: it answers a chat request with the request's own prompt ids, one token a tick.
+
+Prompts that start with a word of MOODS misbehave as the word says. `serve` is an EngineEntry.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.engine.config import Channel, EngineConfig
+from service.engine.messages import (
+    Abort,
+    ChatDelta,
+    ChatRequest,
+    EncodeReference,
+    EngineState,
+    Failed,
+    ModelState,
+    Observation,
+    Outputs,
+    ReferenceEncoded,
+    SpeechDelta,
+    SpeechRequest,
+    Stop,
+    TokenInfo,
+)
+
+TICK = 0.002
+MOODS = ("!crash", "!hang", "!fail", "!slow", "!endless", "!silent")
+SAMPLES_PER_TICK = 4800
+
+
+@dataclass
+class Answer:
+    request: ChatRequest
+    produced: int = 0
+
+
+@dataclass
+class Speech:
+    request: SpeechRequest
+    patches: int = 0
+
+
+def serve(config: EngineConfig, channel: Channel) -> None:
+    channel.send(Outputs(state=_state(config, "loading", 0)))
+    if any(model.directory == "/broken" for model in config.models):
+        raise RuntimeError("broken by request")
+    chats: dict[str, Answer] = {}
+    speeches: dict[str, Speech] = {}
+    channel.send(Outputs(state=_state(config, "ready", 0)))
+    heartbeat = time.monotonic()
+    while True:
+        for command in channel.receive(TICK if chats or speeches else 0.05):
+            match command:
+                case ChatRequest():
+                    chats[command.request_id] = Answer(command)
+                case SpeechRequest():
+                    speeches[command.request_id] = Speech(command)
+                case EncodeReference():
+                    patches = np.zeros((3, 4, 2), np.float32)
+                    channel.send(Outputs(encoded=(ReferenceEncoded(command.request_id, patches),)))
+                case Abort():
+                    chats.pop(command.request_id, None)
+                    speeches.pop(command.request_id, None)
+                case Stop():
+                    return
+        failed = tuple(
+            Failed(name, 500, "fake_failure", "failed by request")
+            for name, answer in chats.items()
+            if _mood(answer) == "!fail"
+        )
+        for failure in failed:
+            del chats[failure.request_id]
+        deltas = tuple(delta for answer in list(chats.values()) if (delta := _tick(answer)) is not None)
+        for delta in deltas:
+            if delta.finish_reason:
+                del chats[delta.request_id]
+        audio = tuple(_speak(speech) for speech in speeches.values())
+        for chunk in audio:
+            if chunk.finished:
+                del speeches[chunk.request_id]
+        now = time.monotonic()
+        state = None
+        if now - heartbeat > 0.1 or deltas:
+            heartbeat = now
+            state = _state(config, "ready", len(chats))
+        if deltas or failed or state or audio:
+            labels = {"model": config.models[0].name, "kind": "decode", "route": "replay", "reason": "captured"}
+            observations = (Observation("steps_total", 1.0, labels),) if deltas else ()
+            channel.send(Outputs(chat=deltas, speech=audio, failed=failed, observations=observations, state=state))
+
+
+def _mood(answer: Answer) -> str | None:
+    text = bytes(int(token) & 255 for token in answer.request.prompt.token_ids).decode(errors="replace")
+    return next((mood for mood in MOODS if text.startswith(mood)), None)
+
+
+def _tick(answer: Answer) -> ChatDelta | None:
+    mood = _mood(answer)
+    if mood == "!crash" and answer.produced == 2:
+        os._exit(9)
+    if mood == "!hang" and answer.produced == 2:
+        time.sleep(3600)
+    if mood == "!slow":
+        time.sleep(0.02)
+    if mood == "!silent":
+        return None
+    request, ids = answer.request, answer.request.prompt.token_ids
+    index = answer.produced % len(ids) if mood == "!endless" else answer.produced
+    if index >= len(ids):
+        return ChatDelta(request.request_id, (), finish_reason="stop", cached_tokens=1)
+    answer.produced += 1
+    token = int(ids[index])
+    finish = "length" if answer.produced >= request.sampling.max_tokens else None
+    infos = ()
+    if (count := request.sampling.logprobs) is not None:
+        infos = (TokenInfo(-0.5, tuple((token ^ n, -0.5 - n) for n in range(count))),)
+    return ChatDelta(request.request_id, (token,), infos, finish, 1)
+
+
+def _speak(speech: Speech) -> SpeechDelta:
+    """A tenth of a second of a rising ramp per tick and patch, to the segment's longest length."""
+    speech.patches += 1
+    start = (speech.patches - 1) * SAMPLES_PER_TICK
+    audio = (np.arange(start, start + SAMPLES_PER_TICK, dtype=np.float32) / 480_000) % 1.0 - 0.5
+    limit = sum(segment.max_patches for segment in speech.request.segments)
+    done = speech.patches >= limit
+    return SpeechDelta(speech.request.request_id, audio, 0, segment_done=done, finished=done)
+
+
+def _state(config: EngineConfig, phase: str, running: int) -> EngineState:
+    models = tuple(ModelState(model.name, running, 0, running, 100, running, 0) for model in config.models)
+    return EngineState(phase, "", models, 0)
