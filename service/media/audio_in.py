@@ -1,0 +1,36 @@
+"""Reference clips and voice uploads: encoded audio -> mono samples, decoded in a worker."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from models.errors import InputError
+from service.media.channel import Channel, DecodeAudio, ProtocolError, Samples, expect
+from service.media.limits import AudioLimits
+from service.media.workers import WorkerLost, WorkerPool
+
+
+async def decode_audio(
+    pool: WorkerPool, data: bytes, *, sample_rate: int, field: str, limits: AudioLimits
+) -> np.ndarray:
+    """WAV, FLAC, Ogg, MP3, M4A, AAC or WebM bytes -> mono float32 [n] at `sample_rate`, within -1..1.
+
+    Raises InputError with `field` for anything that is not audio, is damaged, empty, silent, longer than
+    limits.max_seconds, or costs too much to decode.
+    """
+    if len(data) > limits.max_bytes:
+        raise InputError(field, f"the clip has {len(data)} bytes; at most {limits.max_bytes} are accepted")
+
+    def job(channel: Channel) -> np.ndarray:
+        channel.send(DecodeAudio(field, sample_rate, limits), data)
+        count = expect(channel.receive(), Samples).count
+        if not 0 < count <= limits.max_seconds * sample_rate + 1:
+            raise ProtocolError(f"{count} samples")
+        samples = np.empty(count, np.float32)
+        channel.receive_into(samples.data.cast("B"))
+        return samples
+
+    try:
+        return await pool.run(job)
+    except WorkerLost as error:
+        raise InputError(field, "the clip takes more memory or time to decode than is allowed") from error
