@@ -9,20 +9,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from models.chat_template import ChatTemplate, load_chat_template, unused_character
 from models.errors import CheckpointError, InputError
 from models.media import ChatMessage, MediaItem, MediaKind, Prompt, Span, VideoFrames, VideoMetadata, media_digest
 from models.minicpmv.chat import (
     REASONING_MARKERS,
-    ChatTemplate,
-    load_chat_template,
     picture_starts,
     picture_text,
     turns,
-    unused_character,
 )
 from models.minicpmv.config import MiniCPMVConfig, load_config
 from models.minicpmv.slicing import SliceRule, slice_picture
-from models.minicpmv.tokenizer import Tokenizer, load_tokenizer
 from models.minicpmv.video import (
     MAX_GROUPS,
     UNFUSED_MAX_FRAMES,
@@ -33,6 +30,7 @@ from models.minicpmv.video import (
     temporal_ids,
 )
 from models.published import read_optional_json
+from models.tokenizer import Tokenizer, load_tokenizer
 
 NO_TIME = -1
 """Temporal id of a slice without a time: pictures, and frames that are not fused."""

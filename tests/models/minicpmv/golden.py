@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
 
+from models.chat_template import load_chat_template
 from models.media import ChatMessage, ContentPart, MediaItem, Prompt
-from models.minicpmv.chat import load_chat_template
 from models.minicpmv.config import load_config
 from models.minicpmv.processor import NO_TIME, MiniCPMVProcessor, load_processor
 from models.published import read_optional_json
