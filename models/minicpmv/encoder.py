@@ -1,0 +1,197 @@
+"""Tower and resampler as one capturable encoder over packed patches.
+
+A slice is a segment of the tower's attention, a group of slices one of the resampler's: pictures, sliced pictures,
+videos and fused videos differ in the contents of two cu_seqlens vectors alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.media import MediaItem
+from models.minicpmv.config import MiniCPMVConfig
+from models.minicpmv.positions import buckets, position_ids
+from models.minicpmv.resampler import Resampler
+from models.minicpmv.tower import Tower
+from models.minicpmv.video import MAX_PACK
+from models.protocol import BufferSpec, Capacity, Plan
+
+_SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
+"""A picture has 1 to 10 slices; the larger steps hold several pictures, or a part of a video."""
+
+
+class MiniCPMVEncoder(nn.Module):
+    """VisionEncoder of MiniCPM-V. Buffers of a capacity of P patches, S sequences (slices) and G groups:
+
+    pixels uint8 [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; coordinates int32 [P, 2]
+    (row, column); cu_slices int32 [S + 1] and cu_groups int32 [G + 1], their tails repeating the total; with fused
+    frames temporal_ids int32 [S] (negative: none) and slice_ids int32 [P].
+    """
+
+    name = "vision_encoder"
+    pixel_table: Tensor
+
+    def __init__(self, config: MiniCPMVConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tower = Tower(config.vision)
+        self.resampler = Resampler(config.vision.width, config.width, config.num_queries, temporal=config.fuses_frames)
+        self.register_buffer("pixel_table", _pixel_table(config.pixel_mean, config.pixel_std), persistent=False)
+
+    def prepare(self) -> None:
+        """Constants of the loaded weights."""
+        self.tower.order_patch_columns()
+        self.resampler.prepare()
+        self.pixel_table = self.pixel_table.to(self.tower.patch_embedding.weight.dtype)
+
+    def default_ladder(self) -> list[Capacity]:
+        side = self.config.slicing.scale_resolution // self.config.vision.patch_size
+        # Slices of aspects within 4:1 have at most this many patches: sides are rounded to whole patches.
+        per_slice = side * (side + 1)
+        pack = MAX_PACK if self.config.fuses_frames else 1
+        return [
+            {
+                "patches": slices * per_slice,
+                "sequences": slices,
+                "groups": slices,
+                "max_seqlen": per_slice,
+                "max_group_keys": min(slices, pack) * per_slice,
+            }
+            for slices in _SLICES
+        ]
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        patches, slices = capacity["patches"], capacity["sequences"]
+        specs = {
+            "pixels": BufferSpec((patches, 3 * self.config.vision.patch_size**2), torch.uint8),
+            "position_ids": BufferSpec((patches,), torch.int32),
+            "coordinates": BufferSpec((patches, 2), torch.int32),
+            "cu_slices": BufferSpec((slices + 1,), torch.int32),
+            "cu_groups": BufferSpec((capacity["groups"] + 1,), torch.int32),
+        }
+        if self.config.fuses_frames:
+            specs["temporal_ids"] = BufferSpec((slices,), torch.int32)
+            specs["slice_ids"] = BufferSpec((patches,), torch.int32)
+        return specs
+
+    def needs(self, items: Sequence[MediaItem]) -> Capacity:
+        lengths = [rows * columns for rows, columns in self._grids(items)]
+        sizes = [int(size) for item in items for size in item.arrays["group_sizes"]]
+        ends = np.cumsum(sizes)
+        group_keys = [sum(lengths[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+        return {
+            "patches": sum(lengths),
+            "sequences": len(lengths),
+            "groups": len(sizes),
+            "max_seqlen": max(lengths, default=0),
+            "max_group_keys": max(group_keys, default=0),
+        }
+
+    def plan(self, items: Sequence[MediaItem]) -> Plan:
+        grids = self._grids(items)
+        lengths = [rows * columns for rows, columns in grids]
+        cu_slices = _cumulative(lengths)
+        total = int(cu_slices[-1])
+        group_ends = _cumulative(np.concatenate([item.arrays["group_sizes"] for item in items]))
+        arrays = {
+            "pixels": np.concatenate([self._patches(frame) for item in items for frame in item.frames]),
+            "position_ids": np.concatenate([self._position_ids(*grid) for grid in grids]),
+            "coordinates": np.concatenate([_coordinates(*grid) for grid in grids]),
+            "cu_slices": cu_slices,
+            "cu_groups": cu_slices[group_ends],
+        }
+        if self.config.fuses_frames:
+            arrays["temporal_ids"] = np.concatenate([item.arrays["temporal_ids"] for item in items])
+            arrays["slice_ids"] = np.repeat(np.arange(len(grids), dtype=np.int32), lengths)
+        return Plan(arrays=arrays, needs=self.needs(items), fills={"cu_slices": total, "cu_groups": total})
+
+    def split(self, item: MediaItem, limit: Capacity) -> list[MediaItem]:
+        """Parts of whole groups, each as large as `limit` allows."""
+        slices = _cumulative(item.arrays["group_sizes"])
+        patches = _cumulative([rows * columns for rows, columns in self._grids([item])])[slices]
+        borders = [0]
+        for group in range(len(slices) - 1):
+            first, end = borders[-1], group + 1
+            over = (
+                patches[end] - patches[first] > limit["patches"]
+                or slices[end] - slices[first] > limit["sequences"]
+                or end - first > limit["groups"]
+            )
+            if over and group > first:
+                borders.append(group)
+        borders.append(len(slices) - 1)
+        if len(borders) == 2:
+            return [item]
+        return [self._part(item, first, last) for first, last in pairwise(borders)]
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        pixels = buffers["pixels"]
+        patches = self.pixel_table.index_select(0, pixels.flatten().int()).view(pixels.shape)
+        hidden = self.tower(patches, buffers["position_ids"], buffers["cu_slices"], capacity["max_seqlen"])
+        embeds = self.resampler(
+            hidden,
+            buffers["coordinates"],
+            buffers["cu_groups"],
+            capacity["max_group_keys"],
+            temporal_ids=buffers.get("temporal_ids"),
+            slice_ids=buffers.get("slice_ids"),
+        )
+        return {"embeds": embeds}
+
+    def _grids(self, items: Iterable[MediaItem]) -> list[tuple[int, int]]:
+        """(rows, columns) in patches of every slice."""
+        size = self.config.vision.patch_size
+        return [(frame.shape[0] // size, frame.shape[1] // size) for item in items for frame in item.frames]
+
+    def _patches(self, frame: np.ndarray) -> np.ndarray:
+        """uint8 [height, width, 3] -> [patches, values]; a row of a patch stays one run of bytes."""
+        size = self.config.vision.patch_size
+        rows, columns = frame.shape[0] // size, frame.shape[1] // size
+        return frame.reshape(rows, size, columns, size * 3).swapaxes(1, 2).reshape(rows * columns, -1)
+
+    def _position_ids(self, rows: int, columns: int) -> np.ndarray:
+        side = self.config.vision.table_side
+        if self.config.flat_positions:
+            return buckets(rows * columns, side)
+        return position_ids(rows, columns, side)
+
+    def _part(self, item: MediaItem, first: int, last: int) -> MediaItem:
+        """Groups first .. last of an item."""
+        sizes = item.arrays["group_sizes"]
+        slices = slice(int(sizes[:first].sum()), int(sizes[:last].sum()))
+        frames = item.frames[slices]
+        return MediaItem(
+            kind=item.kind,
+            frames=frames,
+            arrays={
+                "group_sizes": sizes[first:last],
+                "temporal_ids": item.arrays["temporal_ids"][slices],
+                "grid": item.arrays["grid"],
+            },
+            num_patches=sum(frame.shape[0] * frame.shape[1] for frame in frames) // self.config.vision.patch_size**2,
+            num_sequences=len(frames),
+            num_embeds=(last - first) * self.config.num_queries,
+            digest=hashlib.sha256(item.digest + repr((first, last)).encode()).digest(),
+        )
+
+
+def _pixel_table(mean: float, std: float) -> Tensor:
+    """Normalised value of every byte, float32 [256]."""
+    values = np.arange(256, dtype=np.float32) / np.float32(255)
+    return torch.from_numpy((values - np.float32(mean)) / np.float32(std))
+
+
+def _cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+@lru_cache(maxsize=1024)
+def _coordinates(rows: int, columns: int) -> np.ndarray:
+    return np.indices((rows, columns), dtype=np.int32).reshape(2, -1).T

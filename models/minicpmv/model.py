@@ -1,0 +1,60 @@
+"""Loading MiniCPM-V: published files in, encoder and decoder out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from models.checkpoint import LoadFormat, load_parameters
+from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
+from models.minicpmv.config import MiniCPMVConfig, load_config
+from models.minicpmv.encoder import MiniCPMVEncoder
+from models.minicpmv.resampler import resampler_rules
+from models.minicpmv.tower import tower_rules
+
+
+class MiniCPMVModel(nn.Module):
+    """ChatModel of MiniCPM-V."""
+
+    def __init__(self, config: MiniCPMVConfig) -> None:
+        super().__init__()
+        self.encoder = MiniCPMVEncoder(config)
+        self.decoder = CausalDecoder(_decoder_config(config))
+
+
+@torch.inference_mode()
+def load_model(
+    directory: Path, device: torch.device, dtype: torch.dtype, load_format: LoadFormat = "published"
+) -> MiniCPMVModel:
+    config = load_config(directory)
+    with torch.device("meta"):
+        model = MiniCPMVModel(config)
+    decoder = model.decoder.config
+    dropped = range(config.vision.num_layers, config.published_vision_layers)
+    load_parameters(
+        model,
+        directory,
+        [
+            *tower_rules(config.vision, "encoder.tower."),
+            *resampler_rules("encoder.resampler."),
+            *decoder_rules(decoder, published="llm.", ours="decoder."),
+        ],
+        device=device,
+        dtype=dtype,
+        load_format=load_format,
+        ignore=[
+            *(f"vpm.encoder.layers.{layer}.{{rest}}" for layer in dropped),
+            *decoder_ignored(decoder, published="llm."),
+        ],
+    )
+    model.encoder.prepare()
+    return model.eval()
+
+
+def _decoder_config(config: MiniCPMVConfig) -> DecoderConfig:
+    """2.5 and 4.0 are plain Llama, 2.6 is Qwen2 (biases on q, k and v), 4.5 is Qwen3 (norms on q and k)."""
+    return DecoderConfig.from_published(
+        config.text, qkv_bias=True if config.version == "2.6" else None, qk_norm=config.version == "4.5"
+    )

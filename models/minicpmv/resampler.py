@@ -1,0 +1,119 @@
+"""The resampler: learned queries read the patches of a group of slices by one cross-attention.
+
+Source: resampler.py of the published checkpoints; for 4.5 its batched path (batch_infer).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.checkpoint import Rule
+from models.layers.attention import varlen_attention
+from models.minicpmv.slicing import MAX_PATCHES_PER_SIDE
+
+_HEAD_DIM = 128
+_NORM_EPS = 1e-6
+
+
+class Resampler(nn.Module):
+    """Patches [P, in_width] of consecutive groups -> [groups * num_queries, width].
+
+    in_proj holds the rows of q, then k, then v. Keys carry sine positions of the patch, and with `temporal` of the
+    time; values carry none. The projected queries depend on weights alone and are made once, by `prepare`.
+    """
+
+    queries: Tensor
+    side_table: Tensor
+    temporal_frequencies: Tensor | None
+
+    def __init__(self, in_width: int, width: int, num_queries: int, *, temporal: bool) -> None:
+        super().__init__()
+        self.width = width
+        self.num_queries = num_queries
+        self.query = nn.Parameter(torch.empty(num_queries, width))
+        self.kv_proj = nn.Linear(in_width, width, bias=False)
+        self.in_proj = nn.Linear(width, 3 * width)
+        self.out_proj = nn.Linear(width, width)
+        self.query_norm = nn.LayerNorm(width, eps=_NORM_EPS)
+        self.kv_norm = nn.LayerNorm(width, eps=_NORM_EPS)
+        self.final_norm = nn.LayerNorm(width, eps=_NORM_EPS)
+        self.proj = nn.Parameter(torch.empty(width, width))
+        sides = np.arange(MAX_PATCHES_PER_SIDE, dtype=np.float32)
+        angles = torch.from_numpy(np.outer(sides, _frequencies(width // 2)))
+        self.register_buffer("side_table", torch.cat((angles.sin(), angles.cos()), dim=1), persistent=False)
+        frequencies = torch.from_numpy(_frequencies(width)) if temporal else None
+        self.register_buffer("temporal_frequencies", frequencies, persistent=False)
+
+    def prepare(self) -> None:
+        """Constants of the loaded weights, in their dtype."""
+        weight, bias = self.in_proj.weight[: self.width], self.in_proj.bias[: self.width]
+        queries = F.linear(self.query_norm(self.query), weight, bias)
+        self.register_buffer("queries", queries.unflatten(-1, (-1, _HEAD_DIM)), persistent=False)
+        self.side_table = self.side_table.to(weight.dtype)
+
+    def forward(
+        self,
+        patches: Tensor,
+        coordinates: Tensor,
+        cu_groups: Tensor,
+        max_group_keys: int,
+        *,
+        temporal_ids: Tensor | None = None,
+        slice_ids: Tensor | None = None,
+    ) -> Tensor:
+        """coordinates int32 [P, 2] (row, column); cu_groups int32 [groups + 1]; temporal_ids int32 [slices], negative
+        for none, read through slice_ids int32 [P]."""
+        values = self.kv_norm(self.kv_proj(patches))
+        rows, columns = coordinates.unbind(1)
+        keys = values + torch.cat((self.side_table[columns], self.side_table[rows]), dim=-1)
+        if self.temporal_frequencies is not None:
+            assert temporal_ids is not None and slice_ids is not None
+            # Rounded after each of the two sums, as published.
+            keys = keys + self._temporal_table(temporal_ids)[slice_ids]
+        width = self.width
+        keys = F.linear(keys, self.in_proj.weight[width : 2 * width], self.in_proj.bias[width : 2 * width])
+        values = F.linear(values, self.in_proj.weight[2 * width :], self.in_proj.bias[2 * width :])
+        groups = cu_groups.shape[0] - 1
+        bounds = torch.arange(groups + 1, dtype=torch.int32, device=cu_groups.device) * self.num_queries
+        attended = varlen_attention(
+            self.queries.repeat(groups, 1, 1),
+            keys.unflatten(-1, (-1, _HEAD_DIM)),
+            values.unflatten(-1, (-1, _HEAD_DIM)),
+            bounds,
+            cu_groups,
+            self.num_queries,
+            max_group_keys,
+        )
+        return self.final_norm(self.out_proj(attended.flatten(-2))) @ self.proj
+
+    def _temporal_table(self, temporal_ids: Tensor) -> Tensor:
+        """[slices, width]: sines and cosines of each slice's time, zeros for none."""
+        assert self.temporal_frequencies is not None
+        angles = temporal_ids.float()[:, None] * self.temporal_frequencies
+        table = torch.cat((angles.sin(), angles.cos()), dim=1)
+        return torch.where(temporal_ids[:, None] >= 0, table, 0.0).to(self.side_table.dtype)
+
+
+def _frequencies(width: int) -> np.ndarray:
+    """float32 [width / 2]: 1 / 10000^(j / (width / 2)), rounded as the published NumPy code rounds."""
+    exponents = np.arange(width // 2, dtype=np.float32) / np.float32(width / 2)
+    return np.float32(1) / np.float32(10000) ** exponents
+
+
+def resampler_rules(ours: str) -> list[Rule]:
+    """Published names to a Resampler under the prefix `ours`, which ends in "."."""
+    names = {
+        "query": "query",
+        "kv_proj.weight": "kv_proj.weight",
+        "attn.in_proj_weight": "in_proj.weight",
+        "attn.in_proj_bias": "in_proj.bias",
+        "attn.out_proj.{rest}": "out_proj.{rest}",
+        "ln_q.{rest}": "query_norm.{rest}",
+        "ln_kv.{rest}": "kv_norm.{rest}",
+        "ln_post.{rest}": "final_norm.{rest}",
+        "proj": "proj",
+    }
+    return [Rule(f"resampler.{published}", f"{ours}{name}") for published, name in names.items()]

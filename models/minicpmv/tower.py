@@ -1,0 +1,79 @@
+"""The SigLIP NaViT tower over packed patches: full attention inside a slice, none across slices."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from models.checkpoint import Rule
+from models.layers.attention import varlen_attention
+from models.layers.mlp import MLP
+from models.minicpmv.config import VisionConfig
+
+
+class TowerBlock(nn.Module):
+    """x += out(attention(norm(x))); x += mlp(norm(x)); qkv holds the rows of q, then k, then v."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+        self.mlp_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp = MLP(config.width, config.inner_width, "gelu_tanh")
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
+        attended = varlen_attention(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+        x = x + self.out(attended.flatten(-2))
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Tower(nn.Module):
+    """Patches [P, patch values] (y, x, channel), ids into the learned table int32 [P] -> [P, width]."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patch_embedding = nn.Linear(3 * config.patch_size**2, config.width)
+        self.position_embedding = nn.Embedding(config.table_side**2, config.width)
+        self.layers = nn.ModuleList(TowerBlock(config) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, patches: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        x = self.patch_embedding(patches) + self.position_embedding(position_ids)
+        for layer in self.layers:
+            x = layer(x, cu_seqlens, max_seqlen)
+        return self.final_norm(x)
+
+    def order_patch_columns(self) -> None:
+        """Published kernels read (channel, y, x); pictures lie as (y, x, channel)."""
+        size = self.config.patch_size
+        weight = self.patch_embedding.weight
+        weight.copy_(weight.unflatten(1, (3, size, size)).permute(0, 2, 3, 1).flatten(1))
+
+
+def tower_rules(config: VisionConfig, ours: str) -> list[Rule]:
+    """Published names to a Tower under the prefix `ours`, which ends in "."."""
+    width, size = config.width, config.patch_size
+    layer, our_layer = "vpm.encoder.layers.{i}.", f"{ours}layers.{{i}}."
+    fused = [
+        Rule(
+            f"{layer}self_attn.{name}_proj.{kind}",
+            f"{our_layer}qkv.{kind}",
+            rows=(part * width, (part + 1) * width),
+        )
+        for part, name in enumerate("qkv")
+        for kind in ("weight", "bias")
+    ]
+    return [
+        *fused,
+        Rule("vpm.embeddings.patch_embedding.weight", f"{ours}patch_embedding.weight", shape=(width, 3, size, size)),
+        Rule("vpm.embeddings.patch_embedding.bias", f"{ours}patch_embedding.bias"),
+        Rule("vpm.embeddings.position_embedding.weight", f"{ours}position_embedding.weight"),
+        Rule(f"{layer}self_attn.out_proj.{{rest}}", f"{our_layer}out.{{rest}}"),
+        Rule(f"{layer}layer_norm1.{{rest}}", f"{our_layer}attention_norm.{{rest}}"),
+        Rule(f"{layer}layer_norm2.{{rest}}", f"{our_layer}mlp_norm.{{rest}}"),
+        Rule(f"{layer}mlp.{{rest}}", f"{our_layer}mlp.{{rest}}"),
+        Rule("vpm.post_layernorm.{rest}", f"{ours}final_norm.{{rest}}"),
+    ]
