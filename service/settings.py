@@ -1,0 +1,271 @@
+"""Every knob in one place. A field `max_n` is the flag --max-n, the variable REPRISE_MAX_N and the key max_n of a YAML
+file (--config); flag beats variable beats file beats default.
+
+Lists are repeated flags, YAML lists, or words with spaces between them in a variable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from service.engine.config import Device, DType, LoadFormat
+
+ENV_PREFIX = "REPRISE_"
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def _words(value: Any) -> Any:
+    return tuple(value.split()) if isinstance(value, str) else value
+
+
+BYTE_UNITS = {"": 1, "K": 1 << 10, "M": MIB, "G": GIB}
+
+
+def _bytes(value: Any) -> Any:
+    """ "512M" -> 536870912; plain numbers stay."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", value.strip(), re.I)):
+        return int(float(match[1]) * BYTE_UNITS[match[2].upper()])
+    return value
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_words)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)]
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _knob(default: Any, panel: str, description: str, **limits: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"panel": panel}, **limits)
+
+
+class SettingsError(ValueError):
+    """Settings that do not fit; the message names each key."""
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+
+    # Models
+    model: Words = _knob(
+        (),
+        "Models",
+        "Hub id or local directory of a model to serve, once per model; HUB_ID@REVISION pins weights, tokenizer and "
+        "processor together. None: the small untrained models that come with the package.",
+    )
+    served_model_name: Words = _knob(
+        (),
+        "Models",
+        "Names under which a model is served: ALIAS[,ALIAS] with one model, MODEL=ALIAS[,ALIAS] with several. "
+        "The first is the one in answers and metrics.",
+    )
+    revision: str | None = _knob(None, "Models", "Revision of a single --model from the hub.")
+    dtype: DType = _knob("auto", "Models", "Weights and caches; auto is bfloat16 on CUDA and float32 on a CPU.")
+    load_format: LoadFormat = _knob(
+        "published", "Models", "random fills the weights on the device and reads only the configuration: benchmarks."
+    )
+    device: Device = _knob("auto", "Models", "auto takes CUDA where there is a device.")
+
+    # Server
+    host: str = _knob("127.0.0.1", "Server", "Address to bind; wider than loopback needs an API key.")
+    port: int = _knob(8000, "Server", "Port to bind; 0 picks a free one.", ge=0, le=65535)
+    api_key: Secrets = _knob((), "Server", "Bearer keys that clients may use.")
+    api_key_file: Path | None = _knob(None, "Server", "File with one key a line; lines that begin with # are skipped.")
+    insecure_no_auth: bool = _knob(False, "Server", "Allow an address wider than loopback without any API key.")
+    metrics_open: bool = _knob(True, "Server", "Serve /metrics without a key.")
+    docs_open: bool = _knob(True, "Server", "Serve /docs and /openapi.json without a key.")
+    cors_origin: Words = _knob((), "Server", "Origins that browsers may call from; * is every origin.")
+    log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Least level that is logged.")
+    log_format: Literal["auto", "text", "json"] = _knob("auto", "Server", "auto is text on a terminal, JSON otherwise.")
+    drain_delay: float = _knob(
+        0.0, "Server", "Seconds between turning unready and refusing connections, for balancers to notice.", ge=0
+    )
+    drain_timeout: float = _knob(30.0, "Server", "Seconds that running requests may take to end at shutdown.", ge=0)
+
+    # Engine
+    engine: Literal["process", "inline"] = _knob("process", "Engine", "inline runs it in a thread, for debugging.")
+    memory_share: float = _knob(0.9, "Engine", "Share of the GPU's memory to use, all models together.", gt=0, le=1)
+    page_size: int = _knob(16, "Engine", "Positions per page of the key-value cache.", ge=16, le=64)
+    kv_cache_tokens: int | None = _knob(
+        None, "Engine", "Positions of each model's cache; unset: what is left (GPU), 16384 (CPU).", ge=64
+    )
+    max_running: Count = _knob(64, "Engine", "Sequences of a model that run together.")
+    max_waiting: Count = _knob(256, "Engine", "Requests of a model that wait in the engine.")
+    max_step_tokens: int = _knob(2048, "Engine", "Positions of one prefill step.", ge=16)
+    graphs: bool = _knob(True, "Engine", "Record and replay; off runs everything eagerly.")
+    graph_memory: Bytes = _knob(4 * GIB, "Engine", "Most memory for recordings, in bytes or as 4G.")
+    encoder_cache: Bytes = _knob(GIB, "Engine", "Most memory for cached image embeddings.")
+    encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to record; none: the model's ladder.")
+    decode_buckets: Integers = _knob((), "Engine", "Batch sizes to record; none: a ladder up to --max-running.")
+    first_audio_target: Seconds = _knob(0.5, "Engine", "Speech predicted to start later than this is refused (s).")
+    hang_timeout: Seconds = _knob(30.0, "Engine", "Silence of the ready engine after which it is restarted (s).")
+    start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
+
+    # Limits
+    max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
+    max_body: Bytes = _knob(64 * MIB, "Limits", "Bytes of a request's body.")
+    max_pending_bytes: Bytes = _knob(512 * MIB, "Limits", "Bytes of all bodies that are being read or worked on.")
+    max_messages: Count = _knob(1000, "Limits", "Messages of a chat request.")
+    max_parts: Count = _knob(256, "Limits", "Content parts of a chat request, all messages together.")
+    max_images: Count = _knob(16, "Limits", "Images of a chat request.")
+    max_videos: Count = _knob(4, "Limits", "Videos of a chat request.")
+    max_frames: Count = _knob(128, "Limits", "Frames sampled from the videos of a request.")
+    max_fps: Seconds = _knob(30.0, "Limits", "Highest sampling rate that a request may ask for.")
+    max_image_bytes: Bytes = _knob(20 * MIB, "Limits", "Encoded bytes of an image.")
+    max_image_pixels: Count = _knob(50_000_000, "Limits", "Width times height of an image.")
+    max_request_pixels: Count = _knob(200_000_000, "Limits", "Pixels of all images of a request.")
+    max_video_bytes: Bytes = _knob(64 * MIB, "Limits", "Encoded bytes of a video.")
+    max_audio_bytes: Bytes = _knob(25 * MIB, "Limits", "Encoded bytes of a reference clip.")
+    max_audio_seconds: Seconds = _knob(60.0, "Limits", "Length of a reference clip.")
+    max_n: int = _knob(8, "Limits", "Answers to one chat request.", ge=1, le=128)
+    max_output_tokens: int | None = _knob(None, "Limits", "Tokens of an answer; unset: the context's end.", ge=1)
+    default_output_tokens: int | None = _knob(
+        None, "Limits", "Tokens of an answer when the request names no cap; unset: the context's end.", ge=1
+    )
+    body_timeout: Seconds = _knob(60.0, "Limits", "Reading a body (s).")
+    fetch_timeout: Seconds = _knob(10.0, "Limits", "Fetching one remote URL (s).")
+    request_timeout: Seconds = _knob(600.0, "Limits", "A whole request (s).")
+    write_timeout: Seconds = _knob(30.0, "Limits", "A streaming client that reads nothing is dropped after this (s).")
+    keep_alive: Seconds = _knob(10.0, "Limits", "Silence of a stream after which a comment is sent (s).")
+
+    # Media
+    media_urls: Literal["off", "allowlist", "public"] = _knob(
+        "off", "Media", "Remote URLs in requests: refused, of --media-domain only, or any public address."
+    )
+    media_domain: Words = _knob((), "Media", "Host names that allowlist admits.")
+    media_threads: Count = _knob(2, "Media", "Threads that decode and resize pictures and tokenize.")
+    media_workers: Count = _knob(1, "Media", "Processes that decode videos and audio.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.revision is not None and len(self.model) != 1:
+            raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
+        if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
+            raise ValueError("served_model_name: write MODEL=ALIAS[,ALIAS] with several models")
+        if not _is_loopback(self.host) and not self.keys() and not self.insecure_no_auth:
+            raise ValueError(
+                f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
+                "something else guards the port, --insecure-no-auth"
+            )
+        return self
+
+    def keys(self) -> tuple[str, ...]:
+        """All API keys, of the setting and of the file. Raises ValueError for a file that cannot be read."""
+        keys = [key.get_secret_value() for key in self.api_key]
+        if self.api_key_file is not None:
+            try:
+                lines = self.api_key_file.read_text().splitlines()
+            except OSError as error:
+                raise ValueError(f"api_key_file: {self.api_key_file} cannot be read ({error.strerror})") from error
+            keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            if not keys:
+                raise ValueError(f"api_key_file: {self.api_key_file} holds no key")
+        return tuple(keys)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags are the init arguments; load_settings wraps the file's values as `file`."""
+        assert isinstance(init_settings, InitSettingsSource)
+        flags = dict(init_settings.init_kwargs)
+        file = flags.pop("file", {})
+        return (
+            InitSettingsSource(settings_cls, flags),
+            EnvSettingsSource(settings_cls),
+            InitSettingsSource(settings_cls, file),
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
+    """Settings from flags (those given), REPRISE_* variables and a YAML file (config or REPRISE_CONFIG).
+
+    SettingsError names every key that is unknown or does not fit.
+    """
+    config = config or (Path(os.environ[ENV_PREFIX + "CONFIG"]) if os.environ.get(ENV_PREFIX + "CONFIG") else None)
+    file = _read_file(config) if config else {}
+    for key in file:
+        if key not in Settings.model_fields:
+            raise SettingsError(f"{config}: unknown key {key!r}{_suggestion(key)}")
+    try:
+        return Settings(**{**(flags or {}), "file": file})
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """REPRISE_* variables that mean nothing, each with the name that may have been meant."""
+    unknown = []
+    for variable in sorted(environ):
+        key = variable.removeprefix(ENV_PREFIX).lower()
+        if variable.startswith(ENV_PREFIX) and key != "config" and key not in Settings.model_fields:
+            unknown.append(f"{variable}{_suggestion(key, ENV_PREFIX)}")
+    return unknown
+
+
+def describe(settings: Settings) -> str:
+    """The effective settings as YAML, secrets masked."""
+    values = json.loads(settings.model_dump_json())
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def panel(field: str) -> str:
+    """The group that a setting is listed under."""
+    extra = Settings.model_fields[field].json_schema_extra
+    assert isinstance(extra, dict)
+    return str(extra["panel"])
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path}: not a readable YAML file ({error})") from error
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
+
+
+def _suggestion(key: str, prefix: str = "") -> str:
+    close = difflib.get_close_matches(key, Settings.model_fields, n=1)
+    return f" (did you mean {prefix}{close[0].upper() if prefix else close[0]}?)" if close else ""
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
