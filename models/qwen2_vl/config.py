@@ -1,0 +1,138 @@
+"""Published JSON files of Qwen2-VL as values. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.errors import CheckpointError
+from models.published import read_config, read_json, read_optional_json
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """vision_config: its embed_dim is `width` here, and its hidden_size, the language model's width, `out_width`."""
+
+    depth: int
+    width: int
+    num_heads: int
+    inner_width: int
+    out_width: int
+    channels: int
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.num_heads
+
+    @property
+    def patch_shape(self) -> tuple[int, int, int, int]:
+        """Channel, time, y, x: the columns of a patch row."""
+        return self.channels, self.temporal_patch_size, self.patch_size, self.patch_size
+
+    @property
+    def patch_values(self) -> int:
+        return self.channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def merged_patches(self) -> int:
+        """Patches that one embedding row is made of."""
+        return self.merge_size**2
+
+    @property
+    def factor(self) -> int:
+        """Pixels that the sides of a picture are multiples of."""
+        return self.patch_size * self.merge_size
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """preprocessor_config.json: bounds on the pixels of a resized picture, and the normalisation of its channels."""
+
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Qwen2VLConfig:
+    """text: the language model's fields with the flat names of the published file."""
+
+    text: Mapping[str, Any]
+    vision: VisionConfig
+    images: ImageSettings
+    image_token_id: int
+    video_token_id: int
+
+
+def load_config(directory: Path) -> Qwen2VLConfig:
+    """config.json, flat as published or nested as transformers 5 writes it, and preprocessor_config.json."""
+    config = read_config(directory)
+    nested = config.get("text_config")
+    text: dict[str, Any] = dict(nested) if isinstance(nested, dict) and "hidden_size" in nested else dict(config)
+    if "tie_word_embeddings" in config:
+        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    try:
+        vision = _vision(config["vision_config"])
+        if vision.out_width != text["hidden_size"]:
+            raise CheckpointError(
+                f"config.json: vision_config.hidden_size is {vision.out_width}, expected the language model's "
+                f"{text['hidden_size']}"
+            )
+        return Qwen2VLConfig(
+            text=text,
+            vision=vision,
+            images=_image_settings(directory, vision),
+            image_token_id=int(config["image_token_id"]),
+            video_token_id=int(config["video_token_id"]),
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
+
+
+def _vision(config: Mapping[str, Any]) -> VisionConfig:
+    activation = config.get("hidden_act", "quick_gelu")
+    if activation != "quick_gelu":
+        raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'quick_gelu'")
+    width = int(config["embed_dim"])
+    return VisionConfig(
+        depth=int(config["depth"]),
+        width=width,
+        num_heads=int(config["num_heads"]),
+        inner_width=int(width * config.get("mlp_ratio", 4)),
+        out_width=int(config["hidden_size"]),
+        channels=int(config.get("in_channels", config.get("in_chans", 3))),
+        patch_size=int(config.get("patch_size", 14)),
+        temporal_patch_size=int(config.get("temporal_patch_size", 2)),
+        merge_size=int(config.get("spatial_merge_size", 2)),
+    )
+
+
+def _image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
+    """The limits must be in a file: the class defaults of other readers are not those of the published models."""
+    settings = read_optional_json(directory, "processor_config.json").get("image_processor")
+    if (directory / "preprocessor_config.json").exists() or settings is None:
+        settings = read_json(directory, "preprocessor_config.json")
+    size = settings.get("size") or {}
+    expected = {
+        "patch_size": vision.patch_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "merge_size": vision.merge_size,
+    }
+    for name, value in expected.items():
+        if settings.get(name, value) != value:
+            raise CheckpointError(f"preprocessor_config.json: {name} is {settings[name]}, config.json says {value}")
+    try:
+        return ImageSettings(
+            min_pixels=int(settings.get("min_pixels") or size["shortest_edge"]),
+            max_pixels=int(settings.get("max_pixels") or size["longest_edge"]),
+            mean=tuple(settings["image_mean"]),
+            std=tuple(settings["image_std"]),
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{directory}: preprocessor_config.json: field {error} is missing") from error

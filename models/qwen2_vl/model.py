@@ -1,0 +1,64 @@
+"""Qwen2-VL's networks, and the map from published tensor names to ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from models.checkpoint import LoadFormat, Rule, load_parameters
+from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
+from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, load_config
+from models.qwen2_vl.vision import Qwen2VLEncoder
+
+_ALIASES = (
+    ("model.visual.", "visual."),
+    ("model.language_model.", "model."),
+)
+"""Names in memory under transformers 5, which some tools save as they are."""
+
+
+class Qwen2VL(nn.Module):
+    """models.protocol.ChatModel."""
+
+    def __init__(self, config: Qwen2VLConfig, decoder: DecoderConfig) -> None:
+        super().__init__()
+        self.encoder = Qwen2VLEncoder(config.vision, config.images)
+        self.decoder = CausalDecoder(decoder)
+
+
+def load_model(
+    directory: Path, device: torch.device | str, dtype: torch.dtype, load_format: LoadFormat = "published"
+) -> Qwen2VL:
+    """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
+    config = load_config(directory)
+    decoder = DecoderConfig.from_published(config.text, qkv_bias=True)
+    with torch.device("meta"):
+        model = Qwen2VL(config, decoder)
+    load_parameters(
+        model,
+        directory,
+        [*vision_rules(config.vision), *decoder_rules(decoder)],
+        device=torch.device(device),
+        dtype=dtype,
+        load_format=load_format,
+        aliases=_ALIASES,
+        ignore=decoder_ignored(decoder),
+    )
+    return model
+
+
+def vision_rules(config: VisionConfig) -> list[Rule]:
+    published, ours = "visual.blocks.{i}.", "encoder.blocks.{i}."
+    return [
+        Rule("visual.patch_embed.proj.weight", "encoder.patch_embed.weight", shape=(config.width, *config.patch_shape)),
+        Rule(f"{published}norm1.{{rest}}", f"{ours}norm1.{{rest}}"),
+        Rule(f"{published}norm2.{{rest}}", f"{ours}norm2.{{rest}}"),
+        Rule(f"{published}attn.qkv.{{rest}}", f"{ours}qkv.{{rest}}"),
+        Rule(f"{published}attn.proj.{{rest}}", f"{ours}out.{{rest}}"),
+        Rule(f"{published}mlp.{{rest}}", f"{ours}mlp.{{rest}}"),
+        Rule("visual.merger.ln_q.{rest}", "encoder.merger.norm.{rest}"),
+        Rule("visual.merger.mlp.0.{rest}", "encoder.merger.mlp.fc1.{rest}"),
+        Rule("visual.merger.mlp.2.{rest}", "encoder.merger.mlp.fc2.{rest}"),
+    ]

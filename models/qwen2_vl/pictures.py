@@ -1,0 +1,88 @@
+"""Resizing and frame sampling, as the reference preprocessing and qwen-vl-utils 0.0.14 do them. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from models.errors import InputError
+from models.media import VideoMetadata
+
+_MAX_ASPECT = 200
+_DEFAULT_FPS = 2.0
+_MIN_FRAMES, _MAX_FRAMES = 4, 768
+
+
+@dataclass(frozen=True)
+class VideoLimits:
+    """Pixels of a video's resized frames: each between min and max, all together about `total` (in frame pairs)."""
+
+    min_frame_pixels: int
+    max_frame_pixels: int
+    total_pixels: int
+
+    def frame_pixels(self, num_frames: int) -> int:
+        """Most pixels of each of `num_frames` frames; the total is shared, but leaves 1.05 times the least."""
+        shared = int(self.total_pixels / num_frames * 2)
+        return min(self.max_frame_pixels, max(shared, int(self.min_frame_pixels * 1.05)))
+
+    @property
+    def most_frames(self) -> int:
+        """Most frames that keep the total at their least size."""
+        return int(self.total_pixels / (self.min_frame_pixels * 1.05) * 2)
+
+
+def official_video_limits(max_pixels: int, context_length: int, factor: int) -> VideoLimits:
+    """The rule of qwen-vl-utils, 128 to 768 blocks a frame and 0.9 of the context for the whole video, within the
+    pixels that the checkpoint allows a picture."""
+    block = factor**2
+    return VideoLimits(
+        min_frame_pixels=min(128 * block, max_pixels),
+        max_frame_pixels=min(768 * block, max_pixels),
+        total_pixels=int(0.9 * context_length * block),
+    )
+
+
+def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Height and width in multiples of `factor` with a product within the bounds. Raises ValueError over 200:1."""
+    if max(height, width) > _MAX_ASPECT * min(height, width):
+        raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {_MAX_ASPECT}:1")
+    # Python rounds half to even, and so does the reference.
+    rounded_height = max(factor, round(height / factor) * factor)
+    rounded_width = max(factor, round(width / factor) * factor)
+    if rounded_height * rounded_width > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        return (
+            max(factor, math.floor(height / shrink / factor) * factor),
+            max(factor, math.floor(width / shrink / factor) * factor),
+        )
+    if rounded_height * rounded_width < min_pixels:
+        stretch = math.sqrt(min_pixels / (height * width))
+        return math.ceil(height * stretch / factor) * factor, math.ceil(width * stretch / factor) * factor
+    return rounded_height, rounded_width
+
+
+def resize(picture: Image.Image, height: int, width: int) -> np.ndarray:
+    """Bicubic, once, on uint8: [height, width, 3]."""
+    picture = picture.convert("RGB")
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(picture)
+
+
+def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+    """Evenly spaced frames, 2 a second unless `fps` says otherwise, at least 4 and at most 768, in an even number.
+
+    A video or `max_frames` of less bounds that; of a single frame, that one is taken.
+    """
+    total = metadata.num_frames
+    if total < 1:
+        raise InputError("video_url", "the video has no frames")
+    rate = metadata.fps if metadata.fps > 0 else _DEFAULT_FPS
+    wanted = total / rate * (fps or _DEFAULT_FPS)
+    most = min(_MAX_FRAMES, max_frames, total)
+    count = int(min(max(wanted, _MIN_FRAMES), most)) // 2 * 2
+    return [0] if count == 0 else np.linspace(0, total - 1, count).round().astype(int).tolist()
