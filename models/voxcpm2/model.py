@@ -126,8 +126,12 @@ class VoxCPM2:
     def vae_prime(self, state: State) -> VAEPrime:
         return VAEPrime("vae_prime", self.vae.decoder, state, self.patch_shape)
 
+    def solver(self, solver_steps: int) -> FlowSolver:
+        """solver_steps is one of self.solver_steps."""
+        return self._solvers[solver_steps]
+
     def _patch_maker(self, solver_steps: int) -> PatchMaker:
-        return PatchMaker(self.network, self._solvers[solver_steps], self.noise)
+        return PatchMaker(self.network, self.solver(solver_steps), self.noise)
 
     def _philox_noise(self, seeds: Tensor, steps: Tensor) -> Tensor:
         frames, channels = self.patch_shape

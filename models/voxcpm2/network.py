@@ -142,7 +142,7 @@ class VoxCPM2Network(nn.Module):
     def audio_backbone(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> tuple[Tensor, Tensor]:
         """Patches alone, embedded [n, H], at positions int64 [n] -> TSLM after FSQ and RALM, each [n, H]."""
         lm = self.fsq_layer(self.semantic(embeds, positions, batch))
-        return lm, self.residual(torch.cat((lm, embeds), dim=-1), batch)
+        return lm, self.residual(self.fuse(lm, embeds), batch)
 
     def prompt_backbone(
         self, token_ids: Tensor, audio_rows: Tensor, embeds: Tensor, positions: Tensor, batch: PagedBatch
@@ -152,7 +152,7 @@ class VoxCPM2Network(nn.Module):
         hidden = self.semantic(self.embed_tokens(token_ids).index_copy(0, audio_rows, embeds), positions, batch)
         lm = hidden.index_copy(0, audio_rows, self.fsq_layer(hidden.index_select(0, audio_rows)))
         second = torch.zeros_like(lm).index_copy(0, audio_rows, embeds)
-        return lm, self.residual(torch.cat((lm, second), dim=-1), batch)
+        return lm, self.residual(self.fuse(lm, second), batch)
 
     def semantic(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """TSLM: [n, H] -> [n, H]."""
@@ -163,14 +163,18 @@ class VoxCPM2Network(nn.Module):
 
         return self.base_lm(embeds, attend)
 
-    def residual(self, pairs: Tensor, batch: PagedBatch) -> Tensor:
-        """RALM, which has no rotation: TSLM output and patch embedding side by side [n, 2 H] -> [n, H]."""
+    def fuse(self, lm: Tensor, embeds: Tensor) -> Tensor:
+        """TSLM output and patch embeddings (0 at text), [n, H] each -> the RALM's input [n, H]."""
+        return self.fusion_concat_proj(torch.cat((lm, embeds), dim=-1))
+
+    def residual(self, embeds: Tensor, batch: PagedBatch) -> Tensor:
+        """RALM, which has no rotation: [n, H] -> [n, H]."""
         first = len(self.base_lm.layers)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
             return cached_attention(q, k, v, first + layer, batch)
 
-        return self.residual_lm(self.fusion_concat_proj(pairs), attend)
+        return self.residual_lm(embeds, attend)
 
     def condition(self, lm: Tensor, residual: Tensor) -> Tensor:
         """Hidden vectors [rows, H] each -> mu [rows, 2, h]."""

@@ -1,0 +1,66 @@
+"""The golden checkpoint and its recorded values."""
+
+from __future__ import annotations
+
+import json
+import wave
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from models.voxcpm2.model import VoxCPM2, load_model
+from models.voxcpm2.processor import VoxCPM2Processor, load_processor
+from tests.support.speech import Utterance
+
+DIRECTORY = Path(__file__).parents[2] / "golden" / "voxcpm2"
+MODES = ("zero_shot", "reference", "continuation", "combined")
+INPUTS = json.loads((DIRECTORY / "inputs.json").read_text())
+
+
+@cache
+def expected() -> dict[str, Tensor]:
+    return load_file(DIRECTORY / "expected.safetensors")
+
+
+@cache
+def processor() -> VoxCPM2Processor:
+    return load_processor(DIRECTORY)
+
+
+@cache
+def model(dtype: torch.dtype = torch.float32) -> VoxCPM2:
+    """Noise of `seed` s is the recording of mode s."""
+    loaded = load_model(DIRECTORY, torch.device("cpu"), dtype)
+    table = torch.stack([expected()[f"{mode}.noise"] for mode in MODES])
+    loaded.noise = lambda seeds, steps: table[seeds.clamp(0, len(MODES) - 1), steps.long().clamp(0, table.shape[1] - 1)]
+    return loaded
+
+
+def clip(name: str) -> Tensor:
+    with wave.open(str(DIRECTORY / name)) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16)
+    return torch.from_numpy(samples.astype(np.float32) / 32768)
+
+
+def utterance(mode: str, **changes: int) -> Utterance:
+    """The request of a golden mode, from text and clips through the processor and the codec."""
+    options = INPUTS["modes"][mode]
+    reference, prompt = (
+        model().encode_reference(clip(options[key]), pad) if key in options else torch.zeros(0, 4, 8)
+        for key, pad in (("reference_wav", "right"), ("prompt_wav", "left"))
+    )
+    text = options.get("prompt_text", "") + INPUTS["target_text"]
+    layout = processor().layout(
+        processor().tokenize(text), reference_patches=len(reference), prompt_patches=len(prompt)
+    )
+    return Utterance(
+        layout,
+        torch.cat((reference, prompt)),
+        seed=MODES.index(mode),
+        prompt_patches=len(prompt),
+        **{"min_patches": INPUTS["min_len"], "max_patches": INPUTS["max_len"], **changes},
+    )

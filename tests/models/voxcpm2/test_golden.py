@@ -1,0 +1,206 @@
+"""VoxCPM2 against the published implementation, tolerances of tests/golden/voxcpm2/README.md."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.voxcpm2.solver import euler_times, sinusoid, time_span
+from tests.models.voxcpm2.golden import INPUTS, MODES, clip, expected, model, utterance
+from tests.support.paged import PagedCache
+from tests.support.speech import SpeechRig
+
+HIDDEN, AUDIO = 1e-4, 2e-4
+BF16, BF16_SOLVE = 0.06, 0.15
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def close(actual: Tensor, name: str, tolerance: float) -> None:
+    reference = expected()[name]
+    torch.testing.assert_close(actual.reshape(reference.shape), reference, atol=tolerance, rtol=0)
+
+
+def component_input(name: str, kind: str) -> Tensor:
+    return expected()[f"in.{name}"].to(DTYPES[kind])
+
+
+def patches_of(latents: Tensor) -> Tensor:
+    return latents.transpose(1, 2)
+
+
+@pytest.fixture(params=["fp32", "bf16"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def tolerance(kind: str) -> float:
+    return HIDDEN if kind == "fp32" else BF16
+
+
+def test_rotary_table_is_the_references(kind: str) -> None:
+    network = model(DTYPES[kind]).network
+    table = torch.cat((network.cos, network.cos), dim=-1)[:32]
+    close(table.to(DTYPES[kind]), f"{kind}.rope.cos", 0.0 if kind == "bf16" else 1e-6)
+
+
+def test_schedule_and_sinusoid(kind: str) -> None:
+    dtype = DTYPES[kind]
+    exact = 0.0 if kind == "bf16" else 1e-5
+    times = torch.stack(euler_times(10, dtype)[0])
+    close(time_span(10, dtype), f"{kind}.cfm.t_span_10", exact)
+    close(time_span(4, dtype), f"{kind}.cfm.t_span_4", exact)
+    close(times, f"{kind}.cfm.t_values", exact)
+    close(sinusoid(times, 48), f"{kind}.dit.sinusoid", exact)
+    close(model(dtype).network.feat_decoder.time_embedding(times), f"{kind}.dit.time_embed", tolerance(kind))
+
+
+def test_local_encoder(kind: str) -> None:
+    network, x = model(DTYPES[kind]).network, component_input("locenc.x", kind)
+    close(network.feat_encoder(x), f"{kind}.locenc.cls", tolerance(kind))
+    close(network.embed_patches(x), f"{kind}.locenc.embed", tolerance(kind))
+
+
+def test_quantizer_and_stop_head(kind: str) -> None:
+    network = model(DTYPES[kind]).network
+    close(network.fsq_layer(component_input("fsq.x", kind)), f"{kind}.fsq.y", tolerance(kind))
+    close(network.stop_logits(component_input("stop.x", kind)), f"{kind}.stop.logits", tolerance(kind))
+
+
+def test_language_models(kind: str) -> None:
+    speech = model(DTYPES[kind])
+    network, cache = speech.network, PagedCache(speech.cache_specs(), 8, 4, dtype=DTYPES[kind])
+    batch = cache.batch(prefills=[(cache.new_sequence(7), 7)])
+    embeds = component_input("tslm.embeds", kind)[0]
+    close(network.semantic(embeds, torch.arange(7), batch), f"{kind}.tslm.hidden", tolerance(kind))
+    hidden = network.residual(component_input("ralm.embeds", kind)[0], batch)
+    close(hidden, f"{kind}.ralm.hidden", tolerance(kind))
+
+
+def test_velocity(kind: str) -> None:
+    dit = model(DTYPES[kind]).network.feat_decoder
+    velocity = dit.velocity(
+        patches_of(component_input("dit.x", kind)),
+        component_input("dit.mu", kind).unflatten(1, (2, -1)),
+        dit.time_embedding(component_input("dit.t", kind))[:, None],
+        dit.cond_proj(patches_of(component_input("dit.cond", kind))),
+    )
+    close(patches_of(velocity), f"{kind}.dit.velocity", tolerance(kind))
+
+
+@pytest.mark.parametrize(("steps", "cfg"), [(10, 2.0), (4, 1.5)])
+def test_flow_solve(kind: str, steps: int, cfg: float) -> None:
+    z = component_input("cfm.z", kind)
+    patch = (
+        model(DTYPES[kind])
+        .solver(steps)
+        .solve(
+            patches_of(z),
+            component_input("cfm.mu", kind).unflatten(1, (2, -1)),
+            patches_of(component_input("cfm.cond", kind)),
+            torch.full(z.shape[:1], cfg, dtype=z.dtype),
+        )
+    )
+    close(patches_of(patch), f"{kind}.cfm.patch_n{steps}_cfg{cfg:g}", HIDDEN if kind == "fp32" else BF16_SOLVE)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_prompt_layout_and_hidden_states(mode: str) -> None:
+    """Prefill at every position, then the generated patches teacher-forced in one further chunk."""
+    request, speech = utterance(mode), model()
+    layout = request.layout
+    assert layout.token_ids.tolist() == expected()[f"{mode}.token_ids"].tolist()
+    assert layout.audio_mask.tolist() == expected()[f"{mode}.audio_mask"].bool().tolist()
+    mask = torch.from_numpy(layout.audio_mask)
+    torch.testing.assert_close(request.patches, expected()[f"{mode}.feat"][mask], atol=HIDDEN, rtol=0)
+
+    network, cache = speech.network, PagedCache(speech.cache_specs())
+    sequence, length = cache.new_sequence(64), len(layout.token_ids)
+    lm, residual = network.prompt_backbone(
+        torch.from_numpy(layout.token_ids).long(),
+        mask.nonzero()[:, 0],
+        network.embed_patches(request.patches),
+        torch.arange(length),
+        cache.batch(prefills=[(sequence, length)]),
+    )
+    close(lm, f"{mode}.prefill_lm_hidden", HIDDEN)
+    close(residual, f"{mode}.prefill_res_hidden", HIDDEN)
+
+    generated = expected()[f"{mode}.patches"][:-1]
+    positions = torch.arange(length, length + len(generated))
+    batch = cache.batch(prefills=[(sequence, len(generated))])
+    steps = network.audio_backbone(network.embed_patches(generated), positions, batch)
+    lm, residual = (torch.cat((first[-1:], rest)) for first, rest in zip((lm, residual), steps, strict=True))
+    close(lm, f"{mode}.step_lm_hidden", HIDDEN)
+    close(residual, f"{mode}.step_res_hidden", HIDDEN)
+    close(network.stop_logits(lm), f"{mode}.stop_logits", HIDDEN)
+
+
+@pytest.mark.parametrize("rows", [0, 3, 8], ids=["exact", "padded", "padded_more"])
+@pytest.mark.parametrize("mode", MODES)
+def test_free_running(mode: str, rows: int) -> None:
+    patches, audio = SpeechRig(model()).speak({5: utterance(mode)}, rows)
+    close(patches[5], f"{mode}.patches", HIDDEN)
+    recorded = {"zero_shot": "audio", "continuation": "audio_first1", "combined": "audio_first3"}.get(mode)
+    if recorded is not None:
+        length = expected()[f"{mode}.{recorded}"].shape[-1]
+        close(audio[5][:length], f"{mode}.{recorded}", AUDIO)
+
+
+@pytest.mark.parametrize("rows", [0, 7])
+def test_all_modes_in_one_batch(rows: int) -> None:
+    slots = dict(zip((3, 1, 6, 2), MODES, strict=True))
+    patches, _ = SpeechRig(model()).speak({slot: utterance(mode) for slot, mode in slots.items()}, rows)
+    for slot, mode in slots.items():
+        close(patches[slot], f"{mode}.patches", HIDDEN)
+
+
+def test_natural_stop() -> None:
+    case = INPUTS["stop_case"]
+    rig = SpeechRig(model())
+    patches, _ = rig.speak({2: utterance(case["mode"], min_patches=case["min_len"])})
+    close(patches[2], "stop_case.patches", HIDDEN)
+    assert not rig.state["active"][2]
+
+
+def test_codec_encodes() -> None:
+    latent = model().vae.encode(expected()["vae.encode.wav"][0])
+    close(latent, "vae.encode.latent", HIDDEN)
+    close(model().encode_reference(clip("reference.wav"), "right"), "vae.reference_patches", HIDDEN)
+    close(model().encode_reference(clip("prompt.wav"), "left"), "vae.prompt_patches", HIDDEN)
+
+
+def test_codec_decodes_at_once() -> None:
+    close(model().vae.decoder(expected()["vae.decode.z"]), "vae.decode.audio", AUDIO)
+
+
+def test_codec_streams() -> None:
+    rig, latents = SpeechRig(model()), expected()["vae.decode.z"][0].T.unflatten(0, (-1, 4))
+    chunks = []
+    for latent in latents:
+        rig.state["last_patch"][4] = latent
+        rig.state["fresh"][4] = True
+        chunks.append(rig.vae([4], rows=3))
+    close(torch.stack(chunks), "vae.decode.stream", AUDIO)
+    close(torch.cat(chunks, dim=1), "vae.decode.audio", AUDIO)
+
+
+def test_unprimed_continuation_is_the_references_cold_start() -> None:
+    rig = SpeechRig(model())
+    request = utterance("continuation")
+    rig.seat(1, request)
+    rig.state["vae"][1] = 0.0
+    slots, conditioning = rig.prefill({1: -1})
+    chunks = []
+    for step in range(3):
+        rig.decode(slots) if step else rig.tail(slots, conditioning)
+        chunks.append(rig.vae(slots))
+    close(torch.stack(chunks), "continuation.audio_stream_first3", AUDIO)
+
+
+def test_samples_per_patch() -> None:
+    speech = model()
+    assert (speech.sample_rate, speech.samples_per_patch) == (48000, 7680)
+    assert math.prod(speech.patch_shape) == 32

@@ -1,0 +1,176 @@
+"""A miniature engine for speech models: slots, pages, prefill, steps. Scratch (slot 0, page 0) holds NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.processor import SpeechLayout
+from models.protocol import Capturable, SpeechModel
+from tests.support.paged import PagedCache, PagedSequence
+
+
+@dataclass
+class Utterance:
+    """One stream's request; patches are those of its clips, in layout order."""
+
+    layout: SpeechLayout
+    patches: Tensor
+    seed: int
+    min_patches: int = 2
+    max_patches: int = 6
+    cfg: float = 2.0
+    temperature: float = 1.0
+    prompt_patches: int = 0
+
+
+@dataclass
+class Seat:
+    utterance: Utterance
+    pages: PagedSequence
+    done: int = 0
+    """Prompt positions prefilled."""
+
+
+class SpeechRig:
+    def __init__(
+        self, model: SpeechModel, *, num_slots: int = 8, num_pages: int = 128, device: str = "cpu", page_size: int = 16
+    ) -> None:
+        self.model = model
+        self.device = torch.device(device)
+        dtype = model.state_specs()["last_patch"].dtype
+        self.cache = PagedCache(model.cache_specs(), num_pages, page_size, self.device, dtype)
+        self.max_pages = -(-model.max_positions // page_size)
+        self.state: dict[str, Tensor] = {
+            name: torch.zeros((num_slots, *spec.shape), dtype=spec.dtype, device=self.device)
+            for name, spec in model.state_specs().items()
+        }
+        self.state["block_table"] = torch.zeros((num_slots, self.max_pages), dtype=torch.int32, device=self.device)
+        for table in self.state.values():
+            if table.is_floating_point():
+                table[0] = float("nan")
+        for layer in self.cache.caches:
+            for values in layer.values():
+                values[:page_size] = float("nan")
+        self.seats: dict[int, Seat] = {}
+
+    def seat(self, slot: int, utterance: Utterance) -> None:
+        """Take slot and pages; nothing is computed yet."""
+        positions = len(utterance.layout.token_ids) + utterance.max_patches
+        pages = self.cache.new_sequence(positions)
+        self.seats[slot] = Seat(utterance, pages)
+        self.state["block_table"][slot] = 0
+        self.state["block_table"][slot, : len(pages.pages)] = torch.tensor(pages.pages, dtype=torch.int32)
+        primed = utterance.patches[-self.model.priming_patches :] if utterance.prompt_patches else []
+        capacity = {"rows": 1, "patches": len(primed)}
+        prime = self.model.vae_prime(self.state)
+        buffers = self.buffers(prime, capacity)
+        buffers["slots"][:] = slot
+        if len(primed):
+            buffers["patches"][0] = primed
+        prime.forward(buffers, capacity)
+
+    def prefill(self, chunks: Mapping[int, int], decodes: Sequence[int] = ()) -> tuple[list[int], Tensor]:
+        """One backbone pass over `chunks` (slot -> positions; -1: all that are left) and decode rows.
+
+        Returns the slots that now have conditioning, decode rows first, and the conditioning.
+        """
+        ids, positions, audio, patches, last, parts, ready = [], [], [], [], [], [], []
+        for slot, count in chunks.items():
+            seat = self.seats[slot]
+            layout = seat.utterance.layout
+            stop = len(layout.token_ids) if count < 0 else seat.done + count
+            mask = layout.audio_mask[seat.done : stop]
+            before = int(layout.audio_mask[: seat.done].sum())
+            audio += list(np.flatnonzero(mask) + len(ids))
+            patches.append(seat.utterance.patches[before : before + int(mask.sum())])
+            ids += list(layout.token_ids[seat.done : stop])
+            positions += list(range(seat.done, stop))
+            parts.append((seat.pages, stop - seat.done))
+            seat.done = stop
+            if stop == len(layout.token_ids):
+                last.append(len(ids) - 1)
+                ready.append(slot)
+        plan = {
+            "token_ids": self._int64(ids),
+            "positions": self._int64(positions),
+            "audio_rows": self._int64(audio),
+            "patches": torch.cat(patches).to(self.device),
+            "last": self._int64(last),
+        }
+        batch = self.cache.batch(prefills=parts)
+        if decodes:
+            conditioning = self.model.mixed(plan, batch, self.state, self._int64(decodes))
+        else:
+            conditioning = self.model.prefill(plan, batch)
+        for slot in ready:
+            self._admit(slot)
+        return [*decodes, *ready], conditioning
+
+    def tail(self, slots: Sequence[int], conditioning: Tensor, rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
+        return self._run(self.model.tail(steps, self.state), slots, rows, conditioning)
+
+    def decode(self, slots: Sequence[int], rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
+        step = self.model.decode_step(steps, self.state, self.cache.caches, self.cache.page_size)
+        return self._run(step, slots, rows)
+
+    def vae(self, slots: Sequence[int], rows: int = 0) -> Tensor:
+        return self._run(self.model.vae_step(self.state), slots, rows)["audio"]
+
+    def speak(self, utterances: Mapping[int, Utterance], rows: int = 0) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """All utterances together from prefill to their end: patches and samples by slot."""
+        for slot, utterance in utterances.items():
+            self.seat(slot, utterance)
+        slots, conditioning = self.prefill(dict.fromkeys(utterances, -1))
+        patches: dict[int, list[Tensor]] = {slot: [] for slot in slots}
+        audio: dict[int, list[Tensor]] = {slot: [] for slot in slots}
+        out = self.tail(slots, conditioning, rows)
+        while slots:
+            samples = self.vae(slots, rows)
+            for row, slot in enumerate(slots):
+                patches[slot].append(out["patch"][row].clone())
+                audio[slot].append(samples[row].clone())
+            slots = [slot for row, slot in enumerate(slots) if not out["finished"][row]]
+            if slots:
+                out = self.decode(slots, rows)
+        return {slot: torch.stack(p) for slot, p in patches.items()}, {slot: torch.cat(a) for slot, a in audio.items()}
+
+    def buffers(self, step: Capturable, capacity: Mapping[str, int]) -> dict[str, Tensor]:
+        return {
+            name: torch.zeros(spec.shape, dtype=spec.dtype, device=self.device)
+            for name, spec in step.buffer_specs(capacity).items()
+        }
+
+    def _run(
+        self, step: Capturable, slots: Sequence[int], rows: int, conditioning: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        capacity = {"rows": max(rows, len(slots))}
+        buffers = self.buffers(step, capacity)
+        buffers["slots"][: len(slots)] = self._int64(slots)
+        if conditioning is not None:
+            buffers["conditioning"][: len(slots)] = conditioning
+        return {name: value[: len(slots)] for name, value in step.forward(buffers, capacity).items()}
+
+    def _admit(self, slot: int) -> None:
+        utterance = self.seats[slot].utterance
+        state, patches = self.state, utterance.patches
+        state["last_patch"][slot] = patches[-1] if utterance.prompt_patches else 0.0
+        state["length"][slot] = len(utterance.layout.token_ids)
+        state["step"][slot] = 0
+        state["fresh"][slot] = False
+        state["active"][slot] = True
+        for name, value in (
+            ("seed", utterance.seed),
+            ("cfg", utterance.cfg),
+            ("temperature", utterance.temperature),
+            ("min_patches", utterance.min_patches),
+            ("max_patches", utterance.max_patches),
+        ):
+            state[name][slot] = value
+
+    def _int64(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(list(map(int, values)), dtype=torch.int64, device=self.device)
