@@ -1,0 +1,247 @@
+"""Samples -> encoded audio, as it is made: the six response formats of /v1/audio/speech, through PyAV."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import cast
+
+import av
+import av.filter
+import numpy as np
+
+from models.errors import InputError
+
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
+ALL_RATES = (48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000)
+# The codec's delay is a fixed number of samples: below these rates it is more than 100 ms.
+MP3_RATES = ALL_RATES[:6]
+AAC_RATES = ALL_RATES[:4]
+
+
+@dataclass(frozen=True)
+class AudioFormat:
+    """codec and container are FFmpeg's names; empty for raw samples. rates: sample rates that can be asked for."""
+
+    content_type: str
+    rates: tuple[int, ...]
+    codec: str = ""
+    container: str = ""
+    codec_options: dict[str, str] = field(default_factory=dict)
+    container_options: dict[str, str] = field(default_factory=dict)
+
+
+FORMATS = {
+    # A Xing header would be written at the front when the stream ends, which a socket cannot do. The bit reservoir
+    # lets a frame lean on the next ones, 40 to 100 ms of them.
+    "mp3": AudioFormat(
+        "audio/mpeg", MP3_RATES, "libmp3lame", "mp3", {"reservoir": "0"}, {"write_xing": "0", "id3v2_version": "0"}
+    ),
+    # Without page_duration (microseconds) the muxer keeps a whole second of audio to itself.
+    "opus": AudioFormat(
+        "audio/ogg", (48_000, 24_000, 16_000, 12_000, 8_000), "libopus", "ogg", {}, {"page_duration": "20000"}
+    ),
+    "aac": AudioFormat("audio/aac", AAC_RATES, "aac", "adts"),
+    # Up to level 2 the encoder takes blocks of 27 ms, above it 105 ms.
+    "flac": AudioFormat("audio/flac", ALL_RATES, "flac", "flac", {"compression_level": "2"}),
+    "wav": AudioFormat("audio/wav", ALL_RATES),
+    "pcm": AudioFormat("audio/pcm", ALL_RATES),
+}
+
+
+def content_type(name: str, sample_rate: int) -> str:
+    """The Content-Type of a response in that format."""
+    base = FORMATS[name].content_type
+    return f"{base};rate={sample_rate};channels=1" if name == "pcm" else base
+
+
+class StreamingEncoder:
+    """One audio stream: float32 mono samples in, bytes out, nothing rewritten later.
+
+    At speed 1 less than 100 ms of what was fed is held back. Concatenated outputs are a complete file; wav carries
+    the streaming sizes 0xFFFFFFFF. pcm is 16 bits, little endian. speed changes the tempo and keeps the pitch.
+    Not finite samples become silence and the rest is clipped to -1..1.
+
+    Raises InputError that names response_format, sample_rate or speed.
+    """
+
+    def __init__(self, name: str, sample_rate_in: int, sample_rate_out: int, speed: float = 1.0) -> None:
+        if name not in FORMATS:
+            raise InputError("response_format", f"{name!r} is not one of {', '.join(FORMATS)}")
+        chosen = FORMATS[name]
+        if sample_rate_out not in chosen.rates:
+            rates = ", ".join(map(str, chosen.rates))
+            raise InputError("sample_rate", f"{name} can have {rates} samples per second, not {sample_rate_out}")
+        if not MIN_SPEED <= speed <= MAX_SPEED:
+            raise InputError("speed", f"must be between {MIN_SPEED} and {MAX_SPEED}, got {speed}")
+        self.content_type = content_type(name, sample_rate_out)
+        unchanged = speed == 1.0 and sample_rate_in == sample_rate_out
+        self._filter = None if unchanged else _TempoAndRate(sample_rate_in, sample_rate_out, speed)
+        self._codec: _Codec | _Raw
+        if chosen.codec:
+            self._codec = _Codec(chosen, sample_rate_out)
+        else:
+            self._codec = _Raw(wav_header(sample_rate_out) if name == "wav" else b"")
+        self._finished = False
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        """float32 [n] -> the bytes that became ready, possibly none."""
+        if self._finished:
+            raise ValueError("encode after finish")
+        if self._filter is None:
+            return self._codec.encode(_clean(samples))
+        # Resampling overshoots, hence a second clip.
+        return b"".join(self._codec.encode(_clean(piece)) for piece in self._filter.push(_clean(samples)))
+
+    def finish(self) -> bytes:
+        """The tail: what filter and encoder hold, and the container's end."""
+        if self._finished:
+            raise ValueError("finish was called before")
+        self._finished = True
+        rest = () if self._filter is None else self._filter.flush()
+        return b"".join([self._codec.encode(_clean(piece)) for piece in rest]) + self._codec.finish()
+
+
+class EncoderPool:
+    """Threads that encode off the event loop; FFmpeg lets go of the interpreter lock."""
+
+    def __init__(self, size: int) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="encode")
+
+    async def encode(self, encoder: StreamingEncoder, samples: np.ndarray) -> bytes:
+        """One call at a time for each encoder."""
+        return await self._run(lambda: encoder.encode(samples))
+
+    async def finish(self, encoder: StreamingEncoder) -> bytes:
+        return await self._run(encoder.finish)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    async def _run(self, step: Callable[[], bytes]) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, step)
+
+
+def wav_header(sample_rate: int) -> bytes:
+    """44 bytes of a 16-bit mono WAV whose length is not known yet."""
+    unknown = 0xFFFFFFFF
+    form = struct.pack("<4sI4s", b"RIFF", unknown, b"WAVE")
+    layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    return form + layout + struct.pack("<4sI", b"data", unknown)
+
+
+class _Raw:
+    """16-bit little-endian samples behind an optional header."""
+
+    def __init__(self, header: bytes) -> None:
+        self._pending = header
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        header, self._pending = self._pending, b""
+        return header + np.rint(samples * 32767).astype("<i2").tobytes()
+
+    def finish(self) -> bytes:
+        header, self._pending = self._pending, b""
+        return header
+
+
+class _Sink:
+    """A file object that can only be written to; what was written is taken away after each step."""
+
+    def __init__(self) -> None:
+        self._written = bytearray()
+
+    def seekable(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> int:
+        self._written += data
+        return len(data)
+
+    def take(self) -> bytes:
+        taken = bytes(self._written)
+        self._written.clear()
+        return taken
+
+
+class _Codec:
+    """An encoder and its muxer."""
+
+    def __init__(self, chosen: AudioFormat, sample_rate: int) -> None:
+        self._sink = _Sink()
+        self._sample_rate = sample_rate
+        self._position = 0
+        options = chosen.container_options | {"flush_packets": "1"}
+        self._container = av.open(self._sink, "w", format=chosen.container, options=options)
+        stream = self._container.add_stream(chosen.codec, sample_rate, options=chosen.codec_options, layout="mono")
+        self._stream = cast(av.AudioStream, stream)
+        if chosen.codec in ("libmp3lame", "aac"):
+            self._stream.bit_rate = 128_000 if sample_rate >= 32_000 else 64_000
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        if samples.size:
+            frame = _frame(samples, self._sample_rate, self._position)
+            self._position += samples.size
+            self._container.mux(self._stream.encode(frame))
+        return self._sink.take()
+
+    def finish(self) -> bytes:
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        return self._sink.take()
+
+
+class _TempoAndRate:
+    """FFmpeg's atempo (0.5 to 100 each, so a quarter takes two) and its resampler."""
+
+    def __init__(self, rate_in: int, rate_out: int, speed: float) -> None:
+        self._rate_in = rate_in
+        self._position = 0
+        tempos = [] if speed == 1.0 else [speed] if speed >= 0.5 else [0.5, speed / 0.5]
+        self._graph = av.filter.Graph()
+        nodes = [
+            self._graph.add_abuffer(format="flt", sample_rate=rate_in, layout="mono", time_base=Fraction(1, rate_in)),
+            *(self._graph.add("atempo", f"{tempo:.9f}") for tempo in tempos),
+            self._graph.add("aresample", str(rate_out)),
+            self._graph.add("aformat", "sample_fmts=flt:channel_layouts=mono"),
+            self._graph.add("abuffersink"),
+        ]
+        self._graph.link_nodes(*nodes).configure()
+
+    def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:
+        if samples.size:
+            self._graph.push(_frame(samples, self._rate_in, self._position))
+            self._position += samples.size
+        return self._pull()
+
+    def flush(self) -> Iterator[np.ndarray]:
+        # FFmpeg's buffer source takes its end before its first frame as an error.
+        if self._position == 0:
+            return iter(())
+        self._graph.push(None)
+        return self._pull()
+
+    def _pull(self) -> Iterator[np.ndarray]:
+        while True:
+            try:
+                frame = self._graph.pull()
+            except (av.error.BlockingIOError, av.error.EOFError):
+                return
+            yield frame.to_ndarray()[0]
+
+
+def _frame(samples: np.ndarray, sample_rate: int, position: int) -> av.AudioFrame:
+    frame = av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
+    frame.sample_rate = sample_rate
+    frame.time_base = Fraction(1, sample_rate)
+    frame.pts = position
+    return frame
+
+
+def _clean(samples: np.ndarray) -> np.ndarray:
+    finite = np.nan_to_num(samples.astype(np.float32, copy=False), nan=0.0, posinf=0.0, neginf=0.0)
+    return np.ascontiguousarray(finite.clip(-1.0, 1.0))
