@@ -1,0 +1,102 @@
+"""Dashboards and rules: in step with their source, and about metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.grafana import build
+from service.metrics import SPECS, Metrics
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARDS = sorted((DEPLOY / "grafana/dashboards").glob("*.json"))
+RULES = sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
+LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
+_TARGET_LABELS = {"instance", "job"}
+
+
+def exposed() -> dict[str, set[str]]:
+    """Sample names that a scrape can show, with their labels."""
+    names: dict[str, set[str]] = {"up": set(), "python_gc_collections_total": {"generation"}}
+    families = text_string_to_metric_families(Metrics().exposition().decode())
+    names |= {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    for spec in SPECS:
+        suffixes = ("_bucket", "_sum", "_count") if spec.kind == "histogram" else ("",)
+        for suffix in suffixes:
+            names[f"reprise_{spec.name}{suffix}"] = {*spec.labels, *({"le"} if suffix == "_bucket" else ())}
+    return names
+
+
+def recorded() -> set[str]:
+    return {rule["record"] for rule in rules() if "record" in rule}
+
+
+def rules() -> list[dict[str, Any]]:
+    documents = [yaml.safe_load(path.read_text()) for path in RULES]
+    return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
+
+
+def expressions() -> list[tuple[str, str]]:
+    found = [(rule.get("record") or rule["alert"], rule["expr"]) for rule in rules()]
+    for path in DASHBOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            found += [(f"{path.stem}: {panel['title']}", target["expr"]) for target in panel.get("targets", ())]
+    return found
+
+
+@pytest.mark.parametrize(("where", "expression"), expressions())
+def test_expressions_use_metrics_and_labels_that_exist(where: str, expression: str) -> None:
+    names = exposed()
+    bare = re.sub(r'"[^"]*"', '""', expression)
+    used = re.findall(r"\b(?:[a-z]+:)?(?:reprise|process|python)_[a-z0-9_]+(?::[a-z0-9_]+)?|\bup\b", bare)
+    assert used, where
+    for name in used:
+        assert name in names or name in recorded(), f"{where}: {name} is exposed nowhere"
+    for name, selector in re.findall(r"\b((?:reprise|process|python)_\w+)\{([^}]*)\}", bare):
+        assert set(LABEL.findall(selector)) <= names[name] | _TARGET_LABELS, f"{where}: labels of {name}"
+    if "by (" in bare:
+        grouped = {label for group in re.findall(r"by \(([^)]*)\)", bare) for label in re.split(r",\s*", group)}
+        allowed = {label for name in used for label in names.get(name, {"model", "kind", "endpoint"})}
+        assert grouped <= allowed | _TARGET_LABELS, f"{where}: grouped by {grouped - allowed}"
+
+
+def test_dashboards_are_what_the_script_writes() -> None:
+    written = {path.name: path.read_text() for path in DASHBOARDS}
+    assert written == {f"{d.uid.removeprefix('reprise-')}.json": build.text(d) for d in build.ALL}
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_have_ids_of_their_own_and_do_not_overlap(path: Path) -> None:
+    panels = json.loads(path.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells: dict[tuple[int, int], str] = {}
+    for panel in panels:
+        grid = panel["gridPos"]
+        assert grid["x"] + grid["w"] <= 24
+        for x in range(grid["x"], grid["x"] + grid["w"]):
+            for y in range(grid["y"], grid["y"] + grid["h"]):
+                assert (x, y) not in cells, f"{panel['title']} lies over {cells[x, y]}"
+                cells[x, y] = panel["title"]
+
+
+def test_every_metric_is_shown_somewhere() -> None:
+    text = " ".join(expression for _, expression in expressions())
+    unseen = [spec.name for spec in SPECS if f"reprise_{spec.name}" not in text]
+    assert not unseen
+
+
+def test_latency_thresholds_lie_on_bucket_bounds() -> None:
+    buckets = {f"reprise_{spec.name}": spec.buckets for spec in SPECS if spec.buckets}
+    checked = 0
+    for rule in rules():
+        match = re.fullmatch(r"model:(reprise_\w+):p95_5m > ([\d.]+)", rule.get("expr", ""))
+        if match:
+            assert float(match[2]) in buckets[match[1]], rule["alert"]
+            checked += 1
+    assert checked >= 3
