@@ -1,0 +1,420 @@
+"""Playback-aware scheduling: who may use the GPU next, decided by how long each listener can still wait.
+
+A live stream's slack is the audio that its listener has and has not heard yet. Prefills are admitted while the least
+slack covers their measured cost; streams ahead of playback give up their rows first to keep the batch inside a bucket
+that costs less for each row, then to rows that nobody listens to live. A row is held back only when another needs its
+place: as long as any stream can run, there is a step.
+
+Pure Python on the caller's clock; times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from service.engine.pages import PagePool
+from service.engine.slots import SlotPool
+from service.engine.speech.costs import CostModel
+from service.engine.speech.stream import Phase, Stream
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an operator decides, with what the hardware offers.
+
+    buckets: ascending batch sizes; the last is the largest batch.
+    first_audio_target: seconds; a request predicted to miss it is refused.
+    max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
+    guard: seconds of slack never spent (transport, jitter of the host).
+    far_ahead: a stream with more slack than this gives its row to work that nobody listens to live.
+    """
+
+    buckets: tuple[int, ...]
+    max_streams: int
+    patch_seconds: float
+    max_waiting: int = 256
+    first_audio_target: float = 2.0
+    max_load: float = 0.8
+    guard: float = 0.02
+    far_ahead: float = 2.0
+    prefill_tokens: int = 2048
+    min_chunk: int = 64
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Prompt positions [start, start + length) of a stream; `last` ends the prompt, so that the tail follows."""
+
+    stream: Stream
+    start: int
+    length: int
+
+    @property
+    def last(self) -> bool:
+        return self.start + self.length == self.stream.prompt_tokens
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch: prompt chunks, rows that advance one patch, or both (mixed). Decode-only rows share solver steps."""
+
+    prefills: tuple[PrefillChunk, ...]
+    decodes: tuple[Stream, ...]
+    predicted: float
+    """Expected seconds on the GPU."""
+
+    @property
+    def emitting(self) -> list[Stream]:
+        """Streams that get a patch."""
+        return [chunk.stream for chunk in self.prefills if chunk.last] + list(self.decodes)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    reason: Literal["queue_full", "first_audio", "load", "too_long"]
+    message: str
+    retry_after: float | None
+
+
+class SpeechScheduler:
+    """Holds every stream of one model from submission to release."""
+
+    def __init__(self, policy: Policy, costs: CostModel, pages: PagePool) -> None:
+        self.policy = policy
+        self.costs = costs
+        self._pages = pages
+        self._slots = SlotPool(policy.max_streams)
+        self._waiting: list[Stream] = []
+        self._running: list[Stream] = []
+        self._used_of_cap = 0.5
+        """Running mean of generated patches over their cap: the expected length of a stream."""
+
+    @property
+    def waiting(self) -> Sequence[Stream]:
+        return self._waiting
+
+    @property
+    def running(self) -> Sequence[Stream]:
+        return self._running
+
+    # Admission
+
+    def submit(self, stream: Stream, now: float) -> Refusal | None:
+        """Queues a stream, or says why it is refused."""
+        policy = self.policy
+        if self._pages_for(stream.positions) > self._pages.num_pages - 1:
+            return Refusal("too_long", "the text and its clips need more positions than the cache holds", None)
+        if len(self._waiting) >= policy.max_waiting:
+            return Refusal("queue_full", f"{policy.max_waiting} requests are waiting already", 1.0)
+        if stream.live:
+            load = self.load(extra=stream)
+            if self._live() and load > policy.max_load:
+                return Refusal(
+                    "load",
+                    f"{len(self._live())} streams use {load:.0%} of real time with this one",
+                    self._next_finish(),
+                )
+            predicted = self.predict_first_audio(stream)
+            if (self._running or self._waiting) and predicted > policy.first_audio_target:
+                return Refusal(
+                    "first_audio",
+                    f"first audio is predicted after {predicted:.2f} s, the target is {policy.first_audio_target:g} s",
+                    max(1.0, predicted - policy.first_audio_target),
+                )
+        self._waiting.append(stream)
+        return None
+
+    def _live(self) -> list[Stream]:
+        return [stream for stream in (*self._running, *self._waiting) if stream.live]
+
+    def load(self, extra: Stream | None = None) -> float:
+        """Seconds of decode steps that one second of every live stream takes, `extra` included."""
+        rows = Counter(stream.solver_steps for stream in self._live())
+        if extra is not None:
+            rows[extra.solver_steps] += 1
+        largest = self.policy.buckets[-1]
+        seconds = 0.0
+        for steps, count in rows.items():
+            full, rest = divmod(count, largest)
+            seconds += full * self._decode_cost(steps, largest) + self._decode_cost(steps, rest)
+        return seconds / self.policy.patch_seconds
+
+    def predict_first_audio(self, stream: Stream) -> float:
+        """Seconds from now to the first audio of a live stream submitted now.
+
+        The step under way, then the prefills ahead of it and its own in the share of time that the live streams'
+        steps leave, after the wait for a free slot and pages.
+        """
+        ahead = [other for other in (*self._running, *self._waiting) if other.live and other.prompt_left]
+        largest = min(max(1, len(self._running)), self.policy.buckets[-1])
+        under_way = self._decode_cost(stream.solver_steps, largest) if self._running else 0.0
+        tokens = sum(other.prompt_left for other in ahead) + stream.prompt_left
+        rows = Counter(other.solver_steps for other in ahead)
+        rows[stream.solver_steps] += 1
+        batches = max(1, math.ceil(tokens / self.policy.prefill_tokens))
+        work = batches * self._prefill_cost(math.ceil(tokens / batches), Counter())
+        work += sum(
+            self.costs.mean("tail", steps, self._bucket(count)) + self.costs.mean("vae", 0, self._bucket(count))
+            for steps, count in rows.items()
+        )
+        idle_share = max(0.1, 1.0 - self.load())
+        return under_way + work / idle_share + self._wait_for_room(stream)
+
+    def _wait_for_room(self, stream: Stream) -> float:
+        """Seconds until enough running streams are expected to have ended for this one to start."""
+        waiting = [other for other in self._waiting if other.live]
+        slots = self._slots.num_free - len(waiting)
+        pages = self._pages.num_available - sum(self._pages_for(other.positions) for other in waiting)
+        needed = self._pages_for(stream.positions)
+        wait = 0.0
+        for finish, freed in sorted((self._remaining(other), len(other.pages)) for other in self._running):
+            if slots >= 1 and pages >= needed:
+                break
+            wait, slots, pages = finish, slots + 1, pages + freed
+        return wait
+
+    def _remaining(self, stream: Stream) -> float:
+        """Expected seconds until a running stream has launched its last patch."""
+        rows = len(self._running)
+        rounds = math.ceil(rows / self.policy.buckets[-1])
+        return self._patches_left(stream) * rounds * self._decode_cost(stream.solver_steps, math.ceil(rows / rounds))
+
+    def _patches_left(self, stream: Stream) -> float:
+        return max(1.0, self._used_of_cap * stream.max_patches - stream.launched)
+
+    def _next_finish(self) -> float:
+        return max(1.0, min((self._remaining(stream) for stream in self._running), default=1.0))
+
+    # The next step
+
+    def least_slack(self, start: float) -> float:
+        """Seconds that other work may take from `start` on before a listener notices; infinite without listeners."""
+        return min((slack for _, slack in self._slacks(start)), default=math.inf) - self.policy.guard
+
+    def _slacks(self, start: float) -> list[tuple[Stream, float]]:
+        """Slack of every live stream that has begun and can go on."""
+        return [
+            (stream, stream.playback.end(start) - start)
+            for stream in self._running
+            if stream.live
+            and not stream.paused
+            and not stream.waits_for_first_audio
+            and stream.phase in (Phase.PREFILL, Phase.DECODE)
+        ]
+
+    def next_step(self, start: float) -> Step | None:
+        """The best batch to launch for a GPU that is free at `start`; None when no stream can run."""
+        slacks = dict(self._slacks(start))
+        candidates = self._candidates(start, slacks)
+        step = self._prefill_step(candidates, slacks, start) if candidates else None
+        if step is None:
+            step = self._decode_step(slacks, cheapest=any(stream.live for stream in candidates))
+        if step is None and candidates:
+            step = self._prefill_step(candidates, {}, start)
+        return step
+
+    def launch(self, step: Step, start: float) -> None:
+        """Books a step as launched for a GPU that is free at `start`."""
+        for chunk in step.prefills:
+            if chunk.stream.phase is Phase.WAITING:
+                self._admit(chunk.stream)
+            chunk.stream.prefilled += chunk.length
+            if chunk.last:
+                chunk.stream.phase = Phase.DECODE
+        for stream in step.emitting:
+            stream.launched += 1
+            stream.last_launch = start
+            stream.playback.launch(self.policy.patch_seconds)
+            if stream.launched >= stream.max_patches:
+                stream.phase = Phase.IDLE
+
+    def _candidates(self, start: float, slacks: dict[Stream, float]) -> list[Stream]:
+        """Streams with prompt positions to compute, most urgent first; live ones alone if there are any.
+
+        Waiting streams are admitted (slot, pages to the length cap) in order of arrival until one does not fit; a
+        quarter of the slots is for listeners only.
+        """
+        begun = [s for s in self._running if s.phase is Phase.PREFILL and not s.paused]
+        begun.sort(key=lambda s: (not s.live, slacks.get(s, s.arrival + self.policy.first_audio_target - start)))
+        waiting = sorted(self._waiting, key=lambda s: (not s.live, s.arrival))
+        candidates = begun
+        slots, pages = self._slots.num_free, self._pages.num_available
+        for stream in waiting:
+            needed = self._pages_for(stream.positions)
+            if slots < (1 if stream.live else 1 + self.policy.max_streams // 4) or pages < needed:
+                break
+            slots, pages = slots - 1, pages - needed
+            candidates.append(stream)
+        live = [s for s in candidates if s.live]
+        return live or candidates
+
+    def _prefill_step(self, candidates: Iterable[Stream], slacks: dict[Stream, float], start: float) -> Step | None:
+        """As many prompt chunks as the least slack covers, with the rows that could not wait for them.
+
+        A stream between two segments is itself a listener: its own slack does not hold its prefill back. A listener
+        who waits in silence already holds back only those who are less late.
+        """
+        policy = self.policy
+        chunks: list[PrefillChunk] = []
+        for stream in candidates:
+            own = slacks.get(stream, stream.arrival + policy.first_audio_target - start)
+            others = [slack for other, slack in slacks.items() if other is not stream and (slack >= 0 or slack < own)]
+            budget = min(others, default=math.inf) - policy.guard
+            rows = len(chunks) + 1
+            if rows > policy.buckets[-1]:
+                break
+            length = min(stream.prompt_left, policy.prefill_tokens - sum(chunk.length for chunk in chunks))
+            forced = stream in slacks and own <= budget + policy.guard
+            while length > 0 and not forced and self._after(chunks, stream, length, slacks) > budget:
+                length = length // 2 if length // 2 >= policy.min_chunk else 0
+            if length <= 0:
+                break
+            chunks.append(PrefillChunk(stream, stream.prefilled, length))
+        if not chunks:
+            return None
+        return self._with_riders(chunks, slacks)
+
+    def _after(self, chunks: Sequence[PrefillChunk], stream: Stream, length: int, slacks: dict[Stream, float]) -> float:
+        """Bound of the seconds until the decoding rows have their next patch when this chunk is let in first."""
+        grown = [*chunks, PrefillChunk(stream, stream.prefilled, length)]
+        prefill = self._chunks_cost(grown, (), bound=True)
+        decoding = Counter(s.solver_steps for s in slacks if s.phase is Phase.DECODE)
+        rounds = sum(self._decode_bound(steps, min(n, self.policy.buckets[-1])) for steps, n in decoding.items())
+        return prefill + rounds
+
+    def _with_riders(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
+        """Rows that would have to run right after the prefill anyway run inside it: the tail and the VAE are shared."""
+        alone = self._chunks_cost(chunks, (), bound=True)
+        ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
+        room = self.policy.buckets[-1] - len(chunks)
+        soon = [s for s in ready if slacks[s] < alone + 2 * self._decode_bound(s.solver_steps, len(ready))][:room]
+        for count in range(len(soon), 0, -1):
+            cost = self._chunks_cost(chunks, soon[:count], bound=True)
+            if cost + self.policy.guard <= max(0.0, slacks[soon[0]]):
+                riders = tuple(soon[:count])
+                return Step(tuple(chunks), riders, self._chunks_cost(chunks, riders, bound=False))
+        return Step(tuple(chunks), (), self._chunks_cost(chunks, (), bound=False))
+
+    def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
+        """The group of one solver-step value whose listener is nearest to silence, in the bucket that pays best.
+
+        While a listener waits for a slot or pages, rows that can spare
+        the time go by what they have left to do, so that one ends soon. cheapest: new streams wait for slack, so take
+        no more than the rows that need it.
+        """
+        policy = self.policy
+        ready = [stream for stream in self._running if stream.decodable]
+        if not ready:
+            return None
+        room_wanted = not cheapest and any(stream.live for stream in self._waiting)
+        first = min(ready, key=lambda s: (slacks.get(s, math.inf), s.last_launch))
+        group = [stream for stream in ready if stream.solver_steps == first.solver_steps]
+        largest = policy.buckets[-1]
+        horizon = 2 * self._decode_bound(first.solver_steps, min(len(group), largest)) + policy.guard
+
+        def rank(stream: Stream) -> tuple[int, float]:
+            slack = slacks.get(stream, 0.0) if stream.live else math.inf
+            if slack < horizon:
+                return (0, slack)
+            if room_wanted:
+                return (1, self._patches_left(stream))
+            if stream.live:
+                return (3 if slack > policy.far_ahead else 1, slack)
+            return (2, stream.last_launch)
+
+        group.sort(key=rank)
+        urgent = min(largest, max(1, sum(rank(s)[0] == 0 for s in group)))
+        most = min(len(group), largest)
+        counts = sorted({*(edge for edge in policy.buckets if urgent <= edge <= most), most})
+
+        def rows_per_second(count: int) -> float:
+            return count / self._decode_cost(first.solver_steps, count)
+
+        if cheapest:
+            count = counts[0]
+        else:
+            count = max(counts, key=rows_per_second)
+        rows = tuple(group[:count])
+        return Step((), rows, self._decode_cost(first.solver_steps, count))
+
+    # Costs
+
+    def _bucket(self, rows: int) -> int:
+        """Smallest bucket that holds `rows`; 0 for none."""
+        if rows == 0:
+            return 0
+        return next((bucket for bucket in self.policy.buckets if bucket >= rows), self.policy.buckets[-1])
+
+    def _decode_cost(self, steps: int, rows: int) -> float:
+        bucket = self._bucket(rows)
+        return self.costs.mean("decode", steps, bucket) + self.costs.mean("vae", 0, bucket)
+
+    def _decode_bound(self, steps: int, rows: int) -> float:
+        bucket = self._bucket(rows)
+        return self.costs.bound("decode", steps, bucket) + self.costs.bound("vae", 0, bucket)
+
+    def _prefill_cost(self, tokens: int, emitting: Counter[int], *, bound: bool = False) -> float:
+        """Ragged backbone over `tokens`, then one tail for each solver-step value and the VAE of all emitting rows."""
+        of = self.costs.bound if bound else self.costs.mean
+        cost = of("prefill", 0, tokens)
+        cost += sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
+        return cost + of("vae", 0, self._bucket(emitting.total()))
+
+    def _chunks_cost(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream], *, bound: bool) -> float:
+        tokens = sum(chunk.length for chunk in chunks) + len(riders)
+        emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
+        emitting.update(stream.solver_steps for stream in riders)
+        return self._prefill_cost(tokens, emitting, bound=bound)
+
+    # Life of a stream
+
+    def _admit(self, stream: Stream) -> None:
+        """Takes a waiting stream in: a slot, and pages to its length cap."""
+        self._waiting.remove(stream)
+        self._running.append(stream)
+        stream.slot = self._slots.take()
+        stream.pages = self._pages.allocate(self._pages_for(stream.positions))
+        stream.phase = Phase.PREFILL
+
+    def reserve(self, stream: Stream, positions: int) -> bool:
+        """Grows a running stream's reservation for a longer segment that came later. False when there is no room."""
+        more = self._pages_for(positions) - len(stream.pages)
+        if more > self._pages.num_available:
+            return False
+        if more > 0:
+            stream.pages.extend(self._pages.allocate(more))
+        stream.positions = max(stream.positions, positions)
+        return True
+
+    def begin_segment(self, stream: Stream, prompt_tokens: int, max_patches: int) -> None:
+        """A stream whose segment has ended, or that had none, gets the next one."""
+        stream.prompt_tokens, stream.max_patches = prompt_tokens, max_patches
+        stream.prefilled = stream.launched = 0
+        if stream.phase is not Phase.WAITING:
+            stream.phase = Phase.PREFILL
+
+    def end_segment(self, stream: Stream, patches: int) -> None:
+        """The model stopped after `patches` real patches of the current segment; later launches were surplus."""
+        surplus = stream.launched - patches
+        if surplus:
+            stream.playback.drop(surplus * self.policy.patch_seconds)
+        share = patches / stream.max_patches
+        self._used_of_cap += 0.05 * (share - self._used_of_cap)
+        stream.phase = Phase.IDLE
+
+    def release(self, stream: Stream) -> None:
+        """Forgets a stream; its slot and pages are free. The caller makes sure that no launched step uses them."""
+        if stream.phase is Phase.WAITING:
+            self._waiting.remove(stream)
+            return
+        self._running.remove(stream)
+        self._slots.give_back(stream.slot)
+        self._pages.release(stream.pages)
+        stream.slot, stream.pages = 0, []
+
+    def _pages_for(self, positions: int) -> int:
+        return math.ceil(positions / self._pages.page_size)

@@ -1,0 +1,90 @@
+"""One speech request as the scheduler sees it: how far it is, and how far its listener is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Playback:
+    """The listener's clock. Playing starts with the first audio and stalls when audio comes too late.
+
+    `pending` is audio that has been launched and not yet delivered; the scheduler counts on it.
+    """
+
+    def __init__(self) -> None:
+        self.started: float | None = None
+        self.delivered = 0.0
+        self.pending = 0.0
+        self.underrun = 0.0
+
+    def end(self, start: float) -> float:
+        """When the listener has heard everything launched so far; `start` stands in until playing has begun."""
+        return (start if self.started is None else self.started) + self.delivered + self.pending
+
+    def launch(self, seconds: float) -> None:
+        self.pending += seconds
+
+    def drop(self, seconds: float) -> None:
+        """A launched patch turned out to be surplus: it follows its segment's end."""
+        self.pending -= seconds
+
+    def deliver(self, now: float, seconds: float) -> float:
+        """Takes delivery and returns how many seconds the listener waited in silence for it."""
+        self.pending -= seconds
+        if self.started is None:
+            self.started = now
+        late = max(0.0, now - (self.started + self.delivered))
+        self.started += late
+        self.delivered += seconds
+        self.underrun += late
+        return late
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    """No slot and no pages yet."""
+    PREFILL = "prefill"
+    """Positions of the current segment's prompt are left to compute."""
+    DECODE = "decode"
+    IDLE = "idle"
+    """Every patch of the segment is launched, or there is no text to speak yet."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """Written by the scheduler, except where a field says so.
+
+    live: a listener plays the audio while it is made.
+    positions: most cache positions that any segment known so far needs, prompt and patches together.
+    paused: the transport takes no more (set by the worker).
+    """
+
+    request_id: str
+    live: bool
+    arrival: float
+    solver_steps: int
+    prompt_tokens: int
+    max_patches: int
+    positions: int
+    phase: Phase = Phase.WAITING
+    slot: int = 0
+    pages: list[int] = field(default_factory=list)
+    prefilled: int = 0
+    launched: int = 0
+    """Patches of the current segment that were launched, surplus ones included."""
+    last_launch: float = 0.0
+    paused: bool = False
+    playback: Playback = field(default_factory=Playback)
+
+    @property
+    def prompt_left(self) -> int:
+        return self.prompt_tokens - self.prefilled
+
+    @property
+    def decodable(self) -> bool:
+        return self.phase is Phase.DECODE and not self.paused
+
+    @property
+    def waits_for_first_audio(self) -> bool:
+        return self.live and self.playback.started is None and self.playback.pending == 0.0

@@ -1,0 +1,220 @@
+"""A virtual GPU with recorded costs, a clock that only it moves, and the two policies that other engines use."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from service.engine.pages import PagePool
+from service.engine.speech.costs import CostModel, Kind
+from service.engine.speech.scheduler import Policy, PrefillChunk, Refusal, SpeechScheduler, Step
+from service.engine.speech.stream import Phase, Stream
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+PATCH_SECONDS = 0.16
+
+# Seconds on an H100 at 10 solver steps: a plain graph of the decode step, its tail, the VAE step, an eager backbone.
+RECORDED: dict[Kind, dict[int, float]] = {
+    "decode": {1: 0.0125, 8: 0.0164, 16: 0.0191, 32: 0.0245, 64: 0.0342},
+    "tail": {1: 0.0096, 8: 0.0125, 16: 0.0145, 32: 0.0190, 64: 0.0270},
+    "vae": {1: 0.0013, 8: 0.0022, 32: 0.0056, 64: 0.0113},
+    "prefill": {1: 0.0120, 512: 0.0170, 2048: 0.0400},
+}
+
+
+def recorded_costs(scale: float = 1.0) -> CostModel:
+    costs = CostModel()
+    for kind, sizes in RECORDED.items():
+        for size, seconds in sizes.items():
+            costs.observe(kind, 0 if kind in ("prefill", "vae") else 10, size, seconds * scale)
+    return costs
+
+
+@dataclass(eq=False)
+class Arrival:
+    """A request of a trace. patches: what the model will make of it, unknown to the scheduler until it stops."""
+
+    time: float
+    patches: int
+    prompt_tokens: int = 40
+    live: bool = True
+    solver_steps: int = 10
+    cap_factor: float = 2.0
+
+    def stream(self, number: int) -> Stream:
+        cap = int(self.patches * self.cap_factor)
+        return Stream(
+            request_id=str(number),
+            live=self.live,
+            arrival=self.time,
+            solver_steps=self.solver_steps,
+            prompt_tokens=self.prompt_tokens,
+            max_patches=cap,
+            positions=self.prompt_tokens + cap,
+        )
+
+
+class Chooser(Protocol):
+    """What a policy decides: the next batch."""
+
+    def next_step(self, start: float) -> Step | None: ...
+
+
+@dataclass
+class Outcome:
+    first_audio: list[float] = field(default_factory=list)
+    underruns: list[float] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    finished: int = 0
+    end: float = 0.0
+
+    def p95(self) -> float:
+        return sorted(self.first_audio)[int(0.95 * (len(self.first_audio) - 1))]
+
+    @property
+    def underrun_seconds(self) -> float:
+        return sum(self.underruns)
+
+
+class Simulation:
+    """Runs a trace to its end. Stops are known one step late, as results are read."""
+
+    def __init__(
+        self,
+        trace: Sequence[Arrival],
+        *,
+        slots: int = 64,
+        pages: int = 100_000,
+        target: float = 1e9,
+        max_load: float = 1e9,
+        scale: float = 1.0,
+        jitter: float = 0.05,
+        seed: int = 0,
+        far_ahead: float = 2.0,
+    ) -> None:
+        self.trace = sorted(trace, key=lambda arrival: arrival.time)
+        policy = Policy(
+            buckets=BUCKETS,
+            max_streams=slots,
+            patch_seconds=PATCH_SECONDS,
+            max_waiting=10_000,
+            first_audio_target=target,
+            max_load=max_load,
+            far_ahead=far_ahead,
+        )
+        self.pages = PagePool(pages + 1, page_size=16)
+        self.true = recorded_costs(scale)
+        self.scheduler = SpeechScheduler(policy, recorded_costs(scale), self.pages)
+        self.random = random.Random(seed)
+        self.jitter = jitter
+        self.outcome = Outcome()
+
+    def seconds(self, step: Step) -> float:
+        emitting = Counter(chunk.stream.solver_steps for chunk in step.prefills if chunk.last)
+        if step.prefills:
+            emitting.update(stream.solver_steps for stream in step.decodes)
+            tokens = sum(chunk.length for chunk in step.prefills) + len(step.decodes)
+            total = self.true.mean("prefill", 0, tokens)
+            total += sum(self.true.mean("tail", steps, bucket(rows)) for steps, rows in emitting.items())
+            total += self.true.mean("vae", 0, bucket(emitting.total()))
+        else:
+            rows = bucket(len(step.decodes))
+            total = self.true.mean("decode", step.decodes[0].solver_steps, rows) + self.true.mean("vae", 0, rows)
+        return total * (1 + self.random.uniform(-self.jitter, self.jitter))
+
+    def run(self, chooser: Chooser | None = None) -> Outcome:
+        chooser = chooser or self.scheduler
+        scheduler, outcome = self.scheduler, self.outcome
+        lengths: dict[Stream, int] = {}
+        arrivals = list(self.trace)
+        ended: list[Stream] = []
+        clock = 0.0
+        while True:
+            while arrivals and arrivals[0].time <= clock:
+                arrival = arrivals.pop(0)
+                stream = arrival.stream(len(lengths))
+                lengths[stream] = arrival.patches
+                if refusal := scheduler.submit(stream, clock):
+                    outcome.refused.append(refusal)
+            step = chooser.next_step(clock)
+            late, ended = ended, []
+            if step is not None:
+                self.check(step)
+                scheduler.launch(step, clock)
+                clock += self.seconds(step)
+                outcome.steps.append(step)
+                for stream in step.emitting:
+                    if stream in late:
+                        continue
+                    if stream.playback.started is None and stream.live:
+                        outcome.first_audio.append(clock - stream.arrival)
+                    stream.playback.deliver(clock, PATCH_SECONDS)
+                    if stream.launched == lengths[stream]:
+                        ended.append(stream)
+            for stream in late:
+                scheduler.end_segment(stream, lengths[stream])
+                scheduler.release(stream)
+                outcome.finished += 1
+                if stream.live:
+                    outcome.underruns.append(stream.playback.underrun)
+                assert abs(stream.playback.pending) < 1e-9
+            if step is None and not ended and not late:
+                if not arrivals:
+                    break
+                clock = max(clock, arrivals[0].time)
+        outcome.end = clock
+        return outcome
+
+    def check(self, step: Step) -> None:
+        """What every step must be, whoever chose it."""
+        streams = [chunk.stream for chunk in step.prefills] + list(step.decodes)
+        assert streams and len(set(streams)) == len(streams)
+        assert len(step.emitting) <= BUCKETS[-1]
+        assert all(stream.decodable and stream.launched < stream.max_patches for stream in step.decodes)
+        for chunk in step.prefills:
+            assert chunk.length > 0 and chunk.start == chunk.stream.prefilled
+        if not step.prefills:
+            assert len({stream.solver_steps for stream in step.decodes}) == 1
+
+
+def bucket(rows: int) -> int:
+    return next((size for size in BUCKETS if size >= rows), BUCKETS[-1]) if rows else 0
+
+
+class PrefillFirst:
+    """Waiting prompts before any decode step, never mixed, everyone in order of arrival (nano-vllm)."""
+
+    def __init__(self, scheduler: SpeechScheduler) -> None:
+        self._scheduler = scheduler
+
+    def next_step(self, start: float) -> Step | None:
+        return self.prefills() or self.decodes()
+
+    def prefills(self) -> Step | None:
+        scheduler, policy = self._scheduler, self._scheduler.policy
+        chunks: list[PrefillChunk] = []
+        room, pages = policy.max_streams - len(scheduler.running), scheduler._pages.num_available
+        tokens = 0
+        for stream in scheduler.waiting:
+            pages -= scheduler._pages_for(stream.positions)
+            tokens += stream.prompt_tokens
+            if len(chunks) == min(room, BUCKETS[-1]) or pages < 0 or (chunks and tokens > 4096):
+                break
+            chunks.append(PrefillChunk(stream, 0, stream.prompt_tokens))
+        return Step(tuple(chunks), (), 0.0) if chunks else None
+
+    def decodes(self) -> Step | None:
+        ready = [stream for stream in self._scheduler.running if stream.phase is Phase.DECODE]
+        group = [stream for stream in ready if stream.solver_steps == ready[0].solver_steps]
+        return Step((), tuple(group[: BUCKETS[-1]]), 0.0) if group else None
+
+
+class DecodeFirst(PrefillFirst):
+    """No prompt is let in while any stream decodes (vllm-omni's VoxCPM2 scheduler)."""
+
+    def next_step(self, start: float) -> Step | None:
+        return self.decodes() or self.prefills()
