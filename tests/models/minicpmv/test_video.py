@@ -1,0 +1,118 @@
+"""Frames that are read, groups that are fused, and temporal ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models.errors import InputError
+from models.media import VideoFrames, VideoMetadata
+from models.minicpmv.video import fused_pack, sample_fused, sample_unfused, temporal_ids
+from tests.models.minicpmv.golden import processor
+
+
+def metadata(seconds: float, fps: float) -> VideoMetadata:
+    return VideoMetadata(num_frames=round(seconds * fps), fps=fps, duration=seconds, height=48, width=64)
+
+
+def frames(clip: VideoMetadata, indices: list[int], fps: float | None = None) -> VideoFrames:
+    picture = np.zeros((clip.height, clip.width, 3), dtype=np.uint8)
+    times = tuple(index / clip.fps for index in indices)
+    return VideoFrames(tuple(picture for _ in indices), tuple(indices), times, clip, requested_fps=fps)
+
+
+def test_one_frame_a_second_up_to_64() -> None:
+    assert sample_unfused(metadata(10, 25), None, 1000).indices == tuple(range(0, 250, 25))
+    long = sample_unfused(metadata(100, 30), None, 1000).indices
+    gap = 100 / 64
+    assert long == tuple(30 * int(i * gap + gap / 2) for i in range(64))
+    assert len(sample_unfused(metadata(10, 25), 5, 1000).indices) == 50
+    assert len(sample_unfused(metadata(10, 25), 5, 8).indices) == 8
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fps", "wanted", "pack", "count"),
+    [
+        (10, 30, None, 1, 30),
+        (60, 30, 3, 1, 180),
+        # Whole seconds alone decide against fusion.
+        (60.9, 30, 3, 1, 183),
+        (61, 30, 3, 2, 183),
+        (100, 30, 5, 3, 500),
+        (1000, 25, 3, 6, 1080),
+        (30, 2, 5, 1, 60),
+    ],
+)
+def test_fusion_follows_duration_and_rate(
+    seconds: float, fps: float, wanted: float | None, pack: int, count: int
+) -> None:
+    clip = metadata(seconds, fps)
+    sampling = sample_fused(clip, wanted, 100_000)
+    assert (sampling.pack, len(sampling.indices)) == (pack, count)
+    assert list(sampling.indices) == sorted(sampling.indices)
+    assert sampling.indices[-1] < clip.num_frames
+    assert fused_pack(clip, wanted, count) == pack
+
+
+def test_fewer_frames_than_the_rule_fuse_as_needed() -> None:
+    clip = metadata(1000, 25)
+    for most, pack in ((64, 1), (180, 1), (181, 2), (720, 4)):
+        sampling = sample_fused(clip, 3, most)
+        assert (len(sampling.indices), sampling.pack) == (most, pack)
+        assert fused_pack(clip, 3, most) == pack
+
+
+def test_a_list_of_frames_without_a_rate() -> None:
+    clip = VideoMetadata(num_frames=4, fps=0.0, duration=0.0, height=48, width=64)
+    item = processor("4.5").video(frames(VideoMetadata(4, 1.0, 4.0, 48, 64), [0, 1, 2, 3]))
+    assert item.arrays["group_sizes"].tolist() == [1, 1, 1, 1]
+    assert temporal_ids([0.0, 0.0], clip).tolist() == [0, 0]
+
+
+def test_temporal_ids_are_cut_as_published() -> None:
+    clip = metadata(100, 10)
+    ids = temporal_ids([k / 10 for k in range(1000)], clip)
+    below = [k for k in range(1000) if ids[k] != k]
+    assert below[:5] == [43, 81, 86, 91, 162]
+    assert len(below) == 47
+    assert all(ids[k] == k - 1 for k in below)
+
+
+def test_fused_item() -> None:
+    clip = metadata(100, 10)
+    owner = processor("4.5")
+    indices = owner.sample_video(clip, fps=4, max_frames=1000)
+    item = owner.video(frames(clip, indices, fps=4))
+    assert len(indices) == 400
+    sizes = item.arrays["group_sizes"].tolist()
+    assert sizes == [3] * 133 + [1]
+    assert item.num_embeds == 134 * owner.config.num_queries
+    assert item.num_sequences == 400
+    np.testing.assert_array_equal(item.arrays["temporal_ids"], temporal_ids([i / 10 for i in indices], clip))
+
+
+def test_other_versions_do_not_fuse() -> None:
+    clip = metadata(100, 10)
+    for version in ("2.5", "2.6", "4.0"):
+        owner = processor(version)
+        indices = owner.sample_video(clip, fps=None, max_frames=256)
+        item = owner.video(frames(clip, indices))
+        assert item.arrays["group_sizes"].tolist() == [1] * 64
+        assert set(item.arrays["temporal_ids"].tolist()) == {-1}
+
+
+def test_fusion_changes_the_digest() -> None:
+    clip = metadata(100, 10)
+    owner = processor("4.5")
+    indices = owner.sample_video(clip, fps=4, max_frames=1000)
+    pictures = frames(clip, indices).frames
+    apart = owner.video_item(pictures[:4], [[0], [1], [2], [3]])
+    fused = owner.video_item(pictures[:4], [[0, 1], [2, 3]])
+    later = owner.video_item(pictures[:4], [[0, 1], [2, 4]])
+    assert len({apart.digest, fused.digest, later.digest}) == 3
+
+
+def test_a_video_without_frames_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        processor("2.6").video(frames(metadata(1, 1), []))
+    assert caught.value.field == "video_url"
