@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from models.media import ChatMessage, ContentPart, MediaItem, Prompt
+from models.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
 from models.processor import ChatProcessor
 from models.protocol import BufferSpec, Capacity, ChatModel, Plan, VisionEncoder
 from tests.support.paged import PagedCache
@@ -36,11 +36,23 @@ def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tup
         for piece in [{"type": "text", "text": content}] if isinstance(content, str) else content:
             if piece["type"] == "text":
                 parts.append(ContentPart(text=piece["text"]))
+                continue
+            if piece["type"] == "video":
+                items.append(processor.video(golden_video(directory, piece["video"])))
             else:
                 items.append(processor.image(Image.open(directory / piece["image"]).convert("RGB")))
-                parts.append(ContentPart(item=len(items) - 1))
+            parts.append(ContentPart(item=len(items) - 1))
         messages.append(ChatMessage(message["role"], tuple(parts)))
     return messages, items
+
+
+def golden_video(directory: Path, files: Sequence[str], *, fps: float = 2.0) -> VideoFrames:
+    """A video of picture files, all of them decoded."""
+    frames = tuple(np.asarray(Image.open(directory / file).convert("RGB")) for file in files)
+    height, width, _ = frames[0].shape
+    indices = tuple(range(len(frames)))
+    metadata = VideoMetadata(len(frames), fps, len(frames) / fps, height, width)
+    return VideoFrames(frames, indices, tuple(index / fps for index in indices), metadata)
 
 
 def fill(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device, poison: float = 0.0) -> dict[str, Tensor]:
