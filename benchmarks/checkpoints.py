@@ -1,0 +1,119 @@
+"""Directories with the published sizes of each model and a miniature tokenizer, to be loaded with random weights.
+
+The files come from the golden miniatures in tests/golden; only sizes in config.json and preprocessor_config.json are
+replaced. Special token ids stay those of the miniature tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+GOLDEN = Path(__file__).parents[1] / "tests/golden"
+
+_QWEN_VISION = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4}
+_QWEN_TEXT = {
+    "num_hidden_layers": 28,
+    "max_position_embeddings": 32768,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
+_QWEN_PIXELS = {"min_pixels": 3136, "max_pixels": 12845056}
+_SIGLIP = {
+    "hidden_size": 1152,
+    "image_size": 980,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+}
+_LOCAL = {"hidden_dim": 1024, "ffn_dim": 4096, "num_heads": 16, "num_layers": 12, "kv_channels": 128}
+
+SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl_2b": (
+        "qwen2_vl",
+        _QWEN_TEXT
+        | {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2}
+        | {"vocab_size": 151936, "tie_word_embeddings": True}
+        | {"vision_config": _QWEN_VISION | {"hidden_size": 1536}},
+        _QWEN_PIXELS,
+    ),
+    "qwen2_vl_7b": (
+        "qwen2_vl",
+        _QWEN_TEXT
+        | {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
+        | {"vocab_size": 152064, "tie_word_embeddings": False}
+        | {"vision_config": _QWEN_VISION | {"hidden_size": 3584}},
+        _QWEN_PIXELS,
+    ),
+    "minicpmv_4_5": (
+        "minicpmv_4_5",
+        {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+        | {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151748, "max_position_embeddings": 40960}
+        | {"query_num": 64, "slice_config": {"scale_resolution": 448}, "vision_config": _SIGLIP},
+        {"scale_resolution": 448, "image_feature_size": 64},
+    ),
+    "kimi_vl_a3b": (
+        "kimi_vl",
+        {
+            "vision_config": {"num_attention_heads": 16, "num_hidden_layers": 27, "hidden_size": 1152}
+            | {"intermediate_size": 4304, "init_pos_emb_height": 64, "init_pos_emb_width": 64},
+            "text_config": {"vocab_size": 163840, "hidden_size": 2048, "num_hidden_layers": 27}
+            | {"num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 11264}
+            | {"moe_intermediate_size": 1408, "n_routed_experts": 64, "num_experts_per_tok": 6, "kv_lora_rank": 512}
+            | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "max_position_embeddings": 131072},
+            "vocab_size": 163840,
+        },
+        {"in_token_limit": 4096},
+    ),
+    "voxcpm2": (
+        "voxcpm2",
+        {
+            "lm_config": {"hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 32768}
+            | {"num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 2, "kv_channels": 128}
+            | {"vocab_size": 73448}
+            | {
+                "rope_scaling": {
+                    # The values do not change what a step costs; those of the published file are near these.
+                    "short_factor": [1.0 + 0.475 * i for i in range(64)],
+                    "long_factor": [1.0 + 0.475 * i for i in range(64)],
+                    "original_max_position_embeddings": 32768,
+                }
+            },
+            "feat_dim": 64,
+            "scalar_quantization_latent_dim": 512,
+            "residual_lm_num_layers": 8,
+            "encoder_config": _LOCAL,
+            "dit_config": _LOCAL,
+            "audio_vae_config": {"encoder_dim": 128, "latent_dim": 64, "decoder_dim": 2048},
+            "max_length": 8192,
+        },
+        {},
+    ),
+}
+
+
+def make(name: str, parent: Path) -> Path:
+    """Write the directory `parent`/`name`; existing files are replaced."""
+    source, config, preprocessor = SIZES[name]
+    target = parent / name
+    target.mkdir(parents=True, exist_ok=True)
+    for path in (GOLDEN / source).iterdir():
+        if path.is_file() and path.suffix in (".json", ".model", ".txt") and path.name != "inputs.json":
+            shutil.copy(path, target / path.name)
+    _override(target / "config.json", config)
+    if preprocessor:
+        _override(target / "preprocessor_config.json", preprocessor)
+    return target
+
+
+def _override(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(_merged(json.loads(path.read_text()), values), indent=2))
+
+
+def _merged(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in values.items():
+        deeper = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], value) if deeper else value
+    return merged

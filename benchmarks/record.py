@@ -1,0 +1,62 @@
+"""Results as JSON: rows with the hardware, the versions and the commit that gave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write(name: str, rows: list[dict[str, Any]], **facts: Any) -> Path:
+    """Write `name`.json to the folder $OUT, or to benchmarks/results without it."""
+    folder = Path(os.environ.get("OUT") or RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"name": name, **environment(), **facts, "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def environment() -> dict[str, Any]:
+    device: dict[str, Any] = {"name": platform.processor() or platform.machine()}
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        device = {"name": properties.name, "memory_bytes": properties.total_memory}
+        device["multiprocessors"] = properties.multi_processor_count
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _commit(),
+        "device": device,
+        "cpus": os.cpu_count(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+    }
+
+
+def _commit() -> str:
+    """The commit under test: REPRISE_COMMIT where the tree was copied without its history."""
+    if commit := os.environ.get("REPRISE_COMMIT"):
+        return commit
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as aligned text, floats with three decimals."""
+    if not rows:
+        return "(no rows)"
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    text = [[_cell(row.get(key, "")) for key in keys] for row in rows]
+    widths = [max(len(key), *(len(line[i]) for line in text)) for i, key in enumerate(keys)]
+    lines = [keys, *text]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
