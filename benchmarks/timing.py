@@ -1,0 +1,36 @@
+"""Device time of work that is launched from Python: CUDA events around each call, medians and spread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def milliseconds(call: Callable[[], object], *, repeats: int = 20, warm_up: int = 3) -> dict[str, float]:
+    """Median and spread (10th to 90th percentile) of one call; on a CPU by the wall clock."""
+    for _ in range(warm_up):
+        call()
+    times = [_once(call) for _ in range(repeats)]
+    ordered = sorted(times)
+    return {
+        "median": statistics.median(times),
+        "p10": ordered[len(ordered) // 10],
+        "p90": ordered[(9 * len(ordered)) // 10],
+    }
+
+
+def _once(call: Callable[[], object]) -> float:
+    if not torch.cuda.is_available():
+        begin = time.perf_counter()
+        call()
+        return (time.perf_counter() - begin) * 1e3
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
