@@ -1,0 +1,225 @@
+"""Text -> segments that are spoken one after the other, for a whole text or one that is still being written.
+
+The borders depend on the text alone, never on the pieces in which it arrives: a border is decided only when the
+character that follows it (and the one after a space) is known.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from enum import IntEnum
+from typing import Literal
+
+Granularity = Literal["none", "sentence", "clause"]
+"""Where a segment ends before it is full: nowhere, after a sentence, or after a clause."""
+
+WIDE_STOPS = frozenset("。！？｡")
+STOPS = WIDE_STOPS | frozenset(".!?…؟۔।॥")
+CLOSERS = frozenset("\"'”’»)]}」』）】》〉")
+WIDE_PAUSES = frozenset("，；：、—")
+PAUSES = WIDE_PAUSES | frozenset(",;:،؛–")
+
+# Words whose full stop does not end a sentence. Those that often do end one (etc., usw.) are left out: a small letter
+# after the stop is what tells.
+ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof sr jr st vs rev hon gen col capt lt sgt gov sen rep messrs mt ft approx dept est "
+    "jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun "
+    "bzw ca evtl ggf hr fr str dipl mme mlle sra dna av cf e.g i.e z.b d.h u.a p.ex".split()  # noqa: SIM905
+)
+BEFORE_NUMBERS = frozenset("no nr nos fig figs vol p pp art sec ch chap eq ref tab abb núm".split())  # noqa: SIM905
+LONGEST_WORD = 16
+
+WIDE_LENGTH = 3
+"""A Han, kana or hangul character takes about as long to say as three letters of an alphabet."""
+
+
+class Border(IntEnum):
+    """What ends at a place in the text; a segment that is too long ends at the highest that it has."""
+
+    CHARACTER = 1
+    WORD = 2
+    CLAUSE = 3
+    SENTENCE = 4
+
+
+def is_wide(character: str) -> bool:
+    """Han, kana, hangul: scripts of syllables, which are read without spaces."""
+    point = ord(character)
+    return (
+        0x3040 <= point <= 0x30FF
+        or 0x3400 <= point <= 0x9FFF
+        or 0xAC00 <= point <= 0xD7AF
+        or 0xF900 <= point <= 0xFAFF
+        or 0x20000 <= point <= 0x3FFFF
+    )
+
+
+def spoken_length(text: str) -> int:
+    """A length that goes with the time it takes to say the text: characters, wide ones three times."""
+    return sum(WIDE_LENGTH if is_wide(character) else 1 for character in text)
+
+
+def split_text(text: str, *, max_length: int, granularity: Granularity = "none") -> list[str]:
+    """Segments of at most `max_length` (spoken_length); as TextSplitter gives for the text in pieces."""
+    splitter = TextSplitter(granularity, max_length=max_length)
+    return [*splitter.feed(text), *splitter.flush()]
+
+
+class TextSplitter:
+    """Splits a text that arrives in pieces.
+
+    A segment is at most `max_length` long (spoken_length). A longer one ends at its last sentence border, else at
+    its last clause border, else between words; a single word that is longer is cut between characters. A clause
+    shorter than `min_length` goes with the next one. Segments have no whitespace at their ends, single spaces
+    inside, and something to say: a letter or digit. Nothing else is lost or changed.
+    """
+
+    def __init__(self, granularity: Granularity, *, max_length: int, min_length: int = 16) -> None:
+        if max_length < 1:
+            raise ValueError(f"max_length must be positive, got {max_length}")
+        self._ends_at = {"none": None, "sentence": Border.SENTENCE, "clause": Border.CLAUSE}[granularity]
+        self._max_length = max_length
+        self._min_length = min_length
+        self._half = ""  # first half of a surrogate pair
+        self._space = ""  # whitespace whose next character has not come: "\n" for a blank line, else " "
+        self._newlines = 0
+        self._buffer = ""
+        self._begin = 0  # where the segment begins
+        self._at = 0  # characters before it have been looked at
+        self._length = 0
+        self._speakable = False
+        self._stop_at = -1  # first of the stops that end at _at, closing quotes and brackets behind them included
+        self._best: dict[Border, int] = {}  # the last border of each kind
+
+    def feed(self, text: str) -> list[str]:
+        """The segments that are complete now."""
+        self._append(text)
+        segments = self._cut(final=False)
+        # What was said need not be kept.
+        self._buffer = self._buffer[self._begin :]
+        self._at -= self._begin
+        self._stop_at -= self._begin
+        self._best = {kind: place - self._begin for kind, place in self._best.items()}
+        self._begin = 0
+        return segments
+
+    def flush(self) -> list[str]:
+        """The rest of the text, as if it ended here. Feeding may go on with a new text."""
+        if self._half:
+            self._half = ""
+            self._append("\ufffd")
+        segments = self._cut(final=True)
+        self._space, self._newlines, self._buffer = "", 0, ""
+        self._restart(0)
+        return segments
+
+    def _append(self, text: str) -> None:
+        text = self._half + text
+        self._half = text[-1] if text and "\ud800" <= text[-1] <= "\udbff" else ""
+        if self._half:
+            text = text[:-1]
+        joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        pieces: list[str] = []
+        for character in joined:
+            if character.isspace():
+                self._newlines += character == "\n"
+                self._space = "\n" if self._newlines > 1 else " "
+            else:
+                if self._space and (self._buffer or pieces):
+                    pieces.append(self._space)
+                pieces.append(character)
+                self._space, self._newlines = "", 0
+        self._buffer += "".join(pieces)
+
+    def _restart(self, begin: int) -> None:
+        """A new segment begins at buffer[begin]."""
+        self._begin = self._at = begin
+        self._length, self._speakable, self._stop_at, self._best = 0, False, -1, {}
+
+    def _cut(self, *, final: bool) -> list[str]:
+        segments: list[str] = []
+        while self._at < len(self._buffer):
+            character = self._buffer[self._at]
+            length = self._length + (WIDE_LENGTH if is_wide(character) else 1)
+            if length > self._max_length and self._at > self._begin and character not in " \n":
+                self._end(self._best[max(self._best)] if self._best else self._at, segments)
+                continue
+            after = self._at + 1
+            if after == len(self._buffer) and not final:
+                break  # the border behind this character depends on the next one
+            self._length = length
+            self._speakable = self._speakable or character.isalnum()
+            if character in STOPS:
+                self._stop_at = self._at if self._stop_at < 0 else self._stop_at
+            elif character not in CLOSERS:
+                self._stop_at = -1
+            self._at = after
+            border = self._border(after) if after < len(self._buffer) and self._speakable else None
+            if border is None:
+                continue
+            self._best[border] = after
+            if self._ends_at is None or border < self._ends_at:
+                continue
+            if border is Border.SENTENCE or self._length >= self._min_length:
+                self._end(after, segments)
+        if final:
+            self._end(len(self._buffer), segments)
+        return segments
+
+    def _end(self, place: int, segments: list[str]) -> None:
+        segment = self._buffer[self._begin : place].strip().replace("\n", " ")
+        if any(character.isalnum() for character in segment):
+            segments.append(segment)
+        while place < len(self._buffer) and self._buffer[place] in " \n":
+            place += 1
+        self._restart(place)
+
+    def _border(self, place: int) -> Border | None:
+        """What ends between buffer[place - 1] and buffer[place], which both exist."""
+        left, right = self._buffer[place - 1], self._buffer[place]
+        spaced = right in " \n"
+        if right == "\n" or (self._stop_at >= 0 and self._ends_sentence(place)):
+            return Border.SENTENCE
+        if left in PAUSES and (spaced or left in WIDE_PAUSES) and right not in CLOSERS:
+            return Border.CLAUSE
+        if spaced:
+            return Border.WORD
+        if right in STOPS or right in CLOSERS or right in PAUSES or left == "\u200d" or right == "\u200d":
+            return None
+        if unicodedata.category(right).startswith("M"):
+            return None
+        if is_wide(left) and is_wide(right):
+            return Border.WORD
+        return Border.CHARACTER
+
+    def _ends_sentence(self, place: int) -> bool:
+        right = self._buffer[place]
+        stops = self._buffer[self._stop_at : place]
+        if right in STOPS or right in CLOSERS or right in PAUSES:
+            return False
+        if any(stop in WIDE_STOPS for stop in stops):
+            return True
+        if is_wide(right):
+            return not self._buffer[self._stop_at - 1].isdigit() or len(stops) > 1
+        if right != " ":
+            return False
+        following = self._buffer[place + 1]
+        if following.islower():
+            return False
+        return stops[0] != "." or len(stops) > 1 or not self._abbreviated(following)
+
+    def _abbreviated(self, following: str) -> bool:
+        """Whether the one full stop at _stop_at belongs to the word before it."""
+        start = self._stop_at
+        while start > max(self._begin, self._stop_at - LONGEST_WORD) and self._is_of_word(self._buffer[start - 1]):
+            start -= 1
+        word = self._buffer[start : self._stop_at].lower()
+        if word.isdigit():
+            # "1. First, ..." behind another sentence or at the start
+            return start == self._begin or self._buffer[start - 1] == "\n" or self._buffer[start - 2] in STOPS
+        initials = all(len(part) == 1 and part.isalpha() for part in word.split("."))
+        return word in ABBREVIATIONS or initials or (word in BEFORE_NUMBERS and following.isdigit())
+
+    @staticmethod
+    def _is_of_word(character: str) -> bool:
+        return (character.isalnum() and not is_wide(character)) or character == "."
