@@ -22,9 +22,10 @@ from benchmarks.record import table, write
 from benchmarks.timing import milliseconds
 from models.media import MediaItem, VideoFrames, VideoMetadata
 from models.processor import ChatProcessor
-from models.protocol import ChatModel, Plan
+from models.protocol import Capacity, ChatModel, Plan, VisionEncoder
 from models.registry import family_of, resolve
 from service.graphs.accounting import Observations
+from service.graphs.buckets import cheapest
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
@@ -88,55 +89,58 @@ def measure(name: str, directory: Path, device: torch.device) -> list[dict[str, 
     pool = GraphPool(device, POOL_BYTES)
     work = [(label, build(processor)) for label, build in WORK[name]]
     ladder = encoder.default_ladder()
-    observations = Observations()
-    largest = ladder[-1]
-    rows = []
-    for label, items in work:
-        parts = [part for item in items for part in encoder.split(item, largest)]
-        groups = [parts] if len(parts) == len(items) else [[part] for part in parts]
-        plans = [encoder.plan(group) for group in groups]
-        runner = GraphRunner(name, "encoder", encoder, _rungs(ladder, plans), pool, observations)
-        while runner.capture_next(idle=False):
-            pass
-        eager = milliseconds(lambda plans=plans: [runner.run(plan, eager="disabled") for plan in plans], repeats=10)
-        replay = milliseconds(lambda plans=plans: [runner.run(plan) for plan in plans])
-        chosen = [runner._choose(plan.needs) for plan in plans]
-        assert all(bucket is not None for bucket in chosen), f"{label}: no bucket fits {[p.needs for p in plans]}"
-        graph = milliseconds(lambda chosen=chosen: [bucket.recording.replay() for bucket in chosen])
-        real = sum(plan.needs["patches"] for plan in plans)
-        offered = sum(bucket.capacity["patches"] for bucket in chosen)
-        embeds = sum(item.num_embeds for item in items)
-        least = sum(floor(name, plan, embeds // len(plans)) for plan in plans) * 1e3
-        rows.append(
-            {
-                "model": name,
-                "input": label,
-                "patches": real,
-                "bucket": offered,
-                "waste": offered / real - 1,
-                "embeds": embeds,
-                "eager_ms": eager["median"],
-                "replay_ms": replay["median"],
-                "graph_ms": graph["median"],
-                "graph_p10_ms": graph["p10"],
-                "graph_p90_ms": graph["p90"],
-                "floor_ms": least,
-                "over_floor": graph["median"] / least,
-            }
-        )
-        print(table(rows[-1:]), flush=True)
-    rows.append({"model": name, "input": "graph pool", "bytes": pool.graph_bytes, "static_bytes": pool.static_bytes})
-    return rows
+    rows = [_measure_one(name, label, encoder, items, pool, ladder) for label, items in work]
+    return [*rows, {"model": name, "input": "graphs", "bytes": pool.graph_bytes, "static_bytes": pool.static_bytes}]
 
 
-def _rungs(ladder: Sequence[Any], plans: Sequence[Plan]) -> list[Any]:
-    """The rungs of the ladder that hold these plans: what the server would replay."""
-    rungs = []
-    for plan in plans:
-        fitting = [c for c in ladder if all(c[name] >= need for name, need in plan.needs.items())]
-        if fitting and fitting[0] not in rungs:
-            rungs.append(fitting[0])
-    return rungs
+def _measure_one(
+    name: str,
+    label: str,
+    encoder: VisionEncoder,
+    items: list[MediaItem],
+    pool: GraphPool,
+    ladder: Sequence[Capacity],
+) -> dict[str, Any]:
+    parts = [part for item in items for part in encoder.split(item, ladder[-1])]
+    groups = [parts] if len(parts) == len(items) else [[part] for part in parts]
+    plans = [encoder.plan(group) for group in groups]
+    chosen = [_rung(ladder, plan) for plan in plans]
+    runner = GraphRunner(name, "encoder", encoder, chosen, pool, Observations())
+    while runner.capture_next(idle=False):
+        pass
+    eager = milliseconds(lambda: [runner.run(plan, eager="disabled") for plan in plans], repeats=10)
+    replay = milliseconds(lambda: [runner.run(plan) for plan in plans])
+    recordings = [bucket.recording for plan in plans if (bucket := runner.bucket_for(plan.needs)) is not None]
+    assert len(recordings) == len(plans), f"{label}: a bucket could not be recorded"
+    graph = milliseconds(lambda: [recording.replay() for recording in recordings])
+    real = sum(plan.needs["patches"] for plan in plans)
+    offered = sum(capacity["patches"] for capacity in chosen)
+    embeds = sum(item.num_embeds for item in items)
+    least = sum(floor(name, plan, embeds // len(plans)) for plan in plans) * 1e3
+    row = {
+        "model": name,
+        "input": label,
+        "patches": real,
+        "bucket": offered,
+        "waste": offered / real - 1,
+        "embeds": embeds,
+        "eager_ms": eager["median"],
+        "replay_ms": replay["median"],
+        "graph_ms": graph["median"],
+        "graph_p10_ms": graph["p10"],
+        "graph_p90_ms": graph["p90"],
+        "floor_ms": least,
+        "over_floor": graph["median"] / least,
+    }
+    print(table([row]), flush=True)
+    return row
+
+
+def _rung(ladder: Sequence[Capacity], plan: Plan) -> Capacity:
+    """The bucket that the server would replay."""
+    found = cheapest(ladder, plan.needs)
+    assert found is not None, f"no bucket holds {plan.needs}"
+    return found
 
 
 @torch.inference_mode()

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 class Bucket:
     capacity: Capacity
     layout: Layout
+    static: StaticBuffers
     recording: Recording
 
 
@@ -39,7 +40,8 @@ class Run:
 
 
 class GraphRunner:
-    """kind names the computation in metrics (encoder, decode, ...), model whose it is."""
+    """kind names the computation in metrics (encoder, decode, ...), model whose it is. hot: the part of the ladder to
+    record before readiness, all of it by default; with its largest rung first, one block of buffers serves all."""
 
     def __init__(
         self,
@@ -59,8 +61,7 @@ class GraphRunner:
         self._pool = pool
         self._observations = observations
         self._enabled = enabled
-        # The largest is always among the first: its buffers are shared by all, its pool memory is reused by all.
-        self._hot = {key_of(capacity) for capacity in (self.ladder if hot is None else (*hot, *self.ladder[-1:]))}
+        self._hot = {key_of(capacity) for capacity in (self.ladder if hot is None else hot)}
         self._buckets: dict[CapacityKey, Bucket] = {}
         self._failed: dict[CapacityKey, Capacity] = {}
         self._refused: dict[CapacityKey, Capacity] = {}
@@ -79,7 +80,7 @@ class GraphRunner:
         """
         if eager is None:
             self._demand.note(plan.needs)
-            bucket = self._choose(plan.needs)
+            bucket = self.bucket_for(plan.needs)
             if bucket is not None:
                 return self._replay(bucket, plan)
             eager = self._reason(plan.needs)
@@ -87,7 +88,8 @@ class GraphRunner:
         buffers = exact_buffers(self.capturable.buffer_specs(plan.needs), plan, self._pool.device)
         return Run(self.capturable.forward(buffers, plan.needs), "eager")
 
-    def _choose(self, needs: Capacity) -> Bucket | None:
+    def bucket_for(self, needs: Capacity) -> Bucket | None:
+        """The recording that `run` would replay."""
         if not self._enabled:
             return None
         capacity = cheapest(self.recorded, needs)
@@ -102,8 +104,7 @@ class GraphRunner:
         # What a recording baked in (max_seqlen, row counts) must cover the real values, or rows stay unwritten.
         lack = shortfall(bucket.capacity, plan.needs)
         assert lack is None, f"{self.capturable.name}: {lack}"
-        assert self._static is not None
-        self._static.fill(bucket.layout, plan)
+        bucket.static.fill(bucket.layout, plan)
         bucket.recording.replay()
         name = leading(bucket.capacity)
         real, offered = plan.needs[name], bucket.capacity[name]
@@ -144,11 +145,9 @@ class GraphRunner:
 
     def _record(self, capacity: Capacity) -> Bucket:
         layout = Layout.of(self.capturable.buffer_specs(capacity))
-        if self._static is None:
+        if self._static is None or layout.num_bytes > self._static.num_bytes:
+            # Earlier recordings keep the block that they were recorded over.
             self._pool.reserve(layout.num_bytes)
             self._static = StaticBuffers(layout.num_bytes, self._pool.device)
-        if layout.num_bytes > self._static.num_bytes:
-            lack = f"{layout.num_bytes} bytes of buffers are over the {self._static.num_bytes} of the largest capture"
-            raise CaptureError(f"{self.capturable.name} at {dict(capacity)}: {lack}", refused=True)
         buffers = self._static.fill(layout, Plan(arrays={}, needs=capacity))
-        return Bucket(capacity, layout, self._pool.record(self.capturable, capacity, buffers))
+        return Bucket(capacity, layout, self._static, self._pool.record(self.capturable, capacity, buffers))
