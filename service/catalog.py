@@ -75,8 +75,7 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
         family = family_of(checkpoint.directory)
         report(f"{source}: reading tokenizer and processor ({family.name})")
         processor = resolve(family.processor)(checkpoint.directory)
-        default = f"reprise/{checkpoint.directory.name}" if demo else checkpoint.source
-        names = aliases.get(source) or (default,)
+        names = aliases.get(source) or (_default_name(checkpoint, demo),)
         hosted.append(HostedModel(names, family.kind, checkpoint, processor, int(time.time()), demo))
     return Catalog(hosted)
 
@@ -87,6 +86,12 @@ def embedded_models() -> tuple[str, ...]:
     if not found:
         raise CheckpointError(f"{EMBEDDED}: the embedded models are missing; name one with --model")
     return found
+
+
+def _default_name(checkpoint: Checkpoint, demo: bool) -> str:
+    if demo:
+        return f"reprise/{checkpoint.directory.name}"
+    return checkpoint.directory.name if checkpoint.revision is None else checkpoint.source
 
 
 def _aliases(served: Sequence[str], sources: Sequence[str]) -> Mapping[str, tuple[str, ...]]:

@@ -1,0 +1,160 @@
+"""Around every request: id, admission, bounds on its body, metrics and one line in the access log. Pure ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.admission import Admission
+from service.api.errors import ApiError
+from service.api.record import RequestRecord
+from service.metrics import Metrics
+
+log = logging.getLogger("reprise.access")
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+CLIENT_CLOSED = 499
+"""Logged where the client left before the answer began."""
+
+
+class RequestMiddleware:
+    """Outermost. `endpoints` names the paths with admission, by path; any other path is endpoint "other"."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        endpoints: Mapping[str, str],
+        admission: Admission,
+        metrics: Metrics,
+        max_body: int,
+        body_timeout: float,
+    ) -> None:
+        self._app = app
+        self._endpoints = endpoints
+        self._admission = admission
+        self._metrics = metrics
+        self._max_body = max_body
+        self._body_timeout = body_timeout
+        self._active: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        endpoint = self._endpoints.get(scope["path"], "other")
+        given = headers.get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        record = RequestRecord(request_id, endpoint, self._admission.ticket(endpoint))
+        scope["reprise.record"] = record
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        self._in_progress(endpoint, 1)
+        try:
+            body = self._bounded(receive, record)
+            try:
+                self._admit(scope["method"], headers, record)
+            except ApiError as error:
+                await error.response()(scope, receive, answer)
+            else:
+                await self._app(scope, body, answer)
+        except Exception:
+            if not status:
+                status = 500
+            record.outcome = record.outcome or "error"
+            raise
+        except asyncio.CancelledError:
+            record.outcome = "aborted"
+            raise
+        finally:
+            record.ticket.release()
+            self._in_progress(endpoint, -1)
+            self._close(scope, record, status or CLIENT_CLOSED)
+
+    def _in_progress(self, endpoint: str, change: int) -> None:
+        self._active[endpoint] += change
+        self._metrics.observe("http_requests_in_progress", self._active[endpoint], endpoint=endpoint)
+
+    def _admit(self, method: str, headers: Headers, record: RequestRecord) -> None:
+        """Refuse on what the headers say, before a byte of the body is read."""
+        if method != "POST":
+            return
+        if headers.get("content-encoding", "identity") != "identity":
+            raise ApiError(415, "Compressed bodies are not taken.", code="unsupported_encoding")
+        length = headers.get("content-length", "0")
+        size = int(length) if length.isdecimal() else 0
+        if size > self._max_body:
+            raise self._too_large()
+        record.ticket.grow(1 if record.endpoint != "other" else 0, size)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"The body is larger than {self._max_body} bytes.", code="body_too_large")
+
+    def _bounded(self, receive: Receive, record: RequestRecord) -> Receive:
+        """`receive` that refuses bodies over the limit and clients that dribble."""
+        received, complete = 0, False
+        deadline = time.monotonic() + self._body_timeout
+
+        async def bounded() -> Message:
+            nonlocal received, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, "The body did not come in time.", code="body_timeout") from None
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                complete = not message.get("more_body", False)
+                if received > self._max_body:
+                    raise self._too_large()
+            return message
+
+        return bounded
+
+    def _close(self, scope: Scope, record: RequestRecord, status: int) -> None:
+        duration = time.monotonic() - record.arrival
+        if status == CLIENT_CLOSED:
+            record.outcome = "aborted"
+        outcome = record.end_with(status)
+        labels = {"model": record.model, "endpoint": record.endpoint, "outcome": outcome}
+        if record.endpoint != "other":
+            self._metrics.observe("requests_total", 1, status=str(status), **labels)
+            self._metrics.observe("request_duration_seconds", duration, **labels)
+        if outcome == "aborted":
+            self._metrics.observe("client_disconnects_total", 1, endpoint=record.endpoint)
+        level = logging.DEBUG if record.endpoint == "other" and status < 400 else logging.INFO
+        log.log(
+            level,
+            "%s %s %d",
+            scope["method"],
+            scope["path"][:100].encode("unicode_escape").decode(),
+            status,
+            extra={
+                "request_id": record.request_id,
+                "model": record.model,
+                "outcome": outcome,
+                "ms": round(duration * 1000, 1),
+                **record.notes,
+            },
+        )
