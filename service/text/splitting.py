@@ -22,9 +22,9 @@ PAUSES = WIDE_PAUSES | frozenset(",;:،؛–")
 # Words whose full stop does not end a sentence. Those that often do end one (etc., usw.) are left out: a small letter
 # after the stop is what tells.
 ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof sr jr st vs rev hon gen col capt lt sgt gov sen rep messrs mt ft approx dept est "
+    "mr mrs ms dr prof sr jr st vs rev hon gen col capt lt sgt gov sen rep messrs mt ft approx dept est "  # noqa: SIM905
     "jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun "
-    "bzw ca evtl ggf hr fr str dipl mme mlle sra dna av cf e.g i.e z.b d.h u.a p.ex".split()  # noqa: SIM905
+    "bzw ca evtl ggf hr fr str dipl mme mlle sra dna av cf e.g i.e z.b d.h u.a p.ex".split()
 )
 BEFORE_NUMBERS = frozenset("no nr nos fig figs vol p pp art sec ch chap eq ref tab abb núm".split())  # noqa: SIM905
 LONGEST_WORD = 16
@@ -215,8 +215,8 @@ class TextSplitter:
             start -= 1
         word = self._buffer[start : self._stop_at].lower()
         if word.isdigit():
-            # "1. First, ..." behind another sentence or at the start
-            return start == self._begin or self._buffer[start - 1] == "\n" or self._buffer[start - 2] in STOPS
+            # "1. First, ..." at the start or behind another sentence
+            return start == self._begin or self._best.get(Border.SENTENCE) == start - 1
         initials = all(len(part) == 1 and part.isalpha() for part in word.split("."))
         return word in ABBREVIATIONS or initials or (word in BEFORE_NUMBERS and following.isdigit())
 
