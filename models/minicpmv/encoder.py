@@ -31,7 +31,7 @@ class MiniCPMVEncoder(nn.Module):
     """VisionEncoder of MiniCPM-V. Buffers of a capacity of P patches, S sequences (slices) and G groups:
 
     pixels uint8 [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; coordinates int32 [P, 2]
-    (row, column); cu_slices int32 [S + 1] and cu_groups int32 [G + 1], their tails repeating the total; with fused
+    (column, row); cu_slices int32 [S + 1] and cu_groups int32 [G + 1], their tails repeating the total; with fused
     frames temporal_ids int32 [S] (negative: none) and slice_ids int32 [P].
     """
 
@@ -194,4 +194,5 @@ def _cumulative(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def _coordinates(rows: int, columns: int) -> np.ndarray:
-    return np.indices((rows, columns), dtype=np.int32).reshape(2, -1).T
+    row, column = np.indices((rows, columns), dtype=np.int32)
+    return np.stack((column.ravel(), row.ravel()), axis=1)

@@ -64,11 +64,10 @@ class Resampler(nn.Module):
         temporal_ids: Tensor | None = None,
         slice_ids: Tensor | None = None,
     ) -> Tensor:
-        """coordinates int32 [P, 2] (row, column); cu_groups int32 [groups + 1]; temporal_ids int32 [slices], negative
+        """coordinates int32 [P, 2] (column, row); cu_groups int32 [groups + 1]; temporal_ids int32 [slices], negative
         for none, read through slice_ids int32 [P]."""
         values = self.kv_norm(self.kv_proj(patches))
-        rows, columns = coordinates.unbind(1)
-        keys = values + torch.cat((self.side_table[columns], self.side_table[rows]), dim=-1)
+        keys = values + self.side_table[coordinates].flatten(1)
         if self.temporal_frequencies is not None:
             assert temporal_ids is not None and slice_ids is not None
             # Rounded after each of the two sums, as published.

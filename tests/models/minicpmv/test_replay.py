@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from models.media import MediaItem
 from models.minicpmv.encoder import MiniCPMVEncoder
@@ -186,3 +187,14 @@ def test_a_group_over_the_limit_stays_whole() -> None:
     limit: Capacity = {"patches": 20, "sequences": 6, "groups": 3, "max_seqlen": 36, "max_group_keys": 20}
     parts = encoder("4.5").split(video, limit)
     assert [part.num_sequences for part in parts] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_forward_reads_no_value(version: str) -> None:
+    """Fake tensors have no values: .item(), .tolist(), nonzero and data-dependent shapes raise."""
+    made, capacity = encoder(version), LADDER[1]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        specs = made.buffer_specs(capacity)
+        buffers = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
+        embeds = made.forward(buffers, capacity)["embeds"]
+    assert embeds.shape == (capacity["groups"] * made.config.num_queries, made.config.width)
