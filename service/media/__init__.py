@@ -1,0 +1,1 @@
+"""Pictures, videos and audio: fetching, decoding, encoding, each bounded. Imports no torch."""

@@ -49,3 +49,31 @@ class WorkerLimits:
     memory_bytes: int = 3072 * MIB
     cpu_seconds: int = 30
     wall_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Bounds on all media of one request together. max_items: images and videos. max_bytes: encoded.
+    max_decoded_bytes: uint8 RGB pixels."""
+
+    max_items: int = 16
+    max_bytes: int = 128 * MIB
+    max_decoded_bytes: int = 1024 * MIB
+
+
+@dataclass(frozen=True)
+class FetchLimits:
+    """Seconds that fetching one URL may take, redirects included."""
+
+    image_seconds: float = 5.0
+    video_seconds: float = 30.0
+    audio_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    image: ImageLimits = ImageLimits()
+    video: VideoLimits = VideoLimits()
+    audio: AudioLimits = AudioLimits()
+    request: RequestLimits = RequestLimits()
+    fetch: FetchLimits = FetchLimits()

@@ -1,0 +1,196 @@
+"""Remote media, fetched without letting a client reach into the server's own network.
+
+Addresses are resolved and checked inside the connector, and the connection goes to the address that was checked:
+there is no second look-up for DNS rebinding to win, and no second URL parser to disagree with the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpcore
+import httpx
+
+from models.errors import InputError
+from service.media.addresses import is_public
+
+MAX_REDIRECTS = 3
+MAX_URL_LENGTH = 8192
+MAX_ADDRESSES = 4
+CONNECT_SECONDS = 5.0
+DEFAULT_PORTS = {"https": 443, "http": 80}
+
+Resolver = Callable[[str, int], Awaitable[list[str]]]
+"""(host, port) -> addresses. Raises OSError when the name does not resolve."""
+
+
+@dataclass(frozen=True)
+class UrlPolicy:
+    """mode: "off" (data: URLs only), "allowlist" (the named hosts) or "public" (any host on its default port).
+
+    hosts: names of the allowlist, `host` or `host:port`. allow_http: also plain http. Whatever the mode, a host that
+    resolves to any address outside the public internet is refused.
+    """
+
+    mode: Literal["off", "allowlist", "public"] = "off"
+    hosts: frozenset[str] = frozenset()
+    allow_http: bool = False
+
+
+class BlockedAddress(Exception):
+    """A host resolves to an address that must not be reached."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to a checked address of the host; TLS above it still verifies the host's name."""
+
+    def __init__(self, resolver: Resolver, connector: httpcore.AsyncNetworkBackend) -> None:
+        self._resolver = resolver
+        self._connector = connector
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the base class names it
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            addresses = await self._resolver(host, port)
+        except (OSError, UnicodeError) as error:
+            raise httpcore.ConnectError("the host name does not resolve") from error
+        if not addresses:
+            raise httpcore.ConnectError("the host name does not resolve")
+        if not all(map(is_public, addresses)):
+            raise BlockedAddress
+        failure: Exception | None = None
+        for address in addresses[:MAX_ADDRESSES]:
+            try:
+                return await self._connector.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise httpcore.ConnectError("no address of the host accepts a connection") from failure
+
+    async def sleep(self, seconds: float) -> None:
+        await self._connector.sleep(seconds)
+
+
+class Fetcher:
+    """Fetches media under a policy. Uses no proxy, no cookies, no environment. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        policy: UrlPolicy,
+        *,
+        resolver: Resolver = resolve,
+        connector: httpcore.AsyncNetworkBackend | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """connector and ssl_context: httpcore's own unless given."""
+        self._policy = policy
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=ssl_context,
+            max_keepalive_connections=0,
+            network_backend=GuardedBackend(resolver, connector or httpcore.AnyIOBackend()),
+        )
+
+    async def fetch(self, url: str, *, field: str, max_bytes: int, seconds: float) -> bytes:
+        """The body behind a URL, following at most three redirects, each checked like the first URL.
+
+        max_bytes is checked while reading; seconds bounds everything together. Raises InputError with `field` for a
+        URL the policy refuses and for every failure; messages tell nothing of what was reached.
+        """
+        target = self._checked(url, field)
+        try:
+            async with asyncio.timeout(seconds):
+                for _ in range(MAX_REDIRECTS + 1):
+                    answer = await self._get(target, field, max_bytes)
+                    if isinstance(answer, bytes):
+                        return answer
+                    target = self._checked(answer, field)
+        except BlockedAddress as error:
+            raise InputError(field, "the URL's host is not on the public internet") from error
+        except (TimeoutError, httpcore.TimeoutException) as error:
+            raise InputError(field, f"the URL could not be fetched within {seconds:g} seconds") from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as error:
+            raise InputError(field, "the URL could not be fetched") from error
+        raise InputError(field, f"the URL redirects more than {MAX_REDIRECTS} times")
+
+    async def close(self) -> None:
+        await self._pool.aclose()
+
+    def _checked(self, url: str, field: str) -> httpx.URL:
+        if self._policy.mode == "off":
+            raise InputError(
+                field, "remote URLs are off on this server (setting media_urls); send the media as a data: URL"
+            )
+        if len(url) > MAX_URL_LENGTH:
+            raise InputError(field, f"the URL is longer than {MAX_URL_LENGTH} characters")
+        try:
+            parsed = httpx.URL(url)
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise InputError(field, "not a valid URL") from error
+        schemes = ("https", "http") if self._policy.allow_http else ("https",)
+        if parsed.scheme not in schemes:
+            raise InputError(field, f"the URL must begin with data: or {' or '.join(f'{s}://' for s in schemes)}")
+        if not parsed.host or parsed.userinfo:
+            raise InputError(field, "the URL must name a host and no user")
+        host = parsed.raw_host.decode("ascii")
+        if self._policy.mode == "allowlist":
+            named = {f"{host}:{_port(parsed)}"} | ({host} if parsed.port is None else set())
+            if not named & {entry.lower() for entry in self._policy.hosts}:
+                raise InputError(field, "the URL's host is not on this server's list of media hosts")
+        elif parsed.port is not None:
+            raise InputError(field, "the URL must not name a port")
+        return parsed
+
+    async def _get(self, url: httpx.URL, field: str, max_bytes: int) -> bytes | str:
+        """The body, or where a redirect points."""
+        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=_port(url), target=url.raw_path)
+        headers = [
+            (b"Host", url.netloc),
+            (b"User-Agent", b"reprise"),
+            (b"Accept", b"image/*, video/*, audio/*"),
+            # A compressed body would have to be unpacked before its size is known.
+            (b"Accept-Encoding", b"identity"),
+        ]
+        timeouts = {"connect": CONNECT_SECONDS}
+        async with self._pool.stream("GET", target, headers=headers, extensions={"timeout": timeouts}) as response:
+            received = {name.lower(): value for name, value in response.headers}
+            if response.status in (301, 302, 303, 307, 308) and b"location" in received:
+                try:
+                    return str(url.join(received[b"location"].decode("ascii")))
+                except (httpx.InvalidURL, UnicodeError) as error:
+                    raise InputError(field, "the URL redirects to something that is not a URL") from error
+            if response.status != 200:
+                raise InputError(field, f"the URL's server answered with status {response.status}")
+            if received.get(b"content-encoding", b"identity").lower() != b"identity":
+                raise InputError(field, "the URL's server sent a compressed body")
+            declared = received.get(b"content-length", b"0")
+            body = bytearray()
+            if declared.isdigit() and int(declared[:20]) > max_bytes:
+                raise _too_large(field, max_bytes)
+            async for piece in response.aiter_stream():
+                body += piece
+                if len(body) > max_bytes:
+                    raise _too_large(field, max_bytes)
+            return bytes(body)
+
+
+def _port(url: httpx.URL) -> int:
+    return url.port if url.port is not None else DEFAULT_PORTS[url.scheme]
+
+
+def _too_large(field: str, max_bytes: int) -> InputError:
+    return InputError(field, f"the URL's content has more than {max_bytes} bytes")

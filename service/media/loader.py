@@ -1,0 +1,136 @@
+"""From the URLs of a request to decoded media: the one door that routes use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from models.errors import InputError
+from models.media import VideoFrames
+from service.media.audio_in import decode_audio
+from service.media.data_url import decode_base64, is_data_url, parse_data_url
+from service.media.fetch import Fetcher
+from service.media.images import decode_image
+from service.media.limits import MediaLimits, RequestLimits
+from service.media.video import Choose, decode_frame_list, decode_video
+from service.media.workers import WorkerPool
+
+T = TypeVar("T")
+
+FRAME_LIST = "video/jpeg"
+
+
+class MediaBudget:
+    """What one request may still load."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._items = 0
+        self._bytes = 0
+        self._decoded_bytes = 0
+
+    @property
+    def bytes_left(self) -> int:
+        return self._limits.max_bytes - self._bytes
+
+    @property
+    def decoded_bytes_left(self) -> int:
+        return self._limits.max_decoded_bytes - self._decoded_bytes
+
+    def take_item(self, field: str) -> None:
+        self._items += 1
+        if self._items > self._limits.max_items:
+            raise InputError(field, f"a request can have at most {self._limits.max_items} images and videos")
+
+    def take_bytes(self, count: int, field: str) -> None:
+        self._bytes += count
+        if self.bytes_left < 0:
+            raise InputError(field, f"the request's media have more than {self._limits.max_bytes} bytes")
+
+    def take_decoded(self, count: int, field: str) -> None:
+        self._decoded_bytes += count
+        if self.decoded_bytes_left < 0:
+            raise InputError(
+                field, f"the request's media have more than {self._limits.max_decoded_bytes} bytes of pixels"
+            )
+
+
+class MediaLoader:
+    """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
+
+    Every method raises InputError with the field it is given. Base64 and pictures are decoded in `image_threads`
+    threads, video and audio in the pool's processes.
+    """
+
+    def __init__(self, fetcher: Fetcher, pool: WorkerPool, limits: MediaLimits, *, image_threads: int = 4) -> None:
+        self._fetcher = fetcher
+        self._pool = pool
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(max_workers=image_threads, thread_name_prefix="image")
+
+    def budget(self) -> MediaBudget:
+        """A fresh budget, for one request."""
+        return MediaBudget(self._limits.request)
+
+    async def image(self, url: str, *, field: str, budget: MediaBudget) -> Image.Image:
+        budget.take_item(field)
+        limits = self._limits.image
+        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget)
+        picture = await self._in_thread(lambda: decode_image(data, field=field, limits=limits))
+        budget.take_decoded(3 * picture.width * picture.height, field)
+        return picture
+
+    async def video(
+        self, url: str, choose: Choose, *, frame_list_fps: float, field: str, budget: MediaBudget
+    ) -> VideoFrames:
+        """A video file, or a list of frames (data:video/jpeg;base64,f1,f2,...) at `frame_list_fps`."""
+        budget.take_item(field)
+        limits = replace(
+            self._limits.video,
+            max_decoded_bytes=min(self._limits.video.max_decoded_bytes, budget.decoded_bytes_left),
+        )
+        if is_data_url(url) and (listed := parse_data_url(url, field=field)).media_type == FRAME_LIST:
+            budget.take_bytes(len(listed.payload) // 4 * 3, field)
+            video = await self._in_thread(
+                lambda: decode_frame_list(
+                    listed.payload, choose, fps=frame_list_fps, field=field, images=self._limits.image, limits=limits
+                )
+            )
+        else:
+            data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
+            video = await decode_video(self._pool, data, choose, field=field, limits=limits)
+        budget.take_decoded(3 * len(video.frames) * video.metadata.height * video.metadata.width, field)
+        return video
+
+    async def audio(self, url: str, *, sample_rate: int, field: str) -> np.ndarray:
+        """A reference clip behind a URL -> mono float32 [n] at `sample_rate`."""
+        budget = self.budget()
+        data = await self._read(url, field, self._limits.audio.max_bytes, self._limits.fetch.audio_seconds, budget)
+        return await self.audio_file(data, sample_rate=sample_rate, field=field)
+
+    async def audio_file(self, data: bytes, *, sample_rate: int, field: str) -> np.ndarray:
+        """An uploaded clip -> mono float32 [n] at `sample_rate`."""
+        return await decode_audio(self._pool, data, sample_rate=sample_rate, field=field, limits=self._limits.audio)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._fetcher.close()
+
+    async def _read(self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget) -> bytes:
+        allowed = min(max_bytes, budget.bytes_left)
+        if is_data_url(url):
+            payload = parse_data_url(url, field=field).payload
+            data = await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=allowed))
+        else:
+            data = await self._fetcher.fetch(url, field=field, max_bytes=allowed, seconds=seconds)
+        budget.take_bytes(len(data), field)
+        return data
+
+    async def _in_thread(self, step: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, step)
