@@ -8,7 +8,7 @@ captured capacity that fits and replays the recording of the same forward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -142,6 +142,13 @@ class SpeechModel(Protocol):
 
     def encode_reference(self, wave: Tensor, pad: Literal["left", "right"]) -> Tensor:
         """float32 [samples] at reference_sample_rate -> patches [n, frames, channels] float32."""
+        ...
+
+    def encode_reference_pieces(self, wave: Tensor, pad: Literal["left", "right"]) -> Iterator[Tensor]:
+        """What `encode_reference` returns in consecutive parts of whole patches, a few seconds of the clip each.
+
+        A part is computed when it is asked for, so that steps of live streams fit between.
+        """
         ...
 
     def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -104,14 +105,18 @@ class AudioVAE(nn.Module):
 
     def encode(self, wave: Tensor) -> Tensor:
         """float32 [samples], zero-padded on the right to the hop -> latent frames [latent_dim, n]. Bounded memory."""
+        return torch.cat(list(self.encode_pieces(wave)), dim=-1)
+
+    def encode_pieces(self, wave: Tensor) -> Iterator[Tensor]:
+        """What `encode` returns, in consecutive parts of _ENCODE_SECONDS; each is computed when it is asked for."""
         hop = self.encoder_hop
         wave = nn.functional.pad(wave, (0, -wave.shape[0] % hop))
         streams = Streams(
             wave.new_zeros(1, self.encoder.memory_size), torch.zeros(1, dtype=torch.int64, device=wave.device)
         )
         piece = _ENCODE_SECONDS * self.sample_rate // hop * hop
-        frames = [self.encoder(part[None, None], streams)[0] for part in wave.split(piece)]
-        return torch.cat(frames, dim=-1)
+        for part in wave.split(piece):
+            yield self.encoder(part[None, None], streams)[0]
 
 
 def rate_bucket(sample_rate: int, boundaries: tuple[int, ...]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -71,10 +71,14 @@ class VoxCPM2:
         }
 
     def encode_reference(self, wave: Tensor, pad: Literal["left", "right"]) -> Tensor:
+        return torch.cat(list(self.encode_reference_pieces(wave, pad)))
+
+    def encode_reference_pieces(self, wave: Tensor, pad: Literal["left", "right"]) -> Iterator[Tensor]:
         frames, channels = self.patch_shape
         missing = -wave.shape[0] % (frames * self.vae.encoder_hop)
         wave = F.pad(wave, (missing, 0) if pad == "left" else (0, missing))
-        return self.vae.encode(wave).T.reshape(-1, frames, channels)
+        for latent in self.vae.encode_pieces(wave):
+            yield latent.T.reshape(-1, frames, channels)
 
     def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
         embeds = self.network.embed_patches(plan["patches"].to(self.dtype))
