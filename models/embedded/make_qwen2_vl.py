@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 DIRECTORY = Path(__file__).parent / "qwen2_vl"
-SEED = 20240912
+SEED = 20240916
 NUM_MERGES = 240
 VOCAB_SIZE = 512
 WIDTH, INNER_WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 128, 256, 4, 4, 2, 32

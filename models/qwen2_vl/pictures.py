@@ -51,8 +51,7 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
     if max(height, width) > _MAX_ASPECT * min(height, width):
         raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {_MAX_ASPECT}:1")
     # Python rounds half to even, and so does the reference.
-    rounded_height = max(factor, round(height / factor) * factor)
-    rounded_width = max(factor, round(width / factor) * factor)
+    rounded_height, rounded_width = round(height / factor) * factor, round(width / factor) * factor
     if rounded_height * rounded_width > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
         return (

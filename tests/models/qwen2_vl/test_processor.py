@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from models.embedded.make_qwen2_vl import DIRECTORY, SPECIAL_TOKENS
+from models.errors import InputError
+from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.qwen2_vl.pictures import official_video_limits, sample_frames, smart_resize
+from models.qwen2_vl.positions import mrope_positions
+from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+
+PUBLISHED = {"factor": 28, "min_pixels": 3136, "max_pixels": 12_845_056}
+
+
+@pytest.fixture(scope="module")
+def processor() -> Qwen2VLProcessor:
+    return load_processor(DIRECTORY)
+
+
+def metadata(num_frames: int, fps: float) -> VideoMetadata:
+    return VideoMetadata(num_frames, fps, num_frames / fps if fps else 0.0, 120, 160)
+
+
+def video_of(frames: list[np.ndarray]) -> VideoFrames:
+    indices = tuple(range(len(frames)))
+    return VideoFrames(tuple(frames), indices, tuple(map(float, indices)), metadata(max(len(frames), 1), 2.0))
+
+
+def say(role: str, *texts: str) -> ChatMessage:
+    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts))
+
+
+@pytest.mark.parametrize(
+    ("size", "resized", "at_one_megapixel"),
+    [
+        ((224, 224), (224, 224), (224, 224)),
+        ((480, 640), (476, 644), (476, 644)),
+        ((768, 1024), (756, 1036), (756, 1036)),
+        ((1024, 1024), (1036, 1036), (980, 980)),
+        ((1080, 1920), (1092, 1932), (728, 1316)),
+        ((4000, 6000), (2912, 4368), (812, 1204)),
+        ((20, 30), (56, 84), (56, 84)),
+        ((42, 42), (56, 56), (56, 56)),
+        ((70, 70), (56, 56), (56, 56)),
+        ((1, 1), (56, 56), (56, 56)),
+        ((14, 2700), (28, 784), (28, 784)),
+    ],
+)
+def test_resized_sizes_of_the_reference(
+    size: tuple[int, int], resized: tuple[int, int], at_one_megapixel: tuple[int, int]
+) -> None:
+    assert smart_resize(*size, **PUBLISHED) == resized
+    assert smart_resize(*size, **{**PUBLISHED, "max_pixels": 1_003_520}) == at_one_megapixel
+
+
+@given(height=st.integers(1, 5000), width=st.integers(1, 5000))
+def test_resized_sizes_keep_their_bounds(height: int, width: int) -> None:
+    if max(height, width) > 200 * min(height, width):
+        with pytest.raises(ValueError, match="200:1"):
+            smart_resize(height, width, **PUBLISHED)
+        return
+    h, w = smart_resize(height, width, **PUBLISHED)
+    assert h % 28 == w % 28 == 0 and h > 0 and w > 0
+    assert h * w <= PUBLISHED["max_pixels"] or min(h, w) == 28
+    assert h * w >= PUBLISHED["min_pixels"]
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "fps", "asked", "max_frames", "expected_count"),
+    [
+        (300, 30.0, None, 768, 20),
+        (300, 30.0, 1.0, 768, 10),
+        (30, 30.0, None, 768, 4),
+        (3, 30.0, None, 768, 2),
+        (1, 30.0, None, 768, 1),
+        (100_000, 25.0, None, 768, 768),
+        (100_000, 25.0, None, 33, 32),
+        (90, 30.0, 2.5, 768, 6),
+        (50, 0.0, None, 768, 50),
+        (300, 30.0, None, 1, 1),
+    ],
+)
+def test_frame_sampling(num_frames: int, fps: float, asked: float | None, max_frames: int, expected_count: int) -> None:
+    indices = sample_frames(metadata(num_frames, fps), fps=asked, max_frames=max_frames)
+    assert len(indices) == expected_count
+    assert indices[0] == 0 and (expected_count == 1 or indices[-1] == num_frames - 1)
+    assert indices == sorted(indices)
+
+
+def test_frames_are_spread_as_linspace_rounds() -> None:
+    assert sample_frames(metadata(100, 25.0), fps=None, max_frames=768) == [0, 14, 28, 42, 57, 71, 85, 99]
+
+
+def test_a_long_video_fits_the_context(processor: Qwen2VLProcessor) -> None:
+    limits = processor.video_limits
+    indices = processor.sample_video(metadata(10**6, 25.0), fps=None, max_frames=10**6)
+    frame_tokens = limits.frame_pixels(len(indices)) / 28**2
+    assert len(indices) > 50 and len(indices) / 2 * frame_tokens < processor.context_length
+
+
+def test_official_limits_of_the_published_model() -> None:
+    limits = official_video_limits(12_845_056, 32768, 28)
+    assert (limits.min_frame_pixels, limits.max_frame_pixels) == (100_352, 602_112)
+    assert limits.frame_pixels(4) == 602_112
+    assert limits.frame_pixels(10_000) == int(1.05 * 100_352)
+    assert limits.frame_pixels(200) == int(int(0.9 * 32768 * 784) / 200 * 2)
+
+
+def test_an_odd_frame_count_makes_a_pair_of_the_last_frame(processor: Qwen2VLProcessor) -> None:
+    frames = [np.full((120, 160, 3), value, dtype=np.uint8) for value in (0, 100, 200)]
+    item = processor.video(video_of(frames))
+    assert item.kind == "video" and item.arrays["grid_thw"][0] == 2 and len(item.frames) == 3
+    assert item.num_embeds == int(item.arrays["grid_thw"].prod()) // 4 and item.num_sequences == 2
+
+
+def test_frames_of_a_video_stay_within_the_limits_of_pictures(processor: Qwen2VLProcessor) -> None:
+    item = processor.video(video_of([np.zeros((1080, 1920, 3), dtype=np.uint8)] * 2))
+    height, width, _ = item.frames[0].shape
+    assert height * width <= processor.config.images.max_pixels
+
+
+def test_media_that_cannot_be_taken(processor: Qwen2VLProcessor) -> None:
+    with pytest.raises(InputError, match="200:1") as caught:
+        processor.image(Image.new("RGB", (1, 400)))
+    assert caught.value.field == "image_url"
+    with pytest.raises(InputError, match="200:1") as caught:
+        processor.video(video_of([np.zeros((2, 500, 3), dtype=np.uint8)]))
+    assert caught.value.field == "video_url"
+    with pytest.raises(InputError, match="no frames"):
+        processor.video(video_of([]))
+    with pytest.raises(InputError, match="differ in size"):
+        processor.video(video_of([np.zeros((56, 56, 3), np.uint8), np.zeros((56, 84, 3), np.uint8)]))
+    with pytest.raises(InputError, match="no frames"):
+        processor.sample_video(metadata(0, 25.0), fps=None, max_frames=8)
+
+
+def test_low_detail_takes_fewer_tokens() -> None:
+    processor = load_processor(DIRECTORY)
+    picture = Image.effect_noise((700, 500), 50).convert("RGB")
+    assert processor.image(picture, detail="low").num_embeds <= 512 * 512 // 784
+    assert processor.image(picture, detail="high").digest == processor.image(picture).digest
+
+
+def test_digests_tell_apart_pixels_kind_and_order(processor: Qwen2VLProcessor) -> None:
+    a, b = (np.full((56, 56, 3), value, dtype=np.uint8) for value in (1, 2))
+    items = [
+        processor.image(Image.fromarray(a)),
+        processor.image(Image.fromarray(b)),
+        processor.video(video_of([a])),
+        processor.video(video_of([a, b])),
+        processor.video(video_of([b, a])),
+    ]
+    assert len({item.digest for item in items}) == len(items)
+    assert processor.image(Image.fromarray(a.copy())).digest == items[0].digest
+
+
+def test_positions_of_the_specified_example() -> None:
+    positions, following = mrope_positions(25, [(2, (1, 4, 6)), (11, (2, 4, 6))], merge_size=2)
+    assert positions[0].tolist() == [0, 1, *[2] * 6, 5, 6, 7, *[8] * 6, *[9] * 6, 11, 12]
+    assert positions[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, *([8] * 3 + [9] * 3) * 2, 11, 12]
+    assert positions[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, *[8, 9, 10] * 4, 11, 12]
+    assert following == 13
+
+
+grids = st.tuples(st.integers(1, 9), st.integers(1, 4).map(lambda n: 2 * n), st.integers(1, 4).map(lambda n: 2 * n))
+
+
+@given(runs=st.lists(st.tuples(st.integers(0, 4), grids), max_size=4), tail=st.integers(0, 5))
+def test_positions_equal_a_token_by_token_walk(runs: list[tuple[int, tuple[int, int, int]]], tail: int) -> None:
+    expected: list[tuple[int, int, int]] = []
+    items = []
+    offset = 0
+    for text, (t, h, w) in runs:
+        expected += [(offset + i,) * 3 for i in range(text)]
+        offset += text
+        items.append((len(expected), (t, h, w)))
+        vision = [(offset + a, offset + b, offset + c) for a in range(t) for b in range(h // 2) for c in range(w // 2)]
+        expected += vision
+        offset = 1 + max(max(axes) for axes in vision)
+    expected += [(offset + i,) * 3 for i in range(tail)]
+    positions, following = mrope_positions(len(expected), items, merge_size=2)
+    assert positions.T.tolist() == [list(axes) for axes in expected]
+    assert following == offset + tail
+
+
+def ids_of(processor: Qwen2VLProcessor, *messages: ChatMessage, items: tuple[MediaItem, ...] = ()) -> list[int]:
+    return processor.prompt(messages, items, options={}).token_ids.tolist()
+
+
+def specials(processor: Qwen2VLProcessor, ids: list[int]) -> list[str]:
+    names = {token: name for name, token in processor.tokenizer.special_ids.items()}
+    return [names[token] for token in ids if token in names]
+
+
+def test_a_default_system_turn_and_the_roles(processor: Qwen2VLProcessor) -> None:
+    ids = ids_of(processor, say("user", "Hi"))
+    assert specials(processor, ids) == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
+    spoken = processor.detokenize(ids).decode()
+    assert spoken == "system\nYou are a helpful assistant.\nuser\nHi\nassistant\n"
+    assert processor.detokenize(ids_of(processor, say("developer", "Short."), say("user", "Hi"))).decode() == (
+        "system\nShort.\nuser\nHi\nassistant\n"
+    )
+    with pytest.raises(InputError, match="'tool' is not one of"):
+        ids_of(processor, say("tool", "x"))
+
+
+pieces = st.sampled_from([*SPECIAL_TOKENS, "<|im_", "end|>", "<", "|>", "\ufdd0", "\ufdd1", "a", " ", "\n", "user"])
+
+
+@settings(deadline=None)
+@given(texts=st.lists(st.lists(pieces, max_size=6).map("".join), min_size=1, max_size=4))
+def test_text_never_makes_special_tokens(processor: Qwen2VLProcessor, texts: list[str]) -> None:
+    plain = specials(processor, ids_of(processor, say("user", "Hi")))
+    ids = ids_of(processor, say("user", *texts))
+    assert specials(processor, ids) == plain
+    expected = f"system\nYou are a helpful assistant.\nuser\n{''.join(texts)}\nassistant\n"
+    assert processor.detokenize(ids).decode() == expected
+
+
+def test_borders_between_texts_do_not_change_the_ids(processor: Qwen2VLProcessor) -> None:
+    assert ids_of(processor, say("user", "the pic", "ture shows")) == ids_of(
+        processor, say("user", "the picture shows")
+    )
+
+
+def test_media_in_any_order_with_numbers(processor: Qwen2VLProcessor) -> None:
+    picture = processor.image(Image.new("RGB", (84, 56), "red"))
+    video = processor.video(video_of([np.zeros((56, 56, 3), np.uint8)] * 4))
+    content = (ContentPart(item=1), ContentPart(text="and"), ContentPart(item=0), ContentPart(item=0))
+    prompt = processor.prompt([ChatMessage("user", content)], [picture, video], options={"add_vision_id": True})
+    assert [span.item for span in prompt.spans] == [1, 0, 0]
+    for span in prompt.spans:
+        item = prompt.items[span.item]
+        assert span.length == item.num_embeds
+        placeholder = {"image": processor.config.image_token_id, "video": processor.config.video_token_id}[item.kind]
+        assert set(prompt.token_ids[span.start : span.start + span.length].tolist()) == {placeholder}
+    text = processor.detokenize(prompt.token_ids.tolist()).decode()
+    assert "Video 1: andPicture 1: Picture 2: " in text
+
+
+def test_prompts_that_cannot_be_taken(processor: Qwen2VLProcessor) -> None:
+    with pytest.raises(InputError, match="of a context of 8192") as caught:
+        ids_of(processor, say("user", "x " * 9000))
+    assert caught.value.field == "messages"
+    with pytest.raises(InputError, match="no reasoning mode"):
+        processor.prompt([say("user", "x")], [], options={"enable_thinking": True})
+
+
+def test_generation_defaults_and_stops(processor: Qwen2VLProcessor) -> None:
+    assert processor.generation_defaults == {"temperature": 0.01, "top_p": 0.001, "top_k": 1, "repetition_penalty": 1.0}
+    special = processor.tokenizer.special_ids
+    assert processor.stop_token_ids == {special["<|im_end|>"], special["<|endoftext|>"]}
+    assert processor.max_item_embeds == processor.context_length
