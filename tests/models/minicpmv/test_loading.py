@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.errors import CheckpointError
-from models.minicpmv.model import load_model
+from models.minicpmv.config import load_config
+from models.minicpmv.model import MiniCPMVModel, load_model
 from models.published import read_json
 from models.registry import family_of
 from tests.models.minicpmv.golden import VERSIONS, directory, golden_prompt
@@ -67,3 +68,35 @@ def test_random_weights_make_finite_embeddings(version: str) -> None:
         embeds = encoder.forward(buffers, plan.needs)["embeds"]
     assert torch.isfinite(embeds).all()
     assert embeds.std() > 0.1
+
+
+PUBLISHED_SIZES = {
+    "2.5": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "vocab_size": 128256, "query_num": 96},
+    "2.6": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    | {"num_key_value_heads": 4, "vocab_size": 151666, "query_num": 64},
+    "4.0": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32, "num_attention_heads": 32}
+    | {"num_key_value_heads": 2, "head_dim": 128, "vocab_size": 73448, "query_num": 64, "rope_scaling": None},
+    "4.5": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151748, "query_num": 64},
+}
+PUBLISHED_VISION = {
+    "hidden_size": 1152,
+    "image_size": 980,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+}
+
+
+@pytest.mark.parametrize(("version", "total"), [("2.5", 8.537), ("2.6", 8.099), ("4.0", 4.060), ("4.5", 8.695_895_280)])
+def test_published_sizes_have_the_published_number_of_parameters(tmp_path: Path, version: str, total: float) -> None:
+    config = read_json(directory(version), "config.json")
+    sizes = {**config, **PUBLISHED_SIZES[version], "vision_config": PUBLISHED_VISION}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    with torch.device("meta"):
+        model = MiniCPMVModel(load_config(tmp_path))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == round(total * 1e9) if version == "4.5" else round(count / 1e9, 3) == total
+    assert sum(parameter.numel() for parameter in model.encoder.tower.parameters()) == 417_792_240

@@ -25,7 +25,8 @@ from service.graphs.runner import GraphRunner
 from tests.models.minicpmv.golden import VERSIONS, directory, golden_prompt
 
 CPU = torch.device("cpu")
-TOLERANCE = 1e-5
+TOLERANCE = 3e-5
+"""Of the golden embeddings: products of other row counts round differently."""
 LADDER: list[Capacity] = [
     {"patches": 24, "sequences": 2, "groups": 1, "max_seqlen": 16, "max_group_keys": 24},
     {"patches": 70, "sequences": 5, "groups": 5, "max_seqlen": 36, "max_group_keys": 70},
