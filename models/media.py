@@ -68,7 +68,6 @@ class Prompt:
     token_ids: int32 [n], placeholders expanded.
     positions: int32 [axes, n]; axes is 3 for M-RoPE and 1 otherwise.
     next_position: position (all axes) of the first generated token; each later token adds one.
-    opens_reasoning: the prompt ends inside a reasoning block, so the answer begins with reasoning, without a marker.
     """
 
     token_ids: np.ndarray
@@ -76,7 +75,6 @@ class Prompt:
     next_position: int
     items: tuple[MediaItem, ...] = ()
     spans: tuple[Span, ...] = ()
-    opens_reasoning: bool = False
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,6 @@ class MiniCPMVProcessor:
             next_position=len(token_ids),
             items=tuple(items),
             spans=tuple(self._spans(token_ids, order, items)),
-            opens_reasoning=rendered.rstrip().endswith(REASONING_MARKERS[0]),
         )
 
     def _sampling(self, metadata: VideoMetadata, fps: float | None, max_frames: int) -> Sampling:
