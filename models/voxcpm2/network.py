@@ -131,7 +131,7 @@ class VoxCPM2Network(nn.Module):
 
     def cache_specs(self) -> list[CacheSpec]:
         """Layers of the TSLM, then those of the RALM."""
-        layers = [*self.base_lm.layers, *self.residual_lm.layers]
+        layers = [*self.base_lm.blocks(), *self.residual_lm.blocks()]
         rows = [(layer.attention.config.num_kv_heads, layer.attention.config.head_dim) for layer in layers]
         return [CacheSpec({"k": row, "v": row}) for row in rows]
 

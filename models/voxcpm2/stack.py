@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +27,17 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(num_layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
 
+    def blocks(self) -> Sequence[Block]:
+        return cast("Sequence[Block]", self.layers)
+
     def forward(self, x: Tensor, attend: Attend, keep: slice | None = None) -> Tensor:
         """[..., n, width] -> like x, or its rows `keep` alone: the last layer then reads every row but computes
         queries, output and MLP of the kept ones only."""
-        norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        layers = self.blocks()
+        norms = [*(layer.attention_norm for layer in layers), self.norm]
         normed = rms_norm(x, norms[0].weight, norms[0].eps)
-        for index, layer in enumerate(self.layers):
-            kept = keep if index + 1 == len(self.layers) else None
+        for index, layer in enumerate(layers):
+            kept = keep if index + 1 == len(layers) else None
             q, k, v = _project(layer.attention, normed, kept)
             attended = layer.attention.out(attend(q, k, v, index).flatten(-2))
             if kept is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.errors import CheckpointError
-from models.voxcpm2.audio_vae import AudioVAE, DecoderBlock, rate_bucket
+from models.voxcpm2.audio_vae import AudioVAE, DecoderBlock, EncoderBlock, rate_bucket
 from models.voxcpm2.config import AudioVAEConfig
 from models.voxcpm2.vae_layers import CausalConv, CausalUpsample, ResidualUnit
 
@@ -60,20 +61,20 @@ def _published_names(
 ) -> Iterator[tuple[CausalConv | CausalUpsample | ResidualUnit | DecoderBlock | nn.Parameter, str]]:
     encoder, decoder = vae.encoder, vae.decoder
     yield encoder.first, "encoder.block.0"
-    for index, block in enumerate(encoder.blocks, start=1):
-        for unit_index, unit in enumerate(block.units):
-            yield unit, f"encoder.block.{index}.block.{unit_index}"
-        yield block.alpha, f"encoder.block.{index}.block.3.alpha"
-        yield block.down, f"encoder.block.{index}.block.4"
+    for index, down in enumerate(cast("Sequence[EncoderBlock]", encoder.blocks), start=1):
+        for number, unit in enumerate(cast("Sequence[ResidualUnit]", down.units)):
+            yield unit, f"encoder.block.{index}.block.{number}"
+        yield down.alpha, f"encoder.block.{index}.block.3.alpha"
+        yield down.down, f"encoder.block.{index}.block.4"
     yield encoder.mean, "encoder.fc_mu"
     yield decoder.first, "decoder.model.0"
     yield decoder.widen, "decoder.model.1"
-    for index, block in enumerate(decoder.blocks, start=2):
-        yield block, f"decoder.sr_cond_model.{index}"
-        yield block.alpha, f"decoder.model.{index}.block.0.alpha"
-        yield block.up, f"decoder.model.{index}.block.1"
-        for unit_index, unit in enumerate(block.units, start=2):
-            yield unit, f"decoder.model.{index}.block.{unit_index}"
+    for index, up in enumerate(cast("Sequence[DecoderBlock]", decoder.blocks), start=2):
+        yield up, f"decoder.sr_cond_model.{index}"
+        yield up.alpha, f"decoder.model.{index}.block.0.alpha"
+        yield up.up, f"decoder.model.{index}.block.1"
+        for number, unit in enumerate(cast("Sequence[ResidualUnit]", up.units), start=2):
+            yield unit, f"decoder.model.{index}.block.{number}"
     end = len(decoder.blocks) + 2
     yield decoder.alpha, f"decoder.model.{end}.alpha"
     yield decoder.last, f"decoder.model.{end + 1}"
@@ -128,10 +129,10 @@ def _read(directory: Path) -> tuple[str, dict[str, Tensor]]:
         content = torch.load(legacy, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{legacy.name} cannot be read: {error}") from error
-    tensors = content.get("state_dict") if isinstance(content, dict) else None
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+    state = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"{legacy.name}: expected a dict with tensors under state_dict")
-    return legacy.name, {_canonical(name): tensor for name, tensor in tensors.items()}
+    return legacy.name, {_canonical(name): tensor for name, tensor in state.items()}
 
 
 def _canonical(name: str) -> str:

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.embedded import make_voxcpm2
+from models.errors import CheckpointError
+from models.registry import family_of, resolve
+from models.voxcpm2.audio_vae import AudioVAE, rate_bucket
+from models.voxcpm2.config import load_config
+from models.voxcpm2.model import load_model
+from models.voxcpm2.processor import load_processor
+from models.voxcpm2.vae_weights import load_audio_vae
+from tests.models.voxcpm2.golden import DIRECTORY, expected
+from tests.support.speech import SpeechRig, Utterance
+
+CPU = torch.device("cpu")
+EMBEDDED = Path(make_voxcpm2.__file__).parent / "voxcpm2"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A copy of the golden checkpoint that a test may change."""
+    for path in DIRECTORY.iterdir():
+        if path.suffix in (".json", ".safetensors", ".pth") and path.stem != "expected":
+            shutil.copy(path, tmp_path)
+    return tmp_path
+
+
+def codec_tensors(checkpoint: Path) -> dict[str, Tensor]:
+    return torch.load(checkpoint / "audiovae.pth", weights_only=True)["state_dict"]
+
+
+def load_codec(checkpoint: Path, condition_rate: int) -> AudioVAE:
+    config = load_config(checkpoint)
+    vae = AudioVAE(config.vae).requires_grad_(False)
+    load_audio_vae(vae, checkpoint, config.vae, condition_rate)
+    return vae
+
+
+def test_registry_leads_here() -> None:
+    family = family_of(DIRECTORY)
+    assert (family.name, family.kind) == ("voxcpm2", "speech")
+    assert resolve(family.model) is load_model
+    assert resolve(family.processor) is load_processor
+
+
+def test_other_output_bandwidth() -> None:
+    audio = load_codec(DIRECTORY, 24000).decoder(expected()["vae.decode.z"][..., :4])
+    torch.testing.assert_close(audio, expected()["vae.decode.audio_sr24000"], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("rate", "bucket"), [(16000, 0), (20000, 0), (24000, 1), (40000, 2), (44100, 3), (48000, 3)])
+def test_rate_buckets(rate: int, bucket: int) -> None:
+    assert rate_bucket(rate, (20000, 30000, 40000)) == bucket
+
+
+def test_safetensors_codec_with_the_newer_names(checkpoint: Path) -> None:
+    renamed = {}
+    for name, tensor in codec_tensors(checkpoint).items():
+        name = name.replace("weight_g", "parametrizations.weight.original0")
+        renamed[f"audio_vae.{name.replace('weight_v', 'parametrizations.weight.original1')}"] = tensor.contiguous()
+    save_file(renamed, checkpoint / "audiovae.safetensors")
+    (checkpoint / "audiovae.pth").unlink()
+    audio = load_codec(checkpoint, 48000).decoder(expected()["vae.decode.z"])
+    torch.testing.assert_close(audio, expected()["vae.decode.audio"], atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("decoder.model.9.weight_g", None, "missing tensor decoder.model.9.weight_g"),
+        ("encoder.block.2.block.3.alpha", torch.ones(1, 7, 1), "encoder.block.2.block.3.alpha has shape"),
+        ("decoder.model.10.alpha", torch.ones(1), "unexpected tensors: decoder.model.10.alpha"),
+        ("decoder.sr_bin_boundaries", torch.tensor([1, 2, 3], dtype=torch.int32), "sr_bin_boundaries"),
+    ],
+)
+def test_codec_loads_strictly(checkpoint: Path, name: str, change: Tensor | None, message: str) -> None:
+    tensors = codec_tensors(checkpoint)
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = change
+    torch.save({"state_dict": tensors}, checkpoint / "audiovae.pth")
+    with pytest.raises(CheckpointError, match=message):
+        load_model(checkpoint, CPU, torch.float32)
+
+
+def test_refuses_pickled_code(checkpoint: Path) -> None:
+    torch.save({"state_dict": {"weight": Path("x")}}, checkpoint / "audiovae.pth")
+    with pytest.raises(CheckpointError, match=r"audiovae\.pth cannot be read"):
+        load_model(checkpoint, CPU, torch.float32)
+
+
+def test_needs_a_codec(checkpoint: Path) -> None:
+    (checkpoint / "audiovae.pth").unlink()
+    with pytest.raises(CheckpointError, match=r"neither audiovae\.safetensors nor audiovae\.pth"):
+        load_model(checkpoint, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("missing", ["stop_head.weight", "residual_lm.layers.1.mlp.up_proj.weight"])
+def test_network_loads_strictly(checkpoint: Path, missing: str) -> None:
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors[missing]
+    save_file(tensors, checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=missing):
+        load_model(checkpoint, CPU, torch.float32)
+
+
+def test_random_weights_speak(tmp_path: Path) -> None:
+    """With no weights at hand; a benchmark zeroes the stop head for a fixed length."""
+    shutil.copy(DIRECTORY / "config.json", tmp_path)
+    shutil.copy(DIRECTORY / "tokenizer.json", tmp_path)
+    model = load_model(tmp_path, CPU, torch.float32, "random")
+    model.network.stop_head.weight.data.zero_()
+    layout = load_processor(tmp_path).layout([5, 6, 7])
+    patches, audio = SpeechRig(model).speak({1: Utterance(layout, torch.zeros(0, 4, 8), seed=1, max_patches=5)})
+    assert patches[1].shape == (5, 4, 8)
+    assert audio[1].isfinite().all()
+
+
+def test_embedded_checkpoint_is_reproducible(tmp_path: Path) -> None:
+    make_voxcpm2.write(tmp_path)
+    names = sorted(path.name for path in EMBEDDED.iterdir())
+    assert names == sorted(path.name for path in tmp_path.iterdir())
+    for name in names:
+        assert (EMBEDDED / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 3_000_000
+
+
+def test_embedded_checkpoint_speaks() -> None:
+    model, processor = load_model(EMBEDDED, CPU, torch.float32), load_processor(EMBEDDED)
+    ids = processor.tokenize("hello")
+    cap = processor.max_patches(ids)
+    requests = {
+        slot: Utterance(processor.layout(ids), torch.zeros(0, *model.patch_shape), seed=slot, max_patches=cap)
+        for slot in (1, 2, 3)
+    }
+    _, audio = SpeechRig(model).speak(requests)
+    assert any(len(samples) < cap * model.samples_per_patch for samples in audio.values())
+    for samples in audio.values():
+        assert samples.isfinite().all()
+        assert 0.02 < samples.square().mean().sqrt() < 0.2
+        assert samples.abs().max() < 0.9
