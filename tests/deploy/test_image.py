@@ -1,0 +1,135 @@
+"""The CPU image, really built and driven once, without a container engine.
+
+buildah builds the Dockerfile with chroot isolation; a minimal Debian made by debootstrap stands in for the official
+base image, since no image registry is asked. Wheels are downloaded beforehand and given to the build as a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+SUITE = "bookworm"
+BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+PIP_CONFIG = "[global]\nno-index = true\nfind-links = /wheels\n"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def run(*command: str | Path, **options: object) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, f"{command}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """buildah over a storage of its own, removed at the end."""
+    assert shutil.which("buildah"), "buildah is not installed"
+    root = tmp_path_factory.mktemp("storage")
+    os.environ |= {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
+    command = ["buildah", "--root", str(root / "root"), "--runroot", str(root / "run")]
+    yield command
+    subprocess.run([*command, "rm", "--all"], check=False, capture_output=True)
+    subprocess.run([*command, "rmi", "--all", "--force"], check=False, capture_output=True)
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def base(buildah: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image with Python and nothing else, whose pip knows the folder of wheels alone."""
+    assert shutil.which("debootstrap"), "debootstrap is not installed"
+    rootfs = tmp_path_factory.mktemp("rootfs")
+    run("debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", SUITE, rootfs)
+    (rootfs / "etc/pip.conf").write_text(PIP_CONFIG)
+    shutil.rmtree(rootfs / "var/cache/apt", ignore_errors=True)
+    container = run(*buildah, "from", "scratch").strip()
+    run(*buildah, "copy", container, rootfs, "/")
+    run(*buildah, "commit", container, "localhost/base")
+    shutil.rmtree(rootfs, ignore_errors=True)
+    return "localhost/base"
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every dependency for the base's Python, which has the version of this one."""
+    assert sys.version_info[:2] == (3, 11), f"Debian {SUITE} has Python 3.11, the tests run on {sys.version}"
+    folder = tmp_path_factory.mktemp("wheels")
+    requirements = folder / "requirements.txt"
+    requirements.write_text(run(sys.executable, "deploy/docker/requirements.py", "pyproject.toml", cwd=ROOT))
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "-d", folder, "-c", ROOT / "constraints.txt"]
+    run(*pip, "-r", requirements, "hatchling", "pip", "setuptools", "wheel")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def image(buildah: list[str], base: str, wheels: Path) -> str:
+    run(
+        *buildah, "bud", "--format", "docker", "--build-arg", f"BASE={base}", "--volume", f"{wheels}:/wheels:ro",
+        "--tag", "localhost/reprise", ".", cwd=ROOT,
+    )  # fmt: skip
+    return "localhost/reprise"
+
+
+def test_the_image_says_how_it_runs(buildah: list[str], image: str) -> None:
+    config = json.loads(run(*buildah, "inspect", "--type", "image", image))["Docker"]["config"]
+    assert config["User"] == "10001:10001"
+    assert config["Entrypoint"] == ["reprise"] and config["Cmd"] == ["serve"]
+    assert "/ready" in config["Healthcheck"]["Test"][-1]
+    assert not [name for name in config["Env"] if "KEY" in name or "TOKEN" in name]
+
+
+def test_the_image_serves_as_an_ordinary_user(buildah: list[str], image: str) -> None:
+    container = run(*buildah, "from", "--name", f"reprise-{uuid.uuid4().hex[:8]}", image).strip()
+    port = free_port()
+    environment = [f"--env=REPRISE_PORT={port}", "--env=PATH=/opt/reprise/bin:/usr/bin:/bin"]
+    server = subprocess.Popen(
+        [*buildah, "run", *environment, "--user=10001:10001", container, "--", "reprise", "serve"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        _wait_until_ready(server, port)
+        body = {"model": "reprise-demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        models = json.loads(_get(f"http://127.0.0.1:{port}/v1/models"))["data"]
+        body["model"] = models[0]["id"]
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
+        assert answer["usage"]["completion_tokens"] >= 1
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def _wait_until_ready(server: subprocess.Popen[str], port: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert server.poll() is None, server.stdout.read() if server.stdout else ""
+        try:
+            _get(f"http://127.0.0.1:{port}/ready")
+            return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.5)
+    pytest.fail("the image was not ready within two minutes")
+
+
+def _get(url: str) -> bytes:
+    return urllib.request.urlopen(url, timeout=10).read()
