@@ -104,12 +104,15 @@ class Qwen2VLEncoder(nn.Module):
             arrays={"coordinates": np.concatenate(coordinates), "cu_seqlens": cu_seqlens},
             tensors={"pixels": [self.patchify(item, device) for item in items]},
             fills={"cu_seqlens": float(cu_seqlens[-1])},
-            needs={
-                "patches": int(cu_seqlens[-1]),
-                "sequences": len(lengths),
-                "max_seqlen": max(lengths, default=0),
-            },
+            needs=self.needs(items),
         )
+
+    def needs(self, items: Sequence[MediaItem]) -> Capacity:
+        return {
+            "patches": sum(item.num_patches for item in items),
+            "sequences": sum(item.num_sequences for item in items),
+            "max_seqlen": max((item.num_patches // item.num_sequences for item in items), default=0),
+        }
 
     def patchify(self, item: MediaItem, device: torch.device) -> Tensor:
         """Frames uint8 -> patch rows uint8 [patches, 1176] on `device`; an odd last frame is taken twice."""

@@ -140,7 +140,7 @@ def test_a_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
     values = tensors()
     write_shards(tmp_path, values, index=False)
     save_file({"conv.weight": values["conv.weight"]}, tmp_path / "c.safetensors")
-    with pytest.raises(CheckpointError, match="tensor conv.weight repeats conv.weight of"):
+    with pytest.raises(CheckpointError, match=r"tensor conv\.weight repeats conv\.weight of"):
         load(tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no safetensors file"):
         load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08" + b"\x00" * 7 + b"{broken}")
-    with pytest.raises(CheckpointError, match="model.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
         load(tmp_path)
 
 
@@ -196,5 +196,5 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert read_config(tmp_path) == {}
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="adapter_config.json"):
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
         read_config(tmp_path)
