@@ -1,0 +1,195 @@
+"""Linear layers of few rows, bound by reading their weights once.
+
+Every program prefetches its share of the weights into L2 before it waits for the kernel before, so that the weights
+stream on while small kernels run in between. Twins: models.layers.fused.linear, linear_silu_mul, linear_add_rms_norm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.kernels.launch import dependent_launch, num_processors, release_next, wait_for_previous
+from models.layers.kernels.norms import sum_add_rms_norm_cuda
+
+BLOCK_K = 128
+
+
+@triton.jit
+def _prefetch_rows(pointers, BYTES: tl.constexpr):
+    """Bring BYTES from every pointer on into L2."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,n",
+        [pointers, BYTES],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _linear_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    rows,
+    stride_x,
+    stride_weight,
+    N: tl.constexpr,
+    K_SHARE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SILU_MUL: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+    PREFETCH: tl.constexpr,
+):
+    """One program: all rows of BLOCK_N columns over K_SHARE inputs (a share is one of SPLIT).
+
+    SILU_MUL: weight holds the rows of gate, then those of up, 2 * N in all. SPLIT > 1: out is float32 [SPLIT, rows, N].
+    """
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    share = tl.program_id(1)
+    m = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    weight_rows = weight_ptr + n.to(tl.int64) * stride_weight + share * K_SHARE
+    if PREFETCH:
+        _prefetch_rows(weight_rows, K_SHARE * 2)
+        if SILU_MUL:
+            _prefetch_rows(weight_rows + N * stride_weight, K_SHARE * 2)
+    release_next(PDL)
+    wait_for_previous(PDL)
+    x_rows = x_ptr + m[:, None] * stride_x + share * K_SHARE + k[None, :]
+    x_here = m[:, None] < rows
+    gate_rows = weight_rows[None, :] + k[:, None]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, K_SHARE, BLOCK_K):
+        x = tl.load(x_rows + first, mask=x_here, other=0.0)
+        gate = tl.load(gate_rows + first, eviction_policy="evict_first")
+        acc = tl.dot(x, gate, acc=acc)
+        if SILU_MUL:
+            up = tl.load(gate_rows + first + N * stride_weight, eviction_policy="evict_first")
+            acc_up = tl.dot(x, up, acc=acc_up)
+    if SPLIT > 1:
+        out = out_ptr + (share * rows + m[:, None]).to(tl.int64) * N + n[None, :]
+        tl.store(out, acc, mask=x_here)
+    else:
+        kind = out_ptr.dtype.element_ty
+        if BIAS:
+            acc += tl.load(bias_ptr + n).to(tl.float32)[None, :]
+        if SILU_MUL:
+            gated = acc.to(kind).to(tl.float32)
+            acc = (gated * tl.sigmoid(gated)).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
+        tl.store(out_ptr + m[:, None] * N + n[None, :], acc.to(kind), mask=x_here)
+
+
+def streams(x: Tensor, weight: Tensor, max_rows: int = 32) -> bool:
+    """Whether the kernels here take the product: few rows, 16-bit, widths in whole blocks."""
+    rows = x.numel() // x.shape[-1]
+    return (
+        0 < rows <= max_rows
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and weight.dtype == x.dtype
+        and weight.stride(1) == 1
+        and weight.shape[1] % BLOCK_K == 0
+        and weight.shape[0] % 64 == 0
+    )
+
+
+def linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None, **tiles: Any) -> Tensor:
+    """x [..., K], weight [N, K] -> [..., N]."""
+    rows = x.reshape(-1, x.shape[-1])
+    out = torch.empty((rows.shape[0], weight.shape[0]), device=x.device, dtype=x.dtype)
+    _launch(rows, weight, bias, out, weight.shape[0], split=1, silu_mul=False, **tiles)
+    return out.view(*x.shape[:-1], -1)
+
+
+def linear_silu_mul_cuda(x: Tensor, weight: Tensor, **tiles: Any) -> Tensor:
+    """x [..., K], weight [2 * inner, K], gate first -> silu(gate) * up [..., inner]."""
+    rows = x.reshape(-1, x.shape[-1])
+    inner = weight.shape[0] // 2
+    out = torch.empty((rows.shape[0], inner), device=x.device, dtype=x.dtype)
+    _launch(rows, weight, None, out, inner, split=1, silu_mul=True, **tiles)
+    return out.view(*x.shape[:-1], -1)
+
+
+def linear_add_rms_norm_cuda(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    *,
+    split: int | None = None,
+    **tiles: Any,
+) -> tuple[Tensor, Tensor]:
+    """(normed, total) of residual + linear(x); the shares of a split product are added by the norm's kernel."""
+    rows = x.reshape(-1, x.shape[-1])
+    width = weight.shape[0]
+    split = split or _split(width, weight.shape[1])
+    partial = torch.empty((split, rows.shape[0], width), device=x.device, dtype=torch.float32)
+    _launch(rows, weight, None, partial, width, split=split, silu_mul=False, **tiles)
+    normed, total = sum_add_rms_norm_cuda(partial, bias, residual.reshape(-1, width).contiguous(), norm_weight, eps)
+    return normed.view(residual.shape), total.view(residual.shape)
+
+
+def _split(width: int, inputs: int) -> int:
+    """Shares of the inputs so that tiles of 32 columns fill the GPU about once."""
+    wanted = max(1, round(num_processors() / (width // 32)))
+    shares = [share for share in range(1, 9) if inputs % (share * BLOCK_K) == 0]
+    return min(shares, key=lambda share: (abs(share - wanted), share))
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    columns: int,
+    *,
+    split: int,
+    silu_mul: bool,
+    block_n: int | None = None,
+    block_k: int = BLOCK_K,
+    num_warps: int = 4,
+    num_stages: int = 4,
+    prefetch: bool = True,
+) -> None:
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows, inputs = x.shape
+    if block_n is None:
+        block_n = 16 if columns // 32 * split < num_processors() else 32
+    pdl = dependent_launch()
+    _linear_kernel[(columns // block_n, split)](
+        x,
+        weight,
+        bias if bias is not None else x,
+        out,
+        rows,
+        x.stride(0),
+        weight.stride(0),
+        N=columns,
+        K_SHARE=inputs // split,
+        SPLIT=split if out.dtype != torch.float32 else max(split, 2),
+        SILU_MUL=silu_mul,
+        BIAS=bias is not None,
+        BLOCK_M=max(16, triton.next_power_of_2(rows)),
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        PDL=pdl,
+        PREFETCH=pdl and prefetch,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        **({"launch_pdl": True} if pdl else {}),
+    )

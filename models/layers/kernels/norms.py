@@ -1,0 +1,120 @@
+"""RMSNorm with what stands before it: a residual, or a residual and the partial products of a split linear layer.
+
+Twins: models.layers.fused.rms_norm, add_rms_norm and linear_add_rms_norm.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    bias_ptr,
+    weight_ptr,
+    total_ptr,
+    out_ptr,
+    stride_x,
+    stride_split,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row. SPLITS > 0: x is float32 partial sums [SPLITS, rows, WIDTH], else one row of the dtype."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    here = columns < WIDTH
+    kind = out_ptr.dtype.element_ty
+    weight = tl.load(weight_ptr + columns, mask=here, other=0.0)
+    release_next(PDL)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + row * stride_x + columns, mask=here, other=0.0).to(tl.float32)
+    for split in tl.static_range(1, SPLITS):
+        x += tl.load(x_ptr + row * stride_x + split * stride_split + columns, mask=here, other=0.0)
+    if BIAS:
+        x += tl.load(bias_ptr + columns, mask=here, other=0.0).to(tl.float32)
+    if ADD:
+        # Rounded like the linear layer's output, then like the sum.
+        x = x.to(kind).to(tl.float32)
+        x += tl.load(residual_ptr + row * WIDTH + columns, mask=here, other=0.0).to(tl.float32)
+        x = x.to(kind).to(tl.float32)
+        tl.store(total_ptr + row * WIDTH + columns, x.to(kind), mask=here)
+    rstd = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
+    normalised = (x * rstd).to(kind)
+    tl.store(out_ptr + row * WIDTH + columns, normalised * weight, mask=here)
+
+
+def rms_norm_cuda(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., width], any row stride when two-dimensional."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    out = torch.empty(rows.shape, device=x.device, dtype=x.dtype)
+    _launch(rows, None, None, weight, None, out, eps, splits=0)
+    return out.view(x.shape)
+
+
+def add_rms_norm_cuda(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(normed, total), both like x."""
+    rows = x.reshape(-1, x.shape[-1])
+    out, total = torch.empty_like(rows), torch.empty_like(rows)
+    _launch(rows, residual.reshape(rows.shape).contiguous(), None, weight, total, out, eps, splits=0)
+    return out.view(x.shape), total.view(x.shape)
+
+
+def sum_add_rms_norm_cuda(
+    partial: Tensor, bias: Tensor | None, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """partial float32 [splits, rows, width], residual [rows, width] -> (normed, total) like residual."""
+    out, total = torch.empty_like(residual), torch.empty_like(residual)
+    _launch(partial[0], residual, bias, weight, total, out, eps, splits=partial.shape[0], stride_split=partial.stride(0))
+    return out, total
+
+
+def _launch(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    total: Tensor | None,
+    out: Tensor,
+    eps: float,
+    *,
+    splits: int,
+    stride_split: int = 0,
+) -> None:
+    rows, width = x.shape
+    if rows == 0:
+        return
+    if x.stride(1) != 1:
+        raise ValueError(f"RMSNorm: rows must be contiguous, strides {x.stride()}")
+    pdl = dependent_launch()
+    block = triton.next_power_of_2(width)
+    _rms_norm_kernel[(rows,)](
+        x,
+        residual if residual is not None else x,
+        bias if bias is not None else x,
+        weight,
+        total if total is not None else out,
+        out,
+        x.stride(0),
+        stride_split,
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        SPLITS=splits,
+        ADD=residual is not None,
+        BIAS=bias is not None,
+        PDL=pdl,
+        num_warps=min(8, max(1, block // 512)),
+        **({"launch_pdl": True} if pdl else {}),
+    )

@@ -1,0 +1,260 @@
+"""Rotary embedding fused with what follows it. Twins: models.layers.fused.rotate_and_cache, rotary_dense_attention."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.kernels.launch import (
+    dependent_launch,
+    num_processors,
+    product_precision,
+    release_next,
+    wait_for_previous,
+)
+
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _rotate_and_cache_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    out_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
+    stride_q,
+    stride_k,
+    stride_v,
+    stride_k_cache,
+    stride_v_cache,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ROTATE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row; rotates q into out, k into the cache, and stores v."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    wide = d < HALF
+    kind = k_cache_ptr.dtype.element_ty
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    head = tl.arange(0, BLOCK_H)[:, None]
+    offsets = head * (2 * HALF) + d[None, :]
+    here = (head < HEADS) & wide[None, :]
+    first = tl.load(q_ptr + row * stride_q + offsets, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(q_ptr + row * stride_q + offsets + HALF, mask=here, other=0.0).to(tl.float32)
+    kv_head = tl.arange(0, BLOCK_KV)[:, None]
+    kv_offsets = kv_head * (2 * HALF) + d[None, :]
+    kv_here = (kv_head < KV_HEADS) & wide[None, :]
+    k_first = tl.load(k_ptr + row * stride_k + kv_offsets, mask=kv_here, other=0.0).to(tl.float32)
+    k_second = tl.load(k_ptr + row * stride_k + kv_offsets + HALF, mask=kv_here, other=0.0).to(tl.float32)
+    v_first = tl.load(v_ptr + row * stride_v + kv_offsets, mask=kv_here, other=0.0)
+    v_second = tl.load(v_ptr + row * stride_v + kv_offsets + HALF, mask=kv_here, other=0.0)
+    if ROTATE:
+        cos = tl.load(cos_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
+        sin = tl.load(sin_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
+        first, second = first * cos - second * sin, second * cos + first * sin
+        k_first, k_second = k_first * cos - k_second * sin, k_second * cos + k_first * sin
+    out = out_ptr + row * (HEADS * 2 * HALF) + offsets
+    tl.store(out, first.to(kind), mask=here)
+    tl.store(out + HALF, second.to(kind), mask=here)
+    k_out = k_cache_ptr + slot * stride_k_cache + kv_offsets
+    tl.store(k_out, k_first.to(kind), mask=kv_here)
+    tl.store(k_out + HALF, k_second.to(kind), mask=kv_here)
+    v_out = v_cache_ptr + slot * stride_v_cache + kv_offsets
+    tl.store(v_out, v_first, mask=kv_here)
+    tl.store(v_out + HALF, v_second, mask=kv_here)
+
+
+def rotate_and_cache_cuda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """q [n, Hq, D], k and v [n, Hkv, D], heads contiguous in their rows; writes the caches; returns q rotated."""
+    rows, heads, width = q.shape
+    kv_heads = k.shape[1]
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if tensor.stride(2) != 1 or tensor.stride(1) != width:
+            raise ValueError(f"rotate_and_cache: heads of {name} must lie together, strides {tensor.stride()}")
+    out = torch.empty((rows, heads, width), device=q.device, dtype=q.dtype)
+    if rows == 0:
+        return out
+    cos, sin = rotary if rotary is not None else (q, q)
+    pdl = dependent_launch()
+    _rotate_and_cache_kernel[(rows,)](
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        out,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        k_cache.stride(0),
+        v_cache.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        BLOCK_H=triton.next_power_of_2(heads),
+        BLOCK_KV=triton.next_power_of_2(kv_heads),
+        HALF=width // 2,
+        BLOCK_D=triton.next_power_of_2(width // 2),
+        ROTATE=rotary is not None,
+        PDL=pdl,
+        num_warps=4,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+    return out
+
+
+@triton.jit
+def _rotated_halves(pointers, here, cos, sin, HALF: tl.constexpr, kind: tl.constexpr):
+    first = tl.load(pointers, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(pointers + HALF, mask=here, other=0.0).to(tl.float32)
+    return (first * cos - second * sin).to(kind), (second * cos + first * sin).to(kind)
+
+
+@triton.jit
+def _local_attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    out_ptr,
+    scale_log2,
+    q_sequence,
+    q_row,
+    k_sequence,
+    k_row,
+    v_sequence,
+    v_row,
+    Q_HEAD: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEADS_HERE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    FIRST: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: HEADS_HERE query heads of one key head and one sequence; its rows are head by head."""
+    sequence = tl.program_id(0).to(tl.int64)
+    first_head = tl.program_id(1) * HEADS_HERE
+    kv_head = first_head // (HEADS // KV_HEADS)
+    r = tl.arange(0, BLOCK_R)
+    head, query = first_head + r // QUERIES, r % QUERIES
+    d = tl.arange(0, BLOCK_D)[None, :]
+    l = tl.arange(0, BLOCK_L)
+    real = (r[:, None] < HEADS_HERE * QUERIES) & (d < HALF)
+    keys_here = (l[:, None] < KEYS) & (d < HALF)
+    table = (FIRST + query)[:, None] * HALF + d
+    q_cos = tl.load(cos_ptr + table, mask=real, other=0.0)
+    q_sin = tl.load(sin_ptr + table, mask=real, other=0.0)
+    k_cos = tl.load(cos_ptr + l[:, None] * HALF + d, mask=keys_here, other=0.0)
+    k_sin = tl.load(sin_ptr + l[:, None] * HALF + d, mask=keys_here, other=0.0)
+    release_next(PDL)
+    wait_for_previous(PDL)
+    kind = q_ptr.dtype.element_ty
+    q_rows = q_ptr + sequence * q_sequence + (query * q_row)[:, None] + (head * Q_HEAD)[:, None] + d
+    q1, q2 = _rotated_halves(q_rows, real, q_cos, q_sin, HALF, kind)
+    k_rows = k_ptr + sequence * k_sequence + (l * k_row)[:, None] + kv_head * K_HEAD + d
+    k1, k2 = _rotated_halves(k_rows, keys_here, k_cos, k_sin, HALF, kind)
+    v_rows = v_ptr + sequence * v_sequence + (l * v_row)[:, None] + kv_head * V_HEAD + d
+    v1 = tl.load(v_rows, mask=keys_here, other=0.0)
+    v2 = tl.load(v_rows + HALF, mask=keys_here, other=0.0)
+    scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
+    scores = tl.dot(q2, tl.trans(k2), acc=scores, input_precision=PRECISION)
+    scores = tl.where(l[None, :] < KEYS, scores * scale_log2, float("-inf"))
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    norm = (1.0 / tl.sum(weights, 1))[:, None]
+    weights = weights.to(kind)
+    out_rows = out_ptr + ((sequence * QUERIES + query[:, None]) * HEADS + head[:, None]) * (2 * HALF) + d
+    tl.store(out_rows, (tl.dot(weights, v1, input_precision=PRECISION) * norm).to(kind), mask=real)
+    tl.store(out_rows + HALF, (tl.dot(weights, v2, input_precision=PRECISION) * norm).to(kind), mask=real)
+
+
+def rotary_dense_attention_cuda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    first_query: int,
+    *,
+    heads_here: int | None = None,
+) -> Tensor:
+    """q [N, Lq, Hq, D], k and v [N, L, Hkv, D], cos and sin float32 [L, D / 2] -> [N, Lq, Hq, D]."""
+    sequences, queries, heads, width = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    group = heads // kv_heads
+    if heads_here is None:
+        heads_here = group
+        while heads_here % 2 == 0 and sequences * heads // heads_here < num_processors():
+            heads_here //= 2
+    out = torch.empty((sequences, queries, heads, width), device=q.device, dtype=q.dtype)
+    if out.numel() == 0:
+        return out
+    block_r = max(16, triton.next_power_of_2(heads_here * queries))
+    pdl = dependent_launch()
+    _local_attention_kernel[(sequences, heads // heads_here)](
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        out,
+        width**-0.5 * _LOG2_E,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        Q_HEAD=q.stride(2),
+        K_HEAD=k.stride(2),
+        V_HEAD=v.stride(2),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEADS_HERE=heads_here,
+        QUERIES=queries,
+        KEYS=keys,
+        FIRST=first_query,
+        HALF=width // 2,
+        BLOCK_R=block_r,
+        BLOCK_L=max(16, triton.next_power_of_2(keys)),
+        BLOCK_D=max(16, triton.next_power_of_2(width // 2)),
+        PRECISION=product_precision(q),
+        PDL=pdl,
+        num_warps=8 if block_r >= 128 else 4,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+    return out

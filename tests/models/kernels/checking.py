@@ -1,0 +1,57 @@
+"""Comparison with float64 on fresh random inputs; outputs are poisoned before each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def relative_error(out: Tensor, reference: Tensor) -> float:
+    """||out - reference|| / ||reference||; NaN where out has one."""
+    difference = out.double().cpu() - reference.double().cpu()
+    return float(difference.norm() / reference.double().cpu().norm())
+
+
+def wide(*tensors: Any) -> list[Any]:
+    """Floating tensors as float64 on the CPU, the rest as it is (tensors on the CPU)."""
+    return [
+        (t.cpu().double() if t.is_floating_point() else t.cpu()) if isinstance(t, Tensor) else t for t in tensors
+    ]
+
+
+@contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """torch.empty and empty_like give NaN, so that an element that is not written shows."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return made
+
+    torch.empty, torch.empty_like = poison(empty), poison(empty_like)
+    try:
+        yield
+    finally:
+        torch.empty, torch.empty_like = empty, empty_like
+
+
+def replayed(device: torch.device, run: Callable[[], Any]) -> Any:
+    """On a GPU, run inside a recording with poisoned allocations and return the outputs of its replay."""
+    with poisoned_allocations():
+        if device.type != "cuda":
+            return run()
+        run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = run()
+        graph.replay()
+        torch.cuda.synchronize()
+        return outputs

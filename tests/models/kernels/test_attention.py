@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.layers.attention import paged_decode_attention_reference, varlen_attention_reference
+from models.layers.kernels.paged_decode import paged_decode_attention_cuda
+from models.layers.kernels.varlen import varlen_attention_cuda, varlen_attention_triton
+from tests.models.kernels.checking import relative_error, replayed, wide
+
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
+
+
+def segments(*lengths: int) -> torch.Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("width", "value_width", "heads", "kv_heads", "causal"),
+    [(12, 12, 4, 2, False), (80, 80, 2, 2, False), (72, 72, 4, 4, True), (24, 16, 4, 2, True)],
+)
+def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> None:
+    # Empty segments, a repeated tail, keys longer than queries, rows and poisoned keys of no segment.
+    cu_q, cu_k = segments(5, 0, 40, 1, 0).to(device), segments(5, 0, 44, 3, 0).to(device)
+    q = torch.randn(55, heads, width, device=device)
+    k, v = torch.randn(60, kv_heads, width, device=device), torch.randn(60, kv_heads, value_width, device=device)
+    k[52:], v[52:] = float("nan"), float("nan")
+    scale = width**-0.5
+    out = replayed(device, lambda: varlen_attention_triton(q, k, v, cu_q, cu_k, scale, causal))
+    reference = varlen_attention_reference(*wide(q, k, v), cu_q.cpu(), cu_k.cpu(), scale, causal)
+    assert relative_error(out, reference) < TOLERANCE[q.dtype]
+    assert not out[46:].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("width", "value_width", "heads", "kv_heads", "causal"),
+    [
+        (64, 64, 16, 16, False),
+        (72, 72, 16, 16, False),
+        (80, 80, 16, 16, False),
+        (96, 96, 8, 8, False),
+        (128, 128, 16, 2, True),
+        (128, 128, 28, 4, True),
+        (192, 128, 16, 16, True),
+    ],
+)
+@pytest.mark.parametrize("route", ["dispatched", "triton"])
+def test_varlen(route, width, value_width, heads, kv_heads, causal, dtype) -> None:
+    device = torch.device("cuda")
+    lengths = (300, 0, 1, 129, 64, 0, 700)
+    cu_q = segments(*lengths, 0, 0).to(device)
+    cu_k = segments(*(n + 37 if causal and n else n for n in lengths), 0, 0).to(device)
+    total_q, total_k = int(cu_q[-1]), int(cu_k[-1])
+    rows_q, rows_k = total_q + 77, total_k + 50
+    q = torch.randn(rows_q, heads, width, device=device, dtype=dtype)
+    k = torch.randn(rows_k, kv_heads, width, device=device, dtype=dtype)
+    v = torch.randn(rows_k, kv_heads, value_width, device=device, dtype=dtype)
+    q[total_q:], k[total_k:], v[total_k:] = (float("nan"),) * 3
+    scale = width**-0.5
+    if route == "triton":
+        out = replayed(device, lambda: varlen_attention_triton(q, k, v, cu_q, cu_k, scale, causal))
+    else:
+        out = replayed(device, lambda: varlen_attention_cuda(q, k, v, cu_q, cu_k, 1024, 1024, scale, causal))
+    k[total_k:], v[total_k:] = 0, 0
+    reference = varlen_attention_reference(*(t.double() for t in (q, k, v)), cu_q, cu_k, scale, causal)
+    assert relative_error(out[:total_q], reference[:total_q]) < TOLERANCE[dtype]
+    assert not out[total_q:].any()
+
+
+@pytest.mark.parametrize(
+    ("width", "value_width", "heads", "kv_heads", "splits"),
+    [(12, 12, 4, 2, None), (128, 128, 16, 2, 4), (40, 32, 4, 1, 3), (80, 64, 4, 1, 1)],
+)
+def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) -> None:
+    page = 16
+    q = torch.randn(4, heads, width, device=device)
+    k_cache = torch.randn(40 * page, kv_heads, width, device=device)
+    # One key head: the values are the first columns of the keys, as in multi-head latent attention.
+    v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
+    tables = torch.randperm(39, device=device)[:32].view(4, 8).int() + 1
+    lengths = torch.tensor([0, 1, 77, 128], dtype=torch.int32, device=device)
+    scale = width**-0.5
+    out = replayed(
+        device,
+        lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
+    )
+    reference = paged_decode_attention_reference(
+        *wide(q, k_cache, v_cache), tables.cpu(), lengths.cpu(), page, scale
+    )
+    assert relative_error(out, reference) < TOLERANCE[q.dtype]
+    assert not out[0].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize(
+    ("width", "value_width", "heads", "kv_heads"),
+    [(128, 128, 16, 2), (128, 128, 12, 2), (128, 128, 28, 4), (128, 128, 32, 8), (96, 96, 8, 8), (576, 512, 16, 1)],
+)
+def test_paged_decode(rows, width, value_width, heads, kv_heads) -> None:
+    device, dtype, page, pages = torch.device("cuda"), torch.bfloat16, 16, 96
+    q = torch.randn(rows, heads, width, device=device, dtype=dtype)
+    k_cache = torch.randn((rows * pages + 1) * page, kv_heads, width, device=device, dtype=dtype)
+    v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
+    k_cache[:page], v_cache[:page] = float("nan"), float("nan")
+    tables = (torch.randperm(rows * pages, device=device).int() + 1).view(rows, pages)
+    lengths = torch.randint(0, pages * page + 1, (rows,), dtype=torch.int32, device=device)
+    lengths[0] = pages * page if rows == 1 else 0
+    scale = width**-0.5
+    out = replayed(
+        device, lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale)
+    )
+    wide_caches = (k_cache.double(), v_cache.double())
+    reference = paged_decode_attention_reference(q.double(), *wide_caches, tables, lengths, page, scale)
+    assert relative_error(out, reference) < TOLERANCE[dtype]
+    assert not out[lengths == 0].any()

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.layers.fused import add_rms_norm, rms_norm, rotary_dense_attention, silu_mul
+from models.layers.kernels.elementwise import guided_euler_step_cuda, silu_mul_cuda
+from models.layers.kernels.linear import linear_add_rms_norm_cuda, linear_cuda, linear_silu_mul_cuda
+from models.layers.kernels.norms import add_rms_norm_cuda, rms_norm_cuda
+from models.layers.kernels.rotary import rotary_dense_attention_cuda, rotate_and_cache_cuda
+from models.layers.rotary import rotate_half_split
+from models.voxcpm2.solver import guided_euler_step
+from tests.models.kernels.checking import relative_error, replayed, wide
+
+EPS = 1e-5
+
+
+@pytest.fixture
+def kind(device) -> torch.dtype:
+    """The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float16
+
+
+LIMIT = 8e-3
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3, 96), (22, 1024)])
+def test_norms(device, rows, width) -> None:
+    x, residual, weight = (torch.randn(shape, device=device) for shape in ((rows, width), (rows, width), (width,)))
+    out = replayed(device, lambda: rms_norm_cuda(x, weight, EPS))
+    assert relative_error(out, rms_norm(*wide(x, weight), EPS)) < 1e-6
+    normed, total = replayed(device, lambda: add_rms_norm_cuda(x, residual, weight, EPS))
+    expected_normed, expected_total = add_rms_norm(*wide(x, residual, weight), EPS)
+    assert relative_error(normed, expected_normed) < 1e-6
+    assert relative_error(total, expected_total) < 1e-6
+
+
+def test_norm_rounds_like_its_twin(device, kind) -> None:
+    x, residual, weight = (torch.randn(s, device=device).to(kind) for s in ((5, 96), (5, 96), (96,)))
+    normed, total = replayed(device, lambda: add_rms_norm_cuda(x, residual, weight, EPS))
+    expected_normed, expected_total = add_rms_norm(x, residual, weight, EPS)
+    torch.testing.assert_close(total, expected_total, rtol=0, atol=0)
+    # rsqrt may differ in its last bit, which moves a rounding now and then.
+    assert (normed != expected_normed).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("rows", [1, 5, 22])
+@pytest.mark.parametrize(("inputs", "width", "split"), [(256, 128, 2), (384, 64, 3), (256, 128, 1)])
+def test_linear(device, kind, rows, inputs, width, split) -> None:
+    x = torch.randn(rows, inputs, device=device).to(kind)
+    weight = (torch.randn(width, inputs, device=device) * inputs**-0.5).to(kind)
+    bias, residual, norm_weight = (torch.randn(s, device=device).to(kind) for s in ((width,), (rows, width), (width,)))
+    product = torch.nn.functional.linear(*wide(x, weight))
+    out = replayed(device, lambda: linear_cuda(x, weight, bias))
+    assert relative_error(out, product + bias.double().cpu()) < LIMIT
+    out = replayed(device, lambda: linear_silu_mul_cuda(x, weight))
+    assert relative_error(out, silu_mul(product)) < LIMIT
+    normed, total = replayed(
+        device, lambda: linear_add_rms_norm_cuda(x, weight, bias, residual, norm_weight, EPS, split=split)
+    )
+    expected = add_rms_norm(product + bias.double().cpu(), *wide(residual, norm_weight), EPS)
+    assert relative_error(normed, expected[0]) < LIMIT
+    assert relative_error(total, expected[1]) < LIMIT
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 22, 64])
+@pytest.mark.parametrize(("inputs", "width"), [(1024, 2560), (2048, 1024), (4096, 1024), (6144, 2048), (8960, 1536)])
+def test_linear_at_size(rows, inputs, width) -> None:
+    device = torch.device("cuda")
+    x = torch.randn(rows, inputs, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(width, inputs, device=device, dtype=torch.bfloat16) * inputs**-0.5
+    residual = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
+    norm_weight = torch.randn(width, device=device, dtype=torch.bfloat16)
+    product = x.double() @ weight.double().T
+    assert relative_error(replayed(device, lambda: linear_cuda(x, weight, None)), product) < LIMIT
+    assert relative_error(replayed(device, lambda: linear_silu_mul_cuda(x, weight)), silu_mul(product)) < LIMIT
+    normed, total = replayed(
+        device, lambda: linear_add_rms_norm_cuda(x, weight, None, residual, norm_weight, EPS)
+    )
+    expected = add_rms_norm(product, residual.double(), norm_weight.double(), EPS)
+    assert relative_error(normed, expected[0]) < LIMIT
+    assert relative_error(total, expected[1]) < LIMIT
+
+
+def test_silu_mul(device) -> None:
+    x = torch.randn(3, 2, 1024, device=device)
+    assert relative_error(replayed(device, lambda: silu_mul_cuda(x)), silu_mul(*wide(x))) < 1e-6
+
+
+def test_guided_euler_step(device, kind) -> None:
+    x, velocity, cfg = (torch.randn(s, device=device) for s in ((3, 4, 8), (6, 4, 8), (3,)))
+    out = replayed(device, lambda: guided_euler_step_cuda(x, velocity, cfg, 0.1))
+    assert relative_error(out, guided_euler_step(*wide(x, velocity, cfg), 0.1)) < 1e-6
+    x, velocity, cfg = x.to(kind), velocity.to(kind), cfg.to(kind)
+    out = replayed(device, lambda: guided_euler_step_cuda(x, velocity, cfg, 0.1))
+    assert relative_error(out, guided_euler_step(x, velocity, cfg, 0.1)) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("sequences", "length", "heads", "kv_heads", "width", "first", "heads_here"),
+    [(3, 11, 4, 2, 16, 0, 1), (2, 11, 4, 2, 16, 7, 2), (2, 5, 4, 2, 12, 0, None), (2, 11, 16, 2, 128, 0, 8)],
+)
+def test_local_attention(device, sequences, length, heads, kv_heads, width, first, heads_here) -> None:
+    qkv = torch.randn(sequences, length, heads + 2 * kv_heads, width, device=device)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
+    q = q[:, first:]
+    cos, sin = torch.randn(length, width // 2, device=device), torch.randn(length, width // 2, device=device)
+    out = replayed(
+        device, lambda: rotary_dense_attention_cuda(q, k, v, cos, sin, first, heads_here=heads_here)
+    )
+    reference = rotary_dense_attention(*wide(q, k, v, cos, sin), first_query=first)
+    assert relative_error(out, reference) < 2e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sequences", [2, 16, 128])
+@pytest.mark.parametrize("length", [5, 11])
+def test_local_attention_at_size(sequences, length) -> None:
+    device = torch.device("cuda")
+    qkv = torch.randn(sequences, length, 20, 128, device=device, dtype=torch.bfloat16)
+    q, k, v = qkv.split((16, 2, 2), dim=2)
+    angles = torch.rand(length, 64, device=device) * 6
+    cos, sin = angles.cos(), angles.sin()
+    out = replayed(device, lambda: rotary_dense_attention_cuda(q, k, v, cos, sin, 0))
+    reference = rotary_dense_attention(*wide(q, k, v, cos, sin))
+    assert relative_error(out, reference) < LIMIT
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_rotate_and_cache(device, rotate) -> None:
+    qkv = torch.randn(4, 8, 16, device=device)
+    q, k, v = qkv.split((4, 2, 2), dim=1)
+    cos, sin = torch.randn(4, 8, device=device), torch.randn(4, 8, device=device)
+    k_cache, v_cache = torch.randn(2, 10, 2, 16, device=device)
+    k_before = k_cache.clone()
+    slots = torch.tensor([3, 0, 7, 9], device=device)
+    rotary = (cos, sin) if rotate else None
+    out = replayed(device, lambda: rotate_and_cache_cuda(q, k, v, rotary, k_cache, v_cache, slots))
+    turn = (lambda x: rotate_half_split(x, cos, sin)) if rotate else (lambda x: x)
+    assert relative_error(out, turn(q)) < 1e-6
+    assert relative_error(k_cache[slots], turn(k)) < 1e-6
+    assert torch.equal(v_cache[slots], v)
+    untouched = [1, 2, 4, 5, 6, 8]
+    assert torch.equal(k_cache[untouched], k_before[untouched])
