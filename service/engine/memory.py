@@ -7,7 +7,7 @@ start and names the model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -93,3 +93,13 @@ def split_pages(config: EngineConfig, workers: Sequence[ModelWorker], left: int)
             left -= worker.max_pages * worker.page_bytes
             open_workers.remove(worker)
     return pages
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Bytes that `run` allocates at its peak."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before

@@ -129,7 +129,7 @@ def choose(logits: Tensor, slots: Tensor, state: SlotState, *, full: bool) -> Te
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of the model's own distribution: each token's, and the `count` best.
 
-    logits float32 [rows, vocabulary], tokens int64 [rows] -> float32 [rows], float32 [rows, count], int64 [rows, count].
+    logits float32 [rows, vocabulary], tokens int64 [rows] -> float32 [rows], float32 and int64 [rows, count].
     """
     total = logits.logsumexp(dim=-1, keepdim=True)
     values, indices = logits.topk(count, dim=-1)

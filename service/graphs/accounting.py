@@ -7,7 +7,7 @@ from typing import Literal
 from service.engine.messages import Observation
 
 Route = Literal["replay", "eager"]
-EagerReason = Literal["mixed", "no_bucket", "disabled", "empty", "capture_failed"]
+EagerReason = Literal["mixed", "prefill", "no_bucket", "disabled", "empty", "capture_failed"]
 
 
 class Observations:
@@ -17,11 +17,11 @@ class Observations:
         self._events: list[Observation] = []
         self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
-    def observe(self, name: str, value: float, **labels: str) -> None:
+    def observe(self, name: str, value: float, /, **labels: str) -> None:
         """One value of a histogram or gauge."""
         self._events.append(Observation(name, value, labels))
 
-    def count(self, name: str, amount: float = 1.0, **labels: str) -> None:
+    def count(self, name: str, amount: float = 1.0, /, **labels: str) -> None:
         """Adds to a counter."""
         key = (name, tuple(labels.items()))
         self._counts[key] = self._counts.get(key, 0.0) + amount

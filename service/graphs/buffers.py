@@ -169,3 +169,10 @@ def exact_buffers(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.dev
     # The allocators of pinned and of device memory keep a block until the copies and kernels that use it are done.
     host = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     return Upload(layout, host, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)).fill(plan)
+
+
+def upload(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """Device copies of host arrays, in one transfer."""
+    dtypes = {dtype: name for name, dtype in _NUMPY.items()}
+    specs = {name: BufferSpec(array.shape, dtypes[array.dtype]) for name, array in arrays.items()}
+    return exact_buffers(specs, Plan(arrays=dict(arrays), needs={}), device)

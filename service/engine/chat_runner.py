@@ -1,0 +1,319 @@
+"""The device side of a chat model: caches, slot state, recorded steps and the eager mixed step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.layers.kv_cache import PagedBatch
+from models.protocol import Capacity, ChatModel, Plan
+from service.engine.decode_step import DecodeStep, SampleStep, Sampling, decode_rows
+from service.engine.memory import peak_bytes
+from service.engine.sampler import log_probabilities
+from service.engine.scheduler import Chunk, Grant, Step
+from service.engine.sequence import Sequence
+from service.engine.slot_state import MAX_BIASES, MAX_STOP_IDS, Float, Int, SlotState
+from service.engine.worker import MemoryNeeds, WorkerContext
+from service.graphs.accounting import Route
+from service.graphs.buckets import row_ladder
+from service.graphs.buffers import upload
+from service.graphs.runner import GraphRunner
+
+MAX_LOGPROBS = 20
+_CPU_PAGES = (8, 64)
+"""Block table widths of the CPU's buckets: its attention reads whole tables, so short sequences get narrow ones."""
+
+Embeds = Callable[[Sequence, int], Tensor]
+"""Embeddings [num_embeds, width] of a sequence's item."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """results int32 [rows, 2], rows in the order of the step's decode rows and then its last chunks; with
+    `logprobs`, `top_values` [rows, n] and `top_ids` where a row asked for them."""
+
+    results: dict[str, Tensor]
+    route: Route
+    kind: str
+
+
+class ChatRunner:
+    def __init__(self, name: str, model: ChatModel, vocab_limit: int, max_context: int, context: WorkerContext) -> None:
+        self._name = name
+        self._decoder = model.decoder
+        self._vocab_limit = min(vocab_limit, model.decoder.vocab_size)
+        self._context = context
+        self._page_size = context.config.page_size
+        self._max_pages = -(-max_context // self._page_size)
+        self._width = int(model.decoder.embed(torch.zeros(1, dtype=torch.int64, device=context.device)).shape[-1])
+
+    @property
+    def page_bytes(self) -> int:
+        per_token = sum(spec.bytes_per_token(self._context.dtype) for spec in self._decoder.cache_specs())
+        return per_token * self._page_size
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def allocate(self, num_pages: int) -> None:
+        config, device = self._context.config, self._context.device
+        self._caches = [
+            spec.allocate(num_pages, self._page_size, device, self._context.dtype)
+            for spec in self._decoder.cache_specs()
+        ]
+        self._state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
+        sizes = sorted(set(config.decode_buckets)) or row_ladder(config.max_running)
+        self._decode = {full: self._decode_runner(sizes, full=full) for full in (False, True)}
+        self._sample = {full: self._sample_runner(sizes, full=full) for full in (False, True)}
+
+    def _decode_runner(self, sizes: list[int], *, full: bool) -> GraphRunner:
+        sampling = Sampling(self._decoder, self._state, self._vocab_limit, full=full)
+        step = DecodeStep(self._decoder, self._state, self._caches, self._page_size, sampling)
+        on_cpu = self._context.device.type == "cpu"
+        widths = sorted({min(width, self._max_pages) for width in _CPU_PAGES}) if on_cpu else [self._max_pages]
+        ladder: list[Capacity] = [{"rows": rows, "pages": pages} for rows in sizes for pages in widths]
+        return self._runner("decode", step, ladder, full=full)
+
+    def _sample_runner(self, sizes: list[int], *, full: bool) -> GraphRunner:
+        sampling = Sampling(self._decoder, self._state, self._vocab_limit, full=full)
+        step = SampleStep(sampling, self._width, self._context.dtype)
+        return self._runner("sample", step, [{"rows": rows} for rows in sizes], full=full)
+
+    def _runner(self, kind: str, step: DecodeStep | SampleStep, ladder: list[Capacity], *, full: bool) -> GraphRunner:
+        """Before readiness: plain steps of every size, full ones at powers of two and the largest."""
+        largest = max(capacity["rows"] for capacity in ladder)
+        hot = [c for c in ladder if not full or c["rows"].bit_count() == 1 or c["rows"] == largest]
+        return GraphRunner(
+            self._name,
+            kind,
+            step,
+            ladder,
+            self._context.pool,
+            self._context.observations,
+            enabled=self._context.config.graphs,
+            hot=hot,
+        )
+
+    @property
+    def graph_runners(self) -> list[GraphRunner]:
+        return [*self._decode.values(), *self._sample.values()]
+
+    def measure(self) -> MemoryNeeds:
+        """Peak of a prefill of the whole token budget and of a decode step of all slots, over scratch pages."""
+        device, config = self._context.device, self._context.config
+        if device.type != "cuda":
+            return MemoryNeeds()
+        caches = [
+            spec.allocate(1, self._page_size, device, self._context.dtype) for spec in self._decoder.cache_specs()
+        ]
+        tokens = min(config.max_step_tokens, self._max_pages * self._page_size)
+        prefill = peak_bytes(lambda: self._prefill_scratch(caches, tokens), device)
+        state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
+        sampling = Sampling(self._decoder, state, self._vocab_limit, full=True)
+        step = DecodeStep(self._decoder, state, caches, self._page_size, sampling)
+        slots = torch.zeros(config.max_running, dtype=torch.int64, device=device)
+        capacity = {"rows": config.max_running, "pages": self._max_pages}
+        decode = peak_bytes(lambda: step.forward({"slots": slots}, capacity), device)
+        num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit)
+        return MemoryNeeds(workspace=max(prefill, decode), graphs=decode, state=num_bytes)
+
+    def _prefill_scratch(self, caches: list[dict[str, Tensor]], tokens: int) -> None:
+        rows = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
+        ends = torch.tensor([0, tokens], dtype=torch.int32, device=self._context.device)
+        batch = PagedBatch(
+            caches=caches,
+            page_size=self._page_size,
+            slot_mapping=rows,
+            num_decode_rows=0,
+            cu_seqlens_q=ends,
+            cu_seqlens_k=ends,
+            max_seqlen_q=tokens,
+            max_seqlen_k=tokens,
+        )
+        self._decoder.forward(self._decoder.embed(rows), rows.expand(self._decoder.position_axes, -1), batch)
+
+    def launch(self, step: Step, embeds: Embeds) -> Launched:
+        """Runs one batch: replayed when every row decodes, eagerly with replayed sampling otherwise."""
+        if step.grants:
+            self._write_grants(step.grants)
+        ends = [chunk.sequence for chunk in step.chunks if chunk.is_last]
+        sequences = (*step.sequences, *ends)
+        full = any(sequence.needs_full_sampler for sequence in sequences)
+        if not step.chunks:
+            needs = {"rows": len(step.slots), "pages": step.num_pages}
+            run = self._decode[full].run(Plan(arrays={"slots": step.slots}, needs=needs))
+            return Launched(self._results(run.outputs, sequences), run.route, "decode")
+        kind = "mixed" if len(step.slots) else "prefill"
+        reason = "mixed" if len(step.slots) else "prefill"
+        self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason=reason)
+        hidden = self._backbone(step, embeds)
+        if not sequences:
+            return Launched({}, "eager", kind)
+        slots = np.concatenate((step.slots, np.array([s.slot for s in ends], dtype=np.int64)))
+        plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, needs={"rows": len(slots)})
+        run = self._sample[full].run(plan)
+        return Launched(self._results(run.outputs, sequences), "eager", kind)
+
+    def _results(self, outputs: Mapping[str, Tensor], sequences: tuple[Sequence, ...]) -> dict[str, Tensor]:
+        rows = len(sequences)
+        results = {"results": outputs["results"][:rows]}
+        if "logits" in outputs and any(sequence.sampling.logprobs is not None for sequence in sequences):
+            count = max(sequence.sampling.logprobs or 0 for sequence in sequences)
+            tokens = results["results"][:, 0].long()
+            names = ("logprobs", "top_values", "top_ids")
+            results |= dict(zip(names, log_probabilities(outputs["logits"][:rows], tokens, count), strict=True))
+        return results
+
+    def _write_grants(self, grants: tuple[Grant, ...]) -> None:
+        rows = np.array([(grant.slot, grant.index, grant.page) for grant in grants], dtype=np.int64).T
+        block = upload({"rows": rows}, self._context.device)["rows"]
+        self._state.block_tables.index_put_((block[0], block[1]), block[2].to(torch.int32))
+
+    def _backbone(self, step: Step, embeds: Embeds) -> Tensor:
+        """Decoder over decode rows and chunks -> hidden [decode rows + last chunks, width]. One upload."""
+        ends = [chunk for chunk in step.chunks if chunk.is_last]
+        arrays = self._chunk_arrays(step.chunks, len(step.slots)) | {"slots": step.slots}
+        if ends:
+            arrays |= admission_arrays([chunk.sequence for chunk in ends], self._max_pages, self._vocab_limit)
+        sent = upload(arrays, self._context.device)
+        tokens, positions, cache_rows = sent["tokens"], sent["positions"], sent["cache_rows"]
+        tables = seq_lens = None
+        if len(step.slots):
+            decode_tokens, decode_positions, decode_cache_rows, tables, seq_lens = decode_rows(
+                sent["slots"], self._state, step.num_pages, self._page_size
+            )
+            tokens = torch.cat((decode_tokens, tokens))
+            positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)
+            cache_rows = torch.cat((decode_cache_rows, cache_rows))
+        if ends:
+            self._admit(sent)
+        hidden = self._decoder.embed(tokens)
+        if "media_rows" in sent:
+            hidden = hidden.index_copy(0, sent["media_rows"], self._media(step.chunks, embeds).to(hidden.dtype))
+        batch = PagedBatch(
+            caches=self._caches,
+            page_size=self._page_size,
+            slot_mapping=cache_rows,
+            num_decode_rows=len(step.slots),
+            block_tables=tables,
+            seq_lens=seq_lens,
+            cu_seqlens_q=sent["cu_seqlens_q"],
+            cu_seqlens_k=sent["cu_seqlens_k"],
+            key_rows=sent.get("key_rows"),
+            max_seqlen_q=max(chunk.length for chunk in step.chunks),
+            max_seqlen_k=max(chunk.end for chunk in step.chunks),
+        )
+        return self._decoder.forward(hidden, positions, batch)[sent["sampled_rows"]]
+
+    def _chunk_arrays(self, chunks: tuple[Chunk, ...], num_decode_rows: int) -> dict[str, np.ndarray]:
+        """Host side of the prefill rows; indices of packed rows count the decode rows before them."""
+        lengths = np.array([chunk.length for chunk in chunks])
+        starts = num_decode_rows + np.cumsum(lengths) - lengths
+        key_rows = [self._cache_rows(chunk.sequence, chunk.end) for chunk in chunks]
+        lasts = [start + chunk.length - 1 for start, chunk in zip(starts, chunks, strict=True) if chunk.is_last]
+        arrays = {
+            "tokens": np.concatenate([chunk.sequence.token_ids(chunk.start, chunk.end) for chunk in chunks]),
+            "positions": np.concatenate([c.sequence.positions(c.start, c.end) for c in chunks], axis=1),
+            "cache_rows": np.concatenate([rows[c.start :] for rows, c in zip(key_rows, chunks, strict=True)]),
+            "cu_seqlens_q": _offsets(lengths),
+            "cu_seqlens_k": _offsets(np.array([chunk.end for chunk in chunks])),
+            "sampled_rows": np.concatenate((np.arange(num_decode_rows), np.array(lasts, dtype=np.int64))),
+        }
+        if any(chunk.start for chunk in chunks):
+            arrays["key_rows"] = np.concatenate(key_rows)
+        media = [
+            np.arange(rows.start, rows.end) - chunk.start + start
+            for start, chunk in zip(starts, chunks, strict=True)
+            for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
+        ]
+        if media:
+            arrays["media_rows"] = np.concatenate(media)
+        return arrays
+
+    def _cache_rows(self, sequence: Sequence, end: int) -> np.ndarray:
+        """Cache row of each of the first `end` positions, int64."""
+        positions = np.arange(end)
+        pages = np.asarray(sequence.pages, dtype=np.int64)
+        return pages[positions // self._page_size] * self._page_size + positions % self._page_size
+
+    def _media(self, chunks: tuple[Chunk, ...], embeds: Embeds) -> Tensor:
+        return torch.cat(
+            [
+                embeds(chunk.sequence, rows.item)[rows.offset : rows.offset + rows.length]
+                for chunk in chunks
+                for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
+            ]
+        )
+
+    def _admit(self, sent: Mapping[str, Tensor]) -> None:
+        """Writes the slot-state rows of sequences whose prefill ends in this step."""
+        state, slots = self._state, sent["new_slots"]
+        for name in ("ints", "floats", "stop_ids", "block_tables", "bias_ids", "bias_values"):
+            getattr(state, name).index_copy_(0, slots, sent[f"new_{name}"])
+        if "full_slots" in sent:
+            state.prompt_seen[sent["full_slots"]] = False
+            state.output_counts[sent["full_slots"]] = 0
+            state.prompt_seen.index_put_((sent["prompt_slots"], sent["prompt_ids"]), state.prompt_seen.new_ones(()))
+            ones = state.output_counts.new_ones(sent["output_slots"].shape)
+            state.output_counts.index_put_((sent["output_slots"], sent["output_ids"]), ones, accumulate=True)
+
+
+def admission_arrays(sequences: list[Sequence], max_pages: int, vocab_size: int) -> dict[str, np.ndarray]:
+    """Slot-state rows by name: as if the last known token were fed by a decode step, which sampling then ends."""
+    count = len(sequences)
+    ints = np.zeros((count, len(Int)), dtype=np.int64)
+    floats = np.zeros((count, len(Float)), dtype=np.float32)
+    stop_ids = np.full((count, MAX_STOP_IDS), -1, dtype=np.int64)
+    tables = np.zeros((count, max_pages), dtype=np.int32)
+    bias_ids = np.zeros((count, MAX_BIASES), dtype=np.int64)
+    bias_values = np.zeros((count, MAX_BIASES), dtype=np.float32)
+    for row, sequence in enumerate(sequences):
+        s = sequence.sampling
+        ints[row, Int.LENGTH] = sequence.num_tokens - 1
+        ints[row, Int.POSITION] = sequence.prompt.next_position + len(sequence.generated) - 1
+        ints[row, Int.GENERATED] = len(sequence.generated)
+        ints[row, Int.ACTIVE] = 1
+        ints[row, Int.SEED] = (s.seed + 2**63) % 2**64 - 2**63
+        ints[row, Int.MIN_TOKENS] = s.min_tokens
+        ints[row, Int.TOP_K] = s.top_k
+        floats[row, Float.TEMPERATURE] = 0.0 if s.top_k == 1 else s.temperature
+        floats[row, Float.TOP_P] = s.top_p
+        floats[row, Float.MIN_P] = s.min_p
+        floats[row, Float.REPETITION] = s.repetition_penalty
+        floats[row, Float.PRESENCE] = s.presence_penalty
+        floats[row, Float.FREQUENCY] = s.frequency_penalty
+        stop_ids[row, : len(s.stop_token_ids)] = s.stop_token_ids
+        tables[row, : len(sequence.pages)] = sequence.pages
+        bias_ids[row, : len(s.logit_bias)] = list(s.logit_bias)
+        bias_values[row, : len(s.logit_bias)] = list(s.logit_bias.values())
+    arrays: dict[str, np.ndarray] = {
+        "new_slots": np.array([sequence.slot for sequence in sequences], dtype=np.int64),
+        "new_ints": ints,
+        "new_floats": floats,
+        "new_stop_ids": stop_ids,
+        "new_block_tables": tables,
+        "new_bias_ids": bias_ids,
+        "new_bias_values": bias_values,
+    }
+    full = [sequence for sequence in sequences if sequence.needs_full_sampler]
+    if full:
+        prompts = [np.unique(s.prompt.token_ids[s.prompt.token_ids < vocab_size]).astype(np.int64) for s in full]
+        outputs = [np.array(s.generated, dtype=np.int64) for s in full]
+        slots = np.array([s.slot for s in full], dtype=np.int64)
+        arrays |= {
+            "full_slots": slots,
+            "prompt_slots": np.repeat(slots, [len(ids) for ids in prompts]),
+            "prompt_ids": np.concatenate(prompts),
+            "output_slots": np.repeat(slots, [len(ids) for ids in outputs]),
+            "output_ids": np.concatenate(outputs),
+        }
+    return arrays
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate((np.zeros(1), np.cumsum(lengths))).astype(np.int32)
