@@ -6,6 +6,7 @@ largest rung alone pays for padding that two smaller rungs would not have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from service.graphs.buckets import cheapest, cost_of, fits, leading
 LAUNCH_COST = 256
 """What a replay costs beside its rows, in patches. An encoder layer's products take 34 / 68 / 239 us for 256 / 1024 /
 4096 patches on an H100, so a fixed part of 10 to 20 us stands against 0.05 us a patch."""
-_EAGER_FACTOR = 2
 _MOST_EVEN_GROUPS = 4
 
 
@@ -44,7 +44,7 @@ def pack(sizes: Sequence[Capacity], ladder: Sequence[Capacity]) -> list[Group]:
     groupings = [_first_fit(rest, sizes, ladder, target) for target in ladder]
     groupings += [_split_evenly(rest, sizes, count) for count in range(1, min(len(rest), _MOST_EVEN_GROUPS) + 1)]
     packed = [[_group(items, sizes, ladder) for items in grouping] for grouping in groupings]
-    best = min(packed, key=lambda groups: sum(_cost(group, sizes) for group in groups), default=[])
+    best = min(packed, key=lambda groups: sum(map(_cost, groups)), default=[])
     groups = best + [Group((index,), None) for index in lonely]
     return sorted(groups, key=lambda group: min(group.items))
 
@@ -85,7 +85,6 @@ def _group(items: Sequence[int], sizes: Sequence[Capacity], ladder: Sequence[Cap
     return Group(tuple(sorted(items)), cheapest(ladder, combine(sizes[index] for index in items)))
 
 
-def _cost(group: Group, sizes: Sequence[Capacity]) -> int:
-    needs = combine(sizes[index] for index in group.items)
-    name = leading(needs)
-    return LAUNCH_COST + (group.capacity[name] if group.capacity else _EAGER_FACTOR * needs[name])
+def _cost(group: Group) -> float:
+    """Infinite for a group that no rung holds: each of its items has one."""
+    return LAUNCH_COST + group.capacity[leading(group.capacity)] if group.capacity else math.inf
