@@ -21,14 +21,14 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """Text to ids and ids to bytes. `special_ids`: added tokens by string."""
+    """Text to ids and ids to bytes. special_ids: added tokens by string; vocab_size: one more than the largest id."""
 
     def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
         """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text."""
         tokenizer = FastTokenizer.from_str(json.dumps(published))
         added = published.get("added_tokens", [])
         self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
-        self.vocab_size = tokenizer.get_vocab_size()
+        self.vocab_size = 1 + max(tokenizer.get_vocab().values())
         self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
         self._plain = FastTokenizer.from_str(json.dumps({**published, "added_tokens": [], "post_processor": None}))
         self._opening = tokenizer.encode("").ids

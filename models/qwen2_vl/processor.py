@@ -54,13 +54,18 @@ class Qwen2VLProcessor:
         self.tokenizer = tokenizer
         self.template = template
         self.video_limits = video_limits
-        self.vocab_size = int(config.text["vocab_size"])
+        # The embedding has more rows than there are tokens; the others are padding and never generated.
+        self.vocab_size = tokenizer.vocab_size
         self.context_length = int(config.text["max_position_embeddings"])
         self.stop_token_ids = _stop_token_ids(config, tokenizer, generation)
         self.generation_defaults = _generation_defaults(generation)
         self.max_item_embeds = self.context_length
         self._settings = repr((config.vision, config.images, video_limits)).encode()
-        if (unknown := {config.image_token_id, config.video_token_id} - set(tokenizer.special_ids.values())) != set():
+        rows = int(config.text["vocab_size"])
+        if tokenizer.vocab_size > rows:
+            raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
+        unknown = {config.image_token_id, config.video_token_id} - set(tokenizer.special_ids.values())
+        if unknown:
             raise CheckpointError(f"config.json: image_token_id or video_token_id {unknown} not in tokenizer.json")
 
     def tokenize(self, text: str) -> list[int]:
