@@ -76,7 +76,9 @@ def sum_add_rms_norm_cuda(
 ) -> tuple[Tensor, Tensor]:
     """partial float32 [splits, rows, width], residual [rows, width] -> (normed, total) like residual."""
     out, total = torch.empty_like(residual), torch.empty_like(residual)
-    _launch(partial[0], residual, bias, weight, total, out, eps, splits=partial.shape[0], stride_split=partial.stride(0))
+    _launch(
+        partial[0], residual, bias, weight, total, out, eps, splits=partial.shape[0], stride_split=partial.stride(0)
+    )
     return out, total
 
 

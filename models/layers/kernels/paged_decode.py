@@ -69,7 +69,7 @@ def _decode_kernel(
     share = _split_length(length, BLOCK_N, SPLITS)
     begin = split * share
     end = tl.minimum(begin + share, length)
-    if SPLITS > 1:
+    if SPLITS > 1:  # noqa: SIM102 (a constant first: Triton drops the branch)
         if begin >= end:
             return
     group = tl.arange(0, BLOCK_G)
@@ -194,9 +194,7 @@ def paged_decode_attention_cuda(
         longest = block_tables.shape[1] * page_size
         splits = max(1, min(_MAX_SPLITS, 2 * num_processors() // (rows * kv_heads), longest // (2 * block_n)))
     values_in_keys = (
-        v_cache.data_ptr() == k_cache.data_ptr()
-        and v_cache.stride() == k_cache.stride()
-        and value_width == v1 == d1
+        v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
     )
     group = heads // kv_heads
     partial = torch.empty((rows, heads, splits, value_width) if splits > 1 else (0,), device=q.device)

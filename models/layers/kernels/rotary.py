@@ -173,27 +173,27 @@ def _local_attention_kernel(
     r = tl.arange(0, BLOCK_R)
     head, query = first_head + r // QUERIES, r % QUERIES
     d = tl.arange(0, BLOCK_D)[None, :]
-    l = tl.arange(0, BLOCK_L)
+    key = tl.arange(0, BLOCK_L)
     real = (r[:, None] < HEADS_HERE * QUERIES) & (d < HALF)
-    keys_here = (l[:, None] < KEYS) & (d < HALF)
+    keys_here = (key[:, None] < KEYS) & (d < HALF)
     table = (FIRST + query)[:, None] * HALF + d
     q_cos = tl.load(cos_ptr + table, mask=real, other=0.0)
     q_sin = tl.load(sin_ptr + table, mask=real, other=0.0)
-    k_cos = tl.load(cos_ptr + l[:, None] * HALF + d, mask=keys_here, other=0.0)
-    k_sin = tl.load(sin_ptr + l[:, None] * HALF + d, mask=keys_here, other=0.0)
+    k_cos = tl.load(cos_ptr + key[:, None] * HALF + d, mask=keys_here, other=0.0)
+    k_sin = tl.load(sin_ptr + key[:, None] * HALF + d, mask=keys_here, other=0.0)
     release_next(PDL)
     wait_for_previous(PDL)
     kind = q_ptr.dtype.element_ty
     q_rows = q_ptr + sequence * q_sequence + (query * q_row)[:, None] + (head * Q_HEAD)[:, None] + d
     q1, q2 = _rotated_halves(q_rows, real, q_cos, q_sin, HALF, kind)
-    k_rows = k_ptr + sequence * k_sequence + (l * k_row)[:, None] + kv_head * K_HEAD + d
+    k_rows = k_ptr + sequence * k_sequence + (key * k_row)[:, None] + kv_head * K_HEAD + d
     k1, k2 = _rotated_halves(k_rows, keys_here, k_cos, k_sin, HALF, kind)
-    v_rows = v_ptr + sequence * v_sequence + (l * v_row)[:, None] + kv_head * V_HEAD + d
+    v_rows = v_ptr + sequence * v_sequence + (key * v_row)[:, None] + kv_head * V_HEAD + d
     v1 = tl.load(v_rows, mask=keys_here, other=0.0)
     v2 = tl.load(v_rows + HALF, mask=keys_here, other=0.0)
     scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
     scores = tl.dot(q2, tl.trans(k2), acc=scores, input_precision=PRECISION)
-    scores = tl.where(l[None, :] < KEYS, scores * scale_log2, float("-inf"))
+    scores = tl.where(key[None, :] < KEYS, scores * scale_log2, float("-inf"))
     weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
     norm = (1.0 / tl.sum(weights, 1))[:, None]
     weights = weights.to(kind)

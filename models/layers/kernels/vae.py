@@ -76,7 +76,7 @@ def _residual_unit_kernel(
             now = here & (t >= back)
             x = tl.load(base[None, :] + (channel * LENGTH)[:, None] - back, mask=now[None, :], other=0.0)
             x = _snake(x, alpha)
-            if MEMORY and back > 0:
+            if MEMORY and back > 0:  # noqa: SIM102 (constants first: Triton drops the branch)
                 if first_t < back:
                     before = memory_ptr + slot[None, :] * stride_slot + (channel * PAD)[:, None]
                     before += (t + PAD - back)[None, :]

@@ -260,7 +260,9 @@ def varlen_attention_triton(
     num_rows, heads, width = q.shape
     value_width = v.shape[-1]
     if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
-        raise ValueError(f"varlen attention: heads must be contiguous, strides {q.stride()}, {k.stride()}, {v.stride()}")
+        raise ValueError(
+            f"varlen attention: heads must be contiguous, strides {q.stride()}, {k.stride()}, {v.stride()}"
+        )
     if q.dtype == torch.float32:
         block_m, block_n, num_warps, num_stages = 32, 32, 4, 1
     (d1, d2), (v1, v2) = split_width(width), split_width(value_width)

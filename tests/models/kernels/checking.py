@@ -18,9 +18,7 @@ def relative_error(out: Tensor, reference: Tensor) -> float:
 
 def wide(*tensors: Any) -> list[Any]:
     """Floating tensors as float64 on the CPU, the rest as it is (tensors on the CPU)."""
-    return [
-        (t.cpu().double() if t.is_floating_point() else t.cpu()) if isinstance(t, Tensor) else t for t in tensors
-    ]
+    return [(t.cpu().double() if t.is_floating_point() else t.cpu()) if isinstance(t, Tensor) else t for t in tensors]
 
 
 @contextmanager

@@ -86,9 +86,7 @@ def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) 
         device,
         lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
     )
-    reference = paged_decode_attention_reference(
-        *wide(q, k_cache, v_cache), tables.cpu(), lengths.cpu(), page, scale
-    )
+    reference = paged_decode_attention_reference(*wide(q, k_cache, v_cache), tables.cpu(), lengths.cpu(), page, scale)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[0].any()
 
@@ -109,9 +107,7 @@ def test_paged_decode(rows, width, value_width, heads, kv_heads) -> None:
     lengths = torch.randint(0, pages * page + 1, (rows,), dtype=torch.int32, device=device)
     lengths[0] = pages * page if rows == 1 else 0
     scale = width**-0.5
-    out = replayed(
-        device, lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale)
-    )
+    out = replayed(device, lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale))
     wide_caches = (k_cache.double(), v_cache.double())
     reference = paged_decode_attention_reference(q.double(), *wide_caches, tables, lengths, page, scale)
     assert relative_error(out, reference) < TOLERANCE[dtype]

@@ -75,9 +75,7 @@ def test_linear_at_size(rows, inputs, width) -> None:
     product = x.double() @ weight.double().T
     assert relative_error(replayed(device, lambda: linear_cuda(x, weight, None)), product) < LIMIT
     assert relative_error(replayed(device, lambda: linear_silu_mul_cuda(x, weight)), silu_mul(product)) < LIMIT
-    normed, total = replayed(
-        device, lambda: linear_add_rms_norm_cuda(x, weight, None, residual, norm_weight, EPS)
-    )
+    normed, total = replayed(device, lambda: linear_add_rms_norm_cuda(x, weight, None, residual, norm_weight, EPS))
     expected = add_rms_norm(product, residual.double(), norm_weight.double(), EPS)
     assert relative_error(normed, expected[0]) < LIMIT
     assert relative_error(total, expected[1]) < LIMIT
@@ -106,9 +104,7 @@ def test_local_attention(device, sequences, length, heads, kv_heads, width, firs
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
     q = q[:, first:]
     cos, sin = torch.randn(length, width // 2, device=device), torch.randn(length, width // 2, device=device)
-    out = replayed(
-        device, lambda: rotary_dense_attention_cuda(q, k, v, cos, sin, first, heads_here=heads_here)
-    )
+    out = replayed(device, lambda: rotary_dense_attention_cuda(q, k, v, cos, sin, first, heads_here=heads_here))
     reference = rotary_dense_attention(*wide(q, k, v, cos, sin), first_query=first)
     assert relative_error(out, reference) < 2e-6
 

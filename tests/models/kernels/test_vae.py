@@ -95,7 +95,8 @@ def test_residual_unit(rows, width, length, dilation) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize(
-    ("width", "length", "stride"), [(2048, 4, 8), (1024, 32, 6), (512, 192, 5), (256, 960, 2), (128, 1920, 2), (64, 3840, 2)]
+    ("width", "length", "stride"),
+    [(2048, 4, 8), (1024, 32, 6), (512, 192, 5), (256, 960, 2), (128, 1920, 2), (64, 3840, 2)],
 )
 def test_upsample(rows, width, length, stride) -> None:
     check_upsample(rows, width, length, stride, torch.device("cuda"), "tf32", TF32)

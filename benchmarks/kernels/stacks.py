@@ -1,0 +1,152 @@
+"""Whole stacks of transformer layers, as they run inside a decode step: LocDiT (11 positions, two rows a stream), and
+the language models over a paged cache. Variants: plain PyTorch, fused kernels around cuBLAS, streamed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.kernels.timing import Case, Run
+from models.layers.attention import paged_decode_attention
+from models.layers.fused import rms_norm, rotary_dense_attention, silu_mul
+from models.layers.kernels import elementwise, linear, norms, rotary
+from models.layers.rotary import rotate_half_split
+
+EPS = 1e-5
+Attend = Callable[[Tensor, int], Tensor]
+"""qkv [rows, (heads + 2 kv heads) * head_dim] and the layer -> [rows, heads * head_dim]."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    attention_norm: Tensor
+    mlp_norm: Tensor
+
+
+@dataclass(frozen=True)
+class Shape:
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    layers: int
+
+
+LOCDIT = Shape(1024, 4096, 16, 2, 12)
+TSLM = Shape(2048, 6144, 16, 2, 28)
+QWEN2B = Shape(1536, 8960, 12, 2, 28)
+QWEN7B = Shape(3584, 18944, 28, 4, 7)
+
+
+def _layers(shape: Shape) -> list[Layer]:
+    def random(rows: int, inputs: int) -> Tensor:
+        return torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16) * inputs**-0.5
+
+    inner = shape.heads * 128
+    qkv = inner + 2 * shape.kv_heads * 128
+    norm = torch.ones(shape.width, device="cuda", dtype=torch.bfloat16)
+    return [
+        Layer(
+            random(qkv, shape.width), random(shape.width, inner), random(2 * shape.inner, shape.width),
+            random(shape.width, shape.inner), norm, norm,
+        )
+        for _ in range(shape.layers)
+    ]  # fmt: skip
+
+
+def _plain(x: Tensor, layers: list[Layer], attend: Attend) -> Tensor:
+    for index, layer in enumerate(layers):
+        x = x + F.linear(attend(F.linear(rms_norm(x, layer.attention_norm, EPS), layer.qkv), index), layer.out)
+        x = x + F.linear(silu_mul(F.linear(rms_norm(x, layer.mlp_norm, EPS), layer.gate_up)), layer.down)
+    return x
+
+
+def _fused(x: Tensor, layers: list[Layer], attend: Attend) -> Tensor:
+    normed = norms.rms_norm_cuda(x, layers[0].attention_norm, EPS)
+    for index, layer in enumerate(layers):
+        attended = F.linear(attend(F.linear(normed, layer.qkv), index), layer.out)
+        normed, x = norms.add_rms_norm_cuda(attended, x, layer.mlp_norm, EPS)
+        hidden = elementwise.silu_mul_cuda(F.linear(normed, layer.gate_up))
+        normed, x = norms.add_rms_norm_cuda(F.linear(hidden, layer.down), x, layer.attention_norm, EPS)
+    return normed
+
+
+def _stream(x: Tensor, layers: list[Layer], attend: Attend) -> Tensor:
+    normed = norms.rms_norm_cuda(x, layers[0].attention_norm, EPS)
+    for index, layer in enumerate(layers):
+        attended = attend(linear.linear_cuda(normed, layer.qkv, None), index)
+        normed, x = linear.linear_add_rms_norm_cuda(attended, layer.out, None, x, layer.mlp_norm, EPS)
+        hidden = linear.linear_silu_mul_cuda(normed, layer.gate_up)
+        normed, x = linear.linear_add_rms_norm_cuda(hidden, layer.down, None, x, layer.attention_norm, EPS)
+    return normed
+
+
+VARIANTS = {"plain": _plain, "fused": _fused, "stream": _stream}
+
+
+def _locdit(streams: int, variant: str) -> Run:
+    layers = _layers(LOCDIT)
+    rows = 2 * streams
+    x = torch.randn(rows * 11, 1024, device="cuda", dtype=torch.bfloat16)
+    cos, sin = torch.randn(11, 64, device="cuda"), torch.randn(11, 64, device="cuda")
+
+    def attend(qkv: Tensor, layer: int) -> Tensor:
+        q, k, v = qkv.view(rows, 11, 20, 128).split((16, 2, 2), dim=2)
+        if variant == "plain":
+            return rotary_dense_attention(q, k, v, cos, sin).reshape(rows * 11, -1)
+        return rotary.rotary_dense_attention_cuda(q, k, v, cos, sin, 0).view(rows * 11, -1)
+
+    return lambda i: VARIANTS[variant](x, layers, attend)
+
+
+def _lm(shape: Shape, rows: int, length: int, variant: str) -> Run:
+    layers = _layers(shape)
+    page, pages = 16, length // 16 + 1
+    x = torch.randn(rows, shape.width, device="cuda", dtype=torch.bfloat16)
+    cache = torch.randn(2, (rows * pages + 1) * page, shape.kv_heads, 128, device="cuda", dtype=torch.bfloat16)
+    tables = (torch.randperm(rows * pages, device="cuda").int() + 1).view(rows, pages)
+    lengths = torch.full((rows,), length, device="cuda", dtype=torch.int32)
+    slots = tables[:, -1].long() * page
+    cos, sin = torch.randn(rows, 64, device="cuda"), torch.randn(rows, 64, device="cuda")
+
+    def attend(qkv: Tensor, layer: int) -> Tensor:
+        heads = qkv.view(rows, -1, 128)
+        q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        if variant == "plain":
+            q, k = rotate_half_split(q, cos, sin), rotate_half_split(k, cos, sin)
+            cache[0].index_copy_(0, slots, k)
+            cache[1].index_copy_(0, slots, v)
+        else:
+            q = rotary.rotate_and_cache_cuda(q, k, v, (cos, sin), cache[0], cache[1], slots)
+        return paged_decode_attention(q, cache[0], cache[1], tables, lengths, page).flatten(1)
+
+    return lambda i: VARIANTS[variant](x, layers, attend)
+
+
+def cases() -> list[Case]:
+    found = []
+    for streams in (1, 2, 4, 8, 32, 64):
+        for variant in VARIANTS:
+            if variant == "stream" and streams > 4:
+                continue
+            make = lambda a=(streams, variant): _locdit(*a)  # noqa: E731
+            weights, products = 17.3e6 * 12, 2 * 17.3e6 * 12 * 22 * streams
+            floor = max(weights * 2 / 3.0e6, products / 7.0e8)
+            found.append(Case("LocDiT stack", f"{streams} streams", variant, make, round(floor, 1), calls=3))
+    for name, shape, parameters in (
+        ("TSLM", TSLM, 47.2e6 * 28), ("Qwen2-2B", QWEN2B, 46.8e6 * 28), ("Qwen2-7B, 7 layers", QWEN7B, 233e6 * 7),
+    ):  # fmt: skip
+        for rows in (1, 8, 16, 32, 64):
+            for variant in VARIANTS:
+                make = lambda a=(shape, rows, 400, variant): _lm(*a)  # noqa: E731
+                floor = round(parameters * 2 / 3.0e6, 1)
+                found.append(Case("LM stack", f"{name}, {rows} rows x 400", variant, make, floor, calls=2))
+    return found
