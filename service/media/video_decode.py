@@ -150,6 +150,8 @@ class VideoSource:
         with container:
             stream.thread_type = "SLICE"
             stream.codec_context.thread_count = DECODE_THREADS
+            # A frame may be larger than the container says; the decoder itself refuses it before it allocates.
+            stream.codec_context.options = {"max_pixels": str(self._limits.max_pixels)}
             frames = container.decode(stream)
             while True:
                 try:

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.errors import InputError
+from service.media.data_url import decode_base64, is_data_url, parse_data_url
+
+
+@given(st.binary(max_size=200))
+def test_round_trip(data: bytes) -> None:
+    url = parse_data_url("data:image/PNG;charset=x;base64," + base64.b64encode(data).decode(), field="f")
+    assert url.media_type == "image/png"
+    assert decode_base64(url.payload, field="f", max_bytes=200) == data
+
+
+@pytest.mark.parametrize(
+    "url", ["data:", "data:image/png,abc", "data:base64,abc", "data:;base64" + "x" * 300 + ",", "https://x/y,z"]
+)
+def test_other_forms_are_refused(url: str) -> None:
+    with pytest.raises(InputError, match="data URL") as caught:
+        parse_data_url(url, field="f")
+    assert caught.value.field == "f"
+
+
+@pytest.mark.parametrize("payload", ["ab", "ab=c", "a b=", "ab\n=", "äöü=", "????"])
+def test_base64_is_strict(payload: str) -> None:
+    with pytest.raises(InputError, match="base64"):
+        decode_base64(payload, field="f", max_bytes=100)
+
+
+def test_length_is_checked_before_decoding() -> None:
+    assert decode_base64("AAAA", field="f", max_bytes=3) == bytes(3)
+    with pytest.raises(InputError, match="more than 3 bytes"):
+        decode_base64("AAAAAAA!", field="f", max_bytes=3)
+    with pytest.raises(InputError, match="more than 2 bytes"):
+        decode_base64("AAAA", field="f", max_bytes=2)
+
+
+def test_scheme_in_any_case() -> None:
+    assert is_data_url("DATA:image/png;base64,")
+    assert not is_data_url("https://data:")

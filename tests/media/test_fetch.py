@@ -1,0 +1,268 @@
+"""The guard, with fake resolvers and connectors that lead to servers on the loopback interface alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import httpcore
+import pytest
+
+from models.errors import InputError
+from service.media.fetch import Fetcher, UrlPolicy
+
+PUBLIC = "93.184.216.34"
+OPEN = UrlPolicy("public", allow_http=True)
+
+Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Loopback(httpcore.AsyncNetworkBackend):
+    """Leads every connection to one local port and remembers where it was meant to go."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._backend = httpcore.AnyIOBackend()
+        self.asked: list[tuple[str, int]] = []
+
+    async def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):  # noqa: ASYNC109
+        self.asked.append((host, port))
+        return await self._backend.connect_tcp("127.0.0.1", self._port, timeout)
+
+
+class Unreachable(httpcore.AsyncNetworkBackend):
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def connect_tcp(self, host, port, timeout=None, local_address=None, socket_options=None):  # noqa: ASYNC109
+        self.asked.append(host)
+        raise httpcore.ConnectError
+
+
+def names(**table: list[str]) -> Callable[[str, int], Awaitable[list[str]]]:
+    """A resolver for `name.example`."""
+
+    async def resolver(host: str, port: int) -> list[str]:
+        if host.split(".")[0] not in table:
+            raise OSError("no such host")
+        return table[host.split(".")[0]]
+
+    return resolver
+
+
+@asynccontextmanager
+async def server(answer: Answer) -> AsyncIterator[Loopback]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
+            await answer(request, writer)
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield Loopback(listener.sockets[0].getsockname()[1])
+    finally:
+        listener.close()
+
+
+def says(head: str, body: bytes = b"") -> Answer:
+    async def answer(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {head}\r\n\r\n".encode() + body)
+
+    return answer
+
+
+async def fetch(fetcher: Fetcher, url: str, *, max_bytes: int = 1000, seconds: float = 5.0) -> bytes:
+    try:
+        return await fetcher.fetch(url, field="f", max_bytes=max_bytes, seconds=seconds)
+    except InputError as error:
+        assert error.field == "f"
+        assert "127.0" not in str(error) and "example" not in str(error)
+        raise
+    finally:
+        await fetcher.close()
+
+
+async def test_fetches_from_the_checked_address() -> None:
+    requests: list[bytes] = []
+
+    async def answer(request: bytes, writer: asyncio.StreamWriter) -> None:
+        requests.append(request)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+
+    async with server(answer) as loopback:
+        fetcher = Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=loopback)
+        assert await fetch(fetcher, "http://a.example/x%20y?q=1#fragment") == b"hello"
+    assert loopback.asked == [(PUBLIC, 80)]
+    head = requests[0].lower()
+    assert head.startswith(b"get /x%20y?q=1 http/1.1\r\n")
+    assert b"host: a.example\r\n" in head and b"accept-encoding: identity" in head and b"cookie" not in head
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [["127.0.0.1"], ["::1"], ["169.254.169.254"], [PUBLIC, "10.0.0.1"], ["::ffff:93.184.216.34"], ["fe80::1%eth0"]],
+)
+@pytest.mark.parametrize("policy", [OPEN, UrlPolicy("allowlist", frozenset({"a.example"}), allow_http=True)])
+async def test_one_private_address_blocks_the_host(addresses: list[str], policy: UrlPolicy) -> None:
+    connector = Unreachable()
+    with pytest.raises(InputError, match="public internet"):
+        await fetch(Fetcher(policy, resolver=names(a=addresses), connector=connector), "http://a.example/")
+    assert connector.asked == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.1/", "http://[::1]/", "http://2130706433/", "http://0x7f.1/", "http://localhost/"),
+        *("http://127.0.0.1\\@a.example/", "http://a.example\\@127.0.0.1/", "http://127.0.0.1#@a.example/"),
+    ],
+)
+async def test_hosts_in_disguise(url: str) -> None:
+    """The resolver answers as a system's would: numbers and localhost are the machine itself."""
+
+    async def resolver(host: str, port: int) -> list[str]:
+        return [PUBLIC] if host == "a.example" else ["127.0.0.1"]
+
+    connector = Unreachable()
+    with pytest.raises(InputError):
+        await fetch(Fetcher(OPEN, resolver=resolver, connector=connector), url)
+    assert set(connector.asked) <= {PUBLIC}
+
+
+async def test_the_name_is_looked_up_once() -> None:
+    """A second look-up could be answered differently (DNS rebinding)."""
+    asked = 0
+
+    async def resolver(host: str, port: int) -> list[str]:
+        nonlocal asked
+        asked += 1
+        return [PUBLIC] if asked == 1 else ["127.0.0.1"]
+
+    async with server(says("200 OK\r\nContent-Length: 2", b"ok")) as loopback:
+        assert await fetch(Fetcher(OPEN, resolver=resolver, connector=loopback), "http://a.example/") == b"ok"
+    assert asked == 1 and loopback.asked == [(PUBLIC, 80)]
+
+
+async def test_the_next_address_is_tried() -> None:
+    connector = Unreachable()
+    resolver = names(a=["8.8.8.8", "8.8.4.4"] + ["1.1.1.1"] * 9)
+    with pytest.raises(InputError, match="could not be fetched"):
+        await fetch(Fetcher(OPEN, resolver=resolver, connector=connector), "http://a.example/")
+    assert connector.asked == ["8.8.8.8", "8.8.4.4", "1.1.1.1", "1.1.1.1"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "url", "message"),
+    [
+        (UrlPolicy(), "https://a.example/", "media_urls"),
+        (UrlPolicy("public"), "http://a.example/", "https://"),
+        (OPEN, "file:///etc/passwd", "must begin with"),
+        (OPEN, "ftp://a.example/", "must begin with"),
+        (OPEN, "a.example/x", "must begin with"),
+        (OPEN, "http://user:secret@a.example/", "no user"),
+        (OPEN, "http:///x", "host"),
+        (OPEN, "http://a.example:8080/", "port"),
+        (OPEN, "http://a.example/" + "x" * 9000, "longer"),
+        (OPEN, "http://[::1/", "valid URL"),
+        (UrlPolicy("allowlist", frozenset({"b.example"})), "https://a.example/", "list of media hosts"),
+        (UrlPolicy("allowlist", frozenset({"a.example"})), "https://a.example:8443/", "list of media hosts"),
+        (UrlPolicy("allowlist", frozenset({"a.example"})), "https://a.example.evil.example/", "list of media hosts"),
+    ],
+)
+async def test_policy(policy: UrlPolicy, url: str, message: str) -> None:
+    connector = Unreachable()
+    with pytest.raises(InputError, match=message):
+        await fetch(Fetcher(policy, resolver=names(a=[PUBLIC]), connector=connector), url)
+    assert connector.asked == []
+
+
+@pytest.mark.parametrize(("entry", "port"), [("a.example:8443", 8443), ("A.example", 80)])
+async def test_allowlist(entry: str, port: int) -> None:
+    policy = UrlPolicy("allowlist", frozenset({entry}), allow_http=True)
+    url = "http://A.EXAMPLE/" if port == 80 else f"http://a.example:{port}/"
+    async with server(says("200 OK\r\nContent-Length: 2", b"ok")) as loopback:
+        assert await fetch(Fetcher(policy, resolver=names(a=[PUBLIC]), connector=loopback), url) == b"ok"
+    assert loopback.asked == [(PUBLIC, port)]
+
+
+def redirector(target: str, hops: int) -> Answer:
+    seen = 0
+
+    async def answer(_: bytes, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        seen += 1
+        if seen <= hops:
+            writer.write(f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    return answer
+
+
+async def test_three_redirects_and_no_more() -> None:
+    for hops, allowed in ((3, True), (4, False)):
+        async with server(redirector("/next", hops)) as loopback:
+            fetching = fetch(Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=loopback), "http://a.example/")
+            if allowed:
+                assert await fetching == b"ok"
+            else:
+                with pytest.raises(InputError, match="redirects more than 3"):
+                    await fetching
+
+
+@pytest.mark.parametrize(
+    "target", ["http://inside.example/", "file:///etc/passwd", "http://a.example:22/", "//u@a.example/"]
+)
+async def test_redirects_are_checked_like_the_first_url(target: str) -> None:
+    async with server(redirector(target, 1)) as loopback:
+        resolver = names(a=[PUBLIC], inside=["10.0.0.5"])
+        with pytest.raises(InputError):
+            await fetch(Fetcher(OPEN, resolver=resolver, connector=loopback), "http://a.example/")
+    assert loopback.asked == [(PUBLIC, 80)]
+
+
+async def test_size_is_checked_while_reading() -> None:
+    async def endless(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        for _ in range(10_000):
+            writer.write(bytes(10_000))
+            await writer.drain()
+
+    for answer in (endless, says("200 OK\r\nContent-Length: 1001", bytes(1001))):
+        async with server(answer) as loopback:
+            with pytest.raises(InputError, match="more than 1000 bytes"):
+                await fetch(Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=loopback), "http://a.example/")
+
+
+async def test_deadline_bounds_everything() -> None:
+    async def trickle(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n")
+        for _ in range(100):
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    async with server(trickle) as loopback:
+        fetcher = Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=loopback)
+        with pytest.raises(InputError, match=r"within 0\.3 seconds"):
+            await fetch(fetcher, "http://a.example/", seconds=0.3)
+
+
+@pytest.mark.parametrize(
+    "head", ["404 Not Found", "500 Oh", "200 OK\r\nContent-Encoding: gzip", "204 No Content", "302 Found", "nonsense"]
+)
+async def test_answers_that_are_no_media(head: str) -> None:
+    async with server(says(head)) as loopback:
+        with pytest.raises(InputError):
+            await fetch(Fetcher(OPEN, resolver=names(a=[PUBLIC]), connector=loopback), "http://a.example/")
+
+
+async def test_unknown_host() -> None:
+    with pytest.raises(InputError, match="could not be fetched"):
+        await fetch(Fetcher(OPEN, resolver=names(), connector=Unreachable()), "http://a.example/")
