@@ -31,6 +31,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def linear_silu_mul(x: Tensor, weight: Tensor) -> Tensor:
+    """silu_mul of x times weight [2 * inner, width]: [..., width] -> [..., inner]."""
+    return silu_mul(F.linear(x, weight))
+
+
+def linear_add_rms_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """add_rms_norm of a projection: x [..., k], weight [width, k], residual [..., width]."""
+    return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
+
+
 def rotary_dense_attention(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, *, first_query: int = 0
 ) -> Tensor:

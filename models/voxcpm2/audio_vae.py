@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.voxcpm2.config import AudioVAEConfig
-from models.voxcpm2.vae_layers import CausalConv, CausalUpsample, ResidualUnit, Streams, snake
+from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample, Streams, snake
 
 _DILATIONS = (1, 3, 9)
 _ENCODE_SECONDS = 4
@@ -37,20 +37,15 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Rate condition, then a transposed convolution that multiplies the rate by `stride` and halves the width, then
-    three residual units. scale and shift [width] are the condition's row of the baked sample rate."""
+    """A transposed convolution that multiplies the rate by `stride` and halves the width, then three residual units."""
 
     def __init__(self, width: int, stride: int) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.empty(width))
-        self.shift = nn.Parameter(torch.empty(width))
-        self.alpha = nn.Parameter(torch.empty(width))
-        self.up = CausalUpsample(width, width // 2, stride)
+        self.up = SnakeUpsample(width, width // 2, stride)
         self.units = nn.ModuleList(ResidualUnit(width // 2, dilation) for dilation in _DILATIONS)
 
     def forward(self, x: Tensor, streams: Streams | None) -> Tensor:
-        x = x * self.scale[:, None] + self.shift[:, None]
-        x = self.up(snake(x, self.alpha), streams)
+        x = self.up(x, streams)
         for unit in self.units:
             x = unit(x, streams)
         return x
@@ -128,7 +123,7 @@ def _lay_out(codec_half: nn.Module) -> int:
     """Give every convolution its place in a row of Streams.table; returns the row's size."""
     size = 0
     for module in codec_half.modules():
-        if isinstance(module, CausalConv | CausalUpsample | ResidualUnit):
+        if isinstance(module, CausalConv | SnakeUpsample | ResidualUnit):
             module.offset = size
             size += module.width * module.pad
     return size

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.block import Block, BlockConfig, SelfAttention
-from models.layers.fused import add_rms_norm, rms_norm, rotary_dense_attention
+from models.layers.fused import linear_add_rms_norm, linear_silu_mul, rms_norm, rotary_dense_attention
 from models.layers.norms import RMSNorm
 from models.voxcpm2.config import LanguageModelConfig, LocalConfig
 
@@ -39,12 +39,17 @@ class Stack(nn.Module):
         for index, layer in enumerate(layers):
             kept = keep if index + 1 == len(layers) else None
             q, k, v = _project(layer.attention, normed, kept)
-            attended = layer.attention.out(attend(q, k, v, index).flatten(-2))
+            attended = attend(q, k, v, index).flatten(-2)
             if kept is not None:
                 x = x[..., kept, :]
-            normed, x = add_rms_norm(attended, x, layer.mlp_norm.weight, layer.mlp_norm.eps)
-            normed, x = add_rms_norm(layer.mlp(normed), x, norms[index + 1].weight, norms[index + 1].eps)
+            normed, x = _add_norm(layer.attention.out, attended, x, layer.mlp_norm)
+            hidden = linear_silu_mul(normed, layer.mlp.gate_up.weight)
+            normed, x = _add_norm(layer.mlp.down, hidden, x, norms[index + 1])
         return normed
+
+
+def _add_norm(linear: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    return linear_add_rms_norm(x, linear.weight, linear.bias, residual, norm.weight, norm.eps)
 
 
 def _project(attention: SelfAttention, x: Tensor, keep: slice | None) -> tuple[Tensor, Tensor, Tensor]:

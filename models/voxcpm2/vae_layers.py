@@ -80,16 +80,23 @@ def causal_conv(
     return F.conv1d(x, weight, bias, stride=stride, groups=groups)
 
 
-def causal_upsample(
+def snake_upsample(
     x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    alpha: Tensor,
     weight: Tensor,
     bias: Tensor,
     stride: int,
     memory: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """Transposed convolution of kernel 2 * stride: x [rows, C, T], weight [C, C_out, 2 * stride] ->
-    [rows, C_out, T * stride]; output t reads inputs t // stride and the one before. memory [slots, C, 1]."""
+    """Transposed convolution of snake(x * scale + shift), of kernel 2 * stride: x [rows, C, T], weight
+    [C, C_out, 2 * stride], scale, shift and alpha [C] -> [rows, C_out, T * stride].
+
+    Output t reads inputs t // stride and the one before. memory [slots, C, 1] holds the snake's last output.
+    """
+    x = snake(x * scale[:, None] + shift[:, None], alpha)
     out = F.conv_transpose1d(extend_left(x, 1, memory, slots), weight, bias, stride=stride)
     return out[..., stride:-stride]
 
@@ -111,8 +118,8 @@ class CausalConv(nn.Module):
         return causal_conv(x, self.weight, self.bias, self.stride, self.groups, memory, slots)
 
 
-class CausalUpsample(nn.Module):
-    """Weights of a causal transposed convolution of kernel 2 * stride."""
+class SnakeUpsample(nn.Module):
+    """Rate condition (scale and shift: the row of the baked sample rate), snake and causal transposed convolution."""
 
     pad = 1
 
@@ -120,13 +127,16 @@ class CausalUpsample(nn.Module):
         super().__init__()
         self.width, self.stride = width, stride
         self.offset = 0
+        self.scale = nn.Parameter(torch.empty(width))
+        self.shift = nn.Parameter(torch.empty(width))
+        self.alpha = nn.Parameter(torch.empty(width))
         self.weight = nn.Parameter(torch.empty(width, out_width, 2 * stride))
         self.bias = nn.Parameter(torch.empty(out_width))
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
         memory = streams.view(self.offset, self.width, 1) if streams is not None else None
         slots = streams.slots if streams is not None else None
-        return causal_upsample(x, self.weight, self.bias, self.stride, memory, slots)
+        return snake_upsample(x, self.scale, self.shift, self.alpha, self.weight, self.bias, self.stride, memory, slots)
 
 
 class ResidualUnit(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.errors import CheckpointError
 from models.voxcpm2.audio_vae import AudioVAE, DecoderBlock, EncoderBlock, rate_bucket
 from models.voxcpm2.config import AudioVAEConfig
-from models.voxcpm2.vae_layers import CausalConv, CausalUpsample, ResidualUnit
+from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample
 
 _PREFIX = "audio_vae."
 _UNUSED = ("encoder.fc_logvar.",)
@@ -44,21 +44,23 @@ def load_audio_vae(vae: AudioVAE, directory: Path, config: AudioVAEConfig, condi
             _copy_conv(module.depthwise_weight, module.depthwise_bias, source, f"{name}.block.1")
             _copy_alpha(module.alpha_out, source, f"{name}.block.2.alpha")
             _copy_conv(module.pointwise_weight, module.pointwise_bias, source, f"{name}.block.3")
-        elif isinstance(module, nn.Parameter):
-            _copy_alpha(module, source, name)
-        elif isinstance(module, DecoderBlock):
-            rows = len(config.sr_bin_boundaries) + 1
+        elif isinstance(module, SnakeUpsample):
+            _copy_alpha(module.alpha, source, f"{name}.block.0.alpha")
+            _copy_conv(module.weight, module.bias, source, f"{name}.block.1")
+            condition = name.replace("decoder.model.", "decoder.sr_cond_model.")
             for parameter, kind in ((module.scale, "scale"), (module.shift, "bias")):
-                table = source.take(f"{name}.{kind}_embed.weight", (rows, parameter.shape[0]))
-                parameter.data.copy_(table[bucket])
-        else:
+                shape = (len(config.sr_bin_boundaries) + 1, parameter.shape[0])
+                parameter.data.copy_(source.take(f"{condition}.{kind}_embed.weight", shape)[bucket])
+        elif isinstance(module, CausalConv):
             _copy_conv(module.weight, module.bias, source, name)
+        else:
+            _copy_alpha(module, source, name)
     source.check_all_taken()
 
 
 def _published_names(
     vae: AudioVAE,
-) -> Iterator[tuple[CausalConv | CausalUpsample | ResidualUnit | DecoderBlock | nn.Parameter, str]]:
+) -> Iterator[tuple[CausalConv | SnakeUpsample | ResidualUnit | nn.Parameter, str]]:
     encoder, decoder = vae.encoder, vae.decoder
     yield encoder.first, "encoder.block.0"
     for index, down in enumerate(cast("Sequence[EncoderBlock]", encoder.blocks), start=1):
@@ -70,9 +72,7 @@ def _published_names(
     yield decoder.first, "decoder.model.0"
     yield decoder.widen, "decoder.model.1"
     for index, up in enumerate(cast("Sequence[DecoderBlock]", decoder.blocks), start=2):
-        yield up, f"decoder.sr_cond_model.{index}"
-        yield up.alpha, f"decoder.model.{index}.block.0.alpha"
-        yield up.up, f"decoder.model.{index}.block.1"
+        yield up.up, f"decoder.model.{index}"
         for number, unit in enumerate(cast("Sequence[ResidualUnit]", up.units), start=2):
             yield unit, f"decoder.model.{index}.block.{number}"
     end = len(decoder.blocks) + 2
@@ -150,7 +150,7 @@ def randomise_audio_vae(vae: AudioVAE, seed: int) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() == 3:
                 # A transposed convolution has its inputs first, and two of its taps reach each sample.
-                fan_in = 2 * parameter.shape[0] if isinstance(module, CausalUpsample) else parameter[0].numel()
+                fan_in = 2 * parameter.shape[0] if isinstance(module, SnakeUpsample) else parameter[0].numel()
                 parameter.data.normal_(0.0, fan_in**-0.5, generator=generator)
             elif name in ("scale", "alpha", "alpha_in", "alpha_out"):
                 parameter.data.uniform_(0.5, 1.5, generator=generator)
