@@ -75,7 +75,8 @@ class Qwen2VLProcessor:
         return self.tokenizer.decode(token_ids)
 
     def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
-        """detail "low" bounds the picture to 512 x 512 pixels; otherwise the checkpoint's limits hold."""
+        """picture: upright, alpha already flattened. detail "low" bounds it to 512 x 512 pixels, otherwise the
+        checkpoint's limits hold."""
         images = self.config.images
         limit = min(images.max_pixels, _LOW_DETAIL_PIXELS) if detail == "low" else images.max_pixels
         return self._item("image", (picture,), min(images.min_pixels, limit), limit)

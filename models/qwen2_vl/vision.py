@@ -118,7 +118,7 @@ class Qwen2VLEncoder(nn.Module):
         """Frames uint8 -> patch rows uint8 [patches, 1176] on `device`; an odd last frame is taken twice."""
         size, merge, pair = self.config.patch_size, self.config.merge_size, self.config.temporal_patch_size
         t, h, w = (int(extent) for extent in item.arrays["grid_thw"])
-        frames = torch.stack([_to_device(frame, device) for frame in item.frames])
+        frames = torch.from_numpy(np.stack(item.frames)).to(device, non_blocking=True)
         missing = t * pair - len(frames)
         if missing:
             frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
@@ -195,9 +195,3 @@ def _coordinates(h: int, w: int, merge: int) -> np.ndarray:
     """Row and column of a frame's patches in block order: int32 [h * w, 2]."""
     grid = np.indices((h, w), dtype=np.int32).reshape(2, h // merge, merge, w // merge, merge)
     return grid.transpose(1, 3, 2, 4, 0).reshape(h * w, 2)
-
-
-def _to_device(frame: np.ndarray, device: torch.device) -> Tensor:
-    # torch warns about memory that it must not write to; nothing here does.
-    writable = frame if frame.flags.writeable else frame.copy()
-    return torch.from_numpy(np.ascontiguousarray(writable)).to(device, non_blocking=True)
