@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     max_fps: Seconds = _knob(30.0, "Limits", "Highest sampling rate that a request may ask for.")
     max_image_bytes: Bytes = _knob(20 * MIB, "Limits", "Encoded bytes of an image.")
     max_image_pixels: Count = _knob(50_000_000, "Limits", "Width times height of an image.")
-    max_request_pixels: Count = _knob(200_000_000, "Limits", "Pixels of all images of a request.")
+    max_request_pixels: Count = _knob(350_000_000, "Limits", "Decoded pixels of all media of a request.")
     max_video_bytes: Bytes = _knob(64 * MIB, "Limits", "Encoded bytes of a video.")
     max_audio_bytes: Bytes = _knob(25 * MIB, "Limits", "Encoded bytes of a reference clip.")
     max_audio_seconds: Seconds = _knob(60.0, "Limits", "Length of a reference clip.")

@@ -26,7 +26,8 @@ TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-WHERE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+ENUM_VALUE = re.compile(r"^Invalid enum value .*", re.S)
 MISSING = re.compile(r"^Object missing required field `(\w+)`")
 
 
@@ -93,7 +94,7 @@ def as_api_error(error: Exception) -> ApiError:
             return bad_request(f"{error.field}: {error}", error.field)
         case msgspec.ValidationError():
             return _describe(str(error))
-        case msgspec.DecodeError() | RecursionError():
+        case msgspec.DecodeError() | RecursionError() | UnicodeDecodeError():
             return bad_request("The body is not valid JSON.", code="invalid_json")
         case TimeoutError():
             return ApiError(504, "The request took too long.", code="timeout")
@@ -103,9 +104,9 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _describe(text: str) -> ApiError:
-    """msgspec's one-line account, which names a place and never quotes a value, split into message and param."""
+    """msgspec's one-line account, split into message and param; the value that it quotes of an enum is dropped."""
     where = WHERE.search(text)
-    problem = text[: where.start()] if where else text
+    problem = ENUM_VALUE.sub("Not one of the allowed values", text[: where.start()] if where else text)
     param = where[1] if where else ""
     if missing := MISSING.match(problem):
         param = f"{param}.{missing[1]}" if param else missing[1]
@@ -132,7 +133,16 @@ def install_error_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-    for kind in (ApiError, EngineError, InputError, msgspec.DecodeError, TimeoutError, Exception):
+    for kind in (
+        ApiError,
+        EngineError,
+        InputError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+        TimeoutError,
+        Exception,
+    ):
         app.add_exception_handler(kind, known)
 
 

@@ -15,14 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.admission import Admission
 from service.api.errors import ApiError
-from service.api.record import RequestRecord
+from service.api.record import CLIENT_CLOSED, RequestRecord
 from service.metrics import Metrics
 
 log = logging.getLogger("reprise.access")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-CLIENT_CLOSED = 499
-"""Logged where the client left before the answer began."""
 
 
 class RequestMiddleware:

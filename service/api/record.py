@@ -10,6 +10,9 @@ from starlette.types import Scope
 
 from service.api.admission import Ticket
 
+CLIENT_CLOSED = 499
+"""Status in log and metrics where the client left before the answer began."""
+
 Outcome = Literal["ok", "client_error", "aborted", "timeout", "overloaded", "error"]
 
 

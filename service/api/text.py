@@ -5,11 +5,13 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from service.engine.messages import ChatDelta, TokenInfo
 
+FinishReason = Literal["stop", "length"]
 Detokenize = Callable[[Sequence[int]], bytes]
 
 LEAST_LOGPROB = -9999.0
@@ -126,7 +128,7 @@ class TextDelta:
     content: str
     reasoning: str
     logprobs: tuple[TokenLogprob, ...]
-    finish_reason: str | None
+    finish_reason: FinishReason | None
 
 
 class TextAssembler:
@@ -173,13 +175,14 @@ class TextAssembler:
             text = self._utf8.decode(b"", final=True)
             self._decoded += len(text)
             shown += (self._cutter.feed(text), self._cutter.flush())
-            return self._end("".join(shown), "stop" if self._cutter.stopped else delta.finish_reason)
+            at_length = delta.finish_reason == "length" and not self._cutter.stopped
+            return self._end("".join(shown), "length" if at_length else "stop")
         text = "".join(shown)
         self._shown += len(text)
         reasoning, content = self._splitter.feed(text)
         return TextDelta(content, reasoning, self._ready(), None)
 
-    def _end(self, text: str, finish_reason: str) -> TextDelta:
+    def _end(self, text: str, finish_reason: FinishReason) -> TextDelta:
         self._shown += len(text)
         if not self._cutter.stopped:
             self._shown += 1  # tokens without text at the very end

@@ -1,0 +1,231 @@
+"""Messages of a chat request -> Prompt: parts are counted, media loaded and laid out, then the template applied."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from models.errors import InputError
+from models.media import ChatMessage, MediaItem, Prompt, VideoMetadata
+from models.media import ContentPart as PromptPart
+from models.processor import ChatProcessor
+from service.api.context import ServerContext
+from service.api.errors import ApiError, bad_request
+from service.api.schema import ChatRequestBody, ContentPart, MediaUrl, Message
+from service.catalog import HostedModel
+from service.media.loader import MediaBudget
+
+T = TypeVar("T")
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
+DEFAULT_FRAME_LIST_FPS = 2.0
+OPENING_TOKENS = 16
+"""Tokens at a prompt's end in which an opening reasoning marker is looked for."""
+
+
+@dataclass(frozen=True)
+class MediaReference:
+    """field: where in the request it stands."""
+
+    kind: str
+    media: MediaUrl
+    field: str
+
+
+async def build_prompt(context: ServerContext, model: HostedModel, body: ChatRequestBody) -> Prompt:
+    """The prompt of a request; ApiError or InputError names the field that does not fit."""
+    options = _template_options(body.chat_template_kwargs or {})
+    messages, references = _collect(body.messages, context)
+    budget = context.media.budget()
+    items = await _all(
+        [_load(context, model.chat_processor, reference, references, budget) for reference in references]
+    )
+    began = time.monotonic()
+    prompt = await context.in_thread(lambda: model.chat_processor.prompt(messages, items, options=options))
+    context.metrics.observe("tokenize_duration_seconds", time.monotonic() - began, model=model.name)
+    _count(context, model.name, prompt)
+    return prompt
+
+
+def opens_reasoning(processor: ChatProcessor, prompt: Prompt) -> bool:
+    """Whether the template ended the prompt with the opening reasoning marker."""
+    if processor.reasoning_markers is None:
+        return False
+    tail = processor.detokenize(prompt.token_ids[-OPENING_TOKENS:].tolist()).decode(errors="replace")
+    return tail.rstrip().endswith(processor.reasoning_markers[0])
+
+
+def media_tokens(prompt: Prompt) -> dict[str, int]:
+    """Prompt positions by kind: text, image, video."""
+    counts = {"image": 0, "video": 0}
+    for span in prompt.spans:
+        counts[prompt.items[span.item].kind] += span.length
+    return {"text": len(prompt.token_ids) - sum(counts.values()), **counts}
+
+
+def _template_options(options: dict[str, Any]) -> dict[str, bool]:
+    for name, value in options.items():
+        if name not in TEMPLATE_OPTIONS:
+            known = " and ".join(TEMPLATE_OPTIONS)
+            raise bad_request(f"chat_template_kwargs: only {known} can be set.", "chat_template_kwargs")
+        if not isinstance(value, bool):
+            raise bad_request(f"chat_template_kwargs.{name}: must be true or false.", f"chat_template_kwargs.{name}")
+    return options
+
+
+def _collect(messages: Sequence[Message], context: ServerContext) -> tuple[list[ChatMessage], list[MediaReference]]:
+    settings = context.settings
+    if len(messages) > settings.max_messages:
+        raise bad_request(f"messages: at most {settings.max_messages} messages are taken.", "messages")
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if parts > settings.max_parts:
+        raise bad_request(f"messages: at most {settings.max_parts} content parts are taken.", "messages")
+    references: list[MediaReference] = []
+    collected = [_message(message, f"messages[{index}]", references) for index, message in enumerate(messages)]
+    for kind, most in (("image", settings.max_images), ("video", settings.max_videos)):
+        if sum(reference.kind == kind for reference in references) > most:
+            raise bad_request(f"messages: at most {most} {kind}s are taken.", "messages")
+    return collected, references
+
+
+def _message(message: Message, field: str, references: list[MediaReference]) -> ChatMessage:
+    role = ROLES.get(message.role)
+    if message.role in ("tool", "function"):
+        raise bad_request(f"{field}.role: tools are not supported by this server.", f"{field}.role")
+    if role is None:
+        raise bad_request(f"{field}.role: must be system, developer, user or assistant.", f"{field}.role")
+    for name in ("tool_calls", "function_call"):
+        if getattr(message, name):
+            raise bad_request(f"{field}.{name}: tools are not supported by this server.", f"{field}.{name}")
+    if message.content is None:
+        if role != "assistant":
+            raise bad_request(f"{field}.content: this field is required.", f"{field}.content")
+        return ChatMessage(role)
+    if isinstance(message.content, str):
+        return ChatMessage(role, (PromptPart(text=message.content),))
+    content = tuple(
+        _part(part, role, f"{field}.content[{index}]", references) for index, part in enumerate(message.content)
+    )
+    return ChatMessage(role, content)
+
+
+def _part(part: ContentPart, role: str, field: str, references: list[MediaReference]) -> PromptPart:
+    kind = part.type or next((name for name in ("text", "image_url", "video_url") if getattr(part, name)), None)
+    if kind == "text":
+        if part.text is None:
+            raise bad_request(f"{field}.text: this field is required.", f"{field}.text")
+        return PromptPart(text=part.text)
+    if kind not in ("image_url", "video_url"):
+        raise bad_request(f"{field}.type: must be text, image_url or video_url.", f"{field}.type")
+    media = part.image_url if kind == "image_url" else part.video_url
+    if media is None:
+        raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
+    if role != "user":
+        raise bad_request(f"{field}: images and videos belong into user messages.", field)
+    at = f"{field}.{kind}"
+    if isinstance(media, str):
+        media = MediaUrl(media)
+    else:
+        at += ".url"
+    references.append(MediaReference(kind.removesuffix("_url"), media, at))
+    return PromptPart(item=len(references) - 1)
+
+
+async def _load(
+    context: ServerContext,
+    processor: ChatProcessor,
+    reference: MediaReference,
+    references: Sequence[MediaReference],
+    budget: MediaBudget,
+) -> MediaItem:
+    try:
+        if reference.kind == "image":
+            return await _load_image(context, processor, reference, budget)
+        videos = sum(other.kind == "video" for other in references)
+        return await _load_video(context, processor, reference, videos, budget)
+    except (ApiError, InputError):
+        context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
+        raise
+
+
+async def _load_image(
+    context: ServerContext, processor: ChatProcessor, reference: MediaReference, budget: MediaBudget
+) -> MediaItem:
+    began = time.monotonic()
+    picture = await context.media.image(reference.media.url, field=reference.field, budget=budget)
+    decoded = time.monotonic()
+    item = await context.in_thread(
+        lambda: _named(reference.field, lambda: processor.image(picture, detail=reference.media.detail))
+    )
+    context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
+    context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="image")
+    return item
+
+
+async def _load_video(
+    context: ServerContext, processor: ChatProcessor, reference: MediaReference, videos: int, budget: MediaBudget
+) -> MediaItem:
+    settings = context.settings
+    media = reference.media
+    parent = reference.field.removesuffix(".url")
+    if media.fps is not None and media.fps > settings.max_fps:
+        raise bad_request(f"{parent}.fps: at most {settings.max_fps:g} can be asked for.", f"{parent}.fps")
+    share = max(1, settings.max_frames // videos)
+    if media.max_frames is not None and media.max_frames > share:
+        raise bad_request(
+            f"{parent}.max_frames: at most {share} frames of each video of this request are taken.",
+            f"{parent}.max_frames",
+        )
+    max_frames = media.max_frames or share
+
+    def choose(metadata: VideoMetadata) -> list[int]:
+        return _named(reference.field, lambda: processor.sample_video(metadata, fps=media.fps, max_frames=max_frames))
+
+    began = time.monotonic()
+    video = await context.media.video(
+        media.url,
+        choose,
+        frame_list_fps=media.fps or DEFAULT_FRAME_LIST_FPS,
+        field=reference.field,
+        budget=budget,
+    )
+    decoded = time.monotonic()
+    video = replace(video, requested_fps=media.fps)
+    item = await context.in_thread(lambda: _named(reference.field, lambda: processor.video(video)))
+    context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="video")
+    context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="video")
+    return item
+
+
+def _named(field: str, step: Callable[[], T]) -> T:
+    """A processor names the kind of the item it refuses; only here it is known where the item stands."""
+    try:
+        return step()
+    except InputError as error:
+        raise InputError(field, str(error)) from error
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; the first failure cancels the rest."""
+    tasks = [asyncio.ensure_future(step) for step in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _count(context: ServerContext, model: str, prompt: Prompt) -> None:
+    metrics = context.metrics
+    metrics.observe("request_input_tokens", len(prompt.token_ids), model=model)
+    for kind, count in media_tokens(prompt).items():
+        metrics.observe("prompt_tokens_total", count, model=model, kind=kind)
+    images = sum(item.kind == "image" for item in prompt.items)
+    frames = sum(len(item.frames) for item in prompt.items if item.kind == "video")
+    metrics.observe("request_images", images, model=model)
+    metrics.observe("request_video_frames", frames, model=model)

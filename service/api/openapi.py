@@ -1,0 +1,83 @@
+"""The OpenAPI document: every route declares its body and every answer that it can give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from service.api.errors import ErrorBody
+
+REFERENCE = "#/components/schemas/{name}"
+JSON = "application/json"
+SSE = "text/event-stream"
+
+DESCRIPTIONS = {
+    400: "The request does not fit; `param` names the field.",
+    401: "API key missing or wrong.",
+    404: "No such model or path.",
+    408: "The body did not come in time.",
+    413: "The body is too large.",
+    415: "The body is compressed.",
+    499: "The client left; never seen by one.",
+    500: "The server failed on this request.",
+    503: "Overloaded, loading or shutting down; retry after the time in Retry-After.",
+    504: "The request took too long.",
+}
+WORK_ERRORS = (400, 401, 404, 408, 413, 415, 499, 500, 503, 504)
+"""Statuses of routes that make an engine work."""
+
+_types: dict[str, type] = {}
+
+
+def operation(
+    summary: str,
+    answer: Mapping[str, type | None],
+    *,
+    errors: tuple[int, ...] = (401,),
+    body: Mapping[str, type] | None = None,
+    statuses: Mapping[int, type] | None = None,
+) -> dict[str, Any]:
+    """A route's openapi_extra. answer, body: msgspec type by media type (None: no schema). statuses: further answers
+    that are no error objects."""
+    responses: dict[str, Any] = {"200": {"description": "The answer.", "content": _content(answer)}}
+    for status, kind in (statuses or {}).items():
+        responses[str(status)] = {"description": DESCRIPTIONS[status], "content": _content({JSON: kind})}
+    for status in errors:
+        responses[str(status)] = {"description": DESCRIPTIONS[status], "content": _content({JSON: ErrorBody})}
+    if "503" in responses:
+        responses["503"]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+    extra: dict[str, Any] = {"summary": summary, "responses": responses}
+    if body is not None:
+        extra["requestBody"] = {"required": True, "content": _content(body)}
+    return extra
+
+
+def _content(types: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for media_type, kind in types.items():
+        content[media_type] = {}
+        if kind is not None:
+            _types[kind.__name__] = kind
+            content[media_type] = {"schema": {"$ref": REFERENCE.format(name=kind.__name__)}}
+    return content
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Add the schemas of msgspec types to FastAPI's document."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        _, components = msgspec.json.schema_components(_types.values(), ref_template=REFERENCE)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        for operations in document["paths"].values():
+            for described in operations.values():
+                described["responses"].pop("422", None)  # FastAPI's own; those answers are 400 with an error object
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document

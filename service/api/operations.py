@@ -1,0 +1,117 @@
+"""Routes for clients that look around and for operators: models, health, readiness, metrics, version."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import UNSET
+from starlette.responses import Response
+
+from service.api.context import context_of
+from service.api.errors import ApiError
+from service.api.openapi import JSON, operation
+from service.api.schema import ModelCard, ModelList
+from service.catalog import DEMO_NOTICE, HostedModel
+from service.metrics import CONTENT_TYPE
+
+router = APIRouter()
+
+RETRY = {"retry-after": "2"}
+
+
+class Health(msgspec.Struct, frozen=True):
+    """engine: phase of the engine (starting, loading, capturing, ready, draining, down, failed)."""
+
+    status: Literal["ok", "engine_down"]
+    engine: str
+    restarts: int
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """detail: what the engine is doing."""
+
+    status: Literal["ready", "not_ready"]
+    engine: str
+    detail: str
+    draining: bool
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
+def server_version() -> str:
+    try:
+        return version("reprise")
+    except PackageNotFoundError:  # run from a checkout
+        return "0+checkout"
+
+
+def _json(payload: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(payload), status, headers, media_type=JSON)
+
+
+@router.get("/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
+async def list_models(request: Request) -> Response:
+    catalog = context_of(request).catalog
+    return _json(ModelList([_card(model, name) for model in catalog.models for name in model.names]))
+
+
+@router.get(
+    "/v1/models/{name:path}", openapi_extra=operation("One served model.", {JSON: ModelCard}, errors=(401, 404))
+)
+async def get_model(request: Request, name: str) -> Response:
+    model = context_of(request).catalog.get(name)
+    if model is None:
+        raise ApiError(404, "No model of that name is served here.", param="model", code="model_not_found")
+    return _json(_card(model, name))
+
+
+def _card(model: HostedModel, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=model.created,
+        owned_by="reprise",
+        root=model.name,
+        max_model_len=model.processor.context_length,
+        kind=model.kind,
+        notice=DEMO_NOTICE if model.demo else UNSET,
+    )
+
+
+@router.get(
+    "/health",
+    openapi_extra=operation("Is the process alive, and its engine?", {JSON: Health}, errors=(), statuses={503: Health}),
+)
+async def health(request: Request) -> Response:
+    engine = context_of(request).engine
+    status: Literal["ok", "engine_down"] = "ok" if engine.alive else "engine_down"
+    answer = Health(status, engine.phase, engine.restarts)
+    return _json(answer, *((200, {}) if engine.alive else (503, RETRY)))
+
+
+@router.get(
+    "/ready",
+    openapi_extra=operation("Are requests taken?", {JSON: Readiness}, errors=(), statuses={503: Readiness}),
+)
+async def ready(request: Request) -> Response:
+    context = context_of(request)
+    engine = context.engine
+    taken = engine.ready and not context.draining
+    detail = engine.state.detail if engine.state is not None else ""
+    answer = Readiness("ready" if taken else "not_ready", engine.phase, detail, context.draining)
+    return _json(answer, *((200, {}) if taken else (503, RETRY)))
+
+
+@router.get("/metrics", openapi_extra=operation("Metrics for Prometheus.", {"text/plain": None}))
+async def metrics(request: Request) -> Response:
+    context = context_of(request)
+    return Response(await context.in_thread(context.metrics.exposition), headers={"content-type": CONTENT_TYPE})
+
+
+@router.get("/version", openapi_extra=operation("The server's version.", {JSON: Version}))
+async def get_version() -> Response:
+    return _json(Version(server_version()))

@@ -1,0 +1,169 @@
+"""Answers that are made while they are sent, and work that ends when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.api.errors import ApiError, as_api_error
+from service.api.record import record_of
+
+T = TypeVar("T")
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before its answer."""
+
+
+def event(payload: Any) -> bytes:
+    """One server-sent event of a msgspec struct."""
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """The one shape that OpenAI's clients see as a failure in mid-stream."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves (ClientLeft). The body must have been read."""
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnect(request.receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientLeft
+        return worker.result()
+    finally:
+        for task in (worker, watcher):
+            task.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class LiveResponse(Response):
+    """An answer whose body is generated. The generator is closed when the client leaves or stops reading.
+
+    Nothing is sent before the first piece exists, so that a failure up to there is an ordinary error answer; after
+    it, `on_error` makes the last piece (server-sent events), or the connection is cut (plain bytes), so that a client
+    can tell a failed body from a complete one. keep_alive: (seconds of silence, what is then sent, the headers before
+    it if need be). timeout: seconds for the whole body.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes],
+        *,
+        media_type: str,
+        timeout: float,
+        write_timeout: float,
+        keep_alive: tuple[float, bytes] | None = None,
+        on_error: Callable[[ApiError], bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.media_type = media_type
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+        self._pieces = pieces
+        self._timeout = timeout
+        self._write_timeout = write_timeout
+        self._keep_alive = keep_alive
+        self._on_error = on_error
+        self._started = False
+        self._sent_at = time.monotonic()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        attendants: list[asyncio.Task[None]] = []
+        try:
+            await self._stream(receive, send, attendants)
+        except ClientLeft:
+            record.outcome = "aborted"
+        except Stalled:
+            record.outcome = "timeout"
+            raise
+        except Exception as error:
+            answer = as_api_error(error)
+            record.outcome = record.end_with(answer.status)
+            if not self._started:
+                await answer.response()(scope, receive, send)
+            elif self._on_error is None:
+                raise BodyCut from error
+            else:
+                await self._send(send, self._on_error(answer), more=False)
+        finally:
+            for attendant in attendants:
+                attendant.cancel()
+            await asyncio.gather(*attendants, return_exceptions=True)
+            await self._pieces.aclose()
+
+    async def _stream(self, receive: Receive, send: Send, attendants: list[asyncio.Task[None]]) -> None:
+        client_left = False
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+
+                async def watch() -> None:
+                    nonlocal client_left
+                    await _disconnect(receive)
+                    client_left = True
+                    limit.reschedule(asyncio.get_running_loop().time())
+
+                attendants.append(asyncio.create_task(watch()))
+                if self._keep_alive is not None:
+                    attendants.append(asyncio.create_task(self._break_silence(send, *self._keep_alive)))
+                async for piece in self._pieces:
+                    await self._send(send, piece)
+                await self._send(send, b"", more=False)
+        except TimeoutError:
+            if client_left:
+                raise ClientLeft from None
+            raise
+
+    async def _break_silence(self, send: Send, seconds: float, comment: bytes) -> None:
+        while True:
+            silent = time.monotonic() - self._sent_at
+            await asyncio.sleep(max(seconds - silent, 0.001))
+            if time.monotonic() - self._sent_at >= seconds:
+                await self._send(send, comment)
+
+    async def _send(self, send: Send, piece: bytes, *, more: bool = True) -> None:
+        async with self._one_at_a_time:
+            self._sent_at = time.monotonic()
+            try:
+                async with asyncio.timeout(self._write_timeout) as limit:
+                    if not self._started:
+                        self._started = True
+                        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                        await send(start)
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
+            except TimeoutError:
+                if limit.expired():
+                    raise Stalled from None
+                raise
+            except OSError:
+                raise ClientLeft from None
+
+
+class Stalled(Exception):
+    """The client has taken nothing for the write timeout; the connection is closed."""
+
+
+class BodyCut(Exception):
+    """A body of plain bytes failed; the connection is closed before the body's end."""

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from tests.support.servers import RunningServer, running_server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """The application over a fake engine that answers with the prompt's own bytes."""
+    with running_server(max_n=4, max_images=3, max_body="4M", keep_alive=0.2) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client

@@ -1,0 +1,67 @@
+"""A chat model without weights: tokens are the bytes of the last user message, a picture is four positions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from models.errors import InputError
+from models.media import ChatMessage, MediaItem, Prompt, Span, VideoFrames, VideoMetadata
+from service.catalog import Catalog, HostedModel
+from service.hub import Checkpoint
+
+END = 256
+IMAGE = 257
+
+
+class FakeProcessor:
+    stop_token_ids = frozenset({END})
+    generation_defaults: Mapping[str, float | int] = {"top_p": 0.5}
+    context_length = 4096
+    vocab_size = 258
+    reasoning_markers = ("<think>", "</think>")
+    max_item_embeds = 4
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def detokenize(self, token_ids: Sequence[int]) -> bytes:
+        return bytes(token for token in token_ids if token < 256)
+
+    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
+        if picture.width < 4:
+            raise InputError("image_url", f"the image is {picture.width} x {picture.height}; too narrow")
+        return self._item("image", (np.asarray(picture),))
+
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        return list(range(min(metadata.num_frames, max_frames)))
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        return self._item("video", video.frames)
+
+    def _item(self, kind: Any, frames: tuple[np.ndarray, ...]) -> MediaItem:
+        digest = hashlib.sha256(b"".join(frame.tobytes() for frame in frames)).digest()
+        return MediaItem(kind, frames, {"grid": np.ones(3, np.int32)}, 4, 1, 4, digest)
+
+    def prompt(
+        self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
+    ) -> Prompt:
+        if options.get("enable_thinking"):
+            text = b"<think>hm</think>\n\n"
+        else:
+            text = b""
+        text += "".join(part.text or "" for part in messages[-1].content).encode()
+        head = [IMAGE] * (4 * len(items))
+        ids = np.array(list(text) + head, np.int32)
+        spans = tuple(Span(index, len(text) + 4 * index, 4) for index in range(len(items)))
+        return Prompt(ids, np.arange(len(ids), dtype=np.int32)[None], len(ids), tuple(items), spans)
+
+
+def fake_catalog() -> Catalog:
+    checkpoint = Checkpoint("tiny", Path("/nowhere"))
+    return Catalog([HostedModel(("tiny", "tiny-alias"), "chat", checkpoint, FakeProcessor(), 1, demo=True)])
