@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.kernels.timing import Case, Run
 from models.layers.kernels.vae import residual_unit_cuda, snake_upsample_cuda
-from models.voxcpm2.vae_layers import causal_upsample, residual_unit, snake
+from models.voxcpm2.vae_layers import residual_unit, snake_upsample
 
 UNITS = [(1024, 32), (512, 192), (256, 960), (128, 1920), (64, 3840), (32, 7680)]
 UPSAMPLES = [(2048, 4, 8), (1024, 32, 6), (512, 192, 5), (256, 960, 2), (128, 1920, 2), (64, 3840, 2)]
@@ -36,9 +36,7 @@ def _upsample(
     weight, bias = _random(width, width // 2, 2 * stride) * width**-0.5, _random(width // 2)
     memory, slots = _random(rows + 1, width, 1), torch.arange(1, rows + 1, device="cuda")
     if plain:
-        return lambda i: causal_upsample(
-            snake(x[i % 4] * scale[:, None] + shift[:, None], alpha), weight, bias, stride, memory, slots
-        )
+        return lambda i: snake_upsample(x[i % 4], scale, shift, alpha, weight, bias, stride, memory, slots)
     return lambda i: snake_upsample_cuda(
         x[i % 4], scale, shift, alpha, weight, bias, stride, memory, slots, tile=tile, num_warps=warps
     )

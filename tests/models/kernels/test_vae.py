@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from models.layers.kernels.vae import residual_unit_cuda, snake_upsample_cuda
-from models.voxcpm2.vae_layers import causal_upsample, residual_unit, snake
+from models.voxcpm2.vae_layers import residual_unit, snake_upsample
 from tests.models.kernels.checking import poisoned_allocations, relative_error, wide
 
 TF32 = 1e-3
@@ -60,18 +60,14 @@ def check_upsample(rows, width, length, stride, device, precision, limit) -> Non
     slots = torch.randperm(rows + 3, device=device)[:rows]
     wide_table = table.double().cpu()
 
-    def twin(memory: Tensor | None, rows_of: Tensor | None) -> Tensor:
-        wx, ws, wh, wa, ww, wb = wide(x, scale, shift, alpha, weight, bias)
-        return causal_upsample(snake(wx * ws[:, None] + wh[:, None], wa), ww, wb, stride, memory, rows_of)
-
-    expected = twin(memory_of(wide_table, width, 1), slots.cpu())
     arguments = (x, scale, shift, alpha, weight, bias, stride)
+    expected = snake_upsample(*wide(*arguments), memory_of(wide_table, width, 1), slots.cpu())
     with poisoned_allocations():
         out = snake_upsample_cuda(*arguments, memory_of(table, width, 1), slots, precision=precision)
         fresh = snake_upsample_cuda(*arguments, precision=precision)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, twin(None, None)) < limit
+    assert relative_error(fresh, snake_upsample(*wide(*arguments))) < limit
 
 
 @pytest.mark.parametrize(("width", "length", "dilation"), [(32, 40, 1), (32, 20, 9), (64, 24, 3)])
