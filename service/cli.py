@@ -1,0 +1,185 @@
+"""The command line: serve, ask, say, models, doctor, version."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Union
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from models.errors import CheckpointError
+from service import doctor as checks
+from service.api.operations import server_version
+from service.client import ApiClient, ServerSaid, local_server
+from service.settings import ENV_PREFIX, Settings, SettingsError, describe, load_settings, panel, unknown_variables
+
+app = typer.Typer(
+    name="reprise",
+    help="A small server that sees and speaks, over the OpenAI protocol.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Url = Annotated[str, typer.Option("--url", envvar=ENV_PREFIX + "URL", help="Address of the server to ask.")]
+Key = Annotated[str, typer.Option("--key", envvar="OPENAI_API_KEY", help="API key of that server.")]
+Local = Annotated[bool, typer.Option("--local", help="Start a server of one's own for this command.")]
+Model = Annotated[str, typer.Option("--model", help="Served name; the first that fits unless given.")]
+
+
+def _settings_command(command: Any) -> Any:
+    """Give `command(config, print_config, **flags)` one option for each setting, documented where it is defined."""
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, default, annotation in (
+            ("config", None, Annotated[Path | None, typer.Option(help="YAML file of settings.")]),
+            ("print_config", False, Annotated[bool, typer.Option(help="Print the effective settings and leave.")]),
+        )
+    ]
+    for name, field in Settings.model_fields.items():
+        kind, default = _flag_type(field.annotation)
+        shown = field.get_default()
+        option = typer.Option(
+            help=field.description,
+            rich_help_panel=panel(name),
+            show_default=str(shown) if shown not in (None, ()) else False,
+        )
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+        )
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _flag_type(annotation: Any) -> tuple[Any, Any]:
+    """(type of the option, its value when it is not given)."""
+    origin = typing.get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        inner = [part for part in typing.get_args(annotation) if part is not type(None)]
+        return _flag_type(inner[0])
+    if origin is tuple:
+        return list[str] | None, None
+    if annotation is bool:
+        return bool | None, None
+    return str | None, None
+
+
+@app.command()
+@_settings_command
+def serve(config: Path | None = None, print_config: bool = False, **flags: Any) -> None:
+    """Serve models: those of --model, or the small untrained ones that come with the package."""
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
+    try:
+        settings = load_settings(given, config)
+    except SettingsError as error:
+        _fail(str(error))
+    for variable in unknown_variables(os.environ):
+        typer.echo(f"reprise: unknown variable {variable}", err=True)
+    if print_config:
+        typer.echo(describe(settings), nl=False)
+        return
+    from service.catalog import load_catalog
+    from service.server import run
+
+    try:
+        catalog = load_catalog(settings, lambda line: typer.echo(f"reprise: {line}", err=True))
+        status = run(settings, catalog)
+    except CheckpointError as error:
+        _fail(str(error))
+    raise typer.Exit(status)
+
+
+@app.command()
+def ask(
+    image: Annotated[Path, typer.Argument(help="Picture file.", exists=True, dir_okay=False)],
+    question: Annotated[str, typer.Argument(help="What to ask about it.")],
+    url: Url = DEFAULT_URL,
+    key: Key = "none",
+    model: Model = "",
+    max_tokens: Annotated[int, typer.Option(help="Length of the answer.")] = 256,
+    local: Local = False,
+) -> None:
+    """Ask a server about a picture and print the answer as it comes."""
+    with _client(url, key, local) as client:
+        for piece in client.ask(image, question, model, max_tokens):
+            typer.echo(piece, nl=False)
+        typer.echo()
+
+
+@app.command()
+def say(
+    text: Annotated[str, typer.Argument(help="What to say.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write; its ending is the format.")] = Path(
+        "out.wav"
+    ),
+    voice: Annotated[str, typer.Option(help="Name of a voice.")] = "default",
+    url: Url = DEFAULT_URL,
+    key: Key = "none",
+    model: Model = "",
+    local: Local = False,
+) -> None:
+    """Have a text spoken and write the audio to a file."""
+    with _client(url, key, local) as client:
+        size = client.say(text, out, model, voice)
+    typer.echo(f"{out}: {size} bytes")
+
+
+@app.command()
+def models(url: Url = DEFAULT_URL, key: Key = "none", local: Local = False) -> None:
+    """List the models of a server."""
+    table = Table("name", "kind", "context", "notice")
+    with _client(url, key, local) as client:
+        for card in client.models():
+            table.add_row(card["id"], card["kind"], str(card["max_model_len"]), card.get("notice", ""))
+    Console().print(table)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has and what is missing."""
+    marks = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "[yellow]--[/yellow]"}
+    console = Console()
+    findings = checks.examine()
+    for finding in findings:
+        advice = f"\n      [dim]{finding.advice}[/dim]" if finding.advice else ""
+        console.print(f"{marks[finding.good]}  {finding.subject}: {finding.found}{advice}", highlight=False)
+    raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(server_version())
+
+
+def _client(url: str, key: str, local: bool) -> Any:
+    return local_server() if local else ApiClient(url, key)
+
+
+def _fail(message: str) -> typing.NoReturn:
+    for line in message.splitlines():
+        typer.echo(f"reprise: {line}", err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Entry point of the `reprise` command."""
+    try:
+        app()
+    except ServerSaid as error:
+        typer.echo(f"reprise: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

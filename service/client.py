@@ -1,0 +1,124 @@
+"""A client for the command line: httpx against a running server, or against one started for the occasion."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+LOCAL_START_SECONDS = 180.0
+
+
+class ServerSaid(Exception):
+    """The server's own words on why it did not do what was asked, or that it cannot be reached."""
+
+
+class ApiClient:
+    """Talks to a server's /v1."""
+
+    def __init__(self, url: str, key: str) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        self._url = url
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)
+
+    def __enter__(self) -> ApiClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._http.close()
+        if isinstance(error, httpx.TransportError):
+            raise ServerSaid(
+                f"no server at {self._url} ({error}); start one with `reprise serve`, or add --local"
+            ) from error
+
+    def models(self) -> list[dict[str, Any]]:
+        response = self._http.get("/v1/models")
+        _check(response)
+        return response.json()["data"]
+
+    def ask(self, image: Path, question: str, model: str, max_tokens: int) -> Iterator[str]:
+        """The answer, piece by piece."""
+        media_type = mimetypes.guess_type(image)[0] or "image/png"
+        picture = f"data:{media_type};base64,{base64.b64encode(image.read_bytes()).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": question}]
+        body = {
+            "model": model or self._first("chat"),
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": max_tokens,
+            "stream": True,
+        }
+        with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            _check(response)
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    chunk = json.loads(line.removeprefix("data: "))
+                    if "error" in chunk:
+                        raise ServerSaid(chunk["error"]["message"])
+                    for choice in chunk["choices"]:
+                        yield choice["delta"].get("content", "")
+
+    def say(self, text: str, out: Path, model: str, voice: str) -> int:
+        """Bytes written to `out`."""
+        body = {
+            "model": model or self._first("speech"),
+            "input": text,
+            "voice": voice,
+            "response_format": out.suffix.removeprefix(".") or "wav",
+        }
+        with self._http.stream("POST", "/v1/audio/speech", json=body) as response:
+            _check(response)
+            with out.open("wb") as file:
+                return sum(file.write(piece) for piece in response.iter_bytes())
+
+    def _first(self, kind: str) -> str:
+        for card in self.models():
+            if card["kind"] == kind:
+                return card["id"]
+        raise ServerSaid(f"the server has no {kind} model")
+
+
+def _check(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    response.read()
+    try:
+        raise ServerSaid(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        raise ServerSaid(f"the server answered with status {response.status_code}") from None
+
+
+@contextmanager
+def local_server() -> Iterator[ApiClient]:
+    """A server on a free loopback port with the settings of the environment, stopped at the end."""
+    command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+    options = ["--log-format", "json", "--log-level", "info"]
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+    try:
+        yield ApiClient(_ready_url(process), "none")
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def _ready_url(process: subprocess.Popen[str]) -> str:
+    """The address from the log line that says so."""
+    assert process.stderr is not None
+    deadline = time.monotonic() + LOCAL_START_SECONDS
+    last = ""
+    for line in process.stderr:
+        last = line.strip() or last
+        if line.startswith("{") and str(message := json.loads(line).get("message", "")).startswith("ready at "):
+            return message.removeprefix("ready at ")
+        if time.monotonic() > deadline:
+            break
+    raise ServerSaid(f"the local server did not start: {last}")

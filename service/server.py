@@ -1,0 +1,145 @@
+"""Run the API process: uvicorn with our own shutdown, progress of the engine's start, and the banner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Literal
+
+import uvicorn
+from rich.console import Console
+from rich.panel import Panel
+
+from service.api.app import create_app, create_context
+from service.api.context import ServerContext
+from service.catalog import DEMO_NOTICE, Catalog, engine_config
+from service.engine.client import EngineError
+from service.engine.config import EngineConfig
+from service.engine.messages import EngineState
+from service.engine.supervisor import EngineLink, InlineLink, ProcessLink
+from service.logs import configure_logging
+from service.settings import Settings
+
+log = logging.getLogger("reprise")
+
+ABORT_GRACE = 3.0
+"""Seconds in which streams that outlast the drain send their error event."""
+
+
+def resolved_log_format(settings: Settings) -> Literal["text", "json"]:
+    if settings.log_format == "auto":
+        return "text" if sys.stderr.isatty() else "json"
+    return settings.log_format
+
+
+def link_maker(settings: Settings, config: EngineConfig) -> Callable[[], EngineLink]:
+    if settings.engine == "inline":
+        return lambda: InlineLink(config)
+    return lambda: ProcessLink(config)
+
+
+class Server(uvicorn.Server):
+    """The first signal drains: readiness turns red, `drain_delay` later no connection is accepted, running requests
+    have `drain_timeout` to end, the rest gets an error. The second signal ends at once."""
+
+    def __init__(self, config: uvicorn.Config, context: ServerContext) -> None:
+        super().__init__(config)
+        self._context = context
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._context.draining:
+            self.force_exit = self.should_exit = True
+            return
+        self._context.draining = True
+        # A signal arrives between two steps of the loop's thread: hand over to the loop.
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    async def startup(self, sockets: list | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def _begin_drain(self) -> None:
+        task = self._loop.create_task(self._drain())
+        self._context.tasks.add(task)
+        task.add_done_callback(self._context.tasks.discard)
+
+    async def _drain(self) -> None:
+        context, settings = self._context, self._context.settings
+        log.info("draining %d requests", context.admission.in_flight)
+        context.metrics.observe("ready", 0)
+        await asyncio.sleep(settings.drain_delay)
+        context.engine.drain()
+        self.should_exit = True
+        await asyncio.sleep(settings.drain_timeout)
+        await context.engine.stop()
+
+
+async def serve(settings: Settings, catalog: Catalog) -> int:
+    """Serve until a signal; the exit status. 1 when the engine cannot be started."""
+    log_format = resolved_log_format(settings)
+    context = create_context(settings, catalog, link_maker(settings, engine_config(settings, catalog, log_format)))
+    config = uvicorn.Config(
+        create_app(context),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
+        ws_max_size=settings.max_audio_bytes,
+        server_header=False,
+    )
+    server = Server(config, context)
+    context.engine.on_state = log_phase
+    failed = False
+
+    async def announce() -> None:
+        nonlocal failed
+        try:
+            await context.engine.wait_ready()
+        except EngineError as error:
+            log.error("%s", error.message)
+            failed = server.should_exit = True
+        else:
+            print_banner(context, _bound_url(server, settings))
+
+    task = asyncio.create_task(announce())
+    try:
+        await server.serve()
+    finally:
+        task.cancel()
+    return 1 if failed or not server.started else 0
+
+
+def run(settings: Settings, catalog: Catalog) -> int:
+    configure_logging(settings.log_level, resolved_log_format(settings))
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    return asyncio.run(serve(settings, catalog))
+
+
+def log_phase(state: EngineState) -> None:
+    log.info("engine: %s%s", state.phase, f" ({state.detail})" if state.detail else "")
+
+
+def _bound_url(server: uvicorn.Server, settings: Settings) -> str:
+    port = server.servers[0].sockets[0].getsockname()[1] if server.servers else settings.port
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{port}"
+
+
+def print_banner(context: ServerContext, url: str) -> None:
+    """URLs and models: a box on a terminal, a log line otherwise."""
+    names = [name for model in context.catalog.models for name in model.names]
+    if not sys.stderr.isatty():
+        log.info("ready at %s", url, extra={"models": ",".join(names)})
+        return
+    lines = [f"[bold]{url}/v1[/bold]", f"docs     {url}/docs", f"metrics  {url}/metrics", ""]
+    for model in context.catalog.models:
+        does = {"chat": "sees", "speech": "speaks"}[model.kind]
+        lines.append(f"{', '.join(model.names)} [dim]({does})[/dim]")
+        if model.demo:
+            lines.append(f"  [yellow]{DEMO_NOTICE}; serve a real model with --model[/yellow]")
+    Console(stderr=True).print(Panel("\n".join(lines), title="Reprise is ready", expand=False, highlight=False))
