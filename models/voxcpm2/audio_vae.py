@@ -102,14 +102,16 @@ class AudioVAE(nn.Module):
         """float32 [samples], zero-padded on the right to the hop -> latent frames [latent_dim, n]. Bounded memory."""
         return torch.cat(list(self.encode_pieces(wave)), dim=-1)
 
-    def encode_pieces(self, wave: Tensor) -> Iterator[Tensor]:
-        """What `encode` returns, in consecutive parts of _ENCODE_SECONDS; each is computed when it is asked for."""
+    def encode_pieces(self, wave: Tensor, frames: int = 1) -> Iterator[Tensor]:
+        """What `encode` returns, in consecutive parts of about _ENCODE_SECONDS and whole groups of `frames` latent
+        frames; each is computed when it is asked for."""
         hop = self.encoder_hop
         wave = nn.functional.pad(wave, (0, -wave.shape[0] % hop))
         streams = Streams(
             wave.new_zeros(1, self.encoder.memory_size), torch.zeros(1, dtype=torch.int64, device=wave.device)
         )
-        piece = _ENCODE_SECONDS * self.sample_rate // hop * hop
+        group = hop * frames
+        piece = _ENCODE_SECONDS * self.sample_rate // group * group
         for part in wave.split(piece):
             yield self.encoder(part[None, None], streams)[0]
 

@@ -77,7 +77,7 @@ class VoxCPM2:
         frames, channels = self.patch_shape
         missing = -wave.shape[0] % (frames * self.vae.encoder_hop)
         wave = F.pad(wave, (missing, 0) if pad == "left" else (0, missing))
-        for latent in self.vae.encode_pieces(wave):
+        for latent in self.vae.encode_pieces(wave, frames):
             yield latent.T.reshape(-1, frames, channels)
 
     def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:

@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Batch sizes to capture; empty: a ladder up to `max_running`."""
     first_audio_target: float = 0.5
     """Seconds; speech that would miss it is refused at admission."""
+    max_speech_load: float = 0.8
+    """Share of real time that the steps of all live streams may take; speech that would exceed it is refused."""
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
 

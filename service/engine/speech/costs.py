@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Literal
 
-Kind = Literal["prefill", "tail", "decode", "vae"]
+Kind = Literal["prefill", "tail", "decode", "vae", "clip"]
 
 _WEIGHT = 0.2
 _DEVIATIONS = 2.0
@@ -14,7 +14,8 @@ _DEVIATIONS = 2.0
 class CostModel:
     """Running means of seconds per (kind, solver steps, size), with the deviations that make them safe bounds.
 
-    Size is tokens for "prefill" and bucket rows for the others; solver steps is 0 where a cost has none. Means and
+    Size is tokens for "prefill", bucket rows for a step and 1 for a piece of a clip; solver steps is 0 where a cost
+    has none. Means and
     deviations are exponentially weighted, as TCP estimates a round trip (RFC 6298). A size never seen is interpolated
     between its neighbours; above the largest seen, cost grows in proportion; below the smallest, it stays.
     """

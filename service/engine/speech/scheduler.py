@@ -232,6 +232,12 @@ class SpeechScheduler:
             if stream.launched >= stream.max_patches:
                 stream.phase = Phase.IDLE
 
+    def undo(self, stream: Stream) -> None:
+        """A decode row of a launched step did not run after all."""
+        stream.launched -= 1
+        stream.playback.drop(self.policy.patch_seconds)
+        stream.phase = Phase.DECODE
+
     def _candidates(self, start: float, slacks: dict[Stream, float]) -> list[Stream]:
         """Streams with prompt positions to compute, most urgent first; live ones alone if there are any.
 
@@ -283,7 +289,7 @@ class SpeechScheduler:
         grown = [*chunks, PrefillChunk(stream, stream.prefilled, length)]
         prefill = self._chunks_cost(grown, (), bound=True)
         decoding = Counter(s.solver_steps for s in slacks if s.phase is Phase.DECODE)
-        rounds = sum(self._decode_bound(steps, min(n, self.policy.buckets[-1])) for steps, n in decoding.items())
+        rounds = sum(self.decode_bound(steps, min(n, self.policy.buckets[-1])) for steps, n in decoding.items())
         return prefill + rounds
 
     def _with_riders(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
@@ -291,7 +297,7 @@ class SpeechScheduler:
         alone = self._chunks_cost(chunks, (), bound=True)
         ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
         room = self.policy.buckets[-1] - len(chunks)
-        soon = [s for s in ready if slacks[s] < alone + 2 * self._decode_bound(s.solver_steps, len(ready))][:room]
+        soon = [s for s in ready if slacks[s] < alone + 2 * self.decode_bound(s.solver_steps, len(ready))][:room]
         for count in range(len(soon), 0, -1):
             cost = self._chunks_cost(chunks, soon[:count], bound=True)
             if cost + self.policy.guard <= max(0.0, slacks[soon[0]]):
@@ -314,7 +320,7 @@ class SpeechScheduler:
         first = min(ready, key=lambda s: (slacks.get(s, math.inf), s.last_launch))
         group = [stream for stream in ready if stream.solver_steps == first.solver_steps]
         largest = policy.buckets[-1]
-        horizon = 2 * self._decode_bound(first.solver_steps, min(len(group), largest)) + policy.guard
+        horizon = 2 * self.decode_bound(first.solver_steps, min(len(group), largest)) + policy.guard
 
         def rank(stream: Stream) -> tuple[int, float]:
             slack = slacks.get(stream, 0.0) if stream.live else math.inf
@@ -353,7 +359,8 @@ class SpeechScheduler:
         bucket = self._bucket(rows)
         return self.costs.mean("decode", steps, bucket) + self.costs.mean("vae", 0, bucket)
 
-    def _decode_bound(self, steps: int, rows: int) -> float:
+    def decode_bound(self, steps: int, rows: int) -> float:
+        """Seconds that a decode step of `rows` and its audio rarely exceed."""
         bucket = self._bucket(rows)
         return self.costs.bound("decode", steps, bucket) + self.costs.bound("vae", 0, bucket)
 
@@ -381,7 +388,10 @@ class SpeechScheduler:
         stream.phase = Phase.PREFILL
 
     def reserve(self, stream: Stream, positions: int) -> bool:
-        """Grows a running stream's reservation for a longer segment that came later. False when there is no room."""
+        """Grows a stream's reservation for a longer segment that came later. False when there is no room."""
+        if stream.phase is Phase.WAITING:
+            stream.positions = max(stream.positions, positions)
+            return self._pages_for(stream.positions) < self._pages.num_pages
         more = self._pages_for(positions) - len(stream.pages)
         if more > self._pages.num_available:
             return False
@@ -390,12 +400,11 @@ class SpeechScheduler:
         stream.positions = max(stream.positions, positions)
         return True
 
-    def begin_segment(self, stream: Stream, prompt_tokens: int, max_patches: int) -> None:
-        """A stream whose segment has ended, or that had none, gets the next one."""
+    def begin_segment(self, stream: Stream, prompt_tokens: int, max_patches: int, prefilled: int = 0) -> None:
+        """A stream whose segment has ended gets the next one; `prefilled` positions are in its cache already."""
         stream.prompt_tokens, stream.max_patches = prompt_tokens, max_patches
-        stream.prefilled = stream.launched = 0
-        if stream.phase is not Phase.WAITING:
-            stream.phase = Phase.PREFILL
+        stream.prefilled, stream.launched = prefilled, 0
+        stream.phase = Phase.PREFILL
 
     def end_segment(self, stream: Stream, patches: int) -> None:
         """The model stopped after `patches` real patches of the current segment; later launches were surplus."""

@@ -1,0 +1,472 @@
+"""Runs a scheduled step on the model: slot state, ragged prefill, then tail or decode step, then the codec.
+
+The backbone of prompts is ragged and runs eagerly; what has one row per stream (tail, decode step, codec) goes through
+recordings. One packed upload per pass, one packed copy down per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.layers.kv_cache import PagedBatch
+from models.protocol import Capacity, Capturable, Plan, SpeechModel
+from service.engine.arrival import Arrival
+from service.engine.speech.clock import DeviceClock, Mark
+from service.engine.speech.costs import CostModel, Kind
+from service.engine.speech.scheduler import PrefillChunk
+from service.engine.speech.sequence import SpeechSequence
+from service.engine.worker import WorkerContext
+from service.graphs.buffers import upload
+from service.graphs.runner import GraphRunner, Run
+
+LAUNCH_ERRORS = (RuntimeError, NotImplementedError)
+"""What a launch raises when it cannot be made, torch.OutOfMemoryError among them."""
+
+
+class PrefillError(Exception):
+    """The pass over prompts failed before any state of decoding streams was touched."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """What was timed, in the cost model's terms, and its marks."""
+
+    kind: Kind
+    solver_steps: int
+    size: int
+    start: Mark
+    end: Mark
+
+
+@dataclass(eq=False)
+class Flight:
+    """A step that was launched. rows: the sequence and segment of every row, in the order of the copied arrays."""
+
+    rows: list[tuple[SpeechSequence, int]]
+    arrival: Arrival
+    predicted: float
+    launched: float
+    kind: str
+    route: str
+    timings: list[Timing] = field(default_factory=list)
+    clip: str | None = None
+    """Request whose clip arrives with this launch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A row's result: audio float32 [samples], patch float32 [frames, channels]."""
+
+    sequence: SpeechSequence
+    segment: int
+    audio: np.ndarray
+    patch: np.ndarray
+    stopped: bool
+    finished: bool
+
+
+class SpeechRunner:
+    """Owns caches, slot state and recordings of one speech model."""
+
+    def __init__(
+        self,
+        name: str,
+        model: SpeechModel,
+        context: WorkerContext,
+        *,
+        num_pages: int,
+        max_streams: int,
+        buckets: Sequence[int],
+    ) -> None:
+        self.model = model
+        self.buckets = tuple(buckets)
+        self._name = name
+        self._context = context
+        self._device = context.device
+        self._page_size = context.config.page_size
+        self._max_pages = pages_for(model.max_positions, self._page_size)
+        self.clock = DeviceClock(context.device)
+        self.caches = [
+            spec.allocate(num_pages, self._page_size, context.device, context.dtype) for spec in model.cache_specs()
+        ]
+        self.state = slot_state(model, max_streams, self._max_pages, context.device)
+        rows = [{"rows": bucket} for bucket in self.buckets]
+        primes = [{"rows": bucket, "patches": model.priming_patches} for bucket in self.buckets if bucket <= 4]
+        default = model.solver_steps[0]
+        self._decode = {
+            steps: self._runner(
+                "decode",
+                model.decode_step(steps, self.state, self.caches, self._page_size),
+                rows,
+                hot=None if steps == default else (),
+            )
+            for steps in model.solver_steps
+        }
+        self._tail = {
+            steps: self._runner("tail", model.tail(steps, self.state), rows, hot=None if steps == default else ())
+            for steps in model.solver_steps
+        }
+        self._vae = self._runner("vae", model.vae_step(self.state), rows, hot=None)
+        self._prime = self._runner("prime", model.vae_prime(self.state), primes, hot=())
+
+    def _runner(
+        self, kind: str, capturable: Capturable, ladder: Sequence[Capacity], hot: Sequence[Capacity] | None
+    ) -> GraphRunner:
+        context = self._context
+        return GraphRunner(
+            self._name,
+            kind,
+            capturable,
+            ladder,
+            context.pool,
+            context.observations,
+            enabled=context.config.graphs,
+            hot=hot,
+        )
+
+    def capture_next(self, *, idle: bool) -> bool:
+        runners = [*self._decode.values(), *self._tail.values(), self._vae, self._prime]
+        return any(runner.capture_next(idle=idle) for runner in runners)
+
+    # Steps
+
+    def launch_decode(
+        self, sequences: Sequence[SpeechSequence], solver_steps: int, *, predicted: float, now: float
+    ) -> Flight:
+        """One decode step of all rows and its audio. Rows share the number of solver steps."""
+        slots = slots_of(sequences)
+        start = self.clock.mark()
+        run = self._decode[solver_steps].run(slots_plan(slots))
+        middle = self.clock.mark()
+        flight = self._deliver(sequences, slots, [(run, list(range(len(sequences))))], predicted, now, "decode")
+        bucket = self._bucket(len(sequences))
+        flight.timings = [
+            Timing("decode", solver_steps, bucket, start, middle),
+            Timing("vae", 0, bucket, middle, self.clock.mark()),
+        ]
+        return flight
+
+    def launch_prefill(
+        self,
+        chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
+        riders: Sequence[SpeechSequence],
+        *,
+        predicted: float,
+        now: float,
+    ) -> Flight:
+        """One ragged pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit.
+
+        Raises PrefillError when the ragged pass failed: the decode rows are as they were.
+        """
+        start = self.clock.mark()
+        try:
+            self._reset_codec([sequence for chunk, sequence in chunks if chunk.start == 0 and sequence.segment == 0])
+            conditioning = self._backbone(chunks, riders)
+        except LAUNCH_ERRORS as error:
+            raise PrefillError(f"the prompt's pass failed ({type(error).__name__})") from error
+        ready = [sequence for chunk, sequence in chunks if chunk.last]
+        self._seat(ready)
+        emitting = [*riders, *ready]
+        after_backbone = self.clock.mark()
+        tokens = sum(chunk.length for chunk, _ in chunks) + len(riders)
+        timings = [Timing("prefill", 0, tokens, start, after_backbone)]
+        runs: list[tuple[Run, list[int]]] = []
+        for solver_steps in sorted({sequence.request.solver_steps for sequence in emitting}):
+            rows = [i for i, sequence in enumerate(emitting) if sequence.request.solver_steps == solver_steps]
+            begin = self.clock.mark()
+            plan = slots_plan(slots_of([emitting[i] for i in rows]))
+            plan.tensors["conditioning"] = [conditioning[i : i + 1] for i in rows]
+            runs.append((detach(self._tail[solver_steps].run(plan)), rows))
+            timings.append(Timing("tail", solver_steps, self._bucket(len(rows)), begin, self.clock.mark()))
+        after_tail = self.clock.mark()
+        kind = "mixed" if riders else "prefill"
+        self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason="ragged")
+        flight = self._deliver(emitting, slots_of(emitting), runs, predicted, now, kind)
+        if emitting:
+            timings.append(Timing("vae", 0, self._bucket(len(emitting)), after_tail, self.clock.mark()))
+        flight.timings = timings
+        return flight
+
+    def _deliver(
+        self,
+        sequences: Sequence[SpeechSequence],
+        slots: np.ndarray,
+        runs: Sequence[tuple[Run, list[int]]],
+        predicted: float,
+        now: float,
+        kind: str,
+    ) -> Flight:
+        """Codec step of the rows, then everything down in one copy: audio, patch, stopped, finished per row."""
+        route = runs[0][0].route if runs else "eager"
+        if not sequences:
+            return Flight([], Arrival({}, self._device), predicted, now, kind, route)
+        results = [cut(run, len(rows)) for run, rows in runs]
+        patch, stopped, finished = (torch.cat([result[name] for result in results]) for name in RESULTS)
+        order = [row for _, rows in runs for row in rows]
+        run = self._vae.run(slots_plan(slots[order]))
+        packed = torch.cat(
+            [
+                run.outputs["audio"][: len(order)].float(),
+                patch.flatten(1).float(),
+                stopped.float()[:, None],
+                finished.float()[:, None],
+            ],
+            dim=1,
+        )
+        rows = [(sequences[row], sequences[row].segment) for row in order]
+        return Flight(rows, Arrival({"packed": packed}, self._device), predicted, now, kind, route)
+
+    def outcomes(self, flight: Flight) -> list[Outcome]:
+        """Results of a flight that has arrived, as copies."""
+        if not flight.rows:
+            return []
+        packed = flight.arrival.read()["packed"]
+        samples, shape = self.model.samples_per_patch, self.model.patch_shape
+        return [
+            Outcome(
+                sequence=sequence,
+                segment=segment,
+                audio=row[:samples].copy(),
+                patch=row[samples:-2].reshape(shape).copy(),
+                stopped=bool(row[-2]),
+                finished=bool(row[-1]),
+            )
+            for (sequence, segment), row in zip(flight.rows, packed, strict=True)
+        ]
+
+    # Parts of a prefill
+
+    def _reset_codec(self, sequences: Sequence[SpeechSequence]) -> None:
+        """The codec's memory of new streams: silence, or the end of the clip that they continue."""
+        by_length: dict[int, list[SpeechSequence]] = {}
+        for sequence in sequences:
+            by_length.setdefault(len(sequence.prompt.primed), []).append(sequence)
+        for length, group in by_length.items():
+            plan = Plan(
+                arrays={
+                    "slots": slots_of(group),
+                    "patches": np.stack([sequence.prompt.primed for sequence in group]),
+                },
+                needs={"rows": len(group), "patches": length},
+            )
+            # A recording's padding patches would be heard: only full lengths are replayed.
+            self._prime.run(plan, eager=None if length == self.model.priming_patches else "no_bucket")
+
+    def _backbone(
+        self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], riders: Sequence[SpeechSequence]
+    ) -> Tensor:
+        """Conditioning [riders + prompts that end, width]."""
+        plan, batch_arrays, max_q, max_k = ragged_plan(chunks, self._page_size, self.model.patch_shape)
+        arrays = plan | batch_arrays | {"riders": slots_of(riders)}
+        device = upload(arrays, self._device)
+        batch = PagedBatch(
+            caches=self.caches,
+            page_size=self._page_size,
+            slot_mapping=device["slot_mapping"],
+            num_decode_rows=0,
+            cu_seqlens_q=device["cu_seqlens_q"],
+            cu_seqlens_k=device["cu_seqlens_k"],
+            key_rows=device.get("key_rows"),
+            max_seqlen_q=max_q,
+            max_seqlen_k=max_k,
+        )
+        inputs = {name: device[name] for name in plan}
+        if riders:
+            return self.model.mixed(inputs, batch, self.state, device["riders"])
+        return self.model.prefill(inputs, batch)
+
+    def _seat(self, sequences: Sequence[SpeechSequence]) -> None:
+        """Writes the slots' rows of streams whose prompt is in the cache; their first patch comes next."""
+        if not sequences:
+            return
+        arrays = seat_arrays(sequences, self._max_pages, self.model.patch_shape)
+        device = upload(arrays, self._device)
+        slots = device.pop("slots")
+        for name, values in device.items():
+            table = self.state[name]
+            table.index_copy_(0, slots, values.to(table.dtype))
+
+    def _bucket(self, rows: int) -> int:
+        return next((bucket for bucket in self.buckets if bucket >= rows), rows)
+
+    # Start
+
+    def calibrate(self, costs: CostModel, buckets: Sequence[int], prompt_lengths: Sequence[int]) -> None:
+        """Measures the default solver steps on scratch rows: the first requests are scheduled by numbers, too."""
+        steps = self.model.solver_steps[0]
+        for bucket in buckets:
+            plan = slots_plan(np.zeros(bucket, dtype=np.int64))
+            tail = slots_plan(np.zeros(bucket, dtype=np.int64))
+            tail.tensors["conditioning"] = [self._conditioning(bucket)]
+            costs.observe("decode", steps, bucket, self._timed(partial(self._decode[steps].run, plan)))
+            costs.observe("tail", steps, bucket, self._timed(partial(self._tail[steps].run, tail)))
+            costs.observe("vae", 0, bucket, self._timed(partial(self._vae.run, plan)))
+        for length in prompt_lengths:
+            costs.observe("prefill", 0, length, self._timed(partial(self.scratch_prefill, length)))
+
+    def _timed(self, launch: Callable[[], object]) -> float:
+        """Seconds of the second run: the first one may compile or allocate."""
+        launch()
+        start = self.clock.mark()
+        launch()
+        end = self.clock.mark()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return self.clock.seconds(start, end)
+
+    def scratch_prefill(self, length: int) -> Tensor:
+        """A prompt of audio positions alone, the costliest, whose keys go to the scratch page."""
+        arrays: dict[str, np.ndarray] = {
+            "token_ids": np.zeros(length, dtype=np.int64),
+            "positions": np.arange(length),
+            "audio_rows": np.arange(length),
+            "patches": np.zeros((length, *self.model.patch_shape), dtype=np.float32),
+            "last": np.array([length - 1]),
+            "slot_mapping": np.zeros(length, dtype=np.int64),
+            "cu_seqlens": np.array([0, length], dtype=np.int32),
+        }
+        device = upload(arrays, self._device)
+        batch = PagedBatch(
+            caches=self.caches,
+            page_size=self._page_size,
+            slot_mapping=device.pop("slot_mapping"),
+            num_decode_rows=0,
+            cu_seqlens_q=device["cu_seqlens"],
+            cu_seqlens_k=device.pop("cu_seqlens"),
+            max_seqlen_q=length,
+            max_seqlen_k=length,
+        )
+        return self.model.prefill(device, batch)
+
+    def largest_shapes(self, tokens: int, clip_samples: int) -> None:
+        """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a clip's piece."""
+        rows = self.buckets[-1]
+        plan = slots_plan(np.zeros(rows, dtype=np.int64))
+        tail = slots_plan(np.zeros(rows, dtype=np.int64))
+        tail.tensors["conditioning"] = [self._conditioning(rows)]
+        self.scratch_prefill(tokens)
+        steps = self.model.solver_steps[0]
+        self._decode[steps].run(plan, eager="disabled")
+        self._tail[steps].run(tail, eager="disabled")
+        self._vae.run(plan, eager="disabled")
+        next(iter(self.model.encode_reference_pieces(torch.zeros(clip_samples, device=self._device), "right")))
+
+    def _conditioning(self, rows: int) -> Tensor:
+        width = self.model.conditioning_width
+        return torch.zeros((rows, width), device=self._device, dtype=self._context.dtype)
+
+
+RESULTS = ("patch", "stopped", "finished")
+
+
+def pages_for(positions: int, page_size: int) -> int:
+    return -(-positions // page_size)
+
+
+
+def slot_state(model: SpeechModel, max_streams: int, max_pages: int, device: torch.device) -> dict[str, Tensor]:
+    """The model's tables and the block table, one row per slot and the scratch row."""
+    rows = max_streams + 1
+    state = {
+        name: torch.zeros((rows, *spec.shape), dtype=spec.dtype, device=device)
+        for name, spec in model.state_specs().items()
+    }
+    state["block_table"] = torch.zeros((rows, max_pages), dtype=torch.int32, device=device)
+    return state
+
+
+def slots_of(sequences: Sequence[SpeechSequence]) -> np.ndarray:
+    return np.array([sequence.stream.slot for sequence in sequences], dtype=np.int64)
+
+
+def slots_plan(slots: np.ndarray) -> Plan:
+    return Plan(arrays={"slots": slots}, needs={"rows": len(slots)})
+
+
+def cut(run: Run, rows: int) -> dict[str, Tensor]:
+    return {name: run.outputs[name][:rows] for name in RESULTS}
+
+
+def detach(run: Run) -> Run:
+    """Outputs of their own: the next replay of the same runner must not overwrite them."""
+    return Run({name: value.clone() for name, value in run.outputs.items()}, run.route)
+
+
+def ragged_plan(
+    chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], page_size: int, patch_shape: tuple[int, int]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int, int]:
+    """The model's inputs, the batch's arrays and the longest query and key segments of packed prompt chunks."""
+    ids, positions, audio_rows, patches, last, rows, keys = [], [], [], [], [], [], []
+    lengths_q, lengths_k = [], []
+    packed = 0
+    for chunk, sequence in chunks:
+        prompt = sequence.prompt
+        stop = chunk.start + chunk.length
+        mask = prompt.audio_mask[chunk.start : stop]
+        before = int(prompt.audio_mask[: chunk.start].sum())
+        at = np.arange(stop)
+        key_rows = np.array(sequence.stream.pages, dtype=np.int64)[at // page_size] * page_size + at % page_size
+        ids.append(prompt.token_ids[chunk.start : stop])
+        positions.append(at[chunk.start :])
+        audio_rows.append(packed + np.flatnonzero(mask))
+        patches.append(prompt.patches[before : before + int(mask.sum())])
+        rows.append(key_rows[chunk.start :])
+        keys.append(key_rows)
+        lengths_q.append(chunk.length)
+        lengths_k.append(stop)
+        packed += chunk.length
+        if chunk.last:
+            last.append(packed - 1)
+    plan = {
+        "token_ids": np.concatenate(ids),
+        "positions": np.concatenate(positions),
+        "audio_rows": np.concatenate(audio_rows),
+        "patches": np.concatenate([np.zeros((0, *patch_shape), np.float32), *patches]),
+        "last": np.array(last, dtype=np.int64),
+    }
+    batch = {
+        "slot_mapping": np.concatenate(rows),
+        "cu_seqlens_q": np.cumsum([0, *lengths_q], dtype=np.int32),
+        "cu_seqlens_k": np.cumsum([0, *lengths_k], dtype=np.int32),
+    }
+    if any(chunk.start for chunk, _ in chunks):
+        batch["key_rows"] = np.concatenate(keys)
+    return plan, batch, max(lengths_q), max(lengths_k)
+
+
+def seat_arrays(
+    sequences: Sequence[SpeechSequence], max_pages: int, patch_shape: tuple[int, int]
+) -> dict[str, np.ndarray]:
+    """Slot-state rows at the end of a prompt, as models.protocol.SpeechModel lists them."""
+    count = len(sequences)
+    prompts = [sequence.prompt for sequence in sequences]
+    last_patch = np.zeros((count, *patch_shape), dtype=np.float32)
+    block_table = np.zeros((count, max_pages), dtype=np.int32)
+    for row, sequence in enumerate(sequences):
+        if sequence.prompt.audio_mask[-1]:
+            last_patch[row] = sequence.prompt.patches[-1]
+        block_table[row, : len(sequence.stream.pages)] = sequence.stream.pages
+
+    def per_row(values: Sequence[float], dtype: type) -> np.ndarray:
+        return np.array(values, dtype=dtype)
+
+    return {
+        "slots": slots_of(sequences),
+        "last_patch": last_patch,
+        "block_table": block_table,
+        "length": per_row([len(prompt.token_ids) for prompt in prompts], np.int32),
+        "step": np.zeros(count, dtype=np.int32),
+        "fresh": np.zeros(count, dtype=np.bool_),
+        "active": np.ones(count, dtype=np.bool_),
+        "min_patches": per_row([prompt.min_patches for prompt in prompts], np.int32),
+        "max_patches": per_row([prompt.max_patches for prompt in prompts], np.int32),
+        "seed": per_row([sequence.seed for sequence in sequences], np.int64),
+        "cfg": per_row([sequence.request.cfg_value for sequence in sequences], np.float32),
+        "temperature": per_row([sequence.request.temperature for sequence in sequences], np.float32),
+    }

@@ -1,0 +1,146 @@
+"""A speech request in the engine: its segments, the prompt of each, and what has come of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.errors import InputError
+from models.processor import SpeechProcessor
+from service.engine.messages import SpeechRequest, SpeechSegment
+from service.engine.speech.stream import Stream
+
+CONTINUITY_PATCHES = 64
+"""Patches of the first segment (10 s) that condition the voice of those after it."""
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentPrompt:
+    """One segment laid out on the time axis.
+
+    token_ids int64 [n], audio_mask bool [n], patches float32 [audio positions, frames, channels] in order of the
+    masked positions; primed: patches that the codec's memory starts from.
+    """
+
+    token_ids: np.ndarray
+    audio_mask: np.ndarray
+    patches: np.ndarray
+    primed: np.ndarray
+    min_patches: int
+    max_patches: int
+
+    @property
+    def positions(self) -> int:
+        return len(self.token_ids) + self.max_patches
+
+    def common_prefix(self, other: SegmentPrompt) -> int:
+        """Leading positions whose keys are the same in both: equal ids, and equal patches where there is audio."""
+        shortest = min(len(self.token_ids), len(other.token_ids))
+        same = (self.token_ids[:shortest] == other.token_ids[:shortest]) & (
+            self.audio_mask[:shortest] == other.audio_mask[:shortest]
+        )
+        index = np.cumsum(self.audio_mask[:shortest]) - 1
+        at_audio = np.flatnonzero(self.audio_mask[:shortest] & same)
+        at_audio = at_audio[index[at_audio] < min(len(self.patches), len(other.patches))]
+        differing = (self.patches[index[at_audio]] != other.patches[index[at_audio]]).any(axis=(1, 2))
+        same[at_audio[differing]] = False
+        return int(shortest if same.all() else np.argmin(same))
+
+
+class SpeechSequence:
+    """Speaks the segments of a request one after the other.
+
+    The first segment's prompt is what the request says. Later ones take the request's clips and the first segment's
+    own patches, up to CONTINUITY_PATCHES of them, as their reference: the voice stays.
+    """
+
+    def __init__(
+        self, request: SpeechRequest, processor: SpeechProcessor, patch_shape: tuple[int, int], priming_patches: int
+    ) -> None:
+        """Raises InputError when the first segment does not fit the context."""
+        self.request = request
+        self.open = request.open
+        self.idle = False
+        """The current segment has ended, and there is no next one yet."""
+        self.segment = 0
+        self.segments: deque[SpeechSegment] = deque(request.segments[1:])
+        self.patches = 0
+        """Real patches of the current segment that have come."""
+        self._processor = processor
+        self._none = np.zeros((0, *patch_shape), dtype=np.float32)
+        self._reference = self._none if request.reference is None else request.reference
+        clip = self._none if request.prompt is None else request.prompt
+        self._clips = np.concatenate([self._reference, clip])
+        self._opening: list[np.ndarray] = []
+        first = request.segments[0]
+        text_ids = request.transcript_ids if len(clip) else first.text_ids
+        self.prompt = self._lay_out(first, text_ids, self._reference, clip, priming_patches)
+        for segment in self.segments:
+            self.later_positions(segment)
+        self.stream = Stream(
+            request_id=request.request_id,
+            live=request.live,
+            arrival=request.arrival,
+            solver_steps=request.solver_steps,
+            prompt_tokens=len(self.prompt.token_ids),
+            max_patches=self.prompt.max_patches,
+            positions=max([self.prompt.positions, *map(self.later_positions, self.segments)]),
+        )
+
+    @property
+    def seed(self) -> int:
+        """Noise seed of the current segment: the request's own for the first, derived from it for the others."""
+        if self.segment == 0:
+            return self.request.seed
+        digest = hashlib.blake2b(f"{self.request.seed}/{self.segment}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+    @property
+    def may_continue(self) -> bool:
+        """Segments follow, or may still come."""
+        return bool(self.segments) or self.open
+
+    def keep(self, patch: np.ndarray) -> None:
+        """Takes a patch float32 [frames, channels] that came for the current segment."""
+        self.patches += 1
+        if self.segment == 0 and self.may_continue and len(self._opening) < CONTINUITY_PATCHES:
+            self._opening.append(patch)
+
+    def next_segment(self) -> None:
+        """Makes the next segment the current one."""
+        segment = self.segments.popleft()
+        self.segment += 1
+        self.patches = 0
+        reference = np.concatenate([self._clips, np.stack(self._opening)])
+        self.prompt = self._lay_out(segment, segment.text_ids, reference, self._none, 0)
+
+    def later_positions(self, segment: SpeechSegment) -> int:
+        """Most positions of a segment after the first; InputError when the context is shorter."""
+        reference = len(self._clips) + CONTINUITY_PATCHES
+        layout = self._processor.layout(segment.text_ids, reference_patches=reference)
+        return min(len(layout.token_ids) + segment.max_patches, self._processor.context_length)
+
+    def _lay_out(
+        self,
+        segment: SpeechSegment,
+        text_ids: tuple[int, ...],
+        reference: np.ndarray,
+        clip: np.ndarray,
+        priming_patches: int,
+    ) -> SegmentPrompt:
+        layout = self._processor.layout(text_ids, reference_patches=len(reference), prompt_patches=len(clip))
+        room = self._processor.context_length - len(layout.token_ids)
+        if segment.min_patches >= room:
+            raise InputError("input", f"text and clips leave {room} patches of the context to speak in")
+        patches = np.concatenate([reference, clip]).astype(np.float32, copy=False)
+        return SegmentPrompt(
+            token_ids=layout.token_ids.astype(np.int64),
+            audio_mask=layout.audio_mask,
+            patches=patches,
+            primed=patches[-priming_patches:] if len(clip) and priming_patches else self._none,
+            min_patches=segment.min_patches,
+            max_patches=min(segment.max_patches, room),
+        )

@@ -1,0 +1,128 @@
+"""Drives a speech worker as the engine loop does: one thread, two launches in flight, results read one step late."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from models.processor import SpeechProcessor
+from models.protocol import SpeechModel
+from service.engine.config import EngineConfig, ModelConfig
+from service.engine.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
+from service.engine.speech.runner import Flight, Outcome
+from service.engine.speech.worker import SpeechWorker, create_worker
+from service.engine.worker import Control, Request, WorkerContext
+from service.graphs.accounting import Observations
+from service.graphs.pool import GraphPool
+
+
+@dataclass
+class Heard:
+    """What came for one request."""
+
+    deltas: list[SpeechDelta] = field(default_factory=list)
+    patches: list[np.ndarray] = field(default_factory=list)
+    failed: Failed | None = None
+    encoded: ReferenceEncoded | None = None
+
+    @property
+    def audio(self) -> np.ndarray:
+        return np.concatenate([delta.audio for delta in self.deltas])
+
+
+class WorkerRig:
+    def __init__(
+        self,
+        model: SpeechModel,
+        processor: SpeechProcessor,
+        *,
+        graphs: bool = True,
+        max_running: int = 4,
+        buckets: Sequence[int] = (1, 2, 4),
+        tokens: int = 2048,
+        step_tokens: int = 512,
+        target: float = 1e9,
+        device: str = "cpu",
+    ) -> None:
+        config = EngineConfig(
+            models=(ModelConfig("tts", "unused"),),
+            max_running=max_running,
+            decode_buckets=tuple(buckets),
+            first_audio_target=target,
+            max_step_tokens=step_tokens,
+            max_speech_load=1e9,
+            graphs=graphs,
+        )
+        where = torch.device(device)
+        dtype = model.state_specs()["last_patch"].dtype
+        self.observations = Observations()
+        pool = GraphPool(where, 1 << 30)
+        context = WorkerContext(config, where, dtype, pool, self.observations, time.monotonic)
+        self.worker: SpeechWorker = create_worker("tts", processor, model, context)
+        self.worker.allocate(1 + tokens // config.page_size)
+        while self.worker.capture_next(idle=False):
+            pass
+        self.heard: dict[str, Heard] = defaultdict(Heard)
+        self.ticks = 0
+        self._record_patches()
+
+    def _record_patches(self) -> None:
+        runner = self.worker._runner
+        outcomes = runner.outcomes
+
+        def spy(flight: Flight) -> list[Outcome]:
+            results = outcomes(flight)
+            for outcome in results:
+                sequence = outcome.sequence
+                alive = self.worker._sequences.get(sequence.request.request_id) is sequence
+                if alive and outcome.segment == sequence.segment and not sequence.idle:
+                    self.heard[sequence.request.request_id].patches.append(outcome.patch)
+            return results
+
+        runner.outcomes = spy  # type: ignore[method-assign]
+
+    def turn(self) -> bool:
+        """One turn of the engine loop; False when there was nothing to do."""
+        now = time.monotonic()
+        launched = self.worker.has_work() and self.worker.tick(now, float("inf"))
+        self.ticks += launched
+        waiting = not launched and self.worker.oldest_launch() is not None
+        if waiting:
+            self.worker.wait()
+        outputs = self.worker.collect()
+        for delta in outputs.speech:
+            self.heard[delta.request_id].deltas.append(delta)
+        for failed in outputs.failed:
+            self.heard[failed.request_id].failed = failed
+        for encoded in outputs.encoded:
+            self.heard[encoded.request_id].encoded = encoded
+        return launched or waiting or bool(outputs.failed)
+
+    def run(self, script: Mapping[int, Sequence[Request | Control]]) -> dict[str, Heard]:
+        """Hands out commands at the given numbers of turns, then turns until nothing is left to do."""
+        script = dict(script)
+        turn = 0
+        while True:
+            for command in script.pop(turn, ()):
+                if hasattr(command, "model"):
+                    self.worker.submit(command)  # type: ignore[arg-type]
+                else:
+                    self.worker.control(command)  # type: ignore[arg-type]
+            if not self.turn() and not script:
+                return self.heard
+            turn += 1
+
+    def alone(self, request: SpeechRequest) -> Heard:
+        return self.run({0: [request]})[request.request_id]
+
+    def assert_clean(self) -> None:
+        """Nothing is left of any request."""
+        state = self.worker.state()
+        assert (state.running, state.waiting, state.pages_used) == (0, 0, 0)
+        assert not self.worker._sequences and not self.worker._flights
+        self.worker._pages.check()

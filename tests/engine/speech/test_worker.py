@@ -1,0 +1,306 @@
+"""The worker on the golden checkpoint: equal to the reference, and each stream equal to itself alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from models.voxcpm2.model import VoxCPM2, load_model
+from service.engine.messages import (
+    Abort,
+    EncodeReference,
+    Pause,
+    SpeechAppend,
+    SpeechRequest,
+    SpeechSegment,
+)
+from tests.engine.speech.rig import Heard, WorkerRig
+from tests.models.voxcpm2 import golden
+
+HIDDEN, AUDIO = 1e-4, 2e-4
+SAMPLES = 7680
+TEXTS = ("A tiny voice says hello.", "Two red boats.", "你好", "Yes", "One more sentence to speak here.")
+
+
+@pytest.fixture(scope="module")
+def model() -> VoxCPM2:
+    """With its own noise and a stop head that never fires: lengths are those asked for."""
+    model = load_model(golden.DIRECTORY, torch.device("cpu"), torch.float32)
+    model.network.stop_head.weight.data.zero_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def rig(model: VoxCPM2) -> Iterator[WorkerRig]:
+    rig = WorkerRig(model, golden.processor())
+    yield rig
+    rig.assert_clean()
+
+
+def segment(text: str, patches: int = 5, min_patches: int = 2) -> SpeechSegment:
+    return SpeechSegment(tuple(golden.processor().tokenize(text)), min_patches, patches)
+
+
+def request(name: str, *segments: SpeechSegment, **changes: object) -> SpeechRequest:
+    fields = {"seed": 7, "cfg_value": 2.0, "solver_steps": 4, "live": True, "arrival": 0.0, **changes}
+    return SpeechRequest(name, "tts", segments or (segment(TEXTS[0]),), **fields)  # type: ignore[arg-type]
+
+
+def golden_request(mode: str, **changes: object) -> SpeechRequest:
+    utterance = golden.utterance(mode)
+    options = golden.INPUTS["modes"][mode]
+    patches = utterance.patches.numpy()
+    prompt = patches[len(patches) - utterance.prompt_patches :] if utterance.prompt_patches else None
+    reference = patches[: len(patches) - utterance.prompt_patches]
+    transcript = golden.processor().tokenize(options.get("prompt_text", "") + golden.INPUTS["target_text"])
+    return request(
+        mode,
+        segment(golden.INPUTS["target_text"], utterance.max_patches, utterance.min_patches),
+        seed=utterance.seed,
+        solver_steps=10,
+        reference=reference if len(reference) else None,
+        prompt=prompt,
+        transcript_ids=tuple(transcript) if prompt is not None else (),
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
+def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
+    """All modes in one worker, arriving one after the other, with the recorded noise."""
+    rig = WorkerRig(golden.model(), golden.processor(), graphs=graphs)
+    heard = rig.run({i: [golden_request(mode)] for i, mode in enumerate(golden.MODES)})
+    expected = golden.expected()
+    for mode in golden.MODES:
+        patches = expected[f"{mode}.patches"].numpy()
+        np.testing.assert_allclose(np.stack(heard[mode].patches), patches, atol=HIDDEN, rtol=0)
+        stops = bool(expected[f"{mode}.stop_logits"][-1].argmax())
+        assert heard[mode].deltas[-1].finished and heard[mode].deltas[-1].truncated != stops
+    for name, count in (("zero_shot.audio", 6), ("combined.audio_first3", 3), ("continuation.audio_first1", 1)):
+        audio = heard[name.split(".")[0]].audio[: count * SAMPLES]
+        np.testing.assert_allclose(audio, expected[name][0].numpy(), atol=AUDIO, rtol=0)
+    rig.assert_clean()
+    routes = {(o.labels["kind"], o.labels["route"]) for o in rig.observations.drain() if o.name == "steps_total"}
+    assert (("decode", "replay") in routes) == graphs and (("tail", "replay") in routes) == graphs
+
+
+def test_a_natural_stop_ends_the_stream_without_its_surplus_patch() -> None:
+    rig = WorkerRig(golden.model(), golden.processor())
+    heard = rig.alone(
+        request(
+            "stop", segment(golden.INPUTS["target_text"], 6, 0), seed=golden.MODES.index("zero_shot"), solver_steps=10
+        )
+    )
+    np.testing.assert_allclose(
+        np.stack(heard.patches), golden.expected()["stop_case.patches"].numpy(), atol=HIDDEN, rtol=0
+    )
+    assert len(heard.audio) == 2 * SAMPLES
+    assert heard.deltas[-1].finished and not heard.deltas[-1].truncated
+    assert rig.ticks == 3
+    rig.assert_clean()
+
+
+def streams(count: int) -> list[SpeechRequest]:
+    """Streams that differ in text, length, seed, guidance, solver steps, clips and the number of segments."""
+    rng = np.random.default_rng(0)
+    requests = []
+    for i in range(count):
+        clip = rng.standard_normal((1 + i % 4, 4, 8)).astype(np.float32)
+        lengths = [2 + i % 3, 2][: 1 + (i % 5 == 0)]
+        segments = [segment(TEXTS[(i + k) % len(TEXTS)], patches) for k, patches in enumerate(lengths)]
+        requests.append(
+            request(
+                f"stream {i}",
+                *segments,
+                seed=100 + i,
+                cfg_value=1.5 + i % 3 * 0.5,
+                solver_steps=(4, 6)[i % 7 == 3],
+                live=i % 4 != 2,
+                reference=clip if i % 3 == 1 else None,
+                prompt=clip if i % 6 == 2 else None,
+                transcript_ids=segments[0].text_ids if i % 6 == 2 else (),
+            )
+        )
+    return requests
+
+
+@pytest.fixture(scope="module")
+def alone(model: VoxCPM2) -> dict[str, Heard]:
+    """Each stream as it is when nobody else is there, eagerly."""
+    rig = WorkerRig(model, golden.processor(), graphs=False)
+    for one in streams(33):
+        rig.alone(one)
+    return dict(rig.heard)
+
+
+@pytest.mark.parametrize("count, buckets", [(1, (1,)), (2, (2,)), (7, (1, 4, 8)), (16, (4, 16)), (33, (12, 34))])
+def test_streams_that_come_and_go_equal_themselves_alone(
+    model: VoxCPM2, alone: dict[str, Heard], count: int, buckets: tuple[int, ...]
+) -> None:
+    """A few arrivals a turn, prefills in chunks among decodes, scratch rows full of NaN."""
+    rig = WorkerRig(model, golden.processor(), max_running=count, buckets=buckets, tokens=8192, step_tokens=48)
+    for table in rig.worker._runner.state.values():
+        if table.is_floating_point():
+            table[0] = torch.nan
+    arrivals, a_turn = streams(count), 1 + count // 8
+    heard = rig.run({i: arrivals[a_turn * i : a_turn * (i + 1)] for i in range(-(-count // a_turn))})
+    for name, other in alone.items():
+        if name in heard:
+            np.testing.assert_allclose(np.stack(heard[name].patches), np.stack(other.patches), atol=HIDDEN, rtol=0)
+            np.testing.assert_allclose(heard[name].audio, other.audio, atol=AUDIO, rtol=0)
+    assert len(heard) == count
+    rig.assert_clean()
+    kinds = {event.labels["kind"] for event in rig.observations.drain() if event.name == "steps_total"}
+    assert {"prefill", "decode", "tail", "vae"} <= kinds
+
+
+def decoded(model: VoxCPM2, patches: np.ndarray) -> np.ndarray:
+    """One decode of all latents from silence."""
+    latents = torch.from_numpy(patches).flatten(0, 1).T[None]
+    with torch.inference_mode():
+        return model.vae.decoder(latents)[0, 0].numpy()
+
+
+def test_segments_join_as_one_decode_of_their_latents(model: VoxCPM2, rig: WorkerRig) -> None:
+    heard = rig.alone(request("long", *(segment(text, 3) for text in TEXTS)))
+    assert [delta.segment for delta in heard.deltas if delta.segment_done] == [0, 1, 2, 3, 4]
+    assert [delta.finished for delta in heard.deltas].count(True) == 1
+    np.testing.assert_allclose(heard.audio, decoded(model, np.stack(heard.patches)), atol=AUDIO, rtol=0)
+
+
+def test_a_continuation_starts_from_the_end_of_its_clip(model: VoxCPM2, rig: WorkerRig) -> None:
+    clip = np.random.default_rng(1).standard_normal((5, 4, 8)).astype(np.float32)
+    ids = segment(TEXTS[1]).text_ids
+    heard = rig.alone(request("continue", segment(TEXTS[1], 3), prompt=clip, transcript_ids=ids))
+    whole = decoded(model, np.concatenate([clip[-3:], np.stack(heard.patches)]))
+    np.testing.assert_allclose(heard.audio, whole[3 * SAMPLES :], atol=AUDIO, rtol=0)
+
+
+def test_later_segments_take_the_first_ones_voice(model: VoxCPM2, rig: WorkerRig) -> None:
+    """The second segment's patches are those of a request whose reference is the first segment."""
+    heard = rig.alone(request("two", segment(TEXTS[0], 4), segment(TEXTS[1], 3)))
+    first, second = np.stack(heard.patches[:4]), np.stack(heard.patches[4:])
+    sequence_seed = derived_seed(7, 1)
+    again = rig.alone(request("again", segment(TEXTS[1], 3), reference=first, seed=sequence_seed))
+    np.testing.assert_allclose(np.stack(again.patches), second, atol=HIDDEN, rtol=0)
+
+
+def derived_seed(seed: int, index: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def test_text_that_comes_in_pieces_sounds_like_text_that_came_whole(rig: WorkerRig) -> None:
+    pieces = [segment(text, 3) for text in TEXTS[:4]]
+    whole = rig.alone(request("whole", *pieces))
+    heard = rig.run(
+        {
+            0: [request("pieces", pieces[0], open=True)],
+            2: [SpeechAppend("pieces", (pieces[1],), last=False)],
+            30: [SpeechAppend("pieces", (pieces[2], pieces[3]), last=False)],
+            60: [SpeechAppend("pieces", (), last=True)],
+        }
+    )["pieces"]
+    np.testing.assert_allclose(heard.audio, whole.audio, atol=AUDIO, rtol=0)
+    assert heard.deltas[-1].finished and not len(heard.deltas[-1].audio)
+
+
+def test_an_aborted_stream_leaves_nothing_and_nobody_notices(rig: WorkerRig, alone: dict[str, Heard]) -> None:
+    others = streams(2)
+    for turn in range(8):
+        rig.heard.clear()
+        heard = rig.run(
+            {0: [request("gone", segment(TEXTS[4], 50)), *others], turn: [Abort("gone")]}
+            if turn
+            else {0: [request("gone"), Abort("gone"), *others]}
+        )
+        for other in others:
+            np.testing.assert_allclose(heard[other.request_id].audio, alone[other.request_id].audio, atol=AUDIO, rtol=0)
+        assert not any(delta.finished for delta in heard["gone"].deltas)
+        rig.assert_clean()
+
+
+def test_a_paused_stream_waits_and_goes_on_as_if_nothing_had_been(rig: WorkerRig) -> None:
+    whole = rig.alone(request("steady", segment(TEXTS[0], 6)))
+    counts: list[int] = []
+    rig.worker.submit(request("pausing", segment(TEXTS[0], 6)))
+    for turn in range(60):
+        if turn == 3:
+            rig.worker.control(Pause("pausing", True))
+        if turn == 40:
+            rig.worker.control(Pause("pausing", False))
+        rig.turn()
+        counts.append(len(rig.heard["pausing"].deltas))
+    assert counts[8] == counts[39] < 6
+    np.testing.assert_allclose(rig.heard["pausing"].audio, whole.audio, atol=AUDIO, rtol=0)
+
+
+def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
+    model: VoxCPM2, rig: WorkerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.voxcpm2.audio_vae._ENCODE_SECONDS", 1)
+    wave = np.tile(golden.clip("prompt.wav").numpy(), 5)
+    rig.heard.clear()
+    rig.observations.drain()
+    heard = rig.run(
+        {
+            0: [request("talking", segment(TEXTS[0], 12))],
+            3: [
+                EncodeReference("clip", "tts", wave, "left", 0.0),
+                EncodeReference("clip 2", "tts", wave, "right", 0.0),
+            ],
+        }
+    )
+    encoded = heard["clip"].encoded
+    assert encoded is not None and heard["clip 2"].encoded is not None
+    with torch.inference_mode():
+        expected = model.encode_reference(torch.from_numpy(wave), "left").numpy()
+    np.testing.assert_allclose(encoded.patches, expected, atol=HIDDEN, rtol=0)
+    assert len(heard["talking"].deltas) == 12
+    kinds = [event.labels["kind"] for event in rig.observations.drain() if event.name == "step_duration_seconds"]
+    clips = [index for index, kind in enumerate(kinds) if kind == "clip"]
+    assert len(clips) > 6 and kinds[clips[0] : clips[-1]].count("decode") >= 6
+
+
+def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
+    clip = np.zeros((4000, 4, 8), dtype=np.float32)
+    failed = rig.alone(request("clip", reference=clip)).failed
+    assert failed is not None and (failed.status, failed.field) == (400, "input")
+    small = WorkerRig(rig.worker._model, golden.processor(), tokens=128)  # type: ignore[arg-type]
+    failed = small.alone(request("long", segment(TEXTS[0], 300))).failed
+    assert failed is not None and (failed.status, failed.code) == (400, "context_length_exceeded")
+    small.assert_clean()
+
+
+def test_a_step_that_fails_ends_its_own_requests_alone(
+    model: VoxCPM2, rig: WorkerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = rig.worker._runner
+    backbone = runner._backbone
+
+    def failing(chunks, riders):  # type: ignore[no-untyped-def]
+        if any(sequence.request.request_id == "bad" for _, sequence in chunks):
+            raise torch.OutOfMemoryError("no memory")
+        return backbone(chunks, riders)
+
+    whole = rig.alone(request("good alone"))
+    monkeypatch.setattr(runner, "_backbone", failing)
+    heard = rig.run({0: [request("good")], 2: [request("bad", live=False)]})
+    assert heard["bad"].failed is not None and heard["bad"].failed.status == 500
+    np.testing.assert_allclose(heard["good"].audio, whole.audio, atol=AUDIO, rtol=0)
+    rig.assert_clean()
+
+
+def test_overload_is_answered_with_503_and_a_time(model: VoxCPM2) -> None:
+    rig = WorkerRig(model, golden.processor(), max_running=1, buckets=(1,), target=0.01)
+    rig.worker.submit(request("first", segment(TEXTS[0], 40)))
+    rig.worker.submit(request("second"))
+    for _ in range(4):
+        rig.turn()
+    failed = rig.heard["second"].failed
+    assert failed is not None and failed.status == 503 and failed.retry_after is not None and failed.retry_after >= 1
+    rejected = [event for event in rig.observations.drain() if event.name == "speech_rejections_total"]
+    assert [event.labels["reason"] for event in rejected] == ["first_audio"]
