@@ -89,12 +89,13 @@ def serve(config: Path | None = None, print_config: bool = False, **flags: Any) 
         typer.echo(describe(settings), nl=False)
         return
     from service.catalog import load_catalog
-    from service.server import run
+    from service.server import bind, run
 
     try:
+        listener = bind(settings)
         catalog = load_catalog(settings, lambda line: typer.echo(f"reprise: {line}", err=True))
-        status = run(settings, catalog)
-    except CheckpointError as error:
+        status = run(settings, catalog, listener)
+    except (CheckpointError, SettingsError) as error:
         _fail(str(error))
     raise typer.Exit(status)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -21,7 +22,7 @@ from service.engine.config import EngineConfig
 from service.engine.messages import EngineState
 from service.engine.supervisor import EngineLink, InlineLink, ProcessLink
 from service.logs import configure_logging
-from service.settings import Settings
+from service.settings import Settings, SettingsError
 
 log = logging.getLogger("reprise")
 
@@ -77,14 +78,12 @@ class Server(uvicorn.Server):
         await context.engine.stop()
 
 
-async def serve(settings: Settings, catalog: Catalog) -> int:
+async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
     """Serve until a signal; the exit status. 1 when the engine cannot be started."""
     log_format = resolved_log_format(settings)
     context = create_context(settings, catalog, link_maker(settings, engine_config(settings, catalog, log_format)))
     config = uvicorn.Config(
         create_app(context),
-        host=settings.host,
-        port=settings.port,
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -104,30 +103,41 @@ async def serve(settings: Settings, catalog: Catalog) -> int:
             log.error("%s", error.message)
             failed = server.should_exit = True
         else:
-            print_banner(context, _bound_url(server, settings))
+            print_banner(context, _url(listener))
 
     task = asyncio.create_task(announce())
     try:
-        await server.serve()
+        await server.serve([listener])
     finally:
         task.cancel()
     return 1 if failed or not server.started else 0
 
 
-def run(settings: Settings, catalog: Catalog) -> int:
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket, made before anything is loaded. SettingsError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(
+            f"host, port: {settings.host}:{settings.port} cannot be bound ({error.strerror})"
+        ) from error
+
+
+def run(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
+    """Serve on a bound socket; see serve."""
     configure_logging(settings.log_level, resolved_log_format(settings))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    return asyncio.run(serve(settings, catalog))
+    return asyncio.run(serve(settings, catalog, listener))
 
 
 def log_phase(state: EngineState) -> None:
     log.info("engine: %s%s", state.phase, f" ({state.detail})" if state.detail else "")
 
 
-def _bound_url(server: uvicorn.Server, settings: Settings) -> str:
-    port = server.servers[0].sockets[0].getsockname()[1] if server.servers else settings.port
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{port}"
+def _url(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def print_banner(context: ServerContext, url: str) -> None:

@@ -141,9 +141,9 @@ class RequestMiddleware:
             self._metrics.observe("request_duration_seconds", duration, **labels)
         if outcome == "aborted":
             self._metrics.observe("client_disconnects_total", 1, endpoint=record.endpoint)
-        level = logging.DEBUG if record.endpoint == "other" and status < 400 else logging.INFO
+        probe = record.endpoint == "other" and (status < 400 or status == 503)
         log.log(
-            level,
+            logging.DEBUG if probe else logging.INFO,
             "%s %s %d",
             scope["method"],
             scope["path"][:100].encode("unicode_escape").decode(),
