@@ -1,0 +1,132 @@
+"""Random arrivals, aborts and preemptions: every answer is the one that the request gets alone, and nothing leaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from models.media import Prompt
+from tests.support.inline_engine import InlineEngine
+from tests.support.tiny_chat import tiny_item, tiny_prompt
+
+SHARED_TEXT = tuple(range(3, 15))
+SAMPLING: dict[str, dict[str, object]] = {
+    "greedy": {},
+    "seeded": {"temperature": 1.3, "seed": 2**63 + 11},
+    "filtered": {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 4, "logprobs": 2},
+    "penalised": {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {5: 3.0}, "min_tokens": 3},
+}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request by value, so that its answer alone can be looked up."""
+
+    shared: int
+    own: int
+    item: int | None
+    sampling: str
+    max_tokens: int
+    stop: int | None
+
+    def prompt(self) -> Prompt:
+        media = [] if self.item is None else [tiny_item(self.item, [4 + 2 * self.item, 6])]
+        return tiny_prompt([SHARED_TEXT[: self.shared], *media, [20 + self.own] * (1 + self.own)])
+
+    def params(self) -> dict[str, object]:
+        stop = () if self.stop is None else (self.stop, self.stop + 1, self.stop + 2)
+        return {**SAMPLING[self.sampling], "max_tokens": self.max_tokens, "stop_token_ids": stop}
+
+
+ASKS = st.builds(
+    Ask,
+    shared=st.sampled_from([1, 8, 12]),
+    own=st.integers(0, 8),
+    item=st.none() | st.integers(0, 3),
+    sampling=st.sampled_from(sorted(SAMPLING)),
+    max_tokens=st.integers(1, 14),
+    stop=st.none() | st.sampled_from([30, 40, 60]),
+)
+
+
+@cache
+def alone(ask: Ask) -> tuple[tuple[int, ...], str | None]:
+    """Tokens and finish reason from an engine without recordings, prefix hits or company."""
+    engine = InlineEngine(graphs=False, page_size=16)
+    engine.submit("alone", ask.prompt(), **ask.params())
+    engine.run()
+    return tuple(engine.tokens("alone")), engine.finish_reason("alone")
+
+
+@dataclass
+class Sent:
+    name: str
+    ask: Ask
+    aborted: bool = field(default=False)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mode = torch.inference_mode()
+        self.mode.__enter__()
+        self.engine = InlineEngine(num_pages=16, max_running=3, max_step_tokens=12, encoder_cache_bytes=4096)
+        self.sent: list[Sent] = []
+
+    @rule(target=requests, ask=ASKS)
+    def submit(self, ask: Ask) -> Sent:
+        sent = Sent(f"r{len(self.sent)}", ask)
+        self.sent.append(sent)
+        self.engine.submit(sent.name, ask.prompt(), **ask.params())
+        return sent
+
+    @rule(count=st.integers(1, 6))
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.engine.turn()
+
+    @rule(sent=consumes(requests))
+    def abort(self, sent: Sent) -> None:
+        sent.aborted = True
+        self.engine.abort(sent.name)
+
+    @rule()
+    def preempt_newest(self) -> None:
+        scheduler = self.engine.worker._scheduler
+        candidates = [s for s in scheduler.running.values() if s.slot in scheduler.rows.members]
+        if candidates:
+            scheduler.preempt(candidates[-1])
+
+    @invariant()
+    def pages_are_in_one_state_each(self) -> None:
+        self.engine.worker._pages.check()
+        held = [page for s in self.engine.worker._scheduler.running.values() for page in s.pages]
+        assert len(set(held)) == self.engine.worker._pages.num_used
+
+    def teardown(self) -> None:
+        try:
+            self.engine.run()
+            self.engine.assert_nothing_left()
+            assert not self.engine.failures()
+            for sent in self.sent:
+                tokens, reason = alone(sent.ask)
+                got = tuple(self.engine.tokens(sent.name))
+                if sent.aborted:
+                    assert got == tokens[: len(got)]
+                else:
+                    assert (got, self.engine.finish_reason(sent.name)) == (tokens, reason)
+        finally:
+            self.mode.__exit__(None, None, None)
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(
+    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
