@@ -1,4 +1,7 @@
-"""A miniature engine for speech models: slots, pages, prefill, steps. Scratch (slot 0, page 0) holds NaN."""
+"""A miniature engine for speech models: slots, pages, prefill, steps. Scratch (slot 0, page 0) holds NaN.
+
+Steps run eagerly over buffers of `rows` rows, or through recordings when `buckets` are given.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import torch
 from torch import Tensor
 
 from models.processor import SpeechLayout
-from models.protocol import Capturable, SpeechModel
+from models.protocol import Capturable, Plan, SpeechModel
+from service.graphs.accounting import Observations
+from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner
 from tests.support.paged import PagedCache, PagedSequence
 
 
@@ -38,9 +44,18 @@ class Seat:
 
 class SpeechRig:
     def __init__(
-        self, model: SpeechModel, *, num_slots: int = 8, num_pages: int = 128, device: str = "cpu", page_size: int = 16
+        self,
+        model: SpeechModel,
+        *,
+        num_slots: int = 8,
+        num_pages: int = 128,
+        device: str = "cpu",
+        page_size: int = 16,
+        buckets: Sequence[int] = (),
     ) -> None:
         self.model = model
+        self.ladder = [{"rows": bucket} for bucket in buckets]
+        self.runners: dict[str, GraphRunner] = {}
         self.device = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
         self.cache = PagedCache(model.cache_specs(), num_pages, page_size, self.device, dtype)
@@ -148,12 +163,27 @@ class SpeechRig:
     def _run(
         self, step: Capturable, slots: Sequence[int], rows: int, conditioning: Tensor | None = None
     ) -> dict[str, Tensor]:
+        if self.ladder:
+            return self._replay(step, slots, conditioning)
         capacity = {"rows": max(rows, len(slots))}
         buffers = self.buffers(step, capacity)
         buffers["slots"][: len(slots)] = self._int64(slots)
         if conditioning is not None:
             buffers["conditioning"][: len(slots)] = conditioning
         return {name: value[: len(slots)] for name, value in step.forward(buffers, capacity).items()}
+
+    def _replay(self, step: Capturable, slots: Sequence[int], conditioning: Tensor | None) -> dict[str, Tensor]:
+        runner = self.runners.get(step.name)
+        if runner is None:
+            pool = GraphPool(self.device, 8 << 30)
+            runner = self.runners[step.name] = GraphRunner("test", step.name, step, self.ladder, pool, Observations())
+            while runner.capture_next(idle=True):
+                pass
+        tensors = {} if conditioning is None else {"conditioning": [conditioning]}
+        plan = Plan({"slots": np.array(slots, dtype=np.int64)}, {"rows": len(slots)}, tensors)
+        run = runner.run(plan)
+        assert run.route == "replay"
+        return {name: value[: len(slots)] for name, value in run.outputs.items()}
 
     def _admit(self, slot: int) -> None:
         utterance = self.seats[slot].utterance

@@ -32,10 +32,10 @@ def processor() -> VoxCPM2Processor:
 
 
 @cache
-def model(dtype: torch.dtype = torch.float32) -> VoxCPM2:
+def model(dtype: torch.dtype = torch.float32, device: str = "cpu") -> VoxCPM2:
     """Noise of `seed` s is the recording of mode s."""
-    loaded = load_model(DIRECTORY, torch.device("cpu"), dtype)
-    table = torch.stack([expected()[f"{mode}.noise"] for mode in MODES])
+    loaded = load_model(DIRECTORY, torch.device(device), dtype)
+    table = torch.stack([expected()[f"{mode}.noise"] for mode in MODES]).to(device)
     loaded.noise = lambda seeds, steps: table[seeds.clamp(0, len(MODES) - 1), steps.long().clamp(0, table.shape[1] - 1)]
     return loaded
 

@@ -138,10 +138,10 @@ def test_prompt_layout_and_hidden_states(mode: str) -> None:
     close(network.stop_logits(lm), f"{mode}.stop_logits", HIDDEN)
 
 
-@pytest.mark.parametrize("rows", [0, 3, 8], ids=["exact", "padded", "padded_more"])
+@pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (8, ()), (0, (2, 4))], ids=["exact", "padded", "replayed"])
 @pytest.mark.parametrize("mode", MODES)
-def test_free_running(mode: str, rows: int) -> None:
-    patches, audio = SpeechRig(model()).speak({5: utterance(mode)}, rows)
+def test_free_running(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
+    patches, audio = SpeechRig(model(), buckets=buckets).speak({5: utterance(mode)}, rows)
     close(patches[5], f"{mode}.patches", HIDDEN)
     recorded = {"zero_shot": "audio", "continuation": "audio_first1", "combined": "audio_first3"}.get(mode)
     if recorded is not None:
@@ -149,10 +149,11 @@ def test_free_running(mode: str, rows: int) -> None:
         close(audio[5][:length], f"{mode}.{recorded}", AUDIO)
 
 
-@pytest.mark.parametrize("rows", [0, 7])
-def test_all_modes_in_one_batch(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (7, ()), (0, (3, 8))], ids=["exact", "padded", "replayed"])
+def test_all_modes_in_one_batch(rows: int, buckets: tuple[int, ...]) -> None:
     slots = dict(zip((3, 1, 6, 2), MODES, strict=True))
-    patches, _ = SpeechRig(model()).speak({slot: utterance(mode) for slot, mode in slots.items()}, rows)
+    rig = SpeechRig(model(), buckets=buckets)
+    patches, _ = rig.speak({slot: utterance(mode) for slot, mode in slots.items()}, rows)
     for slot, mode in slots.items():
         close(patches[slot], f"{mode}.patches", HIDDEN)
 
