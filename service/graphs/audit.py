@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.protocol import BufferSpec, Capacity, Capturable
 
-_HOST_READS = {"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "cpu"}
+_HOST_READS = {
     "item",
     "tolist",
     "numpy",
