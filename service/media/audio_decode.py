@@ -25,6 +25,8 @@ CODECS = frozenset(
 MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
 BLOCK_FRAMES = 16_384
+# What libsndfile says of a FLAC stream that was never finished; it cannot read past the first block of such a file.
+UNKNOWN_LENGTH = 1 << 40
 SILENCE = 10 ** (-80 / 20)
 
 Block = tuple[int, np.ndarray]
@@ -68,7 +70,7 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
             clip = soundfile.SoundFile(io.BytesIO(data))
         except soundfile.LibsndfileError:
             clip = None  # e.g. AAC behind an ID3 tag
-        if clip is not None:
+        if clip is not None and clip.frames < UNKNOWN_LENGTH:
             yield from _read_soundfile(clip, field)
             return
     yield from _read_av(data, field)

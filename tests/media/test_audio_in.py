@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from models.errors import InputError
+from service.media.audio_decode import decode_clip
+from service.media.audio_in import decode_audio
+from service.media.audio_out import StreamingEncoder
+from service.media.limits import AudioLimits, WorkerLimits
+from service.media.workers import WorkerPool
+from tests.media.samples import mutations, sound, sound_by_av, tone
+
+FIELD = "ref_audio"
+LIMITS = AudioLimits(max_seconds=5.0)
+
+
+def decode(data: bytes, sample_rate: int = 16_000) -> np.ndarray:
+    return decode_clip(data, sample_rate=sample_rate, field=FIELD, limits=LIMITS)
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(InputError) as caught:
+        decode(data)
+    assert caught.value.field == FIELD
+    return str(caught.value)
+
+
+def main_frequency(samples: np.ndarray, sample_rate: int) -> float:
+    spectrum = np.abs(np.fft.rfft(samples * np.hanning(samples.size)))
+    return float(spectrum.argmax() * sample_rate / samples.size)
+
+
+@pytest.mark.parametrize(
+    ("format", "subtype"),
+    [
+        *(("WAV", "PCM_16"), ("WAV", "FLOAT"), ("WAV", "PCM_U8"), ("WAV", "ULAW"), ("FLAC", "PCM_16")),
+        *(("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III")),
+    ],
+)
+def test_formats_of_soundfile(format: str, subtype: str) -> None:
+    stereo = np.stack([tone(440, 48_000), tone(440, 48_000)], axis=1)
+    samples = decode(sound(stereo, 48_000, format, subtype))
+    assert samples.dtype == np.float32
+    assert samples.size == pytest.approx(16_000, abs=1200)
+    assert main_frequency(samples, 16_000) == pytest.approx(440, abs=2)
+    assert np.abs(samples[4000:-4000]).max() == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [("mp4", "aac"), ("adts", "aac"), ("webm", "libopus"), ("mov", "alac"), ("mp4", "libmp3lame")],
+)
+def test_formats_of_pyav(container: str, codec: str) -> None:
+    samples = decode(sound_by_av(tone(440, 48_000), 48_000, container, codec))
+    assert samples.size == pytest.approx(16_000, abs=1200)
+    assert main_frequency(samples, 16_000) == pytest.approx(440, abs=2)
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus", "aac", "flac", "wav"])
+def test_what_the_server_speaks_it_can_hear(name: str) -> None:
+    """Streams say nothing of their length, or something false."""
+    encoder = StreamingEncoder(name, 48_000, 24_000)
+    samples = decode(encoder.encode(tone(440, 48_000)) + encoder.finish())
+    assert samples.size == pytest.approx(16_000, abs=1200)
+    assert main_frequency(samples, 16_000) == pytest.approx(440, abs=2)
+
+
+async def test_through_a_worker() -> None:
+    pool = WorkerPool(1, WorkerLimits())
+    data = sound(tone(440, 44_100), 44_100, "FLAC")
+    samples = await decode_audio(pool, data, sample_rate=16_000, field=FIELD, limits=LIMITS)
+    assert np.array_equal(samples, decode(data))
+    with pytest.raises(InputError, match="longer than 5 seconds") as caught:
+        clip = sound(tone(440, 8_000, 5.1), 8_000, "OGG", "VORBIS")
+        await decode_audio(pool, clip, sample_rate=16_000, field=FIELD, limits=LIMITS)
+    assert caught.value.field == FIELD
+    with pytest.raises(InputError, match="at most 10 are"):
+        await decode_audio(pool, data, sample_rate=16_000, field=FIELD, limits=AudioLimits(max_bytes=10))
+    assert pool.workers_lost == 0
+    pool.close()
+
+
+def test_channels_are_mixed() -> None:
+    halves = np.stack([tone(440, 16_000), np.zeros(16_000, np.float32)], axis=1)
+    assert np.abs(decode(sound(halves, 16_000, "WAV", "FLOAT"))).max() == pytest.approx(0.25, abs=1e-3)
+
+
+def test_the_asked_rate_needs_no_change() -> None:
+    samples = tone(440, 16_000)
+    assert np.abs(decode(sound(samples, 16_000, "WAV", "FLOAT")) - samples).max() < 1e-6
+
+
+def test_samples_are_counted_while_decoding() -> None:
+    """Hours of silence in a few kilobytes: refused, with the clip's end never reached."""
+    hour = sound(np.zeros(8000 * 3600, np.int16), 8000, "FLAC")
+    assert len(hour) < 300_000
+    assert "longer than 5 seconds" in refusal(hour)
+    assert "longer than 5 seconds" in refusal(sound_by_av(tone(440, 48_000, 6), 48_000, "mp4", "aac"))
+    assert decode(sound(tone(440, 8000, 5.0), 8000, "WAV")).size == 80_000
+
+
+def test_length_in_the_header_may_lie() -> None:
+    data = bytearray(sound(tone(440, 16_000), 16_000, "WAV"))
+    data[40:44] = struct.pack("<I", 0xFFFFFFFF)
+    assert decode(bytes(data)).size == 16_000
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (np.zeros(0, np.float32), "no samples"),
+        (np.zeros(8000, np.float32), "silent"),
+        (np.full(8000, 1e-6, np.float32), "silent"),
+        (np.full(8000, np.nan, np.float32), "finite"),
+        (np.r_[tone(440, 8000), np.float32("inf")], "finite"),
+    ],
+)
+def test_nothing_to_hear(samples: np.ndarray, message: str) -> None:
+    assert message in refusal(sound(samples, 16_000, "WAV", "FLOAT"))
+
+
+def test_loud_samples_are_scaled_not_clipped() -> None:
+    samples = decode(sound(tone(440, 16_000, amplitude=1e30), 16_000, "WAV", "FLOAT"))
+    assert np.abs(samples - tone(440, 16_000, amplitude=1.0)).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"x", b"\xff", b"not audio at all", bytes(2000), b"RIFF\0\0\0\0WAVE", b"fLaC", b"OggS" + bytes(100)),
+        *(b"ID3" + bytes(500), b"\xff\xfb" * 300, b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n"),
+        sound(tone(440, 16_000), 16_000, "AIFF"),
+        sound(tone(440, 16_000), 16_000, "AU"),
+    ],
+)
+def test_what_is_no_audio(data: bytes) -> None:
+    refusal(data)
+
+
+@pytest.mark.parametrize(("channels", "rate"), [(1000, 16_000), (1, 3_999), (1, 200_000), (1, 0x7FFFFFFF)])
+def test_attacker_sized_format(channels: int, rate: int) -> None:
+    data = bytearray(sound(tone(440, 16_000), 16_000, "WAV"))
+    data[22:24] = struct.pack("<H", channels)
+    data[24:28] = struct.pack("<I", rate)
+    data[28:34] = struct.pack("<IH", 2 * channels * rate & 0xFFFFFFFF, 2 * channels)
+    refusal(bytes(data))
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3", "mp4"])
+def test_mutants_are_clips_or_refused(kind: str) -> None:
+    samples = tone(440, 16_000, 0.4)
+    data = sound_by_av(samples, 16_000, kind, "aac") if kind == "mp4" else sound(samples, 16_000, kind)
+    outcomes = {True: 0, False: 0}
+    for mutant in mutations(data, 80, seed=11):
+        try:
+            result = decode(mutant)
+        except InputError as error:
+            assert error.field == FIELD
+            outcomes[False] += 1
+        else:
+            assert np.isfinite(result).all() and np.abs(result).max() <= 1.0 and 0 < result.size <= 80_001
+            outcomes[True] += 1
+    assert outcomes[True] > 0 and outcomes[False] > 0

@@ -1,0 +1,221 @@
+"""Every format, through two decoders that share nothing with the encoder's settings: libsndfile and FFmpeg's."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+
+import av
+import numpy as np
+import pytest
+import soundfile
+from av.error import FFmpegError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.errors import InputError
+from service.media.audio_out import FORMATS, EncoderPool, StreamingEncoder, content_type, wav_header
+from tests.media.samples import tone
+
+RATE = 48_000
+PATCH = 7680
+LOSSLESS = ("flac", "wav", "pcm")
+
+
+def by_soundfile(data: bytes, name: str, rate: int) -> tuple[np.ndarray, int]:
+    if name == "pcm":
+        return np.frombuffer(data, "<i2") / 32768, rate
+    if name == "flac":
+        # libsndfile cannot read a FLAC whose length is unknown, as that of every stream is: 36 bits of STREAMINFO.
+        length = by_av(data, name, rate)[0].size
+        data = data[:18] + (int.from_bytes(data[18:26], "big") | length).to_bytes(8, "big") + data[26:]
+    parts = []
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        while len(part := file.read(PATCH, dtype="float32")):
+            parts.append(part)
+        return np.concatenate(parts), file.samplerate
+
+
+def by_av(data: bytes, name: str, rate: int) -> tuple[np.ndarray, int]:
+    """What a player has of a file that may end anywhere."""
+    if name == "pcm":
+        return np.frombuffer(data[: len(data) // 2 * 2], "<i2") / 32768, rate
+    parts = [np.zeros(0, np.float32)]
+    try:
+        with av.open(io.BytesIO(data)) as container:
+            rate = container.streams.audio[0].sample_rate
+            for frame in container.decode(audio=0):
+                samples = frame.to_ndarray().reshape(-1)
+                parts.append(samples / 32768 if samples.dtype == np.int16 else samples)
+    except FFmpegError:
+        pass
+    return np.concatenate(parts), rate
+
+
+def stream(encoder: StreamingEncoder, samples: np.ndarray, chunk: int = PATCH) -> list[bytes]:
+    pieces = [encoder.encode(samples[start : start + chunk]) for start in range(0, samples.size, chunk)]
+    return [*pieces, encoder.finish()]
+
+
+def speech(seconds: float, rate: int = RATE) -> np.ndarray:
+    """A tone that swells and falls, with overtones and some noise."""
+    envelope = 0.5 + 0.5 * tone(1.5, rate, seconds, 1.0)
+    noise = np.random.default_rng(0).standard_normal(envelope.size).astype(np.float32)
+    return (envelope * (tone(220, rate, seconds, 0.4) + tone(1100, rate, seconds, 0.2) + 0.01 * noise)).astype(
+        np.float32
+    )
+
+
+def delay_and_error(result: np.ndarray, expected: np.ndarray) -> tuple[int, float]:
+    """Samples by which result lags behind, and the energy of the difference against the signal's."""
+    size = 1 << math.ceil(math.log2(result.size + expected.size))
+    correlation = np.fft.irfft(np.fft.rfft(result, size) * np.conj(np.fft.rfft(expected, size)), size)
+    delay = int(correlation[:8192].argmax())
+    aligned = result[delay : delay + expected.size]
+    reference = expected[: aligned.size]
+    return delay, float(((aligned - reference) ** 2).sum() / (reference**2).sum())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rate", [48_000, 24_000])
+def test_stream_decodes_to_what_was_encoded(name: str, rate: int) -> None:
+    samples = speech(1.3)
+    data = b"".join(stream(StreamingEncoder(name, RATE, rate), samples))
+    decoders = [by_av] if name == "aac" else [by_av, by_soundfile]
+    for decode in decoders:
+        result, decoded_rate = decode(data, name, rate)
+        expected = speech(1.3, decoded_rate) if decoded_rate == RATE else samples[:: RATE // decoded_rate]
+        delay, error = delay_and_error(result, expected)
+        assert result.size >= expected.size  # the tail is there
+        assert delay < 0.06 * decoded_rate
+        assert error < (1e-3 if name in LOSSLESS else 0.05)
+        if name in LOSSLESS:
+            assert delay == 0 and result.size == expected.size
+
+
+@pytest.mark.parametrize(("name", "rate"), [(name, rate) for name in FORMATS for rate in FORMATS[name].rates])
+def test_less_than_100_ms_are_held_back(name: str, rate: int) -> None:
+    encoder = StreamingEncoder(name, RATE, rate)
+    samples = speech(0.96)
+    received = b""
+    for start in range(0, samples.size, PATCH):
+        received += encoder.encode(samples[start : start + PATCH])
+        playable, decoded_rate = by_av(received, name, rate)
+        assert (start + PATCH) / RATE - playable.size / decoded_rate < 0.1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nothing_is_rewritten_and_the_pieces_do_not_matter(name: str) -> None:
+    """The bytes depend on the samples, not on how they were cut: an Ogg stream's random serial number apart."""
+    samples = speech(0.7)
+    whole = b"".join(stream(StreamingEncoder(name, RATE, 24_000), samples, samples.size))
+    pieces = b"".join(stream(StreamingEncoder(name, RATE, 24_000), samples, 997))
+    if name == "opus":
+        assert np.array_equal(by_av(whole, name, 24_000)[0], by_av(pieces, name, 24_000)[0])
+    else:
+        assert whole == pieces
+
+
+@pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 1.5, 4.0])
+def test_speed_changes_the_tempo_and_keeps_the_pitch(speed: float) -> None:
+    samples = tone(440, RATE, 2.0)
+    result = by_soundfile(b"".join(stream(StreamingEncoder("pcm", RATE, RATE, speed), samples)), "pcm", RATE)[0]
+    assert result.size / RATE == pytest.approx(2.0 / speed, abs=0.06)
+    spectrum = np.abs(np.fft.rfft(result * np.hanning(result.size)))
+    assert spectrum.argmax() * RATE / result.size == pytest.approx(440, rel=0.01)
+
+
+def test_speed_in_every_format() -> None:
+    samples = speech(1.0)
+    for name in FORMATS:
+        result, rate = by_av(b"".join(stream(StreamingEncoder(name, RATE, 24_000, 2.0), samples)), name, 24_000)
+        assert result.size / rate == pytest.approx(0.5, abs=0.15)
+
+
+def test_wav_header() -> None:
+    header = wav_header(24_000)
+    assert len(header) == 44 and header[:4] == b"RIFF" and header[4:8] == header[40:44] == b"\xff\xff\xff\xff"
+    data = b"".join(stream(StreamingEncoder("wav", RATE, 24_000), speech(0.5)))
+    assert data[:44] == header
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        assert (file.samplerate, file.channels, file.subtype) == (24_000, 1, "PCM_16")
+
+
+def test_pcm_is_16_bit_little_endian() -> None:
+    encoder = StreamingEncoder("pcm", RATE, RATE)
+    samples = np.array([0, 1, -1, 0.5, 2, -2, np.nan, np.inf, -np.inf], np.float32)
+    values = np.frombuffer(encoder.encode(samples) + encoder.finish(), "<i2")
+    assert values.tolist() == [0, 32767, -32767, 16384, 32767, -32767, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_wild_samples_are_clipped(name: str) -> None:
+    wild = speech(0.5) * 30
+    wild[1000:1100] = np.nan
+    wild[2000] = np.float32("inf")
+    result, _ = by_av(b"".join(stream(StreamingEncoder(name, RATE, 24_000), wild)), name, 24_000)
+    assert np.isfinite(result).all() and 0.5 < np.abs(result).max() < 2.5
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("speed", [1.0, 2.0])
+def test_an_empty_stream_ends_well(name: str, speed: float) -> None:
+    encoder = StreamingEncoder(name, RATE, 24_000, speed)
+    data = encoder.encode(np.zeros(0, np.float32)) + encoder.finish()
+    assert by_av(data, name, 24_000)[0].size < 2500
+    for call in (encoder.finish, lambda: encoder.encode(np.zeros(4, np.float32))):
+        with pytest.raises(ValueError):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("ogg", RATE, RATE), "response_format"),
+        (("opus", RATE, 44_100), "sample_rate"),
+        (("mp3", RATE, 96_000), "sample_rate"),
+        (("pcm", RATE, 0), "sample_rate"),
+        (("pcm", RATE, RATE, 0.2), "speed"),
+        (("pcm", RATE, RATE, 4.1), "speed"),
+        (("pcm", RATE, RATE, math.nan), "speed"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: tuple, field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        StreamingEncoder(*arguments)
+    assert caught.value.field == field
+
+
+def test_content_types() -> None:
+    assert content_type("mp3", RATE) == "audio/mpeg"
+    assert StreamingEncoder("pcm", RATE, 24_000).content_type == "audio/pcm;rate=24000;channels=1"
+
+
+@given(st.lists(st.integers(0, 9000), max_size=8), st.sampled_from(list(FORMATS)))
+@settings(max_examples=25, deadline=None)
+def test_chunks_of_any_size(sizes: list[int], name: str) -> None:
+    encoder = StreamingEncoder(name, RATE, 48_000)
+    samples = speech(0.2 * len(sizes) + 0.1)
+    data, start = b"", 0
+    for size in sizes:
+        data += encoder.encode(samples[start : start + size])
+        start += size
+    data += encoder.finish()
+    fed = min(start, samples.size)
+    assert fed <= by_av(data, name, 48_000)[0].size + (1 if name in LOSSLESS else 400)
+
+
+async def test_pool_encodes_many_streams_at_once() -> None:
+    pool = EncoderPool(2)
+    samples = speech(0.5)
+
+    async def one(name: str) -> bytes:
+        encoder = StreamingEncoder(name, RATE, 24_000)
+        pieces = [await pool.encode(encoder, samples[start : start + PATCH]) for start in range(0, samples.size, PATCH)]
+        return b"".join([*pieces, await pool.finish(encoder)])
+
+    names = [name for name in FORMATS if name != "opus"] * 3
+    for name, data in zip(names, await asyncio.gather(*map(one, names)), strict=True):
+        assert data == b"".join(stream(StreamingEncoder(name, RATE, 24_000), samples))
+    pool.close()
