@@ -200,7 +200,8 @@ class TextSplitter:
         if any(stop in WIDE_STOPS for stop in stops):
             return True
         if is_wide(right):
-            return not self._buffer[self._stop_at - 1].isdigit() or len(stops) > 1
+            # An ellipsis goes on; a single stop behind a digit is a decimal point.
+            return not set(stops) <= {"…"} and (len(stops) > 1 or not self._buffer[self._stop_at - 1].isdigit())
         if right != " ":
             return False
         following = self._buffer[place + 1]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from models.errors import InputError
+from service.media.fetch import Fetcher, UrlPolicy
+from service.media.limits import MediaLimits, RequestLimits, WorkerLimits
+from service.media.loader import MediaLoader
+from service.media.workers import WorkerPool
+from tests.media.samples import encoded, picture, sound, tone, video
+
+IMAGE = encoded(picture(), "PNG")
+
+
+def data_url(data: bytes, media_type: str = "application/octet-stream") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+@pytest.fixture
+async def loader() -> AsyncIterator[MediaLoader]:
+    pool = WorkerPool(1, WorkerLimits())
+    request = RequestLimits(max_items=3, max_bytes=200_000, max_decoded_bytes=100_000)
+    loader = MediaLoader(Fetcher(UrlPolicy()), pool, MediaLimits(request=request), image_threads=1)
+    yield loader
+    await loader.close()
+    pool.close()
+
+
+async def test_image_whatever_type_is_declared(loader: MediaLoader) -> None:
+    for media_type in ("image/png", "image/jpeg", "text/plain", ""):
+        loaded = await loader.image(data_url(IMAGE, media_type), field="f", budget=loader.budget())
+        assert np.array_equal(loaded, picture())
+
+
+async def test_video_and_frame_list(loader: MediaLoader) -> None:
+    budget = loader.budget()
+    whole = await loader.video(
+        data_url(video(), "video/mp4"), lambda m: [0, 5], frame_list_fps=1.0, field="f", budget=budget
+    )
+    assert whole.indices == (0, 5)
+    frame = base64.b64encode(encoded(picture(), "JPEG")).decode()
+    listed = await loader.video(
+        f"data:video/jpeg;base64,{frame},{frame}", lambda m: [0, 1], frame_list_fps=4.0, field="f", budget=budget
+    )
+    assert listed.times == (0.0, 0.25)
+    assert budget.decoded_bytes_left == 100_000 - 2 * 64 * 48 * 3 - 2 * 40 * 30 * 3
+
+
+async def test_audio(loader: MediaLoader) -> None:
+    clip = sound(tone(440, 8000), 8000, "WAV")
+    samples = await loader.audio(data_url(clip), sample_rate=16_000, field="ref_audio")
+    assert samples.size == 16_000
+    assert np.array_equal(samples, await loader.audio_file(clip, sample_rate=16_000, field="ref_audio"))
+
+
+@pytest.mark.parametrize("url", ["https://a.example/x.png", "http://a.example", "file:///etc/passwd", "", "x" * 10_000])
+async def test_remote_urls_are_off(loader: MediaLoader, url: str) -> None:
+    for load in (
+        loader.image(url, field="f", budget=loader.budget()),
+        loader.video(url, lambda m: [0], frame_list_fps=1.0, field="f", budget=loader.budget()),
+        loader.audio(url, sample_rate=16_000, field="f"),
+    ):
+        with pytest.raises(InputError, match="media_urls") as caught:
+            await load
+        assert caught.value.field == "f"
+
+
+async def test_items_of_a_request_are_counted(loader: MediaLoader) -> None:
+    budget = loader.budget()
+    for _ in range(3):
+        await loader.image(data_url(IMAGE), field="f", budget=budget)
+    with pytest.raises(InputError, match="at most 3"):
+        await loader.image(data_url(IMAGE), field="f", budget=budget)
+    assert await loader.image(data_url(IMAGE), field="f", budget=loader.budget())
+
+
+async def test_bytes_of_a_request_are_counted(loader: MediaLoader) -> None:
+    budget = loader.budget()
+    big = data_url(IMAGE + bytes(99_000))
+    await loader.image(big, field="f", budget=budget)
+    with pytest.raises(InputError, match="more than"):
+        await loader.image(big, field="f", budget=budget)
+    with pytest.raises(InputError, match="more than"):
+        url = "data:video/jpeg;base64," + "A" * 400_000
+        await loader.video(url, lambda m: [0], frame_list_fps=1.0, field="f", budget=loader.budget())
+
+
+async def test_pixels_of_a_request_are_counted(loader: MediaLoader) -> None:
+    budget = loader.budget()
+    await loader.image(data_url(encoded(picture(170, 170), "PNG")), field="f", budget=budget)
+    with pytest.raises(InputError, match="more than can be held"):
+        await loader.video(data_url(video()), lambda m: [0, 1], frame_list_fps=1.0, field="f", budget=budget)
+    with pytest.raises(InputError, match="bytes of pixels"):
+        await loader.image(data_url(encoded(picture(170, 170), "PNG")), field="f", budget=budget)
