@@ -47,7 +47,7 @@ def expected(version: str) -> dict[str, np.ndarray]:
 
 
 def expectations(version: str, prompt: str) -> dict[str, np.ndarray]:
-    """Reference tensors of one prompt by name; "ids" are input_ids with bounds as spans."""
+    """Reference tensors of one prompt by name."""
     prefix = f"prompt.{prompt}."
     return {name.removeprefix(prefix): value for name, value in expected(version).items() if name.startswith(prefix)}
 
