@@ -26,7 +26,10 @@ PATCH_VALUES = 12
 
 
 class TinyEncoder(nn.Module):
-    """One attention layer inside each sequence; two patches make one embedding."""
+    """One attention layer inside each sequence; two patches make one embedding.
+
+    shift is 0 for every patch; a test that fills its padding with NaN poisons queries, keys and values there.
+    """
 
     name = "vision"
 
@@ -51,6 +54,7 @@ class TinyEncoder(nn.Module):
         return Plan(
             arrays={
                 "pixels": np.concatenate(pixels) if pixels else np.zeros((0, PATCH_VALUES), np.uint8),
+                "shift": np.zeros(int(ends[-1]), np.float32),
                 "cu_seqlens": ends,
             },
             fills={"cu_seqlens": float(ends[-1])},
@@ -90,11 +94,13 @@ class TinyEncoder(nn.Module):
     def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
         return {
             "pixels": BufferSpec((capacity["patches"], PATCH_VALUES), torch.uint8),
+            "shift": BufferSpec((capacity["patches"],), torch.float32),
             "cu_seqlens": BufferSpec((capacity["sequences"] + 1,), torch.int32),
         }
 
     def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
         x = self.embed(buffers["pixels"].to(self.embed.weight.dtype) / 255)
+        x = x + buffers["shift"][:, None].to(x.dtype)
         q, k, v = self.qkv(x).view(-1, 3, 2, WIDTH // 2).unbind(1)
         cu_seqlens, longest = buffers["cu_seqlens"], capacity["max_seqlen"]
         x = x + varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest).flatten(1)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from models.protocol import BufferSpec, Plan
+from service.graphs.buffers import Layout, StaticBuffers, exact_buffers, upload
+from tests.support.devices import DEVICES
+
+SPECS = {
+    "ids": BufferSpec((5,), torch.int64),
+    "mask": BufferSpec((3,), torch.bool),
+    "hidden": BufferSpec((4, 2), torch.bfloat16),
+    "pixels": BufferSpec((3, 7), torch.uint8),
+}
+
+
+def plan(device: str, **changes: object) -> Plan:
+    values: dict[str, object] = {
+        "arrays": {"ids": np.array([4, 5]), "pixels": np.full((1, 7), 9, np.uint8)},
+        "tensors": {"hidden": [torch.ones((1, 2), device=device), torch.full((2, 2), 3.0, device=device)]},
+        "fills": {"ids": -1.0, "hidden": 0.5},
+        "needs": {},
+    }
+    return Plan(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_whole_buffer_is_written_at_each_fill(device: str) -> None:
+    where = torch.device(device)
+    layout = Layout.of(SPECS)
+    static = StaticBuffers(layout.num_bytes, where)
+    for _ in range(4):
+        static.device.fill_(0xFF)
+        for host in static._hosts:
+            host.fill_(0xFF)
+        buffers = static.fill(layout, plan(device))
+        assert buffers["ids"].tolist() == [4, 5, -1, -1, -1]
+        assert buffers["mask"].tolist() == [False] * 3
+        assert buffers["pixels"].tolist() == [[9] * 7, [0] * 7, [0] * 7]
+        assert buffers["hidden"].tolist() == [[1, 1], [3, 3], [3, 3], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_fills_in_flight_do_not_overwrite_each_other(device: str) -> None:
+    layout = Layout.of({"ids": BufferSpec((1 << 16,), torch.int64)})
+    static = StaticBuffers(layout.num_bytes, torch.device(device))
+    sums = []
+    for value in range(8):
+        array = np.full(1 << 16, value)
+        sums.append(static.fill(layout, Plan(arrays={"ids": array}, needs={}))["ids"].sum())
+    assert [int(total) for total in sums] == [value << 16 for value in range(8)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_exact_buffers_and_plain_uploads(device: str) -> None:
+    where = torch.device(device)
+    buffers = exact_buffers(SPECS, plan(device), where)
+    assert buffers["hidden"].dtype == torch.bfloat16 and buffers["ids"].tolist() == [4, 5, -1, -1, -1]
+    sent = upload({"a": np.arange(3), "b": np.zeros((0, 4), np.float32), "c": np.array([True])}, where)
+    assert sent["a"].tolist() == [0, 1, 2] and sent["b"].shape == (0, 4) and sent["c"].tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arrays": {"idz": np.zeros(1)}}, "plan names 'idz'"),
+        ({"arrays": {"ids": np.zeros(1, np.int32)}}, "is int64 and its array is int32"),
+        ({"arrays": {"ids": np.zeros(6, np.int64)}}, r"has shape \(5,\)"),
+        ({"arrays": {"pixels": np.zeros((1, 6), np.uint8)}}, r"has shape \(3, 7\)"),
+        ({"tensors": {"hidden": [torch.ones((3, 2)), torch.ones((2, 2))]}}, "row 3 on gets"),
+        ({"arrays": {"hidden": np.zeros((1, 2), np.float32)}, "tensors": {}}, "give it as device tensors"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        exact_buffers(SPECS, plan("cpu", **changes), torch.device("cpu"))
+
+
+def test_array_buffers_in_a_row_go_up_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout.of(SPECS)
+    static = StaticBuffers(layout.num_bytes, torch.device("cpu"))
+    copies = []
+    from service.graphs.buffers import Upload
+
+    original = Upload._copy
+    monkeypatch.setattr(Upload, "_copy", lambda self, a, b: (copies.append((a, b)), original(self, a, b)))
+    static.fill(layout, plan("cpu"))
+    assert len([span for span in copies if span[1] > span[0]]) == 2

@@ -1,0 +1,239 @@
+"""Replay equals eager under everything that padding and reused memory can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.media import MediaItem
+from models.protocol import BufferSpec, Capacity, Plan
+from service.graphs.accounting import Observations
+from service.graphs.buckets import cheapest
+from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner, Run
+from tests.support.devices import DEVICES
+from tests.support.tiny_chat import TinyEncoder, tiny_item, tiny_model
+
+LIMIT = 64 << 20
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def encoder_runner(device: str, **options: object) -> tuple[GraphRunner, Observations]:
+    encoder = tiny_model(device).encoder
+    observations = Observations()
+    pool = GraphPool(torch.device(device), LIMIT)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations, **options)
+    while runner.capture_next(idle=False):
+        pass
+    observations.drain()
+    return runner, observations
+
+
+RUNNERS: dict[str, GraphRunner] = {}
+
+
+def shared_runner(device: str) -> GraphRunner:
+    if device not in RUNNERS:
+        RUNNERS[device] = encoder_runner(device)[0]
+    return RUNNERS[device]
+
+
+def poison(runner: GraphRunner) -> None:
+    """NaN in every static buffer and output, and in the pool: the largest recording is replayed on NaN."""
+    largest = runner.ladder[-1]
+    nan = torch.full((largest["patches"],), math.nan)
+    ends = torch.tensor([0, largest["patches"]], dtype=torch.int32)
+    pixels = torch.full((largest["patches"], 12), 255, dtype=torch.uint8)
+    plan = Plan(
+        arrays={"pixels": pixels.numpy(), "shift": nan.numpy(), "cu_seqlens": ends.numpy()},
+        fills={"cu_seqlens": float(largest["patches"])},
+        needs=largest | {"sequences": 1},
+    )
+    assert runner.run(plan).outputs["embeds"].isnan().all()
+    for bucket in runner._buckets.values():
+        bucket.static.device.fill_(0xFF)
+        for output in bucket.recording.outputs.values():
+            output.fill_(math.nan)
+
+
+def encode(runner: GraphRunner, items: Sequence[MediaItem], **options: object) -> tuple[Tensor, Run]:
+    plan = runner.capturable.plan(items)
+    run = runner.run(replace(plan, fills=plan.fills | {"shift": math.nan}), **options)
+    return run.outputs["embeds"][: sum(item.num_embeds for item in items)].clone(), run
+
+
+FRAMES = st.lists(st.integers(1, 12).map(lambda n: 2 * n), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@given(lengths=st.lists(FRAMES, min_size=1, max_size=4), seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_replay_equals_eager_with_poison_everywhere(device: str, lengths: list[list[int]], seed: int) -> None:
+    runner = shared_runner(device)
+    items = [tiny_item(seed + index, frames) for index, frames in enumerate(lengths)]
+    expected, eager = encode(runner, items, eager="disabled")
+    poison(runner)
+    replayed, run = encode(runner, items)
+    fits = cheapest(runner.ladder, runner.capturable.plan(items).needs) is not None
+    assert (eager.route, run.route) == ("eager", "replay" if fits else "eager")
+    torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rung", range(4))
+def test_a_bucket_is_filled_by_one_item_and_by_its_most_sequences(device: str, rung: int) -> None:
+    runner = shared_runner(device)
+    capacity = runner.ladder[rung]
+    patches, sequences = capacity["patches"], capacity["sequences"]
+    even = [patches // sequences // 2 * 2] * sequences
+    for items in ([tiny_item(1, [patches])], [tiny_item(2, even)], [tiny_item(i, [even[0]]) for i in range(sequences)]):
+        poison(runner)
+        expected, _ = encode(runner, items, eager="disabled")
+        replayed, run = encode(runner, items)
+        assert run.route == "replay"
+        torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_route_is_counted_with_its_reason(device: str) -> None:
+    runner, observations = encoder_runner(device)
+    encode(runner, [tiny_item(0, [10])])
+    encode(runner, [tiny_item(0, [10])], eager="mixed")
+    encode(runner, [tiny_item(0, [100])])
+    encode(runner, [tiny_item(0, [2] * 20)])
+    events = observations.drain()
+    steps = {(e.labels["route"], e.labels["reason"]): e.value for e in events if e.name == "steps_total"}
+    assert steps == {("replay", "captured"): 1, ("eager", "mixed"): 1, ("eager", "no_bucket"): 2}
+    rows = {e.name: e.value for e in events if e.name.endswith("rows_total")}
+    assert rows == {"replayed_rows_total": 10, "padded_rows_total": 6}
+    assert [e.value for e in events if e.name == "bucket_occupancy_ratio"] == [10 / 16]
+
+
+def test_a_disabled_runner_captures_nothing_and_says_why() -> None:
+    runner, observations = encoder_runner("cpu", enabled=False)
+    encode(runner, [tiny_item(0, [10])])
+    (event,) = observations.drain()
+    assert event.labels["reason"] == "disabled" and runner.recorded == []
+
+
+def test_the_recording_is_asserted_to_cover_what_the_plan_needs() -> None:
+    runner = shared_runner("cpu")
+    plan = runner.capturable.plan([tiny_item(0, [10])])
+    bucket = next(bucket for bucket in runner._buckets.values() if bucket.capacity["patches"] == 16)
+    with pytest.raises(AssertionError, match="max_seqlen 17 is over 16"):
+        runner._replay(bucket, replace(plan, needs=dict(plan.needs) | {"max_seqlen": 17}))
+    with pytest.raises(AssertionError, match="are needed"):
+        runner._replay(bucket, replace(plan, needs={"patches": 10}))
+
+
+class Broken(TinyEncoder):
+    """Cannot be captured above 20 patches."""
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        outputs = super().forward(buffers, capacity)
+        if capacity["patches"] in (32, 48):
+            if not outputs["embeds"].is_cuda:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            outputs["embeds"].sum().item()
+        return outputs
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_failed_capture_leaves_its_calls_eager_is_counted_and_not_tried_again(device: str) -> None:
+    encoder = Broken().to(device).requires_grad_(False)
+    observations = Observations()
+    pool = GraphPool(torch.device(device), LIMIT)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations)
+    while runner.capture_next(idle=True):
+        pass
+    outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
+    assert outcomes == {"captured": 2, "failed": 2}
+    assert [capacity["patches"] for capacity in runner.recorded] == [96, 16]
+    poison_free, run = encode(runner, [tiny_item(0, [10])])
+    assert run.route == "replay" and poison_free.isfinite().all()
+    runner._buckets.pop(next(key for key in runner._buckets if dict(key)["patches"] == 96))
+    _, run = encode(runner, [tiny_item(0, [30])])
+    assert run.route == "eager"
+    assert [e.labels["reason"] for e in observations.drain() if e.labels.get("route") == "eager"] == ["capture_failed"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_recordings_over_the_byte_limit_are_refused_and_smaller_ones_made(device: str) -> None:
+    encoder = tiny_model(device).encoder
+    observations = Observations()
+    largest = sum(
+        torch.Size(spec.shape).numel() * spec.dtype.itemsize + 256
+        for spec in encoder.buffer_specs(encoder.default_ladder()[1]).values()
+    )
+    limit = largest + 4096 if device == "cpu" else 0
+    pool = GraphPool(torch.device(device), limit)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations)
+    while runner.capture_next(idle=True):
+        pass
+    outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
+    assert outcomes.get("refused", 0) >= 2 and pool.num_bytes <= limit
+    _, run = encode(runner, [tiny_item(0, [90])])
+    assert run.route == "eager"
+
+
+class Counter:
+    """A capturable with slot state: adds to rows of a table by index, as a decode step does."""
+
+    name = "counter"
+
+    def __init__(self, device: str) -> None:
+        self.table = torch.zeros((8, 4), device=device)
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        rows = capacity["rows"]
+        return {"slots": BufferSpec((rows,), torch.int64), "hidden": BufferSpec((rows, 4), torch.float32)}
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        rows = self.table[buffers["slots"]] + buffers["hidden"]
+        self.table.index_copy_(0, buffers["slots"], rows)
+        return {"sums": rows.sum(dim=1)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_slot_state_advances_in_place_and_padding_touches_scratch_alone(device: str) -> None:
+    counter = Counter(device)
+    pool = GraphPool(torch.device(device), LIMIT)
+    runner = GraphRunner("tiny", "decode", counter, [{"rows": 4}], pool, Observations())
+    assert runner.capture_next(idle=False)
+    counter.table.zero_()
+    hidden = torch.arange(1.0, 9.0, device=device).view(2, 4)
+    for turn in range(1, 4):
+        slots = torch.tensor([5, 2]).numpy()
+        plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden[:1], hidden[1:]]}, needs={"rows": 2})
+        run = runner.run(plan)
+        assert run.route == "replay"
+        assert run.outputs["sums"][:2].tolist() == [10.0 * turn, 26.0 * turn]
+    assert counter.table[[1, 3, 4, 6, 7]].abs().sum() == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_idle_runner_captures_what_demand_shows(device: str) -> None:
+    runner, _ = encoder_runner(device)
+    for _ in range(40):
+        encode(runner, [tiny_item(0, [60])])
+    assert runner.capture_next(idle=False) is False
+    assert runner.capture_next(idle=True) is True
+    assert {capacity["patches"] for capacity in runner.recorded} == {16, 32, 48, 96, 64}
+    assert runner.capture_next(idle=True) is False
+    expected, _ = encode(runner, [tiny_item(3, [60])], eager="disabled")
+    poison(runner)
+    replayed, run = encode(runner, [tiny_item(3, [60])])
+    assert run.route == "replay" and run.outputs["embeds"].shape[0] == 32
+    torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
