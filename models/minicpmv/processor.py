@@ -64,7 +64,8 @@ class MiniCPMVProcessor:
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
-        self.vocab_size = int(config.text["vocab_size"])
+        # Rows of the output layer that only pad it are never generated.
+        self.vocab_size = min(tokenizer.vocab_size, int(config.text["vocab_size"]))
         self.context_length = int(config.text["max_position_embeddings"])
         self.stop_token_ids = self._stop_token_ids(generation)
         self.generation_defaults = _generation_defaults(generation)
