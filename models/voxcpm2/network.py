@@ -136,7 +136,9 @@ class VoxCPM2Network(nn.Module):
         return [CacheSpec({"k": row, "v": row}) for row in rows]
 
     def embed_patches(self, patches: Tensor) -> Tensor:
-        """[n, P, D] -> [n, H]."""
+        """[n, P, D] -> [n, H]; n may be 0, which kernels of the stack need not know."""
+        if patches.shape[0] == 0:
+            return self.enc_to_lm_proj.weight.new_empty((0, self.enc_to_lm_proj.out_features))
         return self.enc_to_lm_proj(self.feat_encoder(patches))
 
     def audio_backbone(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> tuple[Tensor, Tensor]:

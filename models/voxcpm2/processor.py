@@ -88,8 +88,9 @@ def load_processor(directory: Path) -> VoxCPM2Processor:
     if not path.is_file():
         raise CheckpointError(f"{directory.name}: no tokenizer.json")
     tokenizer = Tokenizer.from_file(str(path))
-    if tokenizer.get_vocab_size(with_added_tokens=True) > config.lm.vocab_size:
-        raise CheckpointError(f"tokenizer.json has more tokens than lm_config.vocab_size {config.lm.vocab_size}")
+    # Added tokens need no embedding: a text that holds one is refused.
+    if max(tokenizer.get_vocab(with_added_tokens=False).values()) >= config.lm.vocab_size:
+        raise CheckpointError(f"tokenizer.json has ids over lm_config.vocab_size {config.lm.vocab_size}")
     if config.lm.vocab_size <= REFERENCE_END:
         raise CheckpointError(f"lm_config.vocab_size {config.lm.vocab_size} has no ids {AUDIO_START}..{REFERENCE_END}")
     if tokenizer.token_to_id("<unk>") is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -15,12 +13,6 @@ pytestmark = pytest.mark.gpu
 
 TF32 = 2e-3
 """Relative error of the codec, whose products run as the published code runs them on CUDA."""
-
-
-@pytest.fixture(autouse=True)
-def a_stream_that_can_be_captured() -> Iterator[None]:
-    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
-        yield
 
 
 @pytest.mark.parametrize("buckets", [(), (4,), (1, 16)], ids=["eager", "replayed", "replayed_more"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -122,6 +123,14 @@ def test_random_weights_speak(tmp_path: Path) -> None:
     patches, audio = SpeechRig(model).speak({1: Utterance(layout, torch.zeros(0, 4, 8), seed=1, max_patches=5)})
     assert patches[1].shape == (5, 4, 8)
     assert audio[1].isfinite().all()
+
+
+def test_refuses_token_ids_without_an_embedding(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["lm_config"]["vocab_size"] = 300
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="vocab_size 300"):
+        load_processor(checkpoint)
 
 
 def test_embedded_checkpoint_is_reproducible(tmp_path: Path) -> None:
