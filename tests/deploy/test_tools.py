@@ -47,3 +47,8 @@ def test_dockerfile_passes_hadolint() -> None:
 
 def test_compose_file_fits_the_compose_specification() -> None:
     run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", "docker-compose.yml")
+
+
+def test_kubernetes_manifests_fit_their_schemas() -> None:
+    for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml")):
+        run(tool("kubernetes-validate"), "--strict", "--quiet", path)
