@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,14 @@ class RunningServer:
         self.context = context
         self.server = server
         self.loop = loop
+
+    def wait_idle(self, seconds: float = 5.0) -> None:
+        """Until no request is in progress; an answer is read a moment before its request is given back."""
+        deadline = time.monotonic() + seconds
+        while self.context.engine.in_flight or self.context.admission.in_flight:
+            assert time.monotonic() < deadline, "requests are still in progress"
+            time.sleep(0.01)
+        assert self.context.admission.pending_bytes == 0
 
 
 def inline(config: EngineConfig) -> EngineLink:

@@ -1,0 +1,192 @@
+"""The routes over an engine that answers with the prompt's own bytes: everything but the model."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIError, AsyncOpenAI, OpenAI
+from PIL import Image
+
+from tests.support.servers import RunningServer
+
+
+def picture(width: int = 16, height: int = 12, color: str = "red", kind: str = "PNG") -> str:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(buffer, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def frame_list(count: int) -> str:
+    frames = [picture(color=color, kind="JPEG").partition(",")[2] for color in ("red", "blue") * count]
+    return "data:video/jpeg;base64," + ",".join(frames[:count])
+
+
+def ask(client: OpenAI, text: Any, **fields: Any) -> Any:
+    return client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": text}], **fields)
+
+
+def test_an_answer_with_usage(client: OpenAI) -> None:
+    answer = ask(client, "hello wörld")
+    assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion" and answer.model == "tiny"
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "hello wörld", "stop")
+    assert choice.logprobs is None and choice.message.refusal is None
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (12, 12, 24)
+    assert usage.prompt_tokens_details.cached_tokens == 1
+
+
+def test_an_alias_is_answered_under_the_first_name(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny-alias", messages=[{"role": "user", "content": "x"}])
+    assert answer.model == "tiny"
+
+
+def test_a_stream_has_the_shape_that_clients_expect(client: OpenAI) -> None:
+    chunks = list(ask(client, "wörd", stream=True))
+    assert len({chunk.id for chunk in chunks}) == 1 and len({chunk.created for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content == ""
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "wörd"
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
+    assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-1])
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_a_stream_ends_with_usage_when_asked(client: OpenAI) -> None:
+    chunks = list(ask(client, "abc", stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 3
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [chunk.usage.completion_tokens for chunk in ask(client, "abc", stream=True, stream_options=options)]
+    assert counts == sorted(counts) and counts[-1] == 3
+
+
+def test_the_raw_stream_ends_with_done(server: RunningServer) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "stream": True}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert "usage" not in json.loads(events[0].removeprefix("data: "))
+
+
+def test_several_answers(client: OpenAI) -> None:
+    answer = ask(client, "abcd", n=3)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(n, "abcd") for n in range(3)]
+    assert answer.usage.completion_tokens == 12
+    texts = {0: "", 1: ""}
+    for chunk in ask(client, "abcd", n=2, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == {0: "abcd", 1: "abcd"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_cut_the_answer(client: OpenAI, stream: bool) -> None:
+    answer = ask(client, "one two three", stop=["zz", "two"], stream=stream)
+    if stream:
+        chunks = list(answer)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert (text, chunks[-1].choices[0].finish_reason) == ("one ", "stop")
+    else:
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one ", "stop")
+        assert answer.usage.completion_tokens == 7
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_the_length_cap(client: OpenAI, field: str) -> None:
+    answer = ask(client, "abcdef", **{field: 4})
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("abcd", "length")
+
+
+def test_logprobs(client: OpenAI) -> None:
+    answer = ask(client, "aé", logprobs=True, top_logprobs=2)
+    entries = answer.choices[0].logprobs.content
+    assert [(entry.token, entry.bytes) for entry in entries] == [("a", [97]), ("\ufffd", [195]), ("\ufffd", [169])]
+    assert [top.logprob for top in entries[0].top_logprobs] == [-0.5, -1.5]
+    chunks = list(ask(client, "ab", logprobs=True, stream=True))
+    streamed = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    assert [entry.token for entry in streamed] == ["a", "b"] and streamed[0].top_logprobs == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_goes_to_its_own_field(client: OpenAI, stream: bool) -> None:
+    answer = ask(client, "42", stream=stream, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    if stream:
+        deltas = [chunk.choices[0].delta for chunk in answer]
+        content = "".join(delta.content or "" for delta in deltas)
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    else:
+        content, reasoning = answer.choices[0].message.content, answer.choices[0].message.reasoning_content
+        assert answer.usage.completion_tokens_details.reasoning_tokens > 0
+    assert (reasoning, content) == ("hm", "42")
+
+
+def test_pictures_and_frame_lists(client: OpenAI) -> None:
+    parts = [
+        {"type": "text", "text": "look: "},
+        {"type": "image_url", "image_url": {"url": picture(), "detail": "low"}},
+        {"image_url": picture(color="blue")},
+        {"type": "video_url", "video_url": {"url": frame_list(5), "max_frames": 3}},
+    ]
+    answer = ask(client, parts)
+    assert answer.choices[0].message.content == "look: "
+    details = answer.usage.prompt_tokens_details
+    assert (details.text_tokens, details.image_tokens, details.video_tokens) == (6, 8, 4)
+
+
+def test_unknown_fields_and_neutral_values_change_nothing(client: OpenAI) -> None:
+    extra = {"safety_identifier": "x", "cache_salt": 3, "tools": [], "response_format": {"type": "text"}, "n": None}
+    assert ask(client, "same", user="me", extra_body=extra).choices[0].message.content == "same"
+
+
+async def test_the_async_client(server: RunningServer) -> None:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+
+        async def one(text: str) -> str:
+            stream = await client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": text}], stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        texts = [f"text number {n}" for n in range(10)]
+        assert await asyncio.gather(*map(one, texts)) == texts
+
+
+def test_a_stream_that_fails_says_so(client: OpenAI) -> None:
+    with pytest.raises(APIError, match="failed by request"):
+        list(ask(client, "!fail", stream=True))
+
+
+async def test_a_client_that_leaves_ends_the_work(server: RunningServer) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "!endless"}], "max_tokens": 4000}
+    async with httpx.AsyncClient(base_url=server.url) as http:
+        for stream in (True, False):
+            task = asyncio.create_task(http.post("/v1/chat/completions", json={**body, "stream": stream}))
+            await _until(lambda: server.context.engine.in_flight == 1)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await _until(lambda: server.context.engine.in_flight == 0)
+            await _until(lambda: server.context.admission.in_flight == 0)
+        text = (await http.get("/metrics")).text
+    assert 'reprise_client_disconnects_total{endpoint="chat"} 2.0' in text
+
+
+async def test_silence_is_broken_by_comments(server: RunningServer) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "!silent"}], "stream": True}
+    async with (
+        httpx.AsyncClient(base_url=server.url) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
+        lines = response.aiter_lines()
+        assert [await anext(lines) for _ in range(4)] == [": keep-alive", "", ": keep-alive", ""]
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
