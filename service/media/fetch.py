@@ -105,17 +105,20 @@ class Fetcher:
             network_backend=GuardedBackend(resolver, connector or httpcore.AnyIOBackend()),
         )
 
-    async def fetch(self, url: str, *, field: str, max_bytes: int, seconds: float) -> bytes:
+    async def fetch(
+        self, url: str, *, field: str, max_bytes: int, seconds: float, admit: Callable[[int], None] | None = None
+    ) -> bytes:
         """The body behind a URL, following at most three redirects, each checked like the first URL.
 
-        max_bytes is checked while reading; seconds bounds everything together. Raises InputError with `field` for a
+        max_bytes is checked while reading, and admit is called with the size of each piece that is read (it may raise
+        InputError); seconds bounds everything together. Raises InputError with `field` for a
         URL the policy refuses and for every failure; messages tell nothing of what was reached.
         """
         target = self._checked(url, field)
         try:
             async with asyncio.timeout(seconds):
                 for _ in range(MAX_REDIRECTS + 1):
-                    answer = await self._get(target, field, max_bytes)
+                    answer = await self._get(target, field, max_bytes, admit)
                     if isinstance(answer, bytes):
                         return answer
                     target = self._checked(answer, field)
@@ -155,7 +158,9 @@ class Fetcher:
             raise InputError(field, "the URL must not name a port")
         return parsed
 
-    async def _get(self, url: httpx.URL, field: str, max_bytes: int) -> bytes | str:
+    async def _get(
+        self, url: httpx.URL, field: str, max_bytes: int, admit: Callable[[int], None] | None
+    ) -> bytes | str:
         """The body, or where a redirect points."""
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=_port(url), target=url.raw_path)
         headers = [
@@ -183,6 +188,8 @@ class Fetcher:
                 raise _too_large(field, max_bytes)
             async for piece in response.aiter_stream():
                 body += piece
+                if admit is not None:
+                    admit(len(piece))
                 if len(body) > max_bytes:
                     raise _too_large(field, max_bytes)
             return bytes(body)

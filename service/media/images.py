@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
@@ -28,11 +29,14 @@ UPRIGHT = {
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
-def decode_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
+def decode_image(
+    data: bytes, *, field: str, limits: ImageLimits, admit: Callable[[int, int], None] | None = None
+) -> Image.Image:
     """Decodes a JPEG, PNG, WebP, GIF or BMP to an upright RGB picture.
 
     Animations give their first frame, transparency is laid on white, 16-bit samples keep their high byte, and the
     EXIF orientation is applied. JPEGs are decoded at full size: pixels equal those of a plain Image.open.
+    admit: called with width and height before any pixel is decoded; may raise InputError.
 
     Raises InputError with `field` for anything that is not such a picture, is damaged or cut short, or is too large.
     """
@@ -54,6 +58,8 @@ def decode_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image
             raise InputError(
                 field, f"the image has {width} x {height} pixels; at most {limits.max_pixels} pixels are accepted"
             )
+        if admit is not None:
+            admit(width, height)
         try:
             image.load()
             orientation = image.getexif().get(EXIF_ORIENTATION, 1)

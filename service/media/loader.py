@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 from PIL import Image
 
 from models.errors import InputError
-from models.media import VideoFrames
+from models.media import VideoFrames, VideoMetadata
 from service.media.audio_in import decode_audio
 from service.media.data_url import decode_base64, is_data_url, parse_data_url
 from service.media.fetch import Fetcher
@@ -27,38 +27,39 @@ FRAME_LIST = "video/jpeg"
 
 
 class MediaBudget:
-    """What one request may still load."""
+    """What one request may still load. Its items may be loaded at the same time, from several threads."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
+        self._lock = threading.Lock()
         self._items = 0
         self._bytes = 0
         self._decoded_bytes = 0
-
-    @property
-    def bytes_left(self) -> int:
-        return self._limits.max_bytes - self._bytes
 
     @property
     def decoded_bytes_left(self) -> int:
         return self._limits.max_decoded_bytes - self._decoded_bytes
 
     def take_item(self, field: str) -> None:
-        self._items += 1
+        with self._lock:
+            self._items += 1
         if self._items > self._limits.max_items:
             raise InputError(field, f"a request can have at most {self._limits.max_items} images and videos")
 
     def take_bytes(self, count: int, field: str) -> None:
-        self._bytes += count
-        if self.bytes_left < 0:
+        """Encoded bytes, before they are read or decoded."""
+        with self._lock:
+            self._bytes += count
+        if self._bytes > self._limits.max_bytes:
             raise InputError(field, f"the request's media have more than {self._limits.max_bytes} bytes")
 
-    def take_decoded(self, count: int, field: str) -> None:
-        self._decoded_bytes += count
+    def take_pixels(self, count: int, field: str) -> None:
+        """Pixels of 3 bytes, before they are decoded."""
+        with self._lock:
+            self._decoded_bytes += 3 * count
         if self.decoded_bytes_left < 0:
-            raise InputError(
-                field, f"the request's media have more than {self._limits.max_decoded_bytes} bytes of pixels"
-            )
+            most = self._limits.max_decoded_bytes // 3
+            raise InputError(field, f"the request's media have more than {most} pixels, all frames counted")
 
 
 class MediaLoader:
@@ -82,31 +83,38 @@ class MediaLoader:
         budget.take_item(field)
         limits = self._limits.image
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget)
-        picture = await self._in_thread(lambda: decode_image(data, field=field, limits=limits))
-        budget.take_decoded(3 * picture.width * picture.height, field)
-        return picture
+        return await self._in_thread(
+            lambda: decode_image(
+                data, field=field, limits=limits, admit=lambda width, height: budget.take_pixels(width * height, field)
+            )
+        )
 
     async def video(
         self, url: str, choose: Choose, *, frame_list_fps: float, field: str, budget: MediaBudget
     ) -> VideoFrames:
         """A video file, or a list of frames (data:video/jpeg;base64,f1,f2,...) at `frame_list_fps`."""
         budget.take_item(field)
-        limits = replace(
-            self._limits.video,
-            max_decoded_bytes=min(self._limits.video.max_decoded_bytes, budget.decoded_bytes_left),
-        )
+        limits = self._limits.video
+
+        def choose_within_budget(metadata: VideoMetadata) -> Sequence[int]:
+            indices = choose(metadata)
+            budget.take_pixels(len(set(indices)) * metadata.height * metadata.width, field)
+            return indices
+
         if is_data_url(url) and (listed := parse_data_url(url, field=field)).media_type == FRAME_LIST:
             budget.take_bytes(len(listed.payload) // 4 * 3, field)
-            video = await self._in_thread(
+            return await self._in_thread(
                 lambda: decode_frame_list(
-                    listed.payload, choose, fps=frame_list_fps, field=field, images=self._limits.image, limits=limits
+                    listed.payload,
+                    choose_within_budget,
+                    fps=frame_list_fps,
+                    field=field,
+                    images=self._limits.image,
+                    limits=limits,
                 )
             )
-        else:
-            data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
-            video = await decode_video(self._pool, data, choose, field=field, limits=limits)
-        budget.take_decoded(3 * len(video.frames) * video.metadata.height * video.metadata.width, field)
-        return video
+        data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
+        return await decode_video(self._pool, data, choose_within_budget, field=field, limits=limits)
 
     async def audio(self, url: str, *, sample_rate: int, field: str) -> np.ndarray:
         """A reference clip behind a URL -> mono float32 [n] at `sample_rate`."""
@@ -123,14 +131,17 @@ class MediaLoader:
         await self._fetcher.close()
 
     async def _read(self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget) -> bytes:
-        allowed = min(max_bytes, budget.bytes_left)
-        if is_data_url(url):
-            payload = parse_data_url(url, field=field).payload
-            data = await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=allowed))
-        else:
-            data = await self._fetcher.fetch(url, field=field, max_bytes=allowed, seconds=seconds)
-        budget.take_bytes(len(data), field)
-        return data
+        if not is_data_url(url):
+            return await self._fetcher.fetch(
+                url,
+                field=field,
+                max_bytes=max_bytes,
+                seconds=seconds,
+                admit=lambda count: budget.take_bytes(count, field),
+            )
+        payload = parse_data_url(url, field=field).payload
+        budget.take_bytes(len(payload) // 4 * 3, field)
+        return await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 
@@ -89,10 +90,18 @@ async def test_bytes_of_a_request_are_counted(loader: MediaLoader) -> None:
         await loader.video(url, lambda m: [0], frame_list_fps=1.0, field="f", budget=loader.budget())
 
 
+async def test_items_loaded_at_once_share_the_budget(loader: MediaLoader) -> None:
+    budget = loader.budget()
+    url = data_url(encoded(picture(170, 170), "PNG"))
+    loads = (loader.image(url, field="f", budget=budget) for _ in range(3))
+    outcomes = await asyncio.gather(*loads, return_exceptions=True)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Image", "InputError", "InputError"]
+
+
 async def test_pixels_of_a_request_are_counted(loader: MediaLoader) -> None:
     budget = loader.budget()
     await loader.image(data_url(encoded(picture(170, 170), "PNG")), field="f", budget=budget)
-    with pytest.raises(InputError, match="more than can be held"):
+    with pytest.raises(InputError, match="more than 33333 pixels"):
         await loader.video(data_url(video()), lambda m: [0, 1], frame_list_fps=1.0, field="f", budget=budget)
-    with pytest.raises(InputError, match="bytes of pixels"):
+    with pytest.raises(InputError, match="more than 33333 pixels"):
         await loader.image(data_url(encoded(picture(170, 170), "PNG")), field="f", budget=budget)
