@@ -1,0 +1,95 @@
+"""The real server in a process of its own, started for a benchmark."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """url: base address. ready_seconds: from the start of the process to the first 200 of /ready."""
+
+    url: str
+    ready_seconds: float
+    log: Path
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of a metric whose labels include these."""
+        total = 0.0
+        for line in self._get("/metrics").decode().splitlines():
+            match = re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line)
+            if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
+                total += float(match[2])
+        return total
+
+    def models(self) -> list[str]:
+        return [card["id"] for card in json.loads(self._get("/v1/models"))["data"]]
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            return bytes(response.read())
+
+
+@contextmanager
+def serve(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    """`reprise serve` with these flags on a free loopback port; SIGTERM at the end."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = Path(tempfile.mkstemp(prefix="reprise-", suffix=".log")[1])
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), *flags]
+    began = time.monotonic()
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait(process, url, log)
+        yield Server(url, time.monotonic() - began, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            urllib.request.urlopen(url + "/ready", timeout=5).close()
+            return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.05)
+    raise RuntimeError(f"the server did not become ready:\n{log.read_text()[-4000:]}")
+
+
+def random_weights(directories: Sequence[Path]) -> list[str]:
+    """Flags that host these directories with random weights under their folder names."""
+    flags = ["--load-format", "random"]
+    for directory in directories:
+        flags += ["--model", str(directory)]
+    names = [directory.name if len(directories) == 1 else f"{directory}={directory.name}" for directory in directories]
+    for name in names:
+        flags += ["--served-model-name", name]
+    return flags
