@@ -91,7 +91,9 @@ def filtered(scaled: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Ten
     barrier = threshold(keys, torch.ones_like(keys), kept)
     scaled = torch.where(keys >= barrier, scaled, -torch.inf)
     weights = torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))
-    barrier = threshold(keys, weights, top_p * weights.sum(dim=-1))
+    # A target of 0 would be reached by no token at all; the best one always stays.
+    mass = (top_p * weights.sum(dim=-1)).clamp(min=torch.finfo(torch.float32).tiny)
+    barrier = threshold(keys, weights, mass)
     return torch.where((keys >= barrier) | (top_p >= 1.0)[:, None], scaled, -torch.inf)
 
 

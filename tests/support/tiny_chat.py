@@ -120,7 +120,7 @@ def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
         inner_width=48,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=8,
+        head_dim=16,
         norm_eps=1e-6,
         qkv_bias=True,
         out_bias=False,
@@ -133,7 +133,7 @@ def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
         max_positions=CONTEXT,
         rope_theta=1e4,
         tied=False,
-        mrope_section=(2, 1, 1) if axes == 3 else (),
+        mrope_section=(4, 2, 2) if axes == 3 else (),
     )
     generator = torch.Generator().manual_seed(7)
     model = TinyChat(TinyEncoder(), CausalDecoder(config))
