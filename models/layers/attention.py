@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
+from models.layers.rotary import rotate_and_cache, rotate_half_split
 
 _REFERENCE_BLOCK = 1024
 
@@ -141,15 +142,28 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = No
     return out.transpose(1, 2)
 
 
-def cached_attention(q: Tensor, k: Tensor, v: Tensor, layer: int, batch: PagedBatch) -> Tensor:
-    """Causal attention of one layer over the cache: stores k and v, then attends.
+def cached_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: int,
+    batch: PagedBatch,
+    rotary: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Causal attention of one layer over the cache: rotates q and k, stores k and v, then attends.
 
-    q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` says: decode rows first, then prefill chunks.
+    q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` says: decode rows first, then prefill chunks. rotary: cos and
+    sin float32 [n, D/2]; None where there is no rotation or it is done already.
     """
     k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
-    k_cache.index_copy_(0, batch.slot_mapping, k)
-    v_cache.index_copy_(0, batch.slot_mapping, v)
     decodes = batch.num_decode_rows
+    if q.shape[0] == decodes:
+        q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, batch.slot_mapping)
+    else:
+        if rotary is not None:
+            q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
+        k_cache.index_copy_(0, batch.slot_mapping, k)
+        v_cache.index_copy_(0, batch.slot_mapping, v)
     outputs = []
     if decodes:
         assert batch.block_tables is not None and batch.seq_lens is not None

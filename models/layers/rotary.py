@@ -72,6 +72,26 @@ def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def rotate_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """rotate_half_split of q [n, Hq, D] and k [n, Hkv, D] by rotary (cos and sin float32 [n, D/2]; None: not at all).
+
+    Stores k and v in rows slot_mapping int64 [n] of the caches [cache rows, Hkv, D] and returns q.
+    """
+    if rotary is not None:
+        q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
+    k_cache.index_copy_(0, slot_mapping, k)
+    v_cache.index_copy_(0, slot_mapping, v)
+    return q
+
+
 def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs (2j, 2j + 1): x [..., n, heads, D], cos and sin float32 [n, D/2] -> like x."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)

@@ -13,7 +13,6 @@ from models.checkpoint import Rule
 from models.layers.attention import cached_attention
 from models.layers.block import block_rules
 from models.layers.kv_cache import CacheSpec, PagedBatch
-from models.layers.rotary import rotate_half_split
 from models.voxcpm2.config import VoxCPM2Config
 from models.voxcpm2.solver import Schedule, guided_euler_step, schedule, sinusoid
 from models.voxcpm2.stack import LocalStack, Stack, language_block, local_block, longrope_table
@@ -158,10 +157,10 @@ class VoxCPM2Network(nn.Module):
 
     def semantic(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """TSLM: [n, H] -> [n, H]."""
-        cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        rotary = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-            return cached_attention(rotate_half_split(q, cos, sin), rotate_half_split(k, cos, sin), v, layer, batch)
+            return cached_attention(q, k, v, layer, batch, rotary)
 
         return self.base_lm(embeds, attend)
 
