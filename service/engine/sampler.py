@@ -60,7 +60,7 @@ def sample(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
 
 def ordered_bits(values: Tensor) -> Tensor:
     """float32 -> int32 in the same order."""
-    bits = values.contiguous().view(torch.int32)
+    bits = (values + 0.0).contiguous().view(torch.int32)  # -0.0 + 0.0 is 0.0: the two are one number.
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
