@@ -69,10 +69,12 @@ def _blocks(data: bytes, field: str) -> Iterator[Block]:
         try:
             clip = soundfile.SoundFile(io.BytesIO(data))
         except soundfile.LibsndfileError:
-            clip = None  # e.g. AAC behind an ID3 tag
-        if clip is not None and clip.frames < UNKNOWN_LENGTH:
-            yield from _read_soundfile(clip, field)
-            return
+            pass  # FFmpeg may know it, e.g. AAC behind an ID3 tag
+        else:
+            with clip:
+                if clip.frames < UNKNOWN_LENGTH:
+                    yield from _read_soundfile(clip, field)
+                    return
     yield from _read_av(data, field)
 
 
@@ -85,17 +87,16 @@ def _for_soundfile(data: bytes) -> bool:
 
 
 def _read_soundfile(clip: soundfile.SoundFile, field: str) -> Iterator[Block]:
-    with clip:
-        # Before the first block: a header with a thousand channels makes blocks of gigabytes.
-        _check_format(clip.samplerate, clip.channels, field)
-        while True:
-            try:
-                block = clip.read(BLOCK_FRAMES, dtype="float32", always_2d=True)
-            except (soundfile.LibsndfileError, RuntimeError) as error:
-                raise InputError(field, "the clip is damaged") from error
-            if not len(block):
-                return
-            yield clip.samplerate, block
+    # Before the first block: a header with a thousand channels makes blocks of gigabytes.
+    _check_format(clip.samplerate, clip.channels, field)
+    while True:
+        try:
+            block = clip.read(BLOCK_FRAMES, dtype="float32", always_2d=True)
+        except (soundfile.LibsndfileError, RuntimeError) as error:
+            raise InputError(field, "the clip is damaged") from error
+        if not len(block):
+            return
+        yield clip.samplerate, block
 
 
 def _read_av(data: bytes, field: str) -> Iterator[Block]:

@@ -97,6 +97,7 @@ class WorkerPool:
         self._slots = asyncio.Semaphore(size)
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="decode")
         self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
         self.workers_lost = 0
         """Workers that died or were killed during a job."""
 
@@ -113,6 +114,7 @@ class WorkerPool:
         """
         async with self._slots:
             worker = self._take()
+            self._busy.add(worker)
             running = asyncio.get_running_loop().run_in_executor(self._threads, worker.run, job)
             try:
                 return await asyncio.shield(running)
@@ -121,13 +123,16 @@ class WorkerPool:
                 running.add_done_callback(_forget)
                 raise
             finally:
+                self._busy.discard(worker)
                 if worker.lost:
                     self.workers_lost += 1
                 else:
                     self._idle.append(worker)
 
     def close(self) -> None:
-        """Ends all idle workers and the threads; no job may be under way."""
+        """Ends all workers and threads; jobs under way fail with WorkerLost."""
+        for worker in self._busy:
+            worker.kill()
         for worker in self._idle:
             worker.retire()
         self._idle.clear()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpcore
 import pytest
@@ -52,7 +54,7 @@ def names(**table: list[str]) -> Callable[[str, int], Awaitable[list[str]]]:
 
 
 @asynccontextmanager
-async def server(answer: Answer) -> AsyncIterator[Loopback]:
+async def server(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[Loopback]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             request = await reader.readuntil(b"\r\n\r\n")
@@ -63,7 +65,7 @@ async def server(answer: Answer) -> AsyncIterator[Loopback]:
         finally:
             writer.close()
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
         yield Loopback(listener.sockets[0].getsockname()[1])
     finally:
@@ -102,6 +104,22 @@ async def test_fetches_from_the_checked_address() -> None:
     head = requests[0].lower()
     assert head.startswith(b"get /x%20y?q=1 http/1.1\r\n")
     assert b"host: a.example\r\n" in head and b"accept-encoding: identity" in head and b"cookie" not in head
+
+
+async def test_tls_verifies_the_name_and_not_the_address() -> None:
+    certificate = Path(__file__).parent / "tls" / "a.example.pem"
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    resolver = names(a=[PUBLIC], b=[PUBLIC])
+    async with server(says("200 OK\r\nContent-Length: 2", b"ok"), tls) as loopback:
+        fetcher = Fetcher(UrlPolicy("public"), resolver=resolver, connector=loopback, ssl_context=trusting)
+        assert await fetch(fetcher, "https://a.example/") == b"ok"
+        for url, context in (("https://b.example/", trusting), ("https://a.example/", None)):
+            fetcher = Fetcher(UrlPolicy("public"), resolver=resolver, connector=loopback, ssl_context=context)
+            with pytest.raises(InputError, match="could not be fetched"):
+                await fetch(fetcher, url)
+    assert loopback.asked == [(PUBLIC, 443)] * 3
 
 
 @pytest.mark.parametrize(

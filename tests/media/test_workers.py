@@ -102,6 +102,17 @@ async def test_cancellation_kills_the_worker_and_frees_the_slot(make_pool) -> No
     assert pool.workers_lost == 1
 
 
+async def test_closing_ends_jobs_under_way(make_pool) -> None:
+    pool = make_pool(WorkerLimits())
+    task = asyncio.ensure_future(pool.run(lambda channel: channel.receive()))
+    await asyncio.sleep(0.2)
+    begin = time.monotonic()
+    pool.close()
+    with pytest.raises(WorkerLost):
+        await task
+    assert time.monotonic() - begin < 5
+
+
 async def test_a_worker_that_died_while_idle_is_replaced(make_pool) -> None:
     pool = make_pool(WorkerLimits())
     pool.start()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import base64
+
+import numpy as np
+import pytest
+
+from models.errors import InputError
+from models.media import VideoFrames, VideoMetadata
+from service.media.limits import ImageLimits, VideoLimits
+from service.media.video import Choose, decode_frame_list
+from tests.media import samples
+
+FIELD = "messages[0].content[0].video_url"
+LIMITS = VideoLimits()
+
+
+def every(step: int) -> Choose:
+    return lambda metadata: range(0, metadata.num_frames, step)
+
+
+ALL = every(1)
+
+
+def frame_list(*frames: bytes) -> str:
+    return ",".join(base64.b64encode(frame).decode() for frame in frames)
+
+
+def list_frames(payload: str, choose: Choose = ALL, limits: VideoLimits = LIMITS) -> VideoFrames:
+    return decode_frame_list(payload, choose, fps=2.0, field=FIELD, images=ImageLimits(), limits=limits)
+
+
+def test_frame_list() -> None:
+    pictures = [samples.picture(seed=seed) for seed in range(5)]
+    video = list_frames(frame_list(*(samples.encoded(p, "JPEG") for p in pictures)), every(2))
+    assert video.metadata == VideoMetadata(5, 2.0, 2.5, 30, 40)
+    assert video.indices == (0, 2, 4) and video.times == (0.0, 1.0, 2.0)
+    assert abs(video.frames[1].astype(int) - np.asarray(pictures[2]).astype(int)).mean() < 12
+
+
+def test_frame_list_limits() -> None:
+    frame = samples.encoded(samples.picture(), "JPEG")
+    with pytest.raises(InputError, match="at most 2 are"):
+        list_frames(frame_list(*[frame] * 3), limits=VideoLimits(max_frames=2))
+    with pytest.raises(InputError, match="at most 768"):
+        list_frames("," * 10_000_000)
+    with pytest.raises(InputError, match="same size"):
+        list_frames(frame_list(frame, samples.encoded(samples.picture(20, 20), "JPEG")))
+    with pytest.raises(InputError) as caught:
+        list_frames(frame_list(frame, frame, frame[:100]))
+    assert caught.value.field == f"{FIELD}[2]"

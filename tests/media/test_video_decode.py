@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models.errors import InputError
+from service.media.limits import VideoLimits
+from service.media.video_decode import VideoSource
+from tests.media import samples
+
+FIELD = "video"
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "libx264"), ("webm", "libvpx"), ("avi", "mjpeg")])
+def test_mutants_are_videos_or_refused(container: str, codec: str) -> None:
+    limits = VideoLimits(max_pixels=640 * 480, max_source_frames=1000)
+    outcomes = {True: 0, False: 0}
+    for mutant in samples.mutations(samples.video(container, codec, frames=8), 80, seed=3):
+        try:
+            source = VideoSource(mutant, field=FIELD, limits=limits)
+            for _, time, pixels in source.frames(range(source.metadata.num_frames)):
+                assert pixels.shape == (source.metadata.height, source.metadata.width, 3) and np.isfinite(time)
+        except InputError as error:
+            assert error.field == FIELD
+            outcomes[False] += 1
+        else:
+            assert source.metadata.fps > 0 and 0 < source.metadata.duration <= limits.max_duration
+            outcomes[True] += 1
+    assert outcomes[True] > 5 and outcomes[False] > 5
