@@ -42,15 +42,23 @@ def locate(model: str, revision: str | None = None, load_format: LoadFormat = "p
 
 
 def _download(source: str, revision: str | None, load_format: LoadFormat) -> Checkpoint:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    import httpx
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = [*SMALL_FILES, *(WEIGHT_FILES if load_format == "published" else ())]
     where = f"{source}@{revision}" if revision else source
     try:
-        directory = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
-    except LocalEntryNotFoundError as error:
+        directory = Path(
+            snapshot_download(
+                source,
+                revision=revision,
+                allow_patterns=patterns,
+                local_files_only=constants.is_offline_mode(),
+            )
+        )
+    except (LocalEntryNotFoundError, httpx.TransportError) as error:
         raise CheckpointError(f"{where}: not in the local cache, and the hub cannot be reached or is off") from error
-    except (RepositoryNotFoundError, HfHubHTTPError) as error:
+    except HfHubHTTPError as error:
         raise CheckpointError(f"{where}: the hub does not give it out ({type(error).__name__})") from error
     return Checkpoint(source, directory, directory.name)

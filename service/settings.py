@@ -118,6 +118,9 @@ class Settings(BaseSettings):
     encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to record; none: the model's ladder.")
     decode_buckets: Integers = _knob((), "Engine", "Batch sizes to record; none: a ladder up to --max-running.")
     first_audio_target: Seconds = _knob(0.5, "Engine", "Speech predicted to start later than this is refused (s).")
+    max_speech_load: float = _knob(
+        0.8, "Engine", "Share of real time that the live streams' steps may take; more speech is refused.", gt=0
+    )
     hang_timeout: Seconds = _knob(30.0, "Engine", "Silence of the ready engine after which it is restarted (s).")
     start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
 
@@ -156,13 +159,33 @@ class Settings(BaseSettings):
     media_threads: Count = _knob(2, "Media", "Threads that decode and resize pictures and tokenize.")
     media_workers: Count = _knob(1, "Media", "Processes that decode videos and audio.")
 
+    # Speech
+    voices_dir: Path = _knob(
+        Path("~/.local/share/reprise/voices"), "Speech", "Directory of uploaded voices; made when it is needed."
+    )
+    max_voices: int = _knob(1000, "Speech", "Voices that may be uploaded.", ge=0)
+    clean_markup: bool = _knob(
+        True, "Speech", "Take Markdown, HTML tags and emoji out of texts before they are spoken."
+    )
+    max_speech_chars: Count = _knob(65536, "Speech", "Characters of a text to speak.")
+    speech_segment_length: int = _knob(
+        400, "Speech", "Characters (Han, kana and hangul count three) spoken in one go; longer texts are cut.", ge=16
+    )
+    pcm_sample_rate: Literal[48000, 24000, 16000] | None = _knob(
+        None, "Speech", "Rate of pcm when a request names none; 24000 suits clients made for OpenAI. Unset: the model's."
+    )
+    speech_ahead: Seconds = _knob(20.0, "Speech", "Audio that a slow reader may leave unread before its stream pauses (s).")
+    speech_idle: Seconds = _knob(30.0, "Speech", "Silence of a WebSocket client after which it is closed (s).")
+    encoder_threads: Count = _knob(2, "Speech", "Threads that encode audio.")
+
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         if self.revision is not None and len(self.model) != 1:
             raise ValueError("revision: needs exactly one --model; write HUB_ID@REVISION for several")
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
             raise ValueError("served_model_name: write MODEL=ALIAS[,ALIAS] with several models")
-        if not _is_loopback(self.host) and not self.keys() and not self.insecure_no_auth:
+        has_keys = bool(self.keys())
+        if not _is_loopback(self.host) and not has_keys and not self.insecure_no_auth:
             raise ValueError(
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.errors import CheckpointError
+from service.catalog import Catalog, embedded_models, engine_config, load_catalog
+from service.hub import locate
+from service.settings import load_settings
+
+GOLDEN = Path(__file__).parent / "golden" / "qwen2_vl"
+
+
+def load(*models: str, **flags: object) -> Catalog:
+    return load_catalog(load_settings({"model": models, **flags}))
+
+
+def test_a_directory_is_served_under_its_name() -> None:
+    catalog = load(str(GOLDEN))
+    (model,) = catalog.models
+    assert model.names == ("qwen2_vl",) and model.kind == "chat" and not model.demo
+    assert catalog.get("qwen2_vl") is model and catalog.get("other") is None
+    config = engine_config(load_settings(), catalog, "text")
+    assert config.models[0].directory == str(GOLDEN) and config.models[0].name == "qwen2_vl"
+
+
+def test_aliases() -> None:
+    assert load(str(GOLDEN), served_model_name=["a,b"]).models[0].names == ("a", "b")
+    assert load(str(GOLDEN), served_model_name=["a", "b"]).models[0].names == ("a", "b")
+    other = str(GOLDEN.parent / "minicpmv_2_5")
+    catalog = load(str(GOLDEN), other, served_model_name=[f"{GOLDEN}=first,one", f"{other}=second"])
+    assert catalog.names() == ["first", "one", "second"]
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    other = str(GOLDEN.parent / "minicpmv_2_5")
+    with pytest.raises(CheckpointError, match="'same' names two models"):
+        load(str(GOLDEN), other, served_model_name=[f"{GOLDEN}=same", f"{other}=same"])
+    with pytest.raises(CheckpointError, match="served_model_name: 'nope' is not one of the models"):
+        load(str(GOLDEN), served_model_name=["nope=x"])
+
+
+def test_no_model_means_the_embedded_ones() -> None:
+    catalog = load()
+    assert {model.name for model in catalog.models} == {"reprise/qwen2_vl", "reprise/voxcpm2"}
+    assert all(model.demo for model in catalog.models)
+    assert {Path(directory).name for directory in embedded_models()} == {"qwen2_vl", "voxcpm2"}
+
+
+@pytest.mark.parametrize("name", ["../escape", "/nowhere/at/all", "a/b/c", "x y", ""])
+def test_what_is_neither_directory_nor_hub_id(name: str) -> None:
+    with pytest.raises(CheckpointError, match="neither a directory nor a hub id"):
+        locate(name or "@")
+
+
+LOCATE = """
+import sys
+from models.errors import CheckpointError
+from service.hub import locate
+for argument in sys.argv[1:]:
+    try:
+        found = locate(argument)
+        print(found.source, found.revision, found.directory)
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+def test_offline_the_cache_is_all_there_is(tmp_path: Path) -> None:
+    commit = "a" * 40
+    repository = tmp_path / "hub" / "models--owner--name"
+    shutil.copytree(GOLDEN, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    # The variables of huggingface_hub are read when it is imported: a process of its own.
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", LOCATE, "owner/name", f"owner/name@{commit}", "owner/name@other", "owner/none"]
+    lines = subprocess.check_output(command, text=True, env=environ, cwd=GOLDEN.parents[2]).splitlines()
+    found = f"owner/name {commit} {repository}/snapshots/{commit}"
+    assert lines[:2] == [found, found]
+    missing = "not in the local cache, and the hub cannot be reached or is off"
+    assert lines[2:] == [f"owner/name@other: {missing}", f"owner/none: {missing}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+    ],
+)
+def test_checkpoints_that_are_not_hosted_are_refused_by_name(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text()) | change
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        load(str(tmp_path / "model"))
+
+
+def test_adapters_are_refused_by_name(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "model")
+    (tmp_path / "model/adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="adapter"):
+        load(str(tmp_path / "model"))

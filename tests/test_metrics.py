@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from service.engine.messages import EngineState, ModelState, Observation
+from service.metrics import PREFIX, SPECS, Metrics
+
+UNITS = ("_seconds", "_bytes", "_ratio", "_total", "_tokens", "_pages", "_info", "_factor")
+COUNTS = ("request_images", "request_video_frames", "requests_running", "requests_waiting", "slots_used")
+STATES = ("ready", "engine_up", "http_requests_in_progress")
+
+
+def test_names_follow_the_guide() -> None:
+    names = [spec.name for spec in SPECS]
+    assert len(names) == len(set(names))
+    for spec in SPECS:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", spec.name)
+        assert (spec.kind == "counter") == spec.name.endswith("_total"), spec.name
+        assert spec.name.endswith(UNITS) or spec.name in COUNTS + STATES, spec.name
+        assert spec.help.endswith("."), spec.name
+        assert (spec.kind == "histogram") == bool(spec.buckets), spec.name
+        assert list(spec.buckets) == sorted(set(spec.buckets)), spec.name
+
+
+def test_each_kind_takes_values() -> None:
+    metrics = Metrics()
+    metrics.observe("generated_tokens_total", 3, model="m")
+    metrics.observe("generated_tokens_total", model="m")
+    metrics.observe("ready", 1)
+    metrics.observe("queue_duration_seconds", 0.004, model="m")
+    text = metrics.exposition().decode()
+    assert 'reprise_generated_tokens_total{model="m"} 4.0' in text
+    assert "reprise_ready 1.0" in text
+    assert 'reprise_queue_duration_seconds_bucket{le="0.005",model="m"} 1.0' in text
+    assert 'reprise_queue_duration_seconds_bucket{le="0.0025",model="m"} 0.0' in text
+    assert "process_resident_memory_bytes" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"), [("nope", {}), ("ready", {"model": "m"}), ("generated_tokens_total", {"modle": "m"})]
+)
+def test_what_is_not_declared_is_an_error(name: str, labels: dict[str, str]) -> None:
+    with pytest.raises(KeyError):
+        Metrics().observe(name, 1.0, **labels)
+
+
+def test_an_unknown_event_of_the_engine_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            metrics.observe_event(Observation("nope", 1.0))
+    assert len(caplog.records) == 1
+
+
+def test_the_heartbeat_sets_the_gauges_that_routers_scrape() -> None:
+    metrics = Metrics()
+    metrics.observe_state(EngineState("ready", "", (ModelState("m", 2, 3, 2, 100, 25, 10, 7),), 4096))
+    text = metrics.exposition().decode()
+    for line in (
+        'requests_running{model="m"} 2.0',
+        'requests_waiting{model="m"} 3.0',
+        'kv_cache_usage_ratio{model="m"} 0.25',
+        'kv_cache_pages{model="m",state="cached"} 10.0',
+        'encoder_cache_bytes{model="m"} 7.0',
+        "graph_bytes 4096.0",
+    ):
+        assert f"{PREFIX}_{line}" in text
+
+
+def test_labels_are_of_low_cardinality() -> None:
+    allowed = {
+        *("model", "endpoint", "status", "outcome", "reason", "kind", "route", "state", "format", "underrun"),
+        *("version", "python", "device"),
+    }
+    assert {label for spec in SPECS for label in spec.labels} <= allowed

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from service.settings import Settings, SettingsError, describe, load_settings, panel, unknown_variables
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"REPRISE_{name.upper()}", raising=False)
+    monkeypatch.delenv("REPRISE_CONFIG", raising=False)
+
+
+def test_flag_beats_variable_beats_file_beats_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("max_n: 3\nport: 1\nmax-images: 5\n")
+    monkeypatch.setenv("REPRISE_MAX_N", "4")
+    monkeypatch.setenv("REPRISE_PORT", "2")
+    settings = load_settings({"max_n": "5"}, file)
+    assert (settings.max_n, settings.port, settings.max_images, settings.max_videos) == (5, 2, 5, 4)
+    monkeypatch.setenv("REPRISE_CONFIG", str(file))
+    assert load_settings().max_images == 5
+
+
+def test_lists_come_from_words_lists_and_repeated_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: [a, b]\ndecode_buckets: [1, 2]\n")
+    assert load_settings(config=file).model == ("a", "b")
+    assert load_settings(config=file).decode_buckets == (1, 2)
+    monkeypatch.setenv("REPRISE_MODEL", "c d")
+    monkeypatch.setenv("REPRISE_DECODE_BUCKETS", "4 8")
+    settings = load_settings(config=file)
+    assert settings.model == ("c", "d") and settings.decode_buckets == (4, 8)
+    assert load_settings({"model": ["e"]}).model == ("e",)
+
+
+@pytest.mark.parametrize(("text", "size"), [("512", 512), ("4K", 4096), ("1.5M", 1_572_864), ("2GiB", 2 << 30)])
+def test_bytes_have_units(text: str, size: int) -> None:
+    assert load_settings({"max_body": text}).max_body == size
+
+
+def test_unknown_keys_of_a_file_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("max_imagez: 3\n")
+    with pytest.raises(SettingsError, match=r"max_imagez.*did you mean max_images"):
+        load_settings(config=file)
+
+
+def test_unknown_variables_are_named() -> None:
+    environ = {"REPRISE_MAX_IMAGEZ": "3", "REPRISE_PORT": "1", "REPRISE_CONFIG": "x", "PATH": "y"}
+    assert unknown_variables(environ) == ["REPRISE_MAX_IMAGEZ (did you mean REPRISE_MAX_IMAGES?)"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ({"max_n": 1000}, "max_n"),
+        ({"max_n": "three"}, "max_n"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"memory_share": 0}, "memory_share"),
+        ({"request_timeout": "inf"}, "request_timeout"),
+        ({"host": "0.0.0.0"}, "host"),
+        ({"host": "::"}, "host"),
+        ({"host": "example"}, "host"),
+        ({"revision": "main"}, "revision"),
+        ({"model": ["a", "b"], "served_model_name": ["x"]}, "served_model_name"),
+        ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
+    ],
+)
+def test_what_does_not_fit_is_named(flags: dict[str, object], key: str) -> None:
+    with pytest.raises(SettingsError, match=key):
+        load_settings(flags)
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    for text in ("- a\n", "a: [\n"):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(SettingsError, match=r"bad\.yaml"):
+            load_settings(config=tmp_path / "bad.yaml")
+    with pytest.raises(SettingsError, match=r"missing\.yaml"):
+        load_settings(config=tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize("extra", [{"api_key": ["k"]}, {"insecure_no_auth": True}])
+def test_wider_than_loopback_with_a_key_or_by_explicit_wish(extra: dict[str, object]) -> None:
+    assert load_settings({"host": "0.0.0.0", **extra}).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "::1"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert load_settings({"host": host}).keys() == ()
+
+
+def test_what_is_printed_is_a_settings_file_without_secrets(tmp_path: Path) -> None:
+    settings = load_settings({"api_key": ["very-secret"], "max_n": 3})
+    text = describe(settings)
+    assert "very-secret" not in text and "very-secret" not in repr(settings)
+    assert yaml.safe_load(text)["max_n"] == 3
+    (tmp_path / "again.yaml").write_text(text)
+    again = load_settings(config=tmp_path / "again.yaml")
+    assert again.model_dump(exclude={"api_key"}) == settings.model_dump(exclude={"api_key"})
+
+
+def test_every_setting_is_documented() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description and field.description.endswith("."), name
+        assert panel(name) in ("Models", "Server", "Engine", "Limits", "Media", "Speech"), name
