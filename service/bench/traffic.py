@@ -65,21 +65,26 @@ def picture(rng: np.random.Generator, width: int, height: int) -> bytes:
 
 
 def _chat_payload(load: ChatLoad, rng: np.random.Generator) -> dict[str, Any]:
-    letters = rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789"), load.text_characters)
     content: list[dict[str, Any]] = []
     for _ in range(load.images):
         data = base64.b64encode(picture(rng, load.width, load.height)).decode()
         content.append({"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}})
-    content.append({"type": "text", "text": "".join(letters)})
+    content.append({"type": "text", "text": _letters(rng, load.text_characters)})
+    # A system turn of its own keeps even the first page of the prefix index from being shared.
+    system = {"role": "system", "content": _letters(rng, 16)}
     return {
         "model": load.model,
-        "messages": [{"role": "user", "content": content}],
+        "messages": [system, {"role": "user", "content": content}],
         "max_completion_tokens": load.output_tokens,
         "ignore_eos": True,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def _letters(rng: np.random.Generator, count: int) -> str:
+    return "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789"), count))
 
 
 async def _time_chat(client: httpx.AsyncClient, body: dict[str, Any], record: Record) -> None:
