@@ -131,7 +131,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends all workers and threads; jobs under way fail with WorkerLost."""
-        for worker in self._busy:
+        for worker in tuple(self._busy):  # a copy: jobs may end meanwhile in the event loop
             worker.kill()
         for worker in self._idle:
             worker.retire()
