@@ -126,6 +126,7 @@ def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["tex
         encoder_buckets=settings.encoder_buckets,
         decode_buckets=settings.decode_buckets,
         first_audio_target=settings.first_audio_target,
+        max_speech_load=settings.max_speech_load,
         log_level=settings.log_level,
         log_format=log_format,
     )

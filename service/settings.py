@@ -172,9 +172,13 @@ class Settings(BaseSettings):
         400, "Speech", "Characters (Han, kana and hangul count three) spoken in one go; longer texts are cut.", ge=16
     )
     pcm_sample_rate: Literal[48000, 24000, 16000] | None = _knob(
-        None, "Speech", "Rate of pcm when a request names none; 24000 suits clients made for OpenAI. Unset: the model's."
+        None,
+        "Speech",
+        "Rate of pcm when a request names none; 24000 suits clients made for OpenAI. Unset: the model's.",
     )
-    speech_ahead: Seconds = _knob(20.0, "Speech", "Audio that a slow reader may leave unread before its stream pauses (s).")
+    speech_ahead: Seconds = _knob(
+        20.0, "Speech", "Audio that a slow reader may leave unread before its stream pauses (s)."
+    )
     speech_idle: Seconds = _knob(30.0, "Speech", "Silence of a WebSocket client after which it is closed (s).")
     encoder_threads: Count = _knob(2, "Speech", "Threads that encode audio.")
 

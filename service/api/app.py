@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from service.api import chat, operations
+from service.api import chat, operations, speech, speech_stream, voices
 from service.api.admission import Admission
 from service.api.auth import AuthMiddleware, KeyRing
 from service.api.context import ServerContext
@@ -21,6 +21,7 @@ from service.api.openapi import install_openapi
 from service.catalog import Catalog
 from service.engine.client import EngineClient
 from service.engine.supervisor import EngineLink
+from service.media.audio_out import EncoderPool
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import (
     AudioLimits,
@@ -35,6 +36,7 @@ from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
 from service.metrics import Metrics
 from service.settings import Settings
+from service.voices import VoiceStore
 
 PROBES = ("/health", "/ready")
 DOCUMENTS = ("/docs", "/openapi.json")
@@ -69,6 +71,8 @@ def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[],
         ),
         workers,
         Admission(settings.max_in_flight, settings.max_pending_bytes, metrics),
+        VoiceStore(settings.voices_dir.expanduser(), settings.max_voices),
+        EncoderPool(settings.encoder_threads),
         ThreadPoolExecutor(settings.media_threads, thread_name_prefix="work"),
     )
 
@@ -101,6 +105,7 @@ def create_app(context: ServerContext) -> FastAPI:
             await context.media.close()
             await asyncio.to_thread(context.media_workers.close)
             context.threads.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(context.encoders.close)
 
     app = FastAPI(
         title="Reprise",
@@ -112,6 +117,9 @@ def create_app(context: ServerContext) -> FastAPI:
     )
     app.state.context = context
     app.include_router(chat.router)
+    app.include_router(speech.router)
+    app.include_router(speech_stream.router)
+    app.include_router(voices.router)
     app.include_router(operations.router)
     install_error_handlers(app)
     install_openapi(app)

@@ -11,14 +11,17 @@ from typing import Any, Literal, TypeVar
 from starlette.requests import HTTPConnection
 
 from service.api.admission import Admission
+from service.api.clips import ClipCache
 from service.api.errors import ApiError
 from service.api.record import RequestRecord
 from service.catalog import Catalog, HostedModel
 from service.engine.client import EngineClient
+from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
 from service.metrics import Metrics
 from service.settings import Settings
+from service.voices import VoiceStore
 
 T = TypeVar("T")
 
@@ -36,8 +39,11 @@ class ServerContext:
     media: MediaLoader
     media_workers: WorkerPool
     admission: Admission
+    voices: VoiceStore
+    encoders: EncoderPool
     threads: ThreadPoolExecutor
     """For work that would hold up the event loop: tokenizing, resizing, parsing large bodies."""
+    clips: ClipCache = field(default_factory=ClipCache)
     draining: bool = False
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background work that ends with the server."""

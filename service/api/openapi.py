@@ -19,12 +19,14 @@ DESCRIPTIONS = {
     401: "API key missing or wrong.",
     404: "No such model or path.",
     408: "The body did not come in time.",
+    409: "A voice of that name exists, or there are as many as allowed.",
     413: "The body is too large.",
     415: "The body is compressed.",
     499: "The client left; never seen by one.",
     500: "The server failed on this request.",
     503: "Overloaded, loading or shutting down; retry after the time in Retry-After.",
     504: "The request took too long.",
+    507: "The disk is full.",
 }
 WORK_ERRORS = (400, 401, 404, 408, 413, 415, 499, 500, 503, 504)
 """Statuses of routes that make an engine work."""

@@ -1,0 +1,185 @@
+"""Uploaded voices on disk: each a directory with the encoded latents and what is known of it.
+
+A voice appears under its final name in one rename, whole or not at all, and survives a restart without being encoded
+again. Names of files and directories are ids made here; nothing of a client's input gets into a path.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+log = logging.getLogger(__name__)
+
+METADATA = "voice.json"
+LATENTS = "latents.safetensors"
+UNFINISHED = ".unfinished-"
+CACHED_LATENTS = 32
+TENSORS = frozenset({"reference", "prompt"})
+
+
+class Voice(msgspec.Struct, frozen=True):
+    """encoder: what its latents were made by; a voice speaks through no other checkpoint. created_at: Unix time.
+    ref_text: what the clip says. seconds: length of the clip."""
+
+    id: str
+    name: str
+    encoder: str
+    consent: str
+    created_at: int
+    seconds: float
+    ref_text: str | None = None
+    description: str | None = None
+
+
+class VoiceStoreError(Exception):
+    """A voice could not be kept. reason: "full" (as many as allowed), "exists" (the name), "disk_full", "disk"."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class VoiceStore:
+    """Thread-safe. The directory is made when the first voice is kept."""
+
+    def __init__(self, directory: Path, max_voices: int) -> None:
+        self._directory = directory
+        self._max_voices = max_voices
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, dict[str, np.ndarray]] = OrderedDict()
+        self._voices = self._load()
+
+    def _load(self) -> dict[str, Voice]:
+        """Voices on disk; what an interrupted upload left behind is removed, what cannot be read is skipped."""
+        voices: dict[str, Voice] = {}
+        if not self._directory.is_dir():
+            return voices
+        for path in sorted(self._directory.iterdir()):
+            if path.name.startswith(UNFINISHED):
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            try:
+                voice = msgspec.json.decode((path / METADATA).read_bytes(), type=Voice)
+            except (OSError, msgspec.DecodeError) as error:
+                log.warning("voice %s cannot be read and is left out: %s", path.name, error)
+                continue
+            if voice.id == path.name and (path / LATENTS).is_file():
+                voices[voice.id] = voice
+        return voices
+
+    def voices(self) -> list[Voice]:
+        with self._lock:
+            return sorted(self._voices.values(), key=lambda voice: (voice.created_at, voice.id))
+
+    def find(self, key: str) -> Voice | None:
+        """By id or by name."""
+        with self._lock:
+            return self._voices.get(key) or self._by_name(key)
+
+    def _by_name(self, name: str) -> Voice | None:
+        return next((voice for voice in self._voices.values() if voice.name.casefold() == name.casefold()), None)
+
+    def check_room(self, name: str) -> None:
+        """VoiceStoreError when a voice of that name cannot be kept: ask before the clip is encoded."""
+        with self._lock:
+            self._check_room(name)
+
+    def _check_room(self, name: str) -> None:
+        if self._by_name(name) is not None:
+            raise VoiceStoreError("exists", "a voice of that name exists; delete it first")
+        if len(self._voices) >= self._max_voices:
+            raise VoiceStoreError("full", f"{self._max_voices} voices are kept already; delete one first")
+
+    def add(
+        self,
+        *,
+        name: str,
+        encoder: str,
+        consent: str,
+        seconds: float,
+        latents: Mapping[str, np.ndarray],
+        ref_text: str | None = None,
+        description: str | None = None,
+    ) -> Voice:
+        """Keeps a voice. latents: "reference" and, with ref_text, "prompt": float32 [patches, frames, channels].
+
+        Raises VoiceStoreError; nothing is left on disk then.
+        """
+        id_ = f"voice_{secrets.token_hex(12)}"
+        voice = Voice(id_, name, encoder, consent, int(time.time()), round(seconds, 3), ref_text, description)
+        with self._lock:
+            self._check_room(name)
+            unfinished = self._directory / f"{UNFINISHED}{id_}"
+            try:
+                unfinished.mkdir(parents=True)
+                _write(unfinished / LATENTS, save(dict(latents)))
+                _write(unfinished / METADATA, msgspec.json.encode(voice))
+                unfinished.rename(self._directory / id_)
+                _sync_directory(self._directory)
+            except OSError as error:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                log.error("voice %s cannot be kept: %s", id_, error)
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise VoiceStoreError("disk_full", "the disk for voices is full") from error
+                raise VoiceStoreError("disk", "the voice cannot be written to disk") from error
+            self._voices[id_] = voice
+        return voice
+
+    def delete(self, id_: str) -> None:
+        """KeyError for an id that is not kept."""
+        with self._lock:
+            del self._voices[id_]
+            self._cache.pop(id_, None)
+            # Out of sight in one step; what a crash leaves of it is removed at the next start.
+            doomed = self._directory / f"{UNFINISHED}{id_}"
+            (self._directory / id_).rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def latents(self, voice: Voice) -> dict[str, np.ndarray]:
+        """ "reference" and perhaps "prompt". VoiceStoreError when the file is gone or damaged."""
+        with self._lock:
+            cached = self._cache.get(voice.id)
+            if cached is not None:
+                self._cache.move_to_end(voice.id)
+                return cached
+        try:
+            tensors = load_file(self._directory / voice.id / LATENTS)
+        except (OSError, SafetensorError) as error:
+            log.error("latents of voice %s cannot be read: %s", voice.id, error)
+            raise VoiceStoreError("disk", "the voice's latents cannot be read") from error
+        if "reference" not in tensors or not tensors.keys() <= TENSORS:
+            raise VoiceStoreError("disk", "the voice's latents are not those of a voice")
+        with self._lock:
+            self._cache[voice.id] = tensors
+            if len(self._cache) > CACHED_LATENTS:
+                self._cache.popitem(last=False)
+        return tensors
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
