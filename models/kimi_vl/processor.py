@@ -1,6 +1,7 @@
 """Prompts and pictures of Kimi-VL: resize, padding, ids assembled by number. Torch-free.
 
 A video is sent as its frames, each an image block of its own, as the model card describes; nothing marks time.
+docs/models/kimi_vl.md has the rules in words.
 """
 
 from __future__ import annotations
@@ -48,6 +49,16 @@ class ImageSettings:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
+    @property
+    def most_patches(self) -> int:
+        """No picture has more patches; padding can exceed in_token_limit.
+
+        x times y whole patches are at most the limit. The rest of a patch and the padding to even numbers add less than
+        three to either side, so c columns leave less than limit / (c - 3) + 3 rows.
+        """
+        sides = [(columns, self.in_token_limit / max(1, columns - 3) + 3) for columns in range(2, _MAX_SIDE, 2)]
+        return max(columns * min(_MAX_SIDE - 2, 2 * math.ceil(rows / 2) - 2) for columns, rows in sides)
+
 
 class KimiVLProcessor:
     """ChatProcessor of Kimi-VL."""
@@ -61,11 +72,12 @@ class KimiVLProcessor:
         self.tokenizer = tokenizer
         self.images = images
         self.context_length = config.text.max_position_embeddings
+        # Embedding rows past the reserved ids only pad the matrix and are never generated. Reserved ids can be: the
+        # published code bars none of them, and they have no text.
         self.vocab_size = tokenizer.vocab_size
-        special = tokenizer.special_tokens
-        self.stop_token_ids = frozenset(special[name] for name in _STOP_TOKENS if name in special)
-        self.generation_defaults = {name: generation[name] for name in _SAMPLING_FIELDS if name in generation}
-        self.max_item_embeds = 3 * images.in_token_limit // (2 * config.vision.merged_patches)
+        self.stop_token_ids = _stop_token_ids(config, tokenizer, generation)
+        self.generation_defaults = _generation_defaults(generation)
+        self.max_item_embeds = self.context_length
 
     def tokenize(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
@@ -76,7 +88,7 @@ class KimiVLProcessor:
     def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
         """detail "low" allows a quarter of the patches."""
         limit = self.images.in_token_limit // (_LOW_DETAIL_DIVISOR if detail == "low" else 1)
-        return self._item("image", [_fit(picture, self.images.patch_size, limit)])
+        return self._item("image", [_fit(picture, self.images.patch_size, limit, "image_url")])
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """The middles of equal stretches, one for each 1 / fps seconds (default: one a second), at most max_frames."""
@@ -87,14 +99,24 @@ class KimiVLProcessor:
     def video(self, video: VideoFrames) -> MediaItem:
         """Every frame is resized as an image of low detail."""
         limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
-        return self._item(
-            "video", [_fit(Image.fromarray(frame), self.images.patch_size, limit) for frame in video.frames]
-        )
+        patch = self.images.patch_size
+        item = self._item("video", [_fit(Image.fromarray(frame), patch, limit, "video_url") for frame in video.frames])
+        if item.num_embeds > self.max_item_embeds:
+            raise InputError(
+                "video_url",
+                f"{item.num_sequences} frames take {item.num_embeds} positions; the context has {self.max_item_embeds}",
+            )
+        return item
 
     def prompt(
         self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
     ) -> Prompt:
-        """Role, name and content of every turn; a text between two media is tokenized in one piece."""
+        """Role, name and content of every turn; a text between two media is tokenized in one piece.
+
+        Whether an answer begins with reasoning is the checkpoint's: enable_thinking is refused.
+        """
+        if "enable_thinking" in options:
+            raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
         builder = _PromptBuilder(self.tokenizer, self.config, items)
         if not messages or messages[0].role != "system":
             builder.turn("system", [_DEFAULT_SYSTEM])
@@ -166,10 +188,10 @@ class _PromptBuilder:
         self.token_ids.append(self.tokenizer.special_tokens[name])
 
 
-def _fit(picture: Image.Image, patch: int, limit: int) -> np.ndarray:
+def _fit(picture: Image.Image, patch: int, limit: int, field: str) -> np.ndarray:
     """Shrink (never enlarge) to at most `limit` whole patches, then pad with black, right and bottom, to 2x2 blocks.
 
-    The padding can lift the patches over the limit again. Returns uint8 [height, width, 3].
+    The padding can lift the patches over the limit again. Returns uint8 [height, width, 3]. InputError names `field`.
     """
     width, height = picture.size
     patches = (width // patch) * (height // patch)
@@ -180,12 +202,23 @@ def _fit(picture: Image.Image, patch: int, limit: int) -> np.ndarray:
     block = 2 * patch
     padded_height, padded_width = (block * math.ceil(side / block) for side in (height, width))
     if max(padded_height, padded_width) // patch >= _MAX_SIDE:
-        raise InputError(
-            "image_url", f"picture of {picture.size} is too long: sides must stay under {_MAX_SIDE * patch}"
-        )
+        most = (_MAX_SIDE - 2) * patch
+        raise InputError(field, f"a picture of {width} x {height} pixels (after resizing) is over {most} on a side")
     canvas = np.zeros((padded_height, padded_width, 3), dtype=np.uint8)
     canvas[:height, :width] = np.asarray(picture)
     return canvas
+
+
+def _stop_token_ids(config: KimiVLConfig, tokenizer: KimiTokenizer, generation: Mapping[str, Any]) -> frozenset[int]:
+    """The end of a turn is in no published list of end ids."""
+    eos = generation.get("eos_token_id", [])
+    named = [tokenizer.special_tokens[name] for name in _STOP_TOKENS if name in tokenizer.special_tokens]
+    return frozenset([config.text.eos_token_id, *(eos if isinstance(eos, list) else [eos]), *named])
+
+
+def _generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
+    defaults = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
+    return {**defaults, "temperature": 0.0} if generation.get("do_sample") is False else defaults
 
 
 def load_image_settings(directory: Path) -> ImageSettings:
