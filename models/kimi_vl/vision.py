@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 from models.checkpoint import Rule
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.processor import ImageSettings
-from models.layers.attention import varlen_attention
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
-from models.layers.rotary import rotate_half_split
+from models.layers.packed import byte_lookup, layer_norm
+from models.layers.tower import TowerBlock, run_tower
 from models.media import MediaItem, media_digest
 from models.protocol import BufferSpec, Capacity, Plan
 
@@ -28,26 +29,7 @@ _NORM_EPS = 1e-5
 _ROPE_THETA = 10000.0
 _CACHED_GRIDS = 64
 _LADDER = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4352, 5376, 6912, 8704)
-"""Patches; steps of about 1.25 where pictures of one to four in a tick lie."""
-
-
-class VisionBlock(nn.Module):
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.num_heads = config.num_attention_heads
-        self.attention_norm = nn.LayerNorm(width, eps=_NORM_EPS)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width, eps=_NORM_EPS)
-        self.mlp = MLP(width, config.intermediate_size, "gelu_tanh")
-
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
-        q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
-        attended = varlen_attention(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-        x = x + self.out(attended.flatten(-2))
-        return x + self.mlp(self.mlp_norm(x))
+"""Patches; steps of about 1.25 where pictures of one to four in a tick lie. It goes on to the largest picture."""
 
 
 class Projector(nn.Module):
@@ -60,7 +42,7 @@ class Projector(nn.Module):
         self.merged_patches = merged_patches
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(self.norm(x).unflatten(0, (-1, self.merged_patches)).flatten(1))
+        return self.mlp(layer_norm(x, self.norm).unflatten(0, (-1, self.merged_patches)).flatten(1))
 
 
 class KimiVisionEncoder(nn.Module):
@@ -81,16 +63,23 @@ class KimiVisionEncoder(nn.Module):
         self.position_table = nn.Parameter(
             torch.empty(vision.init_pos_emb_height, vision.init_pos_emb_width, vision.hidden_size)
         )
-        self.blocks = nn.ModuleList(VisionBlock(vision) for _ in range(vision.num_hidden_layers))
+        width, inner, heads = vision.hidden_size, vision.intermediate_size, vision.num_attention_heads
+        self.blocks = nn.ModuleList(
+            TowerBlock(width, inner, heads, "gelu_tanh", _NORM_EPS) for _ in range(vision.num_hidden_layers)
+        )
         self.final_norm = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS)
         self.projector = Projector(vision.hidden_size, vision.merged_patches, config.text.hidden_size)
         self.register_buffer("norm_table", _normalisation_table(images), persistent=False)
         exponents = torch.arange(0, vision.head_dim, 4, dtype=torch.float32, device="cpu") / vision.head_dim
         self.register_buffer("frequencies", 1.0 / _ROPE_THETA**exponents, persistent=False)
+        self._most_patches = images.most_patches
         self._interpolated: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
 
     def default_ladder(self) -> list[Capacity]:
-        return [{"patches": p, "sequences": min(64, p // 16), "max_seqlen": p} for p in _LADDER]
+        budgets = [*_LADDER]
+        while budgets[-1] < self._most_patches:
+            budgets.append(min(5 * budgets[-1] // 4, self._most_patches))
+        return [{"patches": p, "sequences": min(64, p // 16), "max_seqlen": p} for p in budgets]
 
     def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
         patches, config = capacity["patches"], self.config
@@ -154,23 +143,18 @@ class KimiVisionEncoder(nn.Module):
         )
 
     def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
-        dtype = self.patch_embed.weight.dtype
-        per_channel = self.config.patch_size**2
-        pixels = buffers["pixels"].unflatten(1, (3, per_channel)).int()
-        offsets = torch.arange(0, 768, 256, dtype=torch.int32, device=pixels.device)[:, None]
-        values = self.norm_table.index_select(0, (pixels + offsets).flatten()).view(-1, 3 * per_channel)
-        x = self.patch_embed(values.to(dtype)) + buffers["positions"]
+        values = byte_lookup(buffers["pixels"], self.norm_table.to(self.patch_embed.weight.dtype))
+        x = self.patch_embed(values) + buffers["positions"]
         rotary = self._rotary(buffers["coordinates"])
-        for block in self.blocks:
-            x = block(x, rotary, buffers["cu_seqlens"], capacity["max_seqlen"])
-        merged = self.final_norm(x).index_select(0, buffers["merge_index"])
-        return {"embeds": self.projector(merged)}
+        blocks = cast("Sequence[TowerBlock]", self.blocks)
+        normed = run_tower(blocks, x, self.final_norm, rotary, buffers["cu_seqlens"], capacity["max_seqlen"])
+        return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
 
     def reorder_rotary_rows(self) -> None:
         """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
         width, head_dim = self.config.hidden_size, self.config.head_dim
         for block in self.blocks:
-            assert isinstance(block, VisionBlock)
+            assert isinstance(block, TowerBlock)
             for values in (block.qkv.weight, block.qkv.bias):
                 half_split_rows(values[: 2 * width], head_dim, head_dim)
 
@@ -202,10 +186,10 @@ class KimiVisionEncoder(nn.Module):
 
 
 def _normalisation_table(images: ImageSettings) -> Tensor:
-    """Normalised value of every byte, channel by channel: float32 [768]."""
+    """Normalised value of every byte, channel by channel: float32 [3, 256]."""
     values = np.arange(256, dtype=np.float32) / np.float32(255)
     mean, std = np.array(images.mean, dtype=np.float32), np.array(images.std, dtype=np.float32)
-    return torch.from_numpy(((values[None] - mean[:, None]) / std[:, None]).reshape(-1))
+    return torch.from_numpy((values[None] - mean[:, None]) / std[:, None])
 
 
 def _grids(items: Sequence[MediaItem]) -> list[tuple[int, int]]:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.layers.packed import quick_gelu
+
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
-
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x)."""
-    return x * torch.sigmoid(1.702 * x)
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "quick_gelu": quick_gelu,
-}
 
 
 class MLP(nn.Module):
@@ -32,10 +20,19 @@ class MLP(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(width, inner)
         self.fc2 = nn.Linear(inner, out_width or width)
-        self.activation = _ACTIVATIONS[activation]
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(x)))
+        return self.fc2(_activated_linear(x, self.fc1, self.activation))
+
+
+def _activated_linear(x: Tensor, linear: nn.Linear, activation: Activation) -> Tensor:
+    if activation == "quick_gelu":
+        return quick_gelu(linear(x))
+    if activation == "gelu_tanh" and x.is_cuda and x.dtype != torch.float32:
+        # cuBLASLt applies bias and the tanh form to the product before it is rounded: no kernel of its own.
+        return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
+    return F.gelu(linear(x), approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class SwiGLU(nn.Module):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.layers.packed import byte_lookup
 from models.media import MediaItem
 from models.minicpmv.config import MiniCPMVConfig
 from models.minicpmv.positions import buckets, position_ids
@@ -132,8 +133,7 @@ class MiniCPMVEncoder(nn.Module):
         return [self._part(item, first, last) for first, last in pairwise(borders)]
 
     def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
-        pixels = buffers["pixels"]
-        patches = self.pixel_table.index_select(0, pixels.flatten().int()).view(pixels.shape)
+        patches = byte_lookup(buffers["pixels"], self.pixel_table[None])
         hidden = self.tower(patches, buffers["position_ids"], buffers["cu_slices"], capacity["max_seqlen"])
         embeds = self.resampler(
             hidden,
@@ -183,7 +183,7 @@ class MiniCPMVEncoder(nn.Module):
 
 
 def _pixel_table(mean: float, std: float) -> Tensor:
-    """Normalised value of every byte, float32 [256]."""
+    """Normalised value of every byte, the same for all channels: float32 [256]."""
     values = np.arange(256, dtype=np.float32) / np.float32(255)
     return torch.from_numpy((values - np.float32(mean)) / np.float32(std))
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.layers.attention import varlen_attention
+from models.layers.packed import layer_norm
 from models.minicpmv.slicing import MAX_PATCHES_PER_SIDE
 
 _HEAD_DIM = 128
@@ -66,7 +67,7 @@ class Resampler(nn.Module):
     ) -> Tensor:
         """coordinates int32 [P, 2] (column, row); cu_groups int32 [groups + 1]; temporal_ids int32 [slices], negative
         for none, read through slice_ids int32 [P]."""
-        values = self.kv_norm(self.kv_proj(patches))
+        values = layer_norm(self.kv_proj(patches), self.kv_norm)
         keys = values + self.side_table[coordinates].flatten(1)
         if self.temporal_frequencies is not None:
             assert temporal_ids is not None and slice_ids is not None
@@ -86,7 +87,7 @@ class Resampler(nn.Module):
             self.num_queries,
             max_group_keys,
         )
-        return self.final_norm(self.out_proj(attended.flatten(-2))) @ self.proj
+        return layer_norm(self.out_proj(attended.flatten(-2)), self.final_norm) @ self.proj
 
     def _temporal_table(self, temporal_ids: Tensor) -> Tensor:
         """[slices, width]: sines and cosines of each slice's time, zeros for none."""

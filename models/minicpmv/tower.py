@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
-from models.layers.attention import varlen_attention
-from models.layers.mlp import MLP
+from models.layers.tower import TowerBlock, run_tower
 from models.minicpmv.config import VisionConfig
-
-
-class TowerBlock(nn.Module):
-    """x += out(attention(norm(x))); x += mlp(norm(x)); qkv holds the rows of q, then k, then v."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_heads
-        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
-        self.mlp_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = MLP(config.width, config.inner_width, "gelu_tanh")
-
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
-        attended = varlen_attention(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-        x = x + self.out(attended.flatten(-2))
-        return x + self.mlp(self.mlp_norm(x))
 
 
 class Tower(nn.Module):
@@ -37,14 +20,16 @@ class Tower(nn.Module):
         self.config = config
         self.patch_embedding = nn.Linear(3 * config.patch_size**2, config.width)
         self.position_embedding = nn.Embedding(config.table_side**2, config.width)
-        self.layers = nn.ModuleList(TowerBlock(config) for _ in range(config.num_layers))
+        width, inner, heads = config.width, config.inner_width, config.num_heads
+        self.layers = nn.ModuleList(
+            TowerBlock(width, inner, heads, "gelu_tanh", config.norm_eps) for _ in range(config.num_layers)
+        )
         self.final_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
 
     def forward(self, patches: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         x = self.patch_embedding(patches) + self.position_embedding(position_ids)
-        for layer in self.layers:
-            x = layer(x, cu_seqlens, max_seqlen)
-        return self.final_norm(x)
+        layers = cast("Sequence[TowerBlock]", self.layers)
+        return run_tower(layers, x, self.final_norm, None, cu_seqlens, max_seqlen)
 
     def order_patch_columns(self) -> None:
         """Published kernels read (channel, y, x); pictures lie as (y, x, channel)."""

@@ -53,8 +53,8 @@ def vision_rules(config: VisionConfig) -> list[Rule]:
     published, ours = "visual.blocks.{i}.", "encoder.blocks.{i}."
     return [
         Rule("visual.patch_embed.proj.weight", "encoder.patch_embed.weight", shape=(config.width, *config.patch_shape)),
-        Rule(f"{published}norm1.{{rest}}", f"{ours}norm1.{{rest}}"),
-        Rule(f"{published}norm2.{{rest}}", f"{ours}norm2.{{rest}}"),
+        Rule(f"{published}norm1.{{rest}}", f"{ours}attention_norm.{{rest}}"),
+        Rule(f"{published}norm2.{{rest}}", f"{ours}mlp_norm.{{rest}}"),
         Rule(f"{published}attn.qkv.{{rest}}", f"{ours}qkv.{{rest}}"),
         Rule(f"{published}attn.proj.{{rest}}", f"{ours}out.{{rest}}"),
         Rule(f"{published}mlp.{{rest}}", f"{ours}mlp.{{rest}}"),

@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.layers.attention import varlen_attention
 from models.layers.mlp import MLP
-from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split
+from models.layers.packed import byte_lookup
+from models.layers.rotary import inverse_frequencies, rotary_cos_sin
+from models.layers.tower import TowerBlock, run_tower
 from models.media import MediaItem
 from models.protocol import BufferSpec, Capacity, Plan
 from models.qwen2_vl.config import ImageSettings, VisionConfig
@@ -30,27 +32,8 @@ _MOST_SEQUENCES = 64
 _LADDER_ITEMS = 4
 
 
-class VisionBlock(nn.Module):
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.norm1 = nn.LayerNorm(config.width, eps=_NORM_EPS)
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
-        self.norm2 = nn.LayerNorm(config.width, eps=_NORM_EPS)
-        self.mlp = MLP(config.width, config.inner_width, "quick_gelu")
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        heads = (3, self.config.num_heads, self.config.head_dim)
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, heads).unbind(1)
-        q, k = rotate_half_split(q, cos, sin), rotate_half_split(k, cos, sin)
-        attended = varlen_attention(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-        x = x + self.out(attended.flatten(1))
-        return x + self.mlp(self.norm2(x))
-
-
 class Merger(nn.Module):
-    """Patches [P, width] -> embeddings [P / 4, out_width]."""
+    """Patches [P, width] after `norm` -> embeddings [P / 4, out_width]."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -59,7 +42,7 @@ class Merger(nn.Module):
         self.mlp = MLP(self.block_width, self.block_width, "gelu", out_width=config.out_width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(self.norm(x).view(-1, self.block_width))
+        return self.mlp(x.view(-1, self.block_width))
 
 
 class Qwen2VLEncoder(nn.Module):
@@ -73,24 +56,23 @@ class Qwen2VLEncoder(nn.Module):
     frequencies: Tensor
     axes: Tensor
     byte_values: Tensor
-    byte_offsets: Tensor
 
     def __init__(self, config: VisionConfig, images: ImageSettings) -> None:
         super().__init__()
         self.config = config
         self.images = images
         self.patch_embed = nn.Linear(config.patch_values, config.width, bias=False)
-        self.blocks = nn.ModuleList(VisionBlock(config) for _ in range(config.depth))
+        width, inner, heads = config.width, config.inner_width, config.num_heads
+        self.blocks = nn.ModuleList(
+            TowerBlock(width, inner, heads, "quick_gelu", _NORM_EPS) for _ in range(config.depth)
+        )
         self.merger = Merger(config)
         # Half of a head's angles turn with the row, the other half, of equal frequencies, with the column.
         frequencies = inverse_frequencies(config.head_dim // 2, _ROTARY_THETA)
         axes = torch.arange(2, device="cpu").repeat_interleave(len(frequencies))
-        values = torch.from_numpy(byte_values(images))
-        columns = torch.arange(config.patch_values, device="cpu") // (config.patch_values // config.channels)
         self.register_buffer("frequencies", frequencies.repeat(2), persistent=False)
         self.register_buffer("axes", axes, persistent=False)
-        self.register_buffer("byte_values", values.flatten(), persistent=False)
-        self.register_buffer("byte_offsets", (columns * values.shape[1]).int(), persistent=False)
+        self.register_buffer("byte_values", torch.from_numpy(byte_values(images)), persistent=False)
 
     def plan(self, items: Sequence[MediaItem]) -> Plan:
         device = self.patch_embed.weight.device
@@ -172,15 +154,13 @@ class Qwen2VLEncoder(nn.Module):
     def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
         cos, sin = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         x = self.patch_embed(self.normalise(buffers["pixels"]))
-        for block in self.blocks:
-            x = block(x, cos, sin, buffers["cu_seqlens"], capacity["max_seqlen"])
-        return {"embeds": self.merger(x)}
+        blocks = cast("Sequence[TowerBlock]", self.blocks)
+        cu_seqlens, max_seqlen = buffers["cu_seqlens"], capacity["max_seqlen"]
+        return {"embeds": self.merger(run_tower(blocks, x, self.merger.norm, (cos, sin), cu_seqlens, max_seqlen))}
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Bytes [P, 1176] -> normalised values in the model's dtype, looked up so that they are the reference's."""
-        values = self.byte_values.to(self.patch_embed.weight.dtype)
-        index = pixels.int() + self.byte_offsets
-        return values.index_select(0, index.flatten()).view(pixels.shape)
+        return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))
 
 
 def byte_values(images: ImageSettings) -> np.ndarray:

@@ -1,0 +1,174 @@
+"""Element-wise chains over packed rows. Twins: models.layers.packed."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+
+
+@triton.jit
+def _layer_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    stride_x,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row. ADD: residual += x, then its norm."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    here = columns < WIDTH
+    kind = out_ptr.dtype.element_ty
+    weight = tl.load(weight_ptr + columns, mask=here, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=here, other=0.0).to(tl.float32)
+    release_next(PDL)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + row * stride_x + columns, mask=here, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(residual_ptr + row * WIDTH + columns, mask=here, other=0.0).to(tl.float32)
+        x = x.to(kind).to(tl.float32)
+        tl.store(residual_ptr + row * WIDTH + columns, x.to(kind), mask=here)
+    mean = tl.sum(x, 0) / WIDTH
+    centred = tl.where(here, x - mean, 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + eps)
+    tl.store(out_ptr + row * WIDTH + columns, (centred * rstd * weight + bias).to(kind), mask=here)
+
+
+def add_layer_norm_cuda(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x [n, width], rows contiguous; residual [n, width] contiguous, updated in place, None for the norm of x alone."""
+    rows, width = x.shape
+    out = torch.empty((rows, width), device=x.device, dtype=x.dtype)
+    if rows == 0:
+        return out
+    if x.stride(1) != 1 or (residual is not None and not residual.is_contiguous()):
+        raise ValueError("layer norm: rows of x and the whole residual must be contiguous")
+    pdl = dependent_launch()
+    block = triton.next_power_of_2(width)
+    _layer_norm_kernel[(rows,)](
+        x,
+        residual if residual is not None else x,
+        weight,
+        bias,
+        out,
+        x.stride(0),
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        ADD=residual is not None,
+        PDL=pdl,
+        num_warps=min(8, max(1, block // 512)),
+        **({"launch_pdl": True} if pdl else {}),
+    )
+    return out
+
+
+@triton.jit
+def _rotate_packed_kernel(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    stride,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCK_H heads of one row."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK_D)
+    wide = d < HALF
+    cos = tl.load(cos_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    here = (head < HEADS) & wide[None, :]
+    x = x_ptr + row * stride + head * HEAD + d[None, :]
+    first = tl.load(x, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(x + HALF, mask=here, other=0.0).to(tl.float32)
+    kind = x_ptr.dtype.element_ty
+    tl.store(x, (first * cos - second * sin).to(kind), mask=here)
+    tl.store(x + HALF, (second * cos + first * sin).to(kind), mask=here)
+
+
+def rotate_packed_cuda(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> None:
+    """qkv [n, heads, D], contiguous along D; cos and sin float32 [n, D / 2], contiguous."""
+    rows, _, width = qkv.shape
+    if qkv.stride(2) != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
+        raise ValueError("rotary: heads, cosines and sines must be contiguous")
+    if rows == 0:
+        return
+    pdl = dependent_launch()
+    block_h = min(32, triton.next_power_of_2(num_heads))
+    _rotate_packed_kernel[(rows, triton.cdiv(num_heads, block_h))](
+        qkv,
+        cos,
+        sin,
+        qkv.stride(0),
+        HEADS=num_heads,
+        HEAD=qkv.stride(1),
+        HALF=width // 2,
+        BLOCK_D=triton.next_power_of_2(width // 2),
+        BLOCK_H=block_h,
+        PDL=pdl,
+        num_warps=4,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+
+
+@triton.jit
+def _quick_gelu_kernel(x_ptr, total, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    release_next(PDL)
+    wait_for_previous(PDL)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = index < total
+    x = tl.load(x_ptr + index, mask=here, other=0.0).to(tl.float32)
+    tl.store(x_ptr + index, (x * tl.sigmoid(1.702 * x)).to(x_ptr.dtype.element_ty), mask=here)
+
+
+def quick_gelu_cuda(x: Tensor) -> Tensor:
+    """In place; rounded once, where op by op PyTorch rounds three times."""
+    if not x.is_contiguous():
+        raise ValueError(f"quick GELU: x must be contiguous, strides {x.stride()}")
+    total = x.numel()
+    if total:
+        pdl = dependent_launch()
+        _quick_gelu_kernel[(triton.cdiv(total, 2048),)](
+            x, total, BLOCK=2048, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {})
+        )
+    return x
+
+
+@triton.jit
+def _byte_lookup_kernel(
+    pixels_ptr, table_ptr, out_ptr, total, VALUES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = index < total
+    byte = tl.load(pixels_ptr + index, mask=here, other=0).to(tl.int32)
+    channel = (index // VALUES % CHANNELS).to(tl.int32)
+    tl.store(out_ptr + index, tl.load(table_ptr + channel * 256 + byte, mask=here, other=0.0), mask=here)
+
+
+def byte_lookup_cuda(pixels: Tensor, table: Tensor) -> Tensor:
+    """pixels uint8 [n, channels * values] contiguous, table [channels, 256] -> [n, channels * values]."""
+    out = torch.empty(pixels.shape, device=pixels.device, dtype=table.dtype)
+    total = pixels.numel()
+    if total:
+        channels = table.shape[0]
+        _byte_lookup_kernel[(triton.cdiv(total, 1024),)](
+            pixels, table, out, total, VALUES=pixels.shape[1] // channels, CHANNELS=channels, BLOCK=1024, num_warps=4
+        )
+    return out

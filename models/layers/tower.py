@@ -1,0 +1,53 @@
+"""The pre-norm block of the vision towers: LayerNorm, attention inside packed segments, two linears around a GELU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from models.layers.attention import varlen_attention
+from models.layers.mlp import MLP, Activation
+from models.layers.packed import add_layer_norm, layer_norm, rotate_packed
+
+
+class TowerBlock(nn.Module):
+    """Parameters of x += out(attention(norm(x))); x += mlp(norm(x)); qkv holds the rows of q, then k, then v."""
+
+    def __init__(self, width: int, inner: int, num_heads: int, activation: Activation, norm_eps: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(width, eps=norm_eps)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width, eps=norm_eps)
+        self.mlp = MLP(width, inner, activation)
+
+    def attend(self, normed: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor, longest: int) -> Tensor:
+        heads = self.qkv(normed).unflatten(-1, (3 * self.num_heads, -1))
+        if rotary is not None:
+            rotate_packed(heads, 2 * self.num_heads, *rotary)
+        q, k, v = heads.chunk(3, dim=1)
+        return self.out(varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest).flatten(-2))
+
+
+def run_tower(
+    blocks: Iterable[TowerBlock],
+    x: Tensor,
+    final_norm: nn.LayerNorm,
+    rotary: tuple[Tensor, Tensor] | None,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+) -> Tensor:
+    """Packed patches x [n, width], which is used up, through all blocks -> their final norm [n, width].
+
+    rotary: cos and sin float32 [n, head_dim / 2], half-split. cu_seqlens int32 [segments + 1]; max_seqlen bounds the
+    longest segment. Every residual sum is made together with the norm that reads it.
+    """
+    layers = list(blocks)
+    norms = [*(block.attention_norm for block in layers[1:]), final_norm]
+    normed = layer_norm(x, layers[0].attention_norm)
+    for block, following in zip(layers, norms, strict=True):
+        normed = add_layer_norm(block.attend(normed, rotary, cu_seqlens, max_seqlen), x, block.mlp_norm)
+        normed = add_layer_norm(block.mlp(normed), x, following)
+    return normed
