@@ -1,0 +1,115 @@
+"""VoxCPM2 at full size with random weights: decode step, tail and codec by bucket, replayed, eager, and the floor.
+
+python -m benchmarks.speech_steps [BUCKET ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.checkpoints import make
+from benchmarks.record import table, write
+from benchmarks.timing import milliseconds
+from models.protocol import Capturable, Plan, SpeechModel
+from models.registry import family_of, resolve
+from service.engine.speech.runner import pages_for, slot_state
+from service.graphs.accounting import Observations
+from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXT = 256
+PAGE_SIZE = 16
+FLOOR_MS = {1: 2.54, 2: 2.54, 4: 2.55, 8: 2.56, 16: 2.6, 32: 5.14, 64: 9.06}
+"""specs: 7.6 GB at 3.0 TB/s, from 32 streams on 87.8 GFLOP a stream at 700 TFLOP/s; the codec not counted."""
+
+
+def live_state(model: SpeechModel, rows: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """Slots 1..rows in the middle of an utterance, each with pages of its own."""
+    pages = pages_for(model.max_positions, PAGE_SIZE)
+    state = slot_state(model, rows, pages, device)
+    used = pages_for(CONTEXT + 512, PAGE_SIZE)
+    for slot in range(1, rows + 1):
+        first = 1 + (slot - 1) * used
+        state["block_table"][slot, :used] = torch.arange(first, first + used, dtype=torch.int32, device=device)
+    state["last_patch"].normal_()
+    state["length"].fill_(CONTEXT)
+    state["active"].fill_(True)
+    state["active"][0] = False
+    state["cfg"].fill_(2.0)
+    state["temperature"].fill_(1.0)
+    state["seed"].copy_(torch.arange(rows + 1, device=device))
+    state["min_patches"].fill_(1 << 20)
+    state["max_patches"].fill_(1 << 20)
+    return state
+
+
+def runner(kind: str, capturable: Capturable, bucket: int, pool: GraphPool) -> GraphRunner:
+    made = GraphRunner("voxcpm2", kind, capturable, [{"rows": bucket}], pool, Observations())
+    while made.capture_next(idle=False):
+        pass
+    assert made.recorded, f"{kind} could not be recorded for {bucket} rows"
+    return made
+
+
+def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device) -> dict[str, Any]:
+    state = live_state(model, bucket, device)
+    pages = 1 + bucket * pages_for(CONTEXT + 512, PAGE_SIZE)
+    caches = [spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in model.cache_specs()]
+    for cache in caches:
+        for values in cache.values():
+            values.normal_()
+    steps = model.solver_steps[0]
+    slots = np.arange(1, bucket + 1, dtype=np.int64)
+    plan = Plan(arrays={"slots": slots}, needs={"rows": bucket})
+    conditioning = torch.randn((bucket, model.conditioning_width), device=device, dtype=torch.bfloat16)
+    tail_plan = Plan(arrays={"slots": slots}, needs={"rows": bucket}, tensors={"conditioning": [conditioning]})
+    decode = runner("decode", model.decode_step(steps, state, caches, PAGE_SIZE), bucket, pool)
+    tail = runner("tail", model.tail(steps, state), bucket, pool)
+    vae = runner("vae", model.vae_step(state), bucket, pool)
+
+    def fresh_vae() -> None:
+        state["fresh"].fill_(True)
+        vae.run(plan)
+
+    row: dict[str, Any] = {"streams": bucket}
+    for name, call in (
+        ("decode_ms", lambda: decode.run(plan)),
+        ("tail_ms", lambda: tail.run(tail_plan)),
+        ("vae_ms", fresh_vae),
+    ):
+        state["length"].fill_(CONTEXT)
+        row[name] = milliseconds(call, repeats=30)["median"]
+    state["length"].fill_(CONTEXT)
+    row["decode_eager_ms"] = milliseconds(lambda: decode.run(plan, eager="disabled"), repeats=5, warm_up=1)["median"]
+    row["vae_eager_ms"] = milliseconds(lambda: vae.run(plan, eager="disabled"), repeats=5, warm_up=1)["median"]
+    row["floor_ms"] = FLOOR_MS.get(bucket, float("nan"))
+    step = row["decode_ms"] + row["vae_ms"]
+    row["rtf"] = step / 160
+    row["audio_s_per_s"] = bucket * 160 / step
+    row["graph_bytes"] = pool.graph_bytes
+    print(table([row]), flush=True)
+    return row
+
+
+@torch.inference_mode()
+def main() -> None:
+    buckets = [int(word) for word in sys.argv[1:]] or list(BUCKETS)
+    device = torch.device("cuda", 0)
+    with tempfile.TemporaryDirectory() as folder, torch.cuda.stream(torch.cuda.Stream(device)):
+        directory = make("voxcpm2", Path(folder))
+        model = resolve(family_of(directory).model)(directory, device, torch.bfloat16, "random")
+        pool = GraphPool(device, 24 << 30)
+        rows = [measure(model, bucket, pool, device) for bucket in reversed(buckets)]
+    write("speech_steps", rows[::-1], context=CONTEXT)
+    print(table(rows[::-1]))
+
+
+if __name__ == "__main__":
+    main()
