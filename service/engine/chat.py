@@ -130,12 +130,13 @@ class ChatWorker:
             return Failed(name, 503, "overloaded", "too many requests are waiting", retry_after=1.0)
         if not length:
             return Failed(name, 400, "invalid_prompt", "the prompt is empty", "messages")
+        if (problem := sampling_problem(request.sampling, self._vocab_limit)) is not None:
+            return Failed(name, 400, "invalid_value", problem[1], problem[0])
         if self._length_cap(request) < 1:
             most = min(self._max_context - 1, (self._pages.num_pages - 1) * self._pages.page_size)
             message = f"the prompt has {length} positions; this server takes at most {most}"
             return Failed(name, 400, "context_length_exceeded", message, "messages")
-        problem = sampling_problem(request.sampling, self._vocab_limit)
-        return Failed(name, 400, "invalid_value", problem[1], problem[0]) if problem else None
+        return None
 
     def control(self, command: Control) -> None:
         if isinstance(command, Abort) and (sequence := self._sequences.get(command.request_id)) is not None:
@@ -387,7 +388,7 @@ def sampling_problem(sampling: SamplingParams, vocab_size: int) -> tuple[str, st
     }
     for name, (low, high) in ranges.items():
         value = getattr(sampling, name)
-        if not low <= value <= high or math.isnan(value):
+        if not (math.isfinite(value) and low <= value <= high):
             return name, f"{name} is {value}, expected {low} to {high}"
     if not 0 < sampling.repetition_penalty < math.inf:
         return "repetition_penalty", f"repetition_penalty is {sampling.repetition_penalty}, expected over 0"

@@ -128,9 +128,9 @@ class VisionStage:
             last = max(sequence.last_position(index), sequence.pinned.get(item.digest, 0))
             sequence.pinned[item.digest] = last
         for digest, item in missing.items():
-            cached = self.cache.embeds(digest) is not None
-            self._context.observations.count(f"encoder_cache_{'hits' if cached else 'misses'}_total", model=self._name)
-            if not cached and digest not in self._wanted:
+            known = self.cache.embeds(digest) is not None or digest in self._wanted
+            self._context.observations.count(f"encoder_cache_{'hits' if known else 'misses'}_total", model=self._name)
+            if not known:
                 self._want(item)
         return True
 

@@ -1,0 +1,347 @@
+"""One request cannot harm another, and the loop outlives every one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from service.engine.engine import HEARTBEAT, Engine
+from service.engine.messages import ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
+from service.engine.scheduler import priority
+from tests.support.devices import DEVICES
+from tests.support.inline_engine import InlineEngine
+from tests.support.tiny_chat import CONTEXT, VOCABULARY, tiny_item, tiny_prompt
+
+TEXT = tiny_prompt([[1, 2, 3, 4, 5]])
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_answers_in_company_are_the_answers_alone(device: str, graphs: bool) -> None:
+    prompts = {
+        "text": TEXT,
+        "image": tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]]),
+        "mixed": tiny_prompt([[1], tiny_item(2, [30]), [4, 5], tiny_item(1, [8, 6]), [6]]),
+        "large": tiny_prompt([[7], tiny_item(3, [60, 60]), [8, 9]]),
+    }
+    samplings: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "seeded": {"temperature": 1.0, "seed": 3},
+        "full": {"temperature": 1.0, "seed": 3, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.2},
+    }
+    company = InlineEngine(device=device, graphs=graphs, max_running=8)
+    for kind, sampling in samplings.items():
+        for name, prompt in prompts.items():
+            company.submit(f"{name} {kind}", prompt, max_tokens=24, **sampling)
+            company.turn()
+    company.run()
+    company.assert_nothing_left()
+    for kind, sampling in samplings.items():
+        for name, prompt in prompts.items():
+            alone = InlineEngine(device=device, graphs=False)
+            alone.submit("it", prompt, max_tokens=24, **sampling)
+            alone.run()
+            assert company.tokens(f"{name} {kind}") == alone.tokens("it"), (name, kind)
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_delivered() -> None:
+    engine = InlineEngine()
+    engine.submit("free", TEXT, max_tokens=12)
+    engine.run()
+    free = engine.tokens("free")
+    stop = free[5]
+    first = free.index(stop)
+    engine.submit("stopped", TEXT, max_tokens=12, stop_token_ids=(stop,))
+    engine.run()
+    assert engine.tokens("stopped") == free[:first] and engine.finish_reason("stopped") == "stop"
+    engine.submit("later", TEXT, max_tokens=12, stop_token_ids=(stop,), min_tokens=first + 1)
+    engine.run()
+    assert len(engine.tokens("later")) > first and engine.tokens("later")[:first] == free[:first]
+    engine.assert_nothing_left()
+
+
+def test_lengths_end_at_the_cap_the_context_and_the_pages() -> None:
+    engine = InlineEngine(num_pages=32)
+    engine.submit("one", TEXT, max_tokens=1)
+    engine.submit("cap", TEXT, max_tokens=7)
+    engine.run()
+    assert [len(engine.tokens(name)) for name in ("one", "cap")] == [1, 7]
+    engine.submit("pages", TEXT, max_tokens=10_000)
+    engine.run()
+    assert engine.finish_reason("pages") == "length"
+    assert len(engine.tokens("pages")) == 31 * 4 - 5 + 1
+    roomy = InlineEngine(num_pages=200)
+    roomy.submit("context", TEXT, max_tokens=10_000)
+    roomy.run()
+    assert len(roomy.tokens("context")) == CONTEXT - 5
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop_token_ids": tuple(range(40))}, "stop_token_ids"),
+        ({"logit_bias": {VOCABULARY: 1.0}}, "logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(range(VOCABULARY), 1.0) | {-1: 1.0}}, "logit_bias"),
+        ({"logprobs": 21}, "top_logprobs"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"presence_penalty": float("inf")}, "presence_penalty"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+    ],
+)
+def test_values_that_the_sampler_cannot_take_are_refused_by_name(sampling: dict[str, Any], field: str) -> None:
+    engine = InlineEngine(graphs=False)
+    engine.submit("bad", TEXT, **sampling)
+    engine.submit("good", TEXT)
+    engine.run()
+    failure = engine.failures()["bad"]
+    assert (failure.status, failure.field) == (400, field)
+    assert len(engine.tokens("good")) == 8
+    engine.assert_nothing_left()
+
+
+def test_prompts_over_context_or_pages_and_empty_ones_are_refused() -> None:
+    engine = InlineEngine(graphs=False, num_pages=8)
+    engine.submit("long", tiny_prompt([[1] * 29]))
+    engine.submit("longer", tiny_prompt([[1] * 300]))
+    engine.submit("empty", tiny_prompt([[]]))
+    engine.submit("fits", tiny_prompt([[1] * 28]))
+    engine.run()
+    assert {name: f.code for name, f in engine.failures().items()} == {
+        "long": "context_length_exceeded",
+        "longer": "context_length_exceeded",
+        "empty": "invalid_prompt",
+    }
+    assert len(engine.tokens("fits")) == 1
+
+
+def test_over_the_queue_limit_requests_are_turned_away_with_a_time_to_retry() -> None:
+    engine = InlineEngine(graphs=False, max_waiting=3)
+    for index in range(6):
+        engine.submit(str(index), TEXT)
+    engine.run()
+    assert {f.status for f in engine.failures().values()} == {503} and len(engine.failures()) == 3
+    assert all(f.retry_after for f in engine.failures().values())
+    assert [len(engine.tokens(str(index))) for index in range(3)] == [8] * 3
+
+
+def test_a_bad_item_fails_its_own_request_and_not_those_packed_with_it() -> None:
+    engine = InlineEngine()
+    good, bad = tiny_item(1, [8]), tiny_item(2, [8])
+    engine.model.encoder.fail_on = bad.digest
+    engine.submit("good", tiny_prompt([[1], good, [2]]))
+    engine.submit("bad", tiny_prompt([[1], bad, [2]]))
+    engine.submit("both", tiny_prompt([[1], good, bad, [2]]))
+    engine.submit("text", TEXT)
+    engine.run()
+    assert set(engine.failures()) == {"bad", "both"}
+    assert {failure.status for failure in engine.failures().values()} == {500}
+    assert "bad item" not in engine.failures()["bad"].message
+    assert len(engine.tokens("good")) == len(engine.tokens("text")) == 8
+    engine.assert_nothing_left()
+
+
+def test_out_of_memory_in_a_prefill_fails_that_prefill_and_running_rows_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine()
+    engine.submit("running", TEXT, max_tokens=20)
+    for _ in range(4):
+        engine.turn()
+    backbone = engine.worker._runner._backbone
+
+    def fail(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine.worker._runner, "_backbone", fail)
+    engine.submit("unlucky", tiny_prompt([[6, 7], tiny_item(1, [8])]))
+    for _ in range(6):
+        engine.turn()
+    monkeypatch.setattr(engine.worker._runner, "_backbone", backbone)
+    engine.submit("after", TEXT)
+    engine.run()
+    assert {name: (f.status, f.code) for name, f in engine.failures().items()} == {"unlucky": (503, "out_of_memory")}
+    assert len(engine.tokens("running")) == 20 and len(engine.tokens("after")) == 8
+    engine.assert_nothing_left()
+
+
+def test_a_fault_of_the_device_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine(graphs=False)
+    engine.submit("it", TEXT)
+
+    def fault(*args: Any) -> Any:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine.worker._runner, "launch", fault)
+    with pytest.raises(torch.AcceleratorError):
+        engine.run()
+
+
+def test_aborts_at_every_stage_leave_nothing_behind() -> None:
+    image = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3] * 20])
+    for turns in range(9):
+        engine = InlineEngine(max_step_tokens=8)
+        engine.submit("gone", image, max_tokens=20)
+        engine.submit("stays", image, max_tokens=6)
+        for _ in range(turns):
+            engine.turn()
+        engine.abort("gone")
+        engine.abort("never seen")
+        engine.run()
+        alone = InlineEngine(graphs=False)
+        alone.submit("stays", image, max_tokens=6)
+        alone.run()
+        assert engine.tokens("stays") == alone.tokens("stays")
+        assert len(engine.tokens("gone")) < 20 and engine.finish_reason("gone") is None
+        engine.assert_nothing_left()
+
+
+def test_several_identical_items_are_encoded_once() -> None:
+    engine = InlineEngine()
+    item = tiny_item(4, [8])
+    engine.submit("a", tiny_prompt([[1], item, item, [2]]))
+    engine.submit("b", tiny_prompt([[3], item, [2]]))
+    engine.run()
+    assert engine.counter("encoder_cache_misses_total") == 1
+    assert engine.steps()["encoder", "replay", "captured"] == 1
+    engine.assert_nothing_left()
+
+
+def test_an_item_without_embeddings_is_counted_and_harmless() -> None:
+    engine = InlineEngine()
+    empty = dataclasses.replace(tiny_item(4, [2]), frames=(), num_patches=0, num_sequences=0, num_embeds=0)
+    prompt = dataclasses.replace(TEXT, items=(empty,))
+    spans = (dataclasses.replace(tiny_prompt([[1], tiny_item(1, [2])]).spans[0], start=2, length=0),)
+    engine.submit("none", dataclasses.replace(prompt, spans=spans))
+    engine.submit("text", TEXT)
+    engine.run()
+    assert engine.tokens("none") == engine.tokens("text")
+    engine.assert_nothing_left()
+
+
+def test_an_item_over_every_rung_runs_eagerly_and_is_counted() -> None:
+    engine = InlineEngine(max_step_tokens=64)
+    engine.submit("huge", tiny_prompt([[1], tiny_item(1, [120]), [2]]))
+    engine.run()
+    assert engine.steps()["encoder", "eager", "no_bucket"] == 1 and len(engine.tokens("huge")) == 8
+    engine.submit("parts", tiny_prompt([[1], tiny_item(1, [60, 60, 60]), [2]]))
+    engine.run()
+    assert engine.steps()["encoder", "replay", "captured"] == 3
+    engine.assert_nothing_left()
+
+
+def test_the_encoder_cache_admits_more_than_its_limit_only_alone() -> None:
+    engine = InlineEngine(encoder_cache_bytes=20 * 32 * 4)
+    for index in range(4):
+        engine.submit(str(index), tiny_prompt([[1], tiny_item(index, [30]), [2]]), max_tokens=3)
+    most = 0
+    for _ in range(200):
+        engine.turn()
+        most = max(most, engine.worker._vision.cache.pinned_bytes)
+    assert most == 15 * 32 * 4 and not engine.worker._sequences
+    engine.submit("over", tiny_prompt([[1], tiny_item(9, [60]), [2]]))
+    engine.run()
+    assert len(engine.tokens("over")) == 8
+    engine.assert_nothing_left()
+
+
+def test_idle_time_is_used_for_captures_and_the_state_is_a_heartbeat() -> None:
+    engine = InlineEngine(max_running=16)
+    recorded = [len(runner.recorded) for runner in engine.worker._runner.graph_runners]
+    assert engine.engine._phase == "ready"
+    clock = [time.monotonic()]
+    engine.engine._clock = lambda: clock[0]
+    for _ in range(60):
+        clock[0] += 0.3
+        engine.turn()
+    after = [len(runner.recorded) for runner in engine.worker._runner.graph_runners]
+    assert sum(after) > sum(recorded)
+    states = [outputs.state for outputs in engine.channel.outputs if outputs.state]
+    assert len(states) >= 60 * 0.3 / HEARTBEAT / 2
+    assert states[-1].phase == "ready" and states[-1].graph_bytes == engine.pool.num_bytes
+    assert states[-1].models[0].pages_total == 63
+
+
+def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
+    engine = InlineEngine()
+    engine.submit("running", TEXT)
+    engine.turn()
+    engine.channel.commands.append(Drain())
+    engine.submit("late", TEXT)
+    engine.channel.commands.append(SpeechAppend("nobody", (), True))
+    engine.channel.commands.append(
+        ChatRequest("elsewhere", "other", TEXT, SamplingParams(max_tokens=1), time.monotonic())
+    )
+    engine.run()
+    assert len(engine.tokens("running")) == 8
+    assert {n: (f.status, f.code) for n, f in engine.failures().items()} == {
+        "late": (503, "draining"),
+        "elsewhere": (404, "model_not_found"),
+    }
+    engine.channel.commands.append(Stop())
+    engine.engine.run()
+    assert isinstance(engine.engine, Engine)
+
+
+def test_prompts_are_prefilled_in_chunks_beside_running_rows() -> None:
+    engine = InlineEngine(max_step_tokens=8)
+    engine.submit("running", TEXT, max_tokens=30)
+    for _ in range(4):
+        engine.turn()
+    engine.submit("long", tiny_prompt([list(np.arange(60) % 50)]))
+    engine.run()
+    steps = engine.steps()
+    assert steps["mixed", "eager", "mixed"] == 9  # 60 positions, 7 beside one decode row
+    assert steps["decode", "replay", "captured"] > 10
+
+
+def test_short_prompts_overtake_long_ones_and_age_lifts_the_long_ones() -> None:
+    engine = InlineEngine(graphs=False, max_running=1)
+    scheduler = engine.worker._scheduler
+    engine.submit("long", tiny_prompt([[1] * 200]))
+    engine.submit("short", tiny_prompt([[2] * 5]))
+    requests = engine.channel.receive(0)
+    now = time.monotonic()
+    for request in requests:
+        engine.worker.submit(arrived(request, now))
+    order = sorted(scheduler.waiting, key=priority)
+    assert [s.request.request_id for s in order] == ["short", "long"]
+    engine.worker.submit(arrived(requests[1], now + 1.0, "much later"))
+    order = sorted(scheduler.waiting, key=priority)
+    assert [s.request.request_id for s in order] == ["short", "long", "much later"]
+
+
+def arrived(request: ChatRequest, arrival: float, name: str | None = None) -> ChatRequest:
+    return ChatRequest(name or request.request_id, request.model, request.prompt, request.sampling, arrival)
+
+
+def test_logprobs_are_reported_where_asked() -> None:
+    engine = InlineEngine()
+    engine.submit("two", TEXT, logprobs=2)
+    engine.submit("none", TEXT)
+    engine.submit("chosen", TEXT, logprobs=0)
+    engine.run()
+    infos = {
+        name: [info for o in engine.channel.outputs for d in o.chat if d.request_id == name for info in d.infos]
+        for name in ("two", "none", "chosen")
+    }
+    assert [len(infos[name]) for name in ("two", "none", "chosen")] == [8, 0, 8]
+    for token, info in zip(engine.tokens("two"), infos["two"], strict=True):
+        assert info.top[0] == (token, pytest.approx(info.logprob)) and len(info.top) == 2 and info.logprob < 0
+    assert all(info.top == () for info in infos["chosen"])
