@@ -144,15 +144,17 @@ def _canonical(name: str) -> str:
 
 
 def randomise_audio_vae(vae: AudioVAE, seed: int) -> None:
-    """Values that keep a signal's scale through the codec, made on the parameters' device."""
+    """Values that keep a signal's scale through the codec, made on the parameters' device; the output is quiet."""
     generator = torch.Generator(vae.decoder.alpha.device).manual_seed(seed)
     for module in vae.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() == 3:
                 # A transposed convolution has its inputs first, and two of its taps reach each sample.
                 fan_in = 2 * parameter.shape[0] if isinstance(module, SnakeUpsample) else parameter[0].numel()
-                parameter.data.normal_(0.0, fan_in**-0.5, generator=generator)
+                gain = 0.3 if name == "pointwise_weight" else 1.0
+                parameter.data.normal_(0.0, gain * fan_in**-0.5, generator=generator)
             elif name in ("scale", "alpha", "alpha_in", "alpha_out"):
                 parameter.data.uniform_(0.5, 1.5, generator=generator)
             else:
                 parameter.data.normal_(0.0, 0.02, generator=generator)
+    vae.decoder.last.weight.data.mul_(0.03)

@@ -122,7 +122,7 @@ def test_random_weights_speak(tmp_path: Path) -> None:
     layout = load_processor(tmp_path).layout([5, 6, 7])
     patches, audio = SpeechRig(model).speak({1: Utterance(layout, torch.zeros(0, 4, 8), seed=1, max_patches=5)})
     assert patches[1].shape == (5, 4, 8)
-    assert audio[1].isfinite().all()
+    assert 0 < audio[1].square().mean() < 0.5
 
 
 def test_refuses_token_ids_without_an_embedding(checkpoint: Path) -> None:
