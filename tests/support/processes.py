@@ -1,0 +1,67 @@
+"""`reprise serve` as an operator starts it: a process of its own, found by the line that says it is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 110
+
+
+class ServerProcess:
+    """A started server. `url` ends without a slash; `log` holds the JSON lines of its stderr so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.url = ""
+        self.log: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            message = str(json.loads(line).get("message", "")) if line.startswith("{") else ""
+            if message.startswith("ready at "):
+                self.url = message.removeprefix("ready at ")
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> None:
+        assert self._ready.wait(START_SECONDS) and self.url, "".join(self.log)
+
+    def stop(self, sig: int = signal.SIGTERM, seconds: float = 40) -> int:
+        """The exit status after a signal."""
+        self.process.send_signal(sig)
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self.process.kill()
+            self._reader.join(5)
+
+
+@contextmanager
+def served(*arguments: str, **environ: str) -> Iterator[ServerProcess]:
+    """A ready server on a free loopback port; stopped at the end unless it has ended."""
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--log-format", "json", *arguments]
+    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **offline, **environ}
+    )
+    server = ServerProcess(process)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        if process.poll() is None:
+            server.stop()
