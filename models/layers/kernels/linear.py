@@ -20,12 +20,15 @@ BLOCK_K = 128
 
 
 @triton.jit
-def _prefetch_rows(pointers, BYTES: tl.constexpr):
-    """Bring BYTES from every pointer on into L2."""
+def _prefetch_rows(base, stride, ROWS: tl.constexpr, BYTES: tl.constexpr, THREADS: tl.constexpr):
+    """Bring BYTES of each of ROWS rows of 16-bit values into L2: every thread asks for one piece."""
+    PIECES: tl.constexpr = THREADS // ROWS
+    index = tl.arange(0, THREADS)
+    pointers = base + (index // PIECES).to(tl.int64) * stride + index % PIECES * (BYTES // 2 // PIECES)
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
         "=r,l,n",
-        [pointers, BYTES],
+        [pointers, BYTES // PIECES],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -37,23 +40,30 @@ def _linear_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
+    norm_ptr,
+    residual_ptr,
     out_ptr,
     rows,
+    eps,
     stride_x,
     stride_weight,
     N: tl.constexpr,
     K_SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
+    NORM: tl.constexpr,
     SILU_MUL: tl.constexpr,
     BIAS: tl.constexpr,
+    ADD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """One program: all rows of BLOCK_N columns over K_SHARE inputs (a share is one of SPLIT).
 
+    NORM: x is RMS-normalised on the way: its squares are summed beside the product, which is scaled at the end.
     SILU_MUL: weight holds the rows of gate, then those of up, 2 * N in all. SPLIT > 1: out is float32 [SPLIT, rows, N].
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -62,9 +72,10 @@ def _linear_kernel(
     k = tl.arange(0, BLOCK_K)
     weight_rows = weight_ptr + n.to(tl.int64) * stride_weight + share * K_SHARE
     if PREFETCH:
-        _prefetch_rows(weight_rows, K_SHARE * 2)
+        share_of_weight = weight_ptr + tl.program_id(0).to(tl.int64) * BLOCK_N * stride_weight + share * K_SHARE
+        _prefetch_rows(share_of_weight, stride_weight, BLOCK_N, K_SHARE * 2, THREADS)
         if SILU_MUL:
-            _prefetch_rows(weight_rows + N * stride_weight, K_SHARE * 2)
+            _prefetch_rows(share_of_weight + N * stride_weight, stride_weight, BLOCK_N, K_SHARE * 2, THREADS)
     release_next(PDL)
     wait_for_previous(PDL)
     x_rows = x_ptr + m[:, None] * stride_x + share * K_SHARE + k[None, :]
@@ -72,8 +83,13 @@ def _linear_kernel(
     gate_rows = weight_rows[None, :] + k[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    squares = tl.zeros((BLOCK_M,), tl.float32)
     for first in range(0, K_SHARE, BLOCK_K):
         x = tl.load(x_rows + first, mask=x_here, other=0.0)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            x = (wide * tl.load(norm_ptr + k + first).to(tl.float32)[None, :]).to(x.dtype)
         gate = tl.load(gate_rows + first, eviction_policy="evict_first")
         acc = tl.dot(x, gate, acc=acc)
         if SILU_MUL:
@@ -84,12 +100,20 @@ def _linear_kernel(
         tl.store(out, acc, mask=x_here)
     else:
         kind = out_ptr.dtype.element_ty
+        if NORM:
+            rstd = tl.rsqrt(squares / K_SHARE + eps)[:, None]
+            acc *= rstd
+            acc_up *= rstd
         if BIAS:
             acc += tl.load(bias_ptr + n).to(tl.float32)[None, :]
         if SILU_MUL:
             gated = acc.to(kind).to(tl.float32)
             acc = (gated * tl.sigmoid(gated)).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
-        tl.store(out_ptr + m[:, None] * N + n[None, :], acc.to(kind), mask=x_here)
+        place = m[:, None] * N + n[None, :]
+        if ADD:
+            acc = acc.to(kind).to(tl.float32)
+            acc += tl.load(residual_ptr + place, mask=x_here, other=0.0).to(tl.float32)
+        tl.store(out_ptr + place, acc.to(kind), mask=x_here)
 
 
 def streams(x: Tensor, weight: Tensor, max_rows: int = 32) -> bool:
@@ -105,20 +129,32 @@ def streams(x: Tensor, weight: Tensor, max_rows: int = 32) -> bool:
     )
 
 
-def linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None, **tiles: Any) -> Tensor:
-    """x [..., K], weight [N, K] -> [..., N]."""
+def linear_cuda(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    **tiles: Any,
+) -> Tensor:
+    """residual + linear(rms_norm(x)): x [..., K], weight [N, K] -> [..., N]; norm: its weight [K] and eps."""
     rows = x.reshape(-1, x.shape[-1])
     out = torch.empty((rows.shape[0], weight.shape[0]), device=x.device, dtype=x.dtype)
-    _launch(rows, weight, bias, out, weight.shape[0], split=1, silu_mul=False, **tiles)
+    if residual is not None:
+        residual = residual.reshape(out.shape).contiguous()
+    _launch(rows, weight, bias, out, weight.shape[0], split=1, silu_mul=False, norm=norm, residual=residual, **tiles)
     return out.view(*x.shape[:-1], -1)
 
 
-def linear_silu_mul_cuda(x: Tensor, weight: Tensor, **tiles: Any) -> Tensor:
-    """x [..., K], weight [2 * inner, K], gate first -> silu(gate) * up [..., inner]."""
+def linear_silu_mul_cuda(
+    x: Tensor, weight: Tensor, *, norm: tuple[Tensor, float] | None = None, **tiles: Any
+) -> Tensor:
+    """x [..., K], weight [2 * inner, K], gate first -> silu(gate) * up [..., inner], of rms_norm(x) with a norm."""
     rows = x.reshape(-1, x.shape[-1])
     inner = weight.shape[0] // 2
     out = torch.empty((rows.shape[0], inner), device=x.device, dtype=x.dtype)
-    _launch(rows, weight, None, out, inner, split=1, silu_mul=True, **tiles)
+    _launch(rows, weight, None, out, inner, split=1, silu_mul=True, norm=norm, **tiles)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -159,6 +195,8 @@ def _launch(
     *,
     split: int,
     silu_mul: bool,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
     block_n: int | None = None,
     block_k: int = BLOCK_K,
     num_warps: int = 4,
@@ -169,26 +207,33 @@ def _launch(
         x = x.contiguous()
     rows, inputs = x.shape
     if block_n is None:
-        block_n = 16 if columns // 32 * split < num_processors() else 32
+        block_n = 32
+    norm_weight, eps = norm if norm is not None else (x, 0.0)
     pdl = dependent_launch()
     _linear_kernel[(columns // block_n, split)](
         x,
         weight,
         bias if bias is not None else x,
+        norm_weight,
+        residual if residual is not None else x,
         out,
         rows,
+        eps,
         x.stride(0),
         weight.stride(0),
         N=columns,
         K_SHARE=inputs // split,
         SPLIT=split if out.dtype != torch.float32 else max(split, 2),
+        NORM=norm is not None,
         SILU_MUL=silu_mul,
         BIAS=bias is not None,
+        ADD=residual is not None,
         BLOCK_M=max(16, triton.next_power_of_2(rows)),
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         PDL=pdl,
         PREFETCH=pdl and prefetch,
+        THREADS=32 * num_warps,
         num_warps=num_warps,
         num_stages=num_stages,
         **({"launch_pdl": True} if pdl else {}),

@@ -1,4 +1,5 @@
-"""Causal convolution units of the AudioVAE decoder, each one kernel and one that moves the memory on.
+"""Causal convolution units of the AudioVAE decoder: element-wise work with the depthwise convolution in one kernel, the
+product over channels with bias and residual in a second, and the memory moved on by spare programs of one of them.
 
 Twins: models.voxcpm2.vae_layers.residual_unit and snake_upsample. The 1x1 and transposed convolutions run on tensor
 cores in TF32, as cuDNN runs them by default. A tile's columns are samples of all rows, one row after the other.
@@ -30,14 +31,26 @@ def _snake(x, alpha):
 
 
 @triton.jit
-def _residual_unit_kernel(
+def _row_and_time(tile, LENGTH: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Row int64 and time of a tile's columns; a tile inside one row is seen to be contiguous, so its loads are wide."""
+    first = tile * BLOCK_T
+    offsets = tl.arange(0, BLOCK_T)
+    if LENGTH % BLOCK_T == 0:
+        row = (first // LENGTH).to(tl.int64) + tl.zeros((BLOCK_T,), tl.int64)
+        t = tl.multiple_of(first % LENGTH, BLOCK_T) + offsets
+    else:
+        row = ((first + offsets) // LENGTH).to(tl.int64)
+        t = (first + offsets) % LENGTH
+    return row, t
+
+
+@triton.jit
+def _depthwise_kernel(
     x_ptr,
     alpha_in_ptr,
-    depthwise_ptr,
-    depthwise_bias_ptr,
+    weight_ptr,
+    bias_ptr,
     alpha_out_ptr,
-    pointwise_ptr,
-    pointwise_bias_ptr,
     memory_ptr,
     slots_ptr,
     out_ptr,
@@ -50,149 +63,195 @@ def _residual_unit_kernel(
     MEMORY: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_C output channels of BLOCK_T columns."""
+    """snake(depthwise(snake(x))) of BLOCK_C channels and BLOCK_T columns; the taps' snakes are cheaper than storing."""
     PAD: tl.constexpr = (KERNEL - 1) * DILATION
-    column = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    here = column < columns
-    row, t = (column // LENGTH).to(tl.int64), column % LENGTH
+    tile = tl.program_id(0)
+    row, t = _row_and_time(tile, LENGTH, BLOCK_T)
+    here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < columns
     first_t = tl.min(t, 0)
-    out_channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    alpha = tl.load(alpha_in_ptr + channel)[:, None]
+    alpha_out = tl.load(alpha_out_ptr + channel)[:, None]
+    hidden = tl.zeros((BLOCK_C, BLOCK_T), tl.float32) + tl.load(bias_ptr + channel)[:, None]
     release_next(PDL)
     wait_for_previous(PDL)
     if MEMORY:
         slot = tl.load(slots_ptr + row, mask=here, other=0).to(tl.int64)
-    base = x_ptr + row * (WIDTH * LENGTH) + t
-    acc = tl.zeros((BLOCK_C, BLOCK_T), tl.float32)
-    for first in range(0, WIDTH, BLOCK_K):
-        channel = first + tl.arange(0, BLOCK_K)
-        alpha = tl.load(alpha_in_ptr + channel)[:, None]
-        hidden = tl.zeros((BLOCK_K, BLOCK_T), tl.float32) + tl.load(depthwise_bias_ptr + channel)[:, None]
-        for tap in tl.static_range(KERNEL):
-            back = (KERNEL - 1 - tap) * DILATION
-            now = here & (t >= back)
-            x = tl.load(base[None, :] + (channel * LENGTH)[:, None] - back, mask=now[None, :], other=0.0)
-            x = _snake(x, alpha)
-            if MEMORY and back > 0:  # noqa: SIM102 (constants first: Triton drops the branch)
-                if first_t < back:
-                    before = memory_ptr + slot[None, :] * stride_slot + (channel * PAD)[:, None]
-                    before += (t + PAD - back)[None, :]
-                    x += tl.load(before, mask=(here & (t < back))[None, :], other=0.0)
-            hidden += x * tl.load(depthwise_ptr + channel * KERNEL + tap)[:, None]
-        hidden = _snake(hidden, tl.load(alpha_out_ptr + channel)[:, None])
-        weight = tl.load(pointwise_ptr + out_channel[:, None] * WIDTH + channel[None, :])
-        acc = tl.dot(weight, hidden, acc=acc, input_precision=PRECISION)
-    acc += tl.load(pointwise_bias_ptr + out_channel)[:, None]
-    place = row * (WIDTH * LENGTH) + t
-    place = place[None, :] + (out_channel * LENGTH)[:, None]
-    acc += tl.load(x_ptr + place, mask=here[None, :], other=0.0)
-    tl.store(out_ptr + place, acc, mask=here[None, :])
+    place = (row * (WIDTH * LENGTH) + t)[None, :] + (channel * LENGTH)[:, None]
+    for tap in tl.static_range(KERNEL):
+        back = (KERNEL - 1 - tap) * DILATION
+        x = tl.load(x_ptr + place - back, mask=(here & (t >= back))[None, :], other=0.0)
+        x = _snake(x, alpha)
+        if MEMORY and back > 0:  # noqa: SIM102 (constants first: Triton drops the branch)
+            if first_t < back:
+                before = memory_ptr + slot[None, :] * stride_slot + (channel * PAD)[:, None]
+                before += (t + PAD - back)[None, :]
+                x += tl.load(before, mask=(here & (t < back))[None, :], other=0.0)
+        hidden += x * tl.load(weight_ptr + channel * KERNEL + tap)[:, None]
+    # Channels innermost, as the product wants its inputs.
+    target = out_ptr + ((row * LENGTH + t) * WIDTH)[None, :] + channel[:, None]
+    tl.store(target, _snake(hidden, alpha_out), mask=here[None, :])
 
 
 @triton.jit
-def _move_memory_kernel(
+def _pointwise_kernel(
+    hidden_ptr,
     x_ptr,
-    alpha_ptr,
-    scale_ptr,
-    shift_ptr,
-    memory_ptr,
-    slots_ptr,
-    stride_slot,
-    WIDTH: tl.constexpr,
-    LENGTH: tl.constexpr,
-    PAD: tl.constexpr,
-    SCALED: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: the memory of BLOCK_C channels of one row becomes the last PAD of (memory, snake(x))."""
-    row = tl.program_id(0).to(tl.int64)
-    channel = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[:, None]
-    index = tl.arange(0, BLOCK_P)[None, :]
-    here = (channel < WIDTH) & (index < PAD)
-    release_next(PDL)
-    wait_for_previous(PDL)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
-    t = index + LENGTH - PAD
-    x = tl.load(x_ptr + row * (WIDTH * LENGTH) + channel * LENGTH + t, mask=here & (t >= 0), other=0.0)
-    alpha = tl.load(alpha_ptr + channel, mask=channel < WIDTH, other=1.0)
-    if SCALED:
-        x = x * tl.load(scale_ptr + channel, mask=channel < WIDTH, other=0.0)
-        x += tl.load(shift_ptr + channel, mask=channel < WIDTH, other=0.0)
-    value = _snake(x, alpha)
-    memory = memory_ptr + slot * stride_slot + channel * PAD + index
-    if LENGTH < PAD:
-        old = tl.load(memory + LENGTH, mask=here & (t < 0), other=0.0)
-        value = tl.where(t < 0, old, value)
-        # The shift is in place: all reads come before the first write.
-        tl.debug_barrier()
-    tl.store(memory, value, mask=here)
-
-
-@triton.jit
-def _upsample_kernel(
-    x_ptr,
-    scale_ptr,
-    shift_ptr,
-    alpha_ptr,
     weight_ptr,
     bias_ptr,
+    alpha_in_ptr,
     memory_ptr,
     slots_ptr,
     out_ptr,
     columns,
+    tiles_t,
     stride_slot,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    PAD: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    MOVE_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """x + weight @ hidden + bias. Programs behind the last tile move the memory on: PAD is 0 without one."""
+    TILES_C: tl.constexpr = WIDTH // BLOCK_C
+    release_next(PDL)
+    wait_for_previous(PDL)
+    program = tl.program_id(0)
+    if program < tiles_t * TILES_C:
+        # Tiles of the same columns lie together: the hidden values they share stay in L2.
+        out_channel = program % TILES_C * BLOCK_C + tl.arange(0, BLOCK_C)
+        tile = program // TILES_C
+        row, t = _row_and_time(tile, LENGTH, BLOCK_T)
+        here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < columns
+        base = row * (WIDTH * LENGTH) + t
+        k = tl.arange(0, BLOCK_K)
+        source = hidden_ptr + ((row * LENGTH + t) * WIDTH)[:, None] + k[None, :]
+        weights = weight_ptr + out_channel[:, None] * WIDTH + k[None, :]
+        acc = tl.zeros((BLOCK_C, BLOCK_T), tl.float32)
+        for first in range(0, WIDTH, BLOCK_K):
+            weight = tl.load(weights + first)
+            hidden = tl.load(source + first, mask=here[:, None], other=0.0)
+            acc = tl.dot(weight, tl.trans(hidden), acc=acc, input_precision=PRECISION)
+        acc += tl.load(bias_ptr + out_channel)[:, None]
+        place = base[None, :] + (out_channel * LENGTH)[:, None]
+        acc += tl.load(x_ptr + place, mask=here[None, :], other=0.0)
+        tl.store(out_ptr + place, acc, mask=here[None, :])
+    elif PAD > 0:
+        # The memory of MOVE_C channels of one row becomes the last PAD of (memory, snake(x)).
+        mover = program - tiles_t * TILES_C
+        mover_row = (mover // (WIDTH // MOVE_C)).to(tl.int64)
+        channel = (mover % (WIDTH // MOVE_C) * MOVE_C + tl.arange(0, MOVE_C))[:, None]
+        index = tl.arange(0, BLOCK_P)[None, :]
+        kept = (index < PAD) & (channel < WIDTH)
+        slot = tl.load(slots_ptr + mover_row).to(tl.int64)
+        origin = index + LENGTH - PAD
+        samples = x_ptr + mover_row * (WIDTH * LENGTH) + channel * LENGTH + origin
+        value = tl.load(samples, mask=kept & (origin >= 0), other=0.0)
+        value = _snake(value, tl.load(alpha_in_ptr + channel))
+        memory = memory_ptr + slot * stride_slot + channel * PAD + index
+        if LENGTH < PAD:
+            value = tl.where(origin < 0, tl.load(memory + LENGTH, mask=kept & (origin < 0), other=0.0), value)
+            # The shift is in place: all reads come before the first write.
+            tl.debug_barrier()
+        tl.store(memory, value, mask=kept)
+
+
+@triton.jit
+def _snake_kernel(
+    x_ptr,
+    scale_ptr,
+    shift_ptr,
+    alpha_ptr,
+    memory_ptr,
+    slots_ptr,
+    out_ptr,
+    stride_slot,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    MEMORY: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """snake(x * scale + shift) into out [rows, 1 + LENGTH, WIDTH], behind the memory (0 without). The first program
+    along T also does the last sample, which becomes the memory."""
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    scale, shift = tl.load(scale_ptr + channel), tl.load(shift_ptr + channel)
+    alpha = tl.load(alpha_ptr + channel)
+    release_next(PDL)
+    wait_for_previous(PDL)
+    source = x_ptr + (row * WIDTH + channel) * LENGTH
+    target = out_ptr + row * ((LENGTH + 1) * WIDTH) + channel
+    here = (t < LENGTH)[None, :]
+    x = tl.load(source[:, None] + t[None, :], mask=here, other=0.0)
+    x = _snake(x * scale[:, None] + shift[:, None], alpha[:, None])
+    tl.store(target[:, None] + ((t + 1) * WIDTH)[None, :], x, mask=here)
+    if tl.program_id(2) == 0:
+        if MEMORY:
+            slot = tl.load(slots_ptr + row).to(tl.int64)
+            memory = memory_ptr + slot * stride_slot + channel
+            before = tl.load(memory)
+            last = _snake(tl.load(source + LENGTH - 1) * scale + shift, alpha)
+            tl.store(memory, last)
+        else:
+            before = tl.zeros((BLOCK_C,), tl.float32)
+        tl.store(target, before)
+
+
+@triton.jit
+def _upsample_kernel(
+    hidden_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    columns,
+    stride_in,
+    stride_out,
+    stride_tap,
     WIDTH: tl.constexpr,
     OUT_WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
     STRIDE: tl.constexpr,
-    MEMORY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_N pairs of an output channel and a phase (output sample modulo STRIDE) of BLOCK_T inputs."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    column = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    real = n < OUT_WIDTH * STRIDE
-    here = column < columns
-    row, t = (column // LENGTH).to(tl.int64), column % LENGTH
-    out_channel, phase = n // STRIDE, n % STRIDE
+    """One program: BLOCK_N output channels of one phase (output sample modulo STRIDE), BLOCK_T inputs."""
+    TILES_N: tl.constexpr = (OUT_WIDTH + BLOCK_N - 1) // BLOCK_N
+    program = tl.program_id(0)
+    phase = program // TILES_N % STRIDE
+    channel = program % TILES_N * BLOCK_N + tl.arange(0, BLOCK_N)
+    real = channel < OUT_WIDTH
+    tile = program // (TILES_N * STRIDE)
+    row, t = _row_and_time(tile, LENGTH, BLOCK_T)
+    here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < columns
+    k = tl.arange(0, BLOCK_K)
+    weights = weight_ptr + (channel * stride_out + phase * stride_tap)[:, None] + (k * stride_in)[None, :]
+    source = hidden_ptr + ((row * (LENGTH + 1) + t) * WIDTH)[:, None] + k[None, :]
+    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     release_next(PDL)
     wait_for_previous(PDL)
-    if MEMORY:
-        slot = tl.load(slots_ptr + row, mask=here, other=0).to(tl.int64)
-    base = x_ptr + row * (WIDTH * LENGTH) + t
-    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
     for first in range(0, WIDTH, BLOCK_K):
-        channel = first + tl.arange(0, BLOCK_K)
-        alpha = tl.load(alpha_ptr + channel)[:, None]
-        scale = tl.load(scale_ptr + channel)[:, None]
-        shift = tl.load(shift_ptr + channel)[:, None]
-        taps = weight_ptr + channel[None, :] * (OUT_WIDTH * 2 * STRIDE)
-        taps += (out_channel * (2 * STRIDE) + phase)[:, None]
-        now_weight = tl.load(taps, mask=real[:, None], other=0.0)
-        past_weight = tl.load(taps + STRIDE, mask=real[:, None], other=0.0)
-        source = base[None, :] + (channel * LENGTH)[:, None]
-        now = tl.load(source, mask=here[None, :], other=0.0)
-        now = _snake(now * scale + shift, alpha)
-        has_past = here & (t > 0)
-        past = tl.load(source - 1, mask=has_past[None, :], other=0.0)
-        past = tl.where(has_past[None, :], _snake(past * scale + shift, alpha), 0.0)
-        if MEMORY:
-            kept = memory_ptr + slot[None, :] * stride_slot + channel[:, None]
-            past += tl.load(kept, mask=(here & (t == 0))[None, :], other=0.0)
-        acc = tl.dot(now_weight, now, acc=acc, input_precision=PRECISION)
-        acc = tl.dot(past_weight, past, acc=acc, input_precision=PRECISION)
-    acc += tl.load(bias_ptr + out_channel, mask=real, other=0.0)[:, None]
-    place = (row * OUT_WIDTH * LENGTH + t)[None, :] * STRIDE
-    place += (out_channel * (LENGTH * STRIDE) + phase)[:, None]
+        weight = tl.load(weights + first * stride_in, mask=real[:, None], other=0.0)
+        now = tl.load(source + first + WIDTH, mask=here[:, None], other=0.0)
+        acc = tl.dot(weight, tl.trans(now), acc=acc, input_precision=PRECISION)
+        weight = tl.load(weights + first * stride_in + STRIDE * stride_tap, mask=real[:, None], other=0.0)
+        past = tl.load(source + first, mask=here[:, None], other=0.0)
+        acc = tl.dot(weight, tl.trans(past), acc=acc, input_precision=PRECISION)
+    acc += tl.load(bias_ptr + channel, mask=real, other=0.0)[:, None]
+    place = (row * OUT_WIDTH * LENGTH + t)[None, :] * STRIDE + phase
+    place += (channel * (LENGTH * STRIDE))[:, None]
     tl.store(out_ptr + place, acc, mask=real[:, None] & here[None, :])
 
 
@@ -210,32 +269,38 @@ def residual_unit_cuda(
     *,
     tile: tuple[int, int, int] | None = None,
     num_warps: int = 4,
+    num_stages: int = 3,
     precision: str = "tf32",
 ) -> Tensor:
-    """models.voxcpm2.vae_layers.residual_unit on a GPU; tile: output channels, columns, input channels of a step."""
+    """models.voxcpm2.vae_layers.residual_unit on a GPU; tile: output channels, columns, input channels of a step.
+
+    Widths must be multiples of 32; memory [slots, C, pad] may be a view into a table but is dense in its last two.
+    """
     x = x.contiguous()
     rows, width, length = x.shape
-    out = torch.empty_like(x)
+    out, hidden = torch.empty_like(x), torch.empty_like(x)
     if x.numel() == 0:
         return out
     kernel = depthwise_weight.shape[-1]
-    block_c, block_t, block_k = tile or _residual_tile(width, rows * length)
+    pad = (kernel - 1) * dilation
+    stateful = memory is not None and slots is not None
+    stride_slot = memory.stride(0) if memory is not None else 0
+    memory, slots = (memory, slots) if stateful else (x, x)
     pdl = dependent_launch()
     launch = {"launch_pdl": True} if pdl else {}
-    stateful = memory is not None and slots is not None
-    _residual_unit_kernel[(triton.cdiv(rows * length, block_t), width // block_c)](
+    columns = rows * length
+    block_c, block_t = 32, 32 if columns * width > 1 << 20 else 16
+    _depthwise_kernel[(triton.cdiv(columns, block_t), width // block_c)](
         x,
         alpha_in,
         depthwise_weight,
         depthwise_bias,
         alpha_out,
-        pointwise_weight,
-        pointwise_bias,
-        memory if stateful else x,
-        slots if stateful else x,
-        out,
-        rows * length,
-        memory.stride(0) if stateful else 0,
+        memory,
+        slots,
+        hidden,
+        columns,
+        stride_slot,
         WIDTH=width,
         LENGTH=length,
         KERNEL=kernel,
@@ -243,15 +308,41 @@ def residual_unit_cuda(
         MEMORY=stateful,
         BLOCK_C=block_c,
         BLOCK_T=block_t,
+        PDL=pdl,
+        num_warps=4,
+        **launch,
+    )
+    block_c, block_t, block_k = tile or _tile(width, columns)
+    tiles_t = triton.cdiv(columns, block_t)
+    block_p = triton.next_power_of_2(pad)
+    move_c = min(max(1, 2048 // block_p), width)
+    movers = rows * (width // move_c) if stateful else 0
+    _pointwise_kernel[(tiles_t * (width // block_c) + movers,)](
+        hidden,
+        x,
+        pointwise_weight,
+        pointwise_bias,
+        alpha_in,
+        memory,
+        slots,
+        out,
+        columns,
+        tiles_t,
+        stride_slot,
+        WIDTH=width,
+        LENGTH=length,
+        PAD=pad if stateful else 0,
+        BLOCK_C=block_c,
+        BLOCK_T=block_t,
         BLOCK_K=block_k,
+        MOVE_C=move_c,
+        BLOCK_P=block_p,
         PRECISION=precision,
         PDL=pdl,
         num_warps=num_warps,
-        num_stages=2,
+        num_stages=num_stages,
         **launch,
     )
-    if stateful:
-        _move_memory(x, alpha_in, None, None, memory, slots, (kernel - 1) * dilation)
     return out
 
 
@@ -271,33 +362,53 @@ def snake_upsample_cuda(
     num_stages: int = 3,
     precision: str = "tf32",
 ) -> Tensor:
-    """causal_upsample(snake(x * scale + shift)) on a GPU; memory [slots, C, 1] holds the snake's last output."""
+    """models.voxcpm2.vae_layers.snake_upsample on a GPU. The weight may lie in memory in any order: fastest with the
+    input channels innermost, as `inputs_innermost` lays them."""
     x = x.contiguous()
     rows, width, length = x.shape
     out_width = weight.shape[1]
     out = torch.empty((rows, out_width, length * stride), device=x.device, dtype=x.dtype)
     if x.numel() == 0:
         return out
-    block_n, block_t, block_k = tile or _upsample_tile(out_width * stride, rows * length)
-    pdl = dependent_launch()
+    hidden = torch.empty((rows, length + 1, width), device=x.device, dtype=x.dtype)
     stateful = memory is not None and slots is not None
-    _upsample_kernel[(triton.cdiv(out_width * stride, block_n), triton.cdiv(rows * length, block_t))](
+    pdl = dependent_launch()
+    launch = {"launch_pdl": True} if pdl else {}
+    block_c, block_t = 32, min(32, triton.next_power_of_2(length))
+    _snake_kernel[(rows, width // block_c, triton.cdiv(length, block_t))](
         x,
         scale,
         shift,
         alpha,
-        weight,
-        bias,
         memory if stateful else x,
         slots if stateful else x,
+        hidden,
+        memory.stride(0) if memory is not None else 0,
+        WIDTH=width,
+        LENGTH=length,
+        MEMORY=stateful,
+        BLOCK_C=block_c,
+        BLOCK_T=block_t,
+        PDL=pdl,
+        num_warps=4,
+        **launch,
+    )
+    columns = rows * length
+    block_n, block_t, block_k = tile or _tile(out_width, columns, stride)
+    programs = triton.cdiv(out_width, block_n) * stride * triton.cdiv(columns, block_t)
+    _upsample_kernel[(programs,)](
+        hidden,
+        weight,
+        bias,
         out,
-        rows * length,
-        memory.stride(0) if stateful else 0,
+        columns,
+        weight.stride(0),
+        weight.stride(1),
+        weight.stride(2),
         WIDTH=width,
         OUT_WIDTH=out_width,
         LENGTH=length,
         STRIDE=stride,
-        MEMORY=stateful,
         BLOCK_N=block_n,
         BLOCK_T=block_t,
         BLOCK_K=min(block_k, width),
@@ -305,62 +416,28 @@ def snake_upsample_cuda(
         PDL=pdl,
         num_warps=num_warps,
         num_stages=num_stages,
-        **({"launch_pdl": True} if pdl else {}),
+        **launch,
     )
-    if stateful:
-        _move_memory(x, alpha, scale, shift, memory, slots, 1)
     return out
 
 
-def _move_memory(
-    x: Tensor, alpha: Tensor, scale: Tensor | None, shift: Tensor | None, memory: Tensor, slots: Tensor, pad: int
-) -> None:
-    rows, width, length = x.shape
-    block_p = triton.next_power_of_2(pad)
-    block_c = min(max(1, 2048 // block_p), triton.next_power_of_2(width))
-    pdl = dependent_launch()
-    _move_memory_kernel[(rows, triton.cdiv(width, block_c))](
-        x,
-        alpha,
-        scale if scale is not None else x,
-        shift if shift is not None else x,
-        memory,
-        slots,
-        memory.stride(0),
-        WIDTH=width,
-        LENGTH=length,
-        PAD=pad,
-        SCALED=scale is not None,
-        BLOCK_C=block_c,
-        BLOCK_P=block_p,
-        PDL=pdl,
-        num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
-    )
+def inputs_innermost(weight: Tensor) -> Tensor:
+    """A transposed convolution's weight [C, C_out, kernel], same values and shape, stored with C innermost."""
+    return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
-def _residual_tile(width: int, columns: int) -> tuple[int, int, int]:
-    """The largest tile that still gives every multiprocessor a program."""
-    block_c, block_t = min(width, 128), 64
-    while triton.cdiv(columns, block_t) * (width // block_c) < num_processors() and block_c * block_t > 1024:
-        if block_t > 32:
+def _tile(width: int, columns: int, phases: int = 1) -> tuple[int, int, int]:
+    """The largest tile that still gives every multiprocessor a program: channels, columns, inputs of a step."""
+    block_c, block_t = min(128, max(16, triton.next_power_of_2(width))), 64
+    while block_t > 16 and block_t // 2 >= columns:
+        block_t //= 2
+    while triton.cdiv(columns, block_t) * triton.cdiv(width, block_c) * phases < num_processors():
+        if block_c > 32:
+            block_c //= 2
+        elif block_t > 32:
             block_t //= 2
-        elif block_c > 32:
+        elif block_c > 16:
             block_c //= 2
         else:
             break
-    return block_c, block_t, 32 if width % 32 == 0 else 16
-
-
-def _upsample_tile(outputs: int, columns: int) -> tuple[int, int, int]:
-    block_n, block_t = 128, min(64, max(16, triton.next_power_of_2(columns)))
-    while triton.cdiv(columns, block_t) * triton.cdiv(outputs, block_n) < num_processors():
-        if block_n > 64:
-            block_n //= 2
-        elif block_t > 16:
-            block_t //= 2
-        elif block_n > 32:
-            block_n //= 2
-        else:
-            break
-    return block_n, block_t, 32
+    return block_c, block_t, 32

@@ -12,8 +12,8 @@ from torch import Tensor
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
     """||out - reference|| / ||reference||; NaN where out has one."""
-    difference = out.double().cpu() - reference.double().cpu()
-    return float(difference.norm() / reference.double().cpu().norm())
+    difference = out.double() - reference.double()
+    return float(difference.norm() / reference.double().norm())
 
 
 def wide(*tensors: Any) -> list[Any]:

@@ -27,7 +27,7 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     k[52:], v[52:] = float("nan"), float("nan")
     scale = width**-0.5
     out = replayed(device, lambda: varlen_attention_triton(q, k, v, cu_q, cu_k, scale, causal))
-    reference = varlen_attention_reference(*wide(q, k, v), cu_q.cpu(), cu_k.cpu(), scale, causal)
+    reference = varlen_attention_reference(*wide(q, k, v), cu_q, cu_k, scale, causal)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[46:].any()
 
@@ -86,7 +86,7 @@ def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) 
         device,
         lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
     )
-    reference = paged_decode_attention_reference(*wide(q, k_cache, v_cache), tables.cpu(), lengths.cpu(), page, scale)
+    reference = paged_decode_attention_reference(*wide(q, k_cache, v_cache), tables, lengths, page, scale)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[0].any()
 

@@ -52,13 +52,19 @@ def test_linear(device, kind, rows, inputs, width, split) -> None:
     bias, residual, norm_weight = (torch.randn(s, device=device).to(kind) for s in ((width,), (rows, width), (width,)))
     product = torch.nn.functional.linear(*wide(x, weight))
     out = replayed(device, lambda: linear_cuda(x, weight, bias))
-    assert relative_error(out, product + bias.double().cpu()) < LIMIT
+    assert relative_error(out, product + bias.double()) < LIMIT
     out = replayed(device, lambda: linear_silu_mul_cuda(x, weight))
     assert relative_error(out, silu_mul(product)) < LIMIT
+    x_norm = torch.randn(inputs, device=device).to(kind)
+    normed_product = torch.nn.functional.linear(rms_norm(*wide(x, x_norm), EPS), *wide(weight))
+    out = replayed(device, lambda: linear_cuda(x, weight, norm=(x_norm, EPS), residual=residual))
+    assert relative_error(out, normed_product + residual.double()) < LIMIT
+    out = replayed(device, lambda: linear_silu_mul_cuda(x, weight, norm=(x_norm, EPS)))
+    assert relative_error(out, silu_mul(normed_product)) < LIMIT
     normed, total = replayed(
         device, lambda: linear_add_rms_norm_cuda(x, weight, bias, residual, norm_weight, EPS, split=split)
     )
-    expected = add_rms_norm(product + bias.double().cpu(), *wide(residual, norm_weight), EPS)
+    expected = add_rms_norm(product + bias.double(), *wide(residual, norm_weight), EPS)
     assert relative_error(normed, expected[0]) < LIMIT
     assert relative_error(total, expected[1]) < LIMIT
 

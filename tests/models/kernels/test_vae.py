@@ -40,8 +40,8 @@ def check_unit(rows, width, length, dilation, device, precision, limit) -> None:
     table = torch.randn(rows + 3, 20 + width * pad, device=device)
     slots = torch.randperm(rows + 3, device=device)[:rows]
     arguments = (x, alpha_in, weight, bias, dilation, alpha_out, *pointwise)
-    wide_table = table.double().cpu()
-    expected = residual_unit(*wide(*arguments), memory_of(wide_table, width, pad), slots.cpu())
+    wide_table = table.double()
+    expected = residual_unit(*wide(*arguments), memory_of(wide_table, width, pad), slots)
     with poisoned_allocations():
         out = residual_unit_cuda(*arguments, memory_of(table, width, pad), slots, precision=precision)
         fresh = residual_unit_cuda(*arguments, precision=precision)
@@ -58,10 +58,10 @@ def check_upsample(rows, width, length, stride, device, precision, limit) -> Non
     weight, bias = random(width, width // 2, 2 * stride) * width**-0.5, random(width // 2)
     table = random(rows + 3, 20 + width)
     slots = torch.randperm(rows + 3, device=device)[:rows]
-    wide_table = table.double().cpu()
+    wide_table = table.double()
 
     arguments = (x, scale, shift, alpha, weight, bias, stride)
-    expected = snake_upsample(*wide(*arguments), memory_of(wide_table, width, 1), slots.cpu())
+    expected = snake_upsample(*wide(*arguments), memory_of(wide_table, width, 1), slots)
     with poisoned_allocations():
         out = snake_upsample_cuda(*arguments, memory_of(table, width, 1), slots, precision=precision)
         fresh = snake_upsample_cuda(*arguments, precision=precision)
