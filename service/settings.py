@@ -117,9 +117,15 @@ class Settings(BaseSettings):
     encoder_cache: Bytes = _knob(GIB, "Engine", "Most memory for cached image embeddings.")
     encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to record; none: the model's ladder.")
     decode_buckets: Integers = _knob((), "Engine", "Batch sizes to record; none: a ladder up to --max-running.")
-    first_audio_target: Seconds = _knob(0.5, "Engine", "Speech predicted to start later than this is refused (s).")
-    max_speech_load: float = _knob(
-        0.8, "Engine", "Share of real time that the live streams' steps may take; more speech is refused.", gt=0
+    first_audio_target: Seconds | None = _knob(
+        None, "Engine", "Speech predicted to start later than this is refused (s); unset: 2 (GPU), none is (CPU)."
+    )
+    max_speech_load: float | None = _knob(
+        None,
+        "Engine",
+        "Share of real time that the steps of live streams may take; more speech is refused. Unset: 0.8 (GPU), none "
+        "is (CPU).",
+        gt=0,
     )
     hang_timeout: Seconds = _knob(30.0, "Engine", "Silence of the ready engine after which it is restarted (s).")
     start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")

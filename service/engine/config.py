@@ -49,10 +49,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Patch budgets to capture; empty: the family's ladder."""
     decode_buckets: tuple[int, ...] = ()
     """Batch sizes to capture; empty: a ladder up to `max_running`."""
-    first_audio_target: float = 0.5
-    """Seconds; speech that would miss it is refused at admission."""
-    max_speech_load: float = 0.8
-    """Share of real time that the steps of all live streams may take; speech that would exceed it is refused."""
+    first_audio_target: float | None = None
+    """Seconds; speech that would miss it is refused at admission. None: 2 (CUDA), no refusal (CPU)."""
+    max_speech_load: float | None = None
+    """Share of real time that the steps of all live streams may take; speech that would exceed it is refused. None:
+    0.8 (CUDA), no refusal (CPU)."""
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
 

@@ -369,7 +369,6 @@ def pages_for(positions: int, page_size: int) -> int:
     return -(-positions // page_size)
 
 
-
 def slot_state(model: SpeechModel, max_streams: int, max_pages: int, device: torch.device) -> dict[str, Tensor]:
     """The model's tables and the block table, one row per slot and the scratch row."""
     rows = max_streams + 1

@@ -27,7 +27,8 @@ class Policy:
     """What an operator decides, with what the hardware offers.
 
     buckets: ascending batch sizes; the last is the largest batch.
-    first_audio_target: seconds; a request predicted to miss it is refused.
+    first_audio_target: seconds after which a listener without audio counts as waiting in silence.
+    refuse_after: seconds; a request whose first audio is predicted to come later is refused.
     max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
     guard: seconds of slack never spent (transport, jitter of the host).
     far_ahead: a stream with more slack than this gives its row to work that nobody listens to live.
@@ -38,6 +39,7 @@ class Policy:
     patch_seconds: float
     max_waiting: int = 256
     first_audio_target: float = 2.0
+    refuse_after: float = 2.0
     max_load: float = 0.8
     guard: float = 0.02
     far_ahead: float = 2.0
@@ -119,11 +121,11 @@ class SpeechScheduler:
                     self._next_finish(),
                 )
             predicted = self.predict_first_audio(stream)
-            if (self._running or self._waiting) and predicted > policy.first_audio_target:
+            if (self._running or self._waiting) and predicted > policy.refuse_after:
                 return Refusal(
                     "first_audio",
-                    f"first audio is predicted after {predicted:.2f} s, the target is {policy.first_audio_target:g} s",
-                    max(1.0, predicted - policy.first_audio_target),
+                    f"first audio is predicted after {predicted:.2f} s, the target is {policy.refuse_after:g} s",
+                    max(1.0, predicted - policy.refuse_after),
                 )
         self._waiting.append(stream)
         return None

@@ -53,6 +53,9 @@ from service.graphs.buckets import row_ladder
 
 log = logging.getLogger(__name__)
 
+FIRST_AUDIO_TARGET = 2.0
+MAX_LOAD = 0.8
+"""On a GPU, where the operator names none. A CPU is for trying things out: it refuses nobody for being slow."""
 IN_FLIGHT = 2
 LEAD = 0.003
 """Seconds before the running step's end at which the next one is chosen: late enough for what arrives meanwhile."""
@@ -112,6 +115,7 @@ class SpeechWorker:
 
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
+        on_gpu = self._context.device.type == "cuda"
         self._pages = PagePool(num_pages, config.page_size)
         self._runner = self._make_runner(num_pages)
         policy = Policy(
@@ -119,8 +123,9 @@ class SpeechWorker:
             max_streams=config.max_running,
             patch_seconds=self._patch_seconds,
             max_waiting=config.max_waiting,
-            first_audio_target=config.first_audio_target,
-            max_load=config.max_speech_load,
+            first_audio_target=config.first_audio_target or FIRST_AUDIO_TARGET,
+            refuse_after=config.first_audio_target or (FIRST_AUDIO_TARGET if on_gpu else math.inf),
+            max_load=config.max_speech_load or (MAX_LOAD if on_gpu else math.inf),
             prefill_tokens=config.max_step_tokens,
         )
         self._scheduler = SpeechScheduler(policy, self._costs, self._pages)

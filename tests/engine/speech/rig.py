@@ -46,7 +46,7 @@ class WorkerRig:
         buckets: Sequence[int] = (1, 2, 4),
         tokens: int = 2048,
         step_tokens: int = 512,
-        target: float = 1e9,
+        target: float | None = None,
         device: str = "cpu",
     ) -> None:
         config = EngineConfig(
@@ -55,7 +55,6 @@ class WorkerRig:
             decode_buckets=tuple(buckets),
             first_audio_target=target,
             max_step_tokens=step_tokens,
-            max_speech_load=1e9,
             graphs=graphs,
         )
         where = torch.device(device)

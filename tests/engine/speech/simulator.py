@@ -102,7 +102,7 @@ class Simulation:
             max_streams=slots,
             patch_seconds=PATCH_SECONDS,
             max_waiting=10_000,
-            first_audio_target=target,
+            refuse_after=target,
             max_load=max_load,
             far_ahead=far_ahead,
         )
