@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from models.checkpoint import Rule
 from models.errors import CheckpointError
 from models.layers.attention import cached_attention
-from models.layers.block import Block, BlockConfig, block_rules
+from models.layers.block import Block, BlockConfig, block_rules, run_blocks
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
 from models.layers.rotary import inverse_frequencies, longrope_inverse_frequencies, rotary_cos_sin, section_axes
@@ -134,9 +134,8 @@ class CausalDecoder(nn.Module):
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         positions = positions if self.axes is not None else positions[0]
         rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
-        for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, rotary, partial(cached_attention, layer=index, batch=batch))
-        return self.norm(hidden)
+        attend = partial(cached_attention, batch=batch, rotary=rotary)
+        return run_blocks(cast("Sequence[Block]", self.layers), hidden, self.norm, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         weight = self.embed_tokens.weight if self.head is None else self.head.weight

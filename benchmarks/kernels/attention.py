@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.timing import Case, Run
-from models.layers.fused import rotary_dense_attention
+from models.layers.fused import rotary_dense_attention_reference
 from models.layers.kernels.paged_decode import paged_decode_attention_cuda
 from models.layers.kernels.rotary import rotary_dense_attention_cuda
 from models.layers.kernels.varlen import varlen_attention_flash, varlen_attention_triton
@@ -75,7 +75,7 @@ def _local(sequences: int, length: int, heads_here: int | None, plain: bool) -> 
     parts = [p.split((16, 2, 2), dim=2) for p in qkv]
     cos, sin = torch.randn(length, 64, device="cuda"), torch.randn(length, 64, device="cuda")
     if plain:
-        return lambda i: rotary_dense_attention(*parts[i % 4], cos, sin)
+        return lambda i: rotary_dense_attention_reference(*parts[i % 4], cos, sin, 0)
     return lambda i: rotary_dense_attention_cuda(*parts[i % 4], cos, sin, 0, heads_here=heads_here)
 
 

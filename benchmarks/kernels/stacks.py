@@ -12,7 +12,9 @@ from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Run
 from models.layers.attention import paged_decode_attention
-from models.layers.fused import rms_norm, rotary_dense_attention, silu_mul
+from models.layers.fused import rms_norm_reference as rms_norm
+from models.layers.fused import rotary_dense_attention_reference as rotary_dense_attention
+from models.layers.fused import silu_mul_reference as silu_mul
 from models.layers.kernels import elementwise, linear, norms, rotary
 from models.layers.rotary import rotate_half_split
 
@@ -101,7 +103,7 @@ def _locdit(streams: int, variant: str) -> Run:
     def attend(qkv: Tensor, layer: int) -> Tensor:
         q, k, v = qkv.view(rows, 11, 20, 128).split((16, 2, 2), dim=2)
         if variant == "plain":
-            return rotary_dense_attention(q, k, v, cos, sin).reshape(rows * 11, -1)
+            return rotary_dense_attention(q, k, v, cos, sin, 0).reshape(rows * 11, -1)
         return rotary.rotary_dense_attention_cuda(q, k, v, cos, sin, 0).view(rows * 11, -1)
 
     return lambda i: VARIANTS[variant](x, layers, attend)

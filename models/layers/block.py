@@ -4,18 +4,18 @@ sequences alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
+from models.layers.fused import linear_add_rms_norm, linear_silu_mul
 from models.layers.mlp import SwiGLU
 from models.layers.norms import RMSNorm
-from models.layers.rotary import rotate_half_split
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim] -> like q."""
+Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim], layer number -> like q."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,18 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
         config = self.config
         heads = self.qkv(x).unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if rotary is not None:
-            q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
-        return self.out(attend(q, k, v).flatten(-2))
+        return q, k, v
 
 
 class Block(nn.Module):
-    """x += attention(norm(x)); x += mlp(norm(x)). rotary: cos and sin float32 [n, head_dim / 2], None without RoPE."""
+    """Parameters of x += attention(norm(x)); x += mlp(norm(x))."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -66,9 +65,25 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.mlp = SwiGLU(config.width, config.inner_width)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, attend: Attend) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotary, attend)
-        return x + self.mlp(self.mlp_norm(x))
+
+def run_blocks(blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: Attend) -> Tensor:
+    """[..., n, width] through all blocks -> their final norm; `attend` rotates and keeps the cache.
+
+    Every residual sum is made together with the norm that reads it.
+    """
+    layers = list(blocks)
+    norms = [*(block.attention_norm for block in layers[1:]), final_norm]
+    normed = layers[0].attention_norm(x)
+    for index, (block, following) in enumerate(zip(layers, norms, strict=True)):
+        attended = attend(*block.attention.project(normed), index).flatten(-2)
+        normed, x = _add_norm(block.attention.out, attended, x, block.mlp_norm)
+        hidden = linear_silu_mul(normed, block.mlp.gate_up.weight)
+        normed, x = _add_norm(block.mlp.down, hidden, x, following)
+    return normed
+
+
+def _add_norm(linear: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    return linear_add_rms_norm(x, linear.weight, linear.bias, residual, norm.weight, norm.eps)
 
 
 def block_rules(config: BlockConfig, published: str, ours: str) -> list[Rule]:

@@ -1,6 +1,7 @@
 """Element-wise chains of the transformer stacks, each one function so that each is one kernel where it pays.
 
-The bodies here are the plain references: float32 inside, rounded to the input's dtype where the published code rounds.
+The references here say what is computed: float32 inside, rounded to the input's dtype where the published code rounds.
+CUDA runs models/layers/kernels.
 """
 
 from __future__ import annotations
@@ -15,18 +16,42 @@ from models.layers.rotary import rotate_half_split
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[..., width] -> like x: float32 statistics, cast to x's dtype, THEN times weight."""
+    if x.is_cuda:
+        from models.layers.kernels.norms import rms_norm_cuda
+
+        return rms_norm_cuda(x, weight, eps)
+    return rms_norm_reference(x, weight, eps)
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual); the sum is rounded to the dtype before its norm."""
+    if x.is_cuda:
+        from models.layers.kernels.norms import add_rms_norm_cuda
+
+        return add_rms_norm_cuda(x, residual, weight, eps)
+    return add_rms_norm_reference(x, residual, weight, eps)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     total = x + residual
-    return rms_norm(total, weight, eps), total
+    return rms_norm_reference(total, weight, eps), total
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[..., 2 * inner], gate first -> silu(gate) * up [..., inner]; silu is rounded before the product."""
+    if gate_up.is_cuda:
+        from models.layers.kernels.elementwise import silu_mul_cuda
+
+        return silu_mul_cuda(gate_up)
+    return silu_mul_reference(gate_up)
+
+
+def silu_mul_reference(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -51,5 +76,15 @@ def rotary_dense_attention(
     q [N, Lq, Hq, D] holds rows first_query..first_query + Lq of the sequence; k and v [N, L, Hkv, D], any strides; cos
     and sin float32 [L, D/2]. Rotated values are rounded to the dtype before the products. Returns [N, Lq, Hq, D].
     """
+    if q.is_cuda:
+        from models.layers.kernels.rotary import rotary_dense_attention_cuda
+
+        return rotary_dense_attention_cuda(q, k, v, cos, sin, first_query)
+    return rotary_dense_attention_reference(q, k, v, cos, sin, first_query)
+
+
+def rotary_dense_attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int
+) -> Tensor:
     rows = slice(first_query, first_query + q.shape[1])
     return dense_attention(rotate_half_split(q, cos[rows], sin[rows]), rotate_half_split(k, cos, sin), v)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from models.layers.fused import rms_norm
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) in float32, cast to x's dtype, THEN times weight (as the published Llama code)."""
@@ -15,6 +17,4 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return normalised.to(x.dtype) * self.weight
+        return rms_norm(x, self.weight, self.eps)

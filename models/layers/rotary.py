@@ -85,6 +85,22 @@ def rotate_and_cache(
 
     Stores k and v in rows slot_mapping int64 [n] of the caches [cache rows, Hkv, D] and returns q.
     """
+    if q.is_cuda:
+        from models.layers.kernels.rotary import rotate_and_cache_cuda
+
+        return rotate_and_cache_cuda(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    return rotate_and_cache_reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+
+
+def rotate_and_cache_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
     if rotary is not None:
         q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
     k_cache.index_copy_(0, slot_mapping, k)

@@ -3,13 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.layers.fused import add_rms_norm, rms_norm, rotary_dense_attention, silu_mul
+from models.layers.fused import add_rms_norm_reference as add_rms_norm
+from models.layers.fused import rms_norm_reference as rms_norm
+from models.layers.fused import rotary_dense_attention_reference
+from models.layers.fused import silu_mul_reference as silu_mul
 from models.layers.kernels.elementwise import guided_euler_step_cuda, silu_mul_cuda
 from models.layers.kernels.linear import linear_add_rms_norm_cuda, linear_cuda, linear_silu_mul_cuda
 from models.layers.kernels.norms import add_rms_norm_cuda, rms_norm_cuda
 from models.layers.kernels.rotary import rotary_dense_attention_cuda, rotate_and_cache_cuda
 from models.layers.rotary import rotate_half_split
-from models.voxcpm2.solver import guided_euler_step
+from models.voxcpm2.solver import guided_euler_step_reference
 from tests.models.kernels.checking import relative_error, replayed, wide
 
 EPS = 1e-5
@@ -95,10 +98,10 @@ def test_silu_mul(device) -> None:
 def test_guided_euler_step(device, kind) -> None:
     x, velocity, cfg = (torch.randn(s, device=device) for s in ((3, 4, 8), (6, 4, 8), (3,)))
     out = replayed(device, lambda: guided_euler_step_cuda(x, velocity, cfg, 0.1))
-    assert relative_error(out, guided_euler_step(*wide(x, velocity, cfg), 0.1)) < 1e-6
+    assert relative_error(out, guided_euler_step_reference(*wide(x, velocity, cfg), 0.1)) < 1e-6
     x, velocity, cfg = x.to(kind), velocity.to(kind), cfg.to(kind)
     out = replayed(device, lambda: guided_euler_step_cuda(x, velocity, cfg, 0.1))
-    assert relative_error(out, guided_euler_step(x, velocity, cfg, 0.1)) < 2e-3
+    assert relative_error(out, guided_euler_step_reference(x, velocity, cfg, 0.1)) < 2e-3
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_local_attention(device, sequences, length, heads, kv_heads, width, firs
     q = q[:, first:]
     cos, sin = torch.randn(length, width // 2, device=device), torch.randn(length, width // 2, device=device)
     out = replayed(device, lambda: rotary_dense_attention_cuda(q, k, v, cos, sin, first, heads_here=heads_here))
-    reference = rotary_dense_attention(*wide(q, k, v, cos, sin), first_query=first)
+    reference = rotary_dense_attention_reference(*wide(q, k, v, cos, sin), first)
     assert relative_error(out, reference) < 2e-6
 
 
@@ -125,7 +128,7 @@ def test_local_attention_at_size(sequences, length) -> None:
     angles = torch.rand(length, 64, device=device) * 6
     cos, sin = angles.cos(), angles.sin()
     out = replayed(device, lambda: rotary_dense_attention_cuda(q, k, v, cos, sin, 0))
-    reference = rotary_dense_attention(*wide(q, k, v, cos, sin))
+    reference = rotary_dense_attention_reference(*wide(q, k, v, cos, sin), 0)
     assert relative_error(out, reference) < LIMIT
 
 
