@@ -58,6 +58,26 @@ def residual_unit(
     depthwise_weight [C, 1, kernel], pointwise_weight [C, C, 1]; memory [slots, C, (kernel - 1) * dilation] holds
     snake(x), moves on in place for the rows' slots and may be a strided view.
     """
+    rest = (depthwise_weight, depthwise_bias, dilation, alpha_out, pointwise_weight, pointwise_bias, memory, slots)
+    if x.is_cuda and x.shape[1] % 32 == 0:
+        from models.layers.kernels.vae import residual_unit_cuda
+
+        return residual_unit_cuda(x, alpha_in, *rest)
+    return residual_unit_reference(x, alpha_in, *rest)
+
+
+def residual_unit_reference(
+    x: Tensor,
+    alpha_in: Tensor,
+    depthwise_weight: Tensor,
+    depthwise_bias: Tensor,
+    dilation: int,
+    alpha_out: Tensor,
+    pointwise_weight: Tensor,
+    pointwise_bias: Tensor,
+    memory: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
     pad = (depthwise_weight.shape[-1] - 1) * dilation
     hidden = extend_left(snake(x, alpha_in), pad, memory, slots)
     hidden = F.conv1d(hidden, depthwise_weight, depthwise_bias, dilation=dilation, groups=x.shape[1])
@@ -96,6 +116,24 @@ def snake_upsample(
 
     Output t reads inputs t // stride and the one before. memory [slots, C, 1] holds the snake's last output.
     """
+    if x.is_cuda and x.shape[1] % 32 == 0:
+        from models.layers.kernels.vae import snake_upsample_cuda
+
+        return snake_upsample_cuda(x, scale, shift, alpha, weight, bias, stride, memory, slots)
+    return snake_upsample_reference(x, scale, shift, alpha, weight, bias, stride, memory, slots)
+
+
+def snake_upsample_reference(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    stride: int,
+    memory: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
     x = snake(x * scale[:, None] + shift[:, None], alpha)
     out = F.conv_transpose1d(extend_left(x, 1, memory, slots), weight, bias, stride=stride)
     return out[..., stride:-stride]
@@ -130,7 +168,8 @@ class SnakeUpsample(nn.Module):
         self.scale = nn.Parameter(torch.empty(width))
         self.shift = nn.Parameter(torch.empty(width))
         self.alpha = nn.Parameter(torch.empty(width))
-        self.weight = nn.Parameter(torch.empty(width, out_width, 2 * stride))
+        # Input channels lie innermost in memory: the kernel's products read them in wide loads.
+        self.weight = nn.Parameter(torch.empty(2 * stride, out_width, width).permute(2, 1, 0))
         self.bias = nn.Parameter(torch.empty(out_width))
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:

@@ -270,7 +270,7 @@ def residual_unit_cuda(
     tile: tuple[int, int, int] | None = None,
     num_warps: int = 4,
     num_stages: int = 3,
-    precision: str = "tf32",
+    precision: str | None = None,
 ) -> Tensor:
     """models.voxcpm2.vae_layers.residual_unit on a GPU; tile: output channels, columns, input channels of a step.
 
@@ -337,7 +337,7 @@ def residual_unit_cuda(
         BLOCK_K=block_k,
         MOVE_C=move_c,
         BLOCK_P=block_p,
-        PRECISION=precision,
+        PRECISION=precision or _default_precision(),
         PDL=pdl,
         num_warps=num_warps,
         num_stages=num_stages,
@@ -360,10 +360,10 @@ def snake_upsample_cuda(
     tile: tuple[int, int, int] | None = None,
     num_warps: int = 4,
     num_stages: int = 3,
-    precision: str = "tf32",
+    precision: str | None = None,
 ) -> Tensor:
     """models.voxcpm2.vae_layers.snake_upsample on a GPU. The weight may lie in memory in any order: fastest with the
-    input channels innermost, as `inputs_innermost` lays them."""
+    input channels innermost."""
     x = x.contiguous()
     rows, width, length = x.shape
     out_width = weight.shape[1]
@@ -412,7 +412,7 @@ def snake_upsample_cuda(
         BLOCK_N=block_n,
         BLOCK_T=block_t,
         BLOCK_K=min(block_k, width),
-        PRECISION=precision,
+        PRECISION=precision or _default_precision(),
         PDL=pdl,
         num_warps=num_warps,
         num_stages=num_stages,
@@ -421,9 +421,8 @@ def snake_upsample_cuda(
     return out
 
 
-def inputs_innermost(weight: Tensor) -> Tensor:
-    """A transposed convolution's weight [C, C_out, kernel], same values and shape, stored with C innermost."""
-    return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+def _default_precision() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def _tile(width: int, columns: int, phases: int = 1) -> tuple[int, int, int]:
