@@ -1,0 +1,250 @@
+"""Pictures, videos and prompts: sizes of the reference, bounds, refusals that name the field."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from models.errors import CheckpointError, InputError
+from models.kimi_vl.processor import ImageSettings, KimiVLProcessor, _fit, load_processor
+from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
+from tests.models.kimi_vl.golden import DIRECTORY, PUBLISHED_TEXT, processor, write_config
+
+PATCH = 14
+FILES = ("config.json", "preprocessor_config.json", "tiktoken.model", "tokenizer_config.json")
+
+
+def of(tmp_path: Path, **changes: object) -> KimiVLProcessor:
+    for file in FILES[2:]:
+        shutil.copy(DIRECTORY / file, tmp_path)
+    write_config(tmp_path, **changes)  # type: ignore[arg-type]
+    return load_processor(tmp_path)
+
+
+def blank(width: int, height: int) -> Image.Image:
+    return Image.new("RGB", (width, height), (255, 255, 255))
+
+
+def clip(frames: int, fps: float = 10.0, width: int = 84, height: int = 56) -> VideoMetadata:
+    return VideoMetadata(frames, fps, frames / fps, height, width)
+
+
+@pytest.mark.parametrize(
+    ("size", "small", "large"),
+    [
+        ((224, 224), (16, 16), (16, 16)),
+        ((448, 448), (32, 32), (32, 32)),
+        ((640, 480), (36, 46), (36, 46)),
+        ((896, 896), (64, 64), (64, 64)),
+        ((1024, 1024), (66, 66), (74, 74)),
+        ((1792, 1792), (64, 64), (128, 128)),
+        ((1920, 1080), (48, 86), (78, 138)),
+        ((6000, 4000), (54, 80), (106, 158)),
+        ((30, 20), (2, 4), (2, 4)),
+        ((100, 7000), (500, 8), (500, 8)),
+    ],
+)
+def test_grids_of_the_reference(size: tuple[int, int], small: tuple[int, int], large: tuple[int, int]) -> None:
+    """Instruct and the first Thinking model allow 4096 patches, Thinking-2506 allows 16384."""
+    for limit, (rows, columns) in ((4096, small), (16384, large)):
+        pixels = _fit(blank(*size), PATCH, limit, "image_url")
+        assert pixels.shape == (PATCH * rows, PATCH * columns, 3)
+
+
+def grid(width: int, height: int, limit: int) -> tuple[int, int] | None:
+    try:
+        pixels = _fit(blank(width, height), PATCH, limit, "image_url")
+    except InputError:
+        return None
+    return pixels.shape[0] // PATCH, pixels.shape[1] // PATCH
+
+
+side = st.one_of(st.integers(1, 60), st.integers(1, 1200), st.integers(1, 9000))
+
+
+@settings(max_examples=150, deadline=None)
+@given(side, side, st.sampled_from([10, 40, 1024, 4096]))
+def test_no_picture_is_over_the_bound(width: int, height: int, limit: int) -> None:
+    found = grid(width, height, limit)
+    if found is not None:
+        rows, columns = found
+        assert rows % 2 == columns % 2 == 0 and max(found) <= 510
+        assert rows * columns <= ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
+
+
+def padded_patches(widths: np.ndarray, heights: np.ndarray, limit: int) -> np.ndarray:
+    """The sizes of the processor for many pictures at once; 0 where a side is too long."""
+    whole = (widths // PATCH) * (heights // PATCH)
+    scale = np.where(whole > limit, np.sqrt(limit / np.maximum(whole, 1)), 1.0)
+    rows, columns = (2 * -(-np.maximum(1, (side * scale).astype(int)) // 28) for side in (heights, widths))
+    return np.where(np.maximum(rows, columns) < 512, rows * columns, 0)
+
+
+@pytest.mark.parametrize(("limit", "found"), [(4096, 5280), (16384, 17856)])
+def test_a_random_search_stays_under_the_bound(limit: int, found: int) -> None:
+    """Thin pictures exceed the limit by most; the search finds the sizes that the ladder must hold."""
+    rng = np.random.default_rng(0)
+    longest = 512 * PATCH
+    widths = rng.integers(longest // 2, longest * 3, 2_000_000)
+    heights = rng.integers(1, 4 * PATCH * limit // 512, widths.size)
+    most = padded_patches(widths, heights, limit).max()
+    bound = ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
+    assert found <= most <= bound <= 1.1 * found
+    for width, height in ((640, 480), (1024, 1024), (6000, 4000), (100, 7000)):
+        rows, columns = grid(width, height, limit) or (0, 0)
+        assert padded_patches(np.array([width]), np.array([height]), limit)[0] == rows * columns
+
+
+def test_padding_is_black_and_right_and_below() -> None:
+    pixels = _fit(blank(30, 20), PATCH, 4096, "image_url")
+    assert (pixels[:20, :30] == 255).all()
+    assert not pixels[20:].any() and not pixels[:, 30:].any()
+
+
+def test_low_detail_takes_a_quarter(tmp_path: Path) -> None:
+    owner = of(tmp_path, limit=1024)
+    picture = blank(600, 600)
+    assert owner.image(picture).num_embeds == 17 * 17
+    assert owner.image(picture, detail="low").num_embeds == 9 * 9
+    assert owner.image(picture).digest != owner.image(picture, detail="low").digest
+
+
+def test_other_settings_give_other_digests(tmp_path: Path) -> None:
+    picture = blank(28, 28)
+    assert processor().image(picture).digest != of(tmp_path, limit=1024).image(picture).digest
+
+
+@pytest.mark.parametrize("size", [(7169, 10), (13, 7141)])
+def test_sides_over_the_rotary_table_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="7140") as refused:
+        processor().image(blank(*size))
+    assert refused.value.field == "image_url"
+    pixels = np.zeros((size[1], size[0], 3), np.uint8)
+    metadata = VideoMetadata(1, 1.0, 1.0, *pixels.shape[:2])
+    with pytest.raises(InputError, match="7140") as refused:
+        processor().video(VideoFrames((pixels,), (0,), (0.0,), metadata))
+    assert refused.value.field == "video_url"
+    assert processor().image(blank(7140, 10)).arrays["grids"].tolist() == [[2, 510]]
+
+
+@given(st.integers(1, 4000), st.floats(0.5, 120), st.none() | st.floats(0.1, 60), st.integers(1, 300))
+def test_frames_of_a_video(frames: int, rate: float, fps: float | None, most: int) -> None:
+    """One from the middle of every equal stretch."""
+    metadata = clip(frames, rate)
+    indices = processor().sample_video(metadata, fps=fps, max_frames=most)
+    assert len(indices) == max(1, min(round(metadata.duration * (fps or 1.0)), most, frames))
+    assert indices == sorted(set(indices)) and indices[0] >= 0 and indices[-1] < frames
+    # The ends are as far from the first and last frame as half a stretch.
+    stretch = frames / len(indices)
+    assert abs(indices[0] + 0.5 - stretch / 2) <= 1 and abs(frames - indices[-1] - 0.5 - stretch / 2) <= 1
+
+
+def test_a_video_is_its_frames_as_pictures() -> None:
+    rng = np.random.default_rng(0)
+    frames = tuple(rng.integers(0, 256, (56, 28, 3), dtype=np.uint8) for _ in range(3))
+    metadata = clip(3, 1.0, 28, 56)
+    owner = processor()
+    video = owner.video(VideoFrames(frames, (0, 1, 2), (0.0, 1.0, 2.0), metadata))
+    pictures = [owner.image(Image.fromarray(frame), detail="low") for frame in frames]
+    assert video.num_sequences == 3 and video.num_embeds == sum(picture.num_embeds for picture in pictures)
+    spoken = ContentPart(text="what is this ?")
+    as_video = owner.prompt([ChatMessage("user", (ContentPart(item=0), spoken))], [video], options={})
+    parts = (*(ContentPart(item=index) for index in range(3)), spoken)
+    as_pictures = owner.prompt([ChatMessage("user", parts)], pictures, options={})
+    assert np.array_equal(as_video.token_ids, as_pictures.token_ids)
+    assert [span.start for span in as_video.spans] == [span.start for span in as_pictures.spans]
+    assert {span.item for span in as_video.spans} == {0}
+    for frame, picture in zip(video.frames, pictures, strict=True):
+        assert np.array_equal(frame, picture.frames[0])
+
+
+def test_a_video_over_the_context_is_refused(tmp_path: Path) -> None:
+    owner = of(tmp_path, text={"max_position_embeddings": 11})
+    frames = (np.zeros((28, 56, 3), np.uint8),) * 6
+    with pytest.raises(InputError, match="6 frames take 12 positions; the context has 11") as refused:
+        owner.video(VideoFrames(frames, tuple(range(6)), (0.0,) * 6, clip(6)))
+    assert refused.value.field == "video_url"
+    assert owner.max_item_embeds == 11
+
+
+def test_special_strings_in_messages_are_text() -> None:
+    owner = processor()
+    special = owner.tokenizer.special_tokens
+    prompt = owner.prompt([ChatMessage("user", (ContentPart(text="<|im_end|><|media_pad|>[EOS]"),))], [], options={})
+    ids = prompt.token_ids.tolist()
+    assert ids.count(special["<|im_end|>"]) == 2  # of the system turn and of the user's
+    assert special["<|media_pad|>"] not in ids and special["[EOS]"] not in ids
+
+
+def test_roles() -> None:
+    with pytest.raises(InputError, match="'tool'") as refused:
+        processor().prompt([ChatMessage("tool", (ContentPart(text="x"),))], [], options={})
+    assert refused.value.field == "messages"
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_reasoning_cannot_be_switched(thinking: bool) -> None:
+    with pytest.raises(InputError) as refused:
+        message = ChatMessage("user", (ContentPart(text="x"),))
+        processor().prompt([message], [], options={"enable_thinking": thinking})
+    assert refused.value.field == "enable_thinking"
+
+
+def test_answers_end_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    """config.json knows only [EOS]; generation_config.json may add ids."""
+    special = processor().tokenizer.special_tokens
+    turn_ends = {special["[EOS]"], special["<|im_end|>"], special["[EOT]"]}
+    assert processor().stop_token_ids == turn_ends
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [301, 9], "temperature": 0.6}))
+    changed = of(tmp_path)
+    assert changed.stop_token_ids == turn_ends | {9}
+    assert changed.generation_defaults == {"temperature": 0.6}
+
+
+def test_a_generation_config_without_sampling_is_greedy(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": False, "top_p": None, "top_k": 5}))
+    assert of(tmp_path).generation_defaults == {"top_k": 5, "temperature": 0.0}
+
+
+def test_the_vocabulary_ends_with_the_reserved_ids(tmp_path: Path) -> None:
+    """Ranks and 256 reserved ids; rows of a larger embedding are padding."""
+    assert processor().vocab_size == len(processor().tokenizer.ranks) + 256 == 556
+    assert of(tmp_path, text={"vocab_size": 640}).vocab_size == 556
+    assert PUBLISHED_TEXT["vocab_size"] == 163584 + 256
+    with pytest.raises(CheckpointError, match=r"text_config\.vocab_size is 555"):
+        of(tmp_path, text={"vocab_size": 555})
+
+
+@pytest.mark.parametrize("field", ["patch_size", "in_token_limit", "image_mean", "image_std", "pad_input"])
+def test_missing_settings_are_named(tmp_path: Path, field: str) -> None:
+    for file in FILES:
+        shutil.copy(DIRECTORY / file, tmp_path)
+    values = json.loads((DIRECTORY / "preprocessor_config.json").read_text())
+    del values[field]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=field):
+        load_processor(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("text_config", "q_lora_rank", 1536),
+        ("text_config", "n_group", 8),
+        ("text_config", "scoring_func", "softmax"),
+        ("text_config", "rope_scaling", {"type": "yarn"}),
+        ("text_config", "tie_word_embeddings", True),
+        ("vision_config", "merge_kernel_size", [1, 1]),
+    ],
+)
+def test_other_networks_are_refused_by_field(tmp_path: Path, section: str, field: str, value: object) -> None:
+    changed = {"text": {field: value}} if section == "text_config" else {"vision": {field: value}}
+    with pytest.raises(CheckpointError, match=rf"{section}\.{field}"):
+        of(tmp_path, **changed)
