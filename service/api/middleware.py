@@ -20,6 +20,7 @@ from service.metrics import Metrics
 
 log = logging.getLogger("reprise.access")
 
+SWITCHED = 101
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
@@ -55,7 +56,7 @@ class RequestMiddleware:
         record = RequestRecord(request_id, endpoint, self._admission.ticket(endpoint))
         scope["reprise.record"] = record
         if scope["type"] == "websocket":
-            await self._app(scope, receive, send)
+            await self._attend(scope, receive, send, record)
             return
         status = 0
 
@@ -87,6 +88,22 @@ class RequestMiddleware:
             record.ticket.release()
             self._in_progress(endpoint, -1)
             self._close(scope, record, status or CLIENT_CLOSED)
+
+    async def _attend(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
+        """A WebSocket: its route asks for admission when it knows what it is asked for."""
+        self._in_progress(record.endpoint, 1)
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            record.outcome = "error"
+            raise
+        except asyncio.CancelledError:
+            record.outcome = "aborted"
+            raise
+        finally:
+            record.ticket.release()
+            self._in_progress(record.endpoint, -1)
+            self._close(scope, record, SWITCHED)
 
     def _in_progress(self, endpoint: str, change: int) -> None:
         self._active[endpoint] += change
@@ -145,7 +162,7 @@ class RequestMiddleware:
         log.log(
             logging.DEBUG if probe else logging.INFO,
             "%s %s %d",
-            scope["method"],
+            scope.get("method", "WEBSOCKET"),
             scope["path"][:100].encode("unicode_escape").decode(),
             status,
             extra={

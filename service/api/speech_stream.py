@@ -113,14 +113,13 @@ async def speech_stream(socket: WebSocket) -> None:
         await _close(socket, goodbye.code, goodbye.reason)
     except WebSocketDisconnect:
         record.outcome = "aborted"
-        context.metrics.observe("client_disconnects_total", endpoint=record.endpoint)
     except (ApiError, EngineError) as error:
         answer = as_api_error(error)
+        record.outcome = record.end_with(answer.status)
         await session.tell_error(answer)
         await _close(socket, TRY_LATER if answer.status == 503 else FAILED, answer.code or "")
     finally:
         await session.stop()
-        record.ticket.release()
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:

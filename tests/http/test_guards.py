@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from openai import APIError, OpenAI
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from service.api.auth import KeyRing
 from service.engine.config import EngineConfig
@@ -57,6 +59,16 @@ def test_without_a_key_everything_is_closed(locked: RunningServer, path: str, he
     assert response.status_code == 401
     assert response.json()["error"]["code"] == "invalid_api_key"
     assert response.headers["x-request-id"] and response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_websockets_need_a_key_too(locked: RunningServer) -> None:
+    url = locked.url.replace("http", "ws") + "/v1/audio/speech/stream"
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        with pytest.raises(InvalidStatus) as refusal:
+            await connect(url, additional_headers=headers)
+        assert refusal.value.response.status_code == 403
+    async with connect(url, additional_headers={"authorization": "Bearer first"}):
+        pass
 
 
 def test_two_authorization_headers_are_none(locked: RunningServer) -> None:
