@@ -9,7 +9,7 @@ from benchmarks.kernels.timing import Case, Run
 from models.layers.fused import rotary_dense_attention_reference
 from models.layers.kernels.paged_decode import paged_decode_attention_cuda
 from models.layers.kernels.rotary import rotary_dense_attention_cuda
-from models.layers.kernels.varlen import varlen_attention_flash, varlen_attention_triton
+from models.layers.kernels.varlen import varlen_attention_cuda
 
 FLOPS = 7.0e8
 BANDWIDTH = 3.0e6
@@ -37,7 +37,9 @@ def _varlen(segments: int, length: int, heads: int, kv_heads: int, width: int, c
     cu = torch.arange(0, (segments + 1) * length, length, device="cuda", dtype=torch.int32)
     scale = width**-0.5
     if variant == "flash":
-        return lambda i: varlen_attention_flash(*parts[i % 4], cu, cu, length, length, scale, causal)
+        return lambda i: torch.ops.aten._flash_attention_forward(
+            *parts[i % 4], cu, cu, length, length, 0.0, causal, False, scale=scale
+        )
     if variant == "dense cudnn":
 
         def dense(i: int) -> object:
@@ -46,11 +48,8 @@ def _varlen(segments: int, length: int, heads: int, kv_heads: int, width: int, c
                 return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
         return dense
-    block_m, block_n, num_warps, num_stages = VARLEN_TILES[variant]
-    return lambda i: varlen_attention_triton(
-        *parts[i % 4], cu, cu, scale, causal,
-        block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages,
-    )  # fmt: skip
+    tile = VARLEN_TILES[variant]
+    return lambda i: varlen_attention_cuda(*parts[i % 4], cu, cu, scale, causal, tile=tile)
 
 
 def _paged(rows: int, heads: int, kv_heads: int, width: int, values: int, length: int, splits: int | None) -> Run:

@@ -40,7 +40,7 @@ def varlen_attention(
     if q.is_cuda:
         from models.layers.kernels.varlen import varlen_attention_cuda
 
-        return varlen_attention_cuda(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal)
+        return varlen_attention_cuda(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
     return varlen_attention_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
 
 

@@ -187,62 +187,7 @@ def _varlen_kernel(
         tl.store(out_rows + v_rest, (acc2 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_rest < DV))
 
 
-@triton.jit
-def _zero_tail_kernel(out_ptr, end_ptr, num_rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    first = tl.program_id(0) * ROWS
-    end = tl.load(end_ptr)
-    if first + ROWS > end:
-        for row in range(tl.maximum(first, end), tl.minimum(first + ROWS, num_rows)):
-            for base in range(0, WIDTH, BLOCK):
-                columns = base + tl.arange(0, BLOCK)
-                zeros = tl.zeros((BLOCK,), out_ptr.dtype.element_ty)
-                tl.store(out_ptr + row.to(tl.int64) * WIDTH + columns, zeros, mask=columns < WIDTH)
-
-
 def varlen_attention_cuda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    scale: float,
-    causal: bool,
-) -> Tensor:
-    """models.layers.attention.varlen_attention on a GPU."""
-    if q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and v.shape[-1] <= q.shape[-1] <= 256:
-        return varlen_attention_flash(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal)
-    return varlen_attention_triton(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
-
-
-def varlen_attention_flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    scale: float,
-    causal: bool,
-) -> Tensor:
-    """FlashAttention 2 inside PyTorch, which leaves the rows behind the last segment as they were: zeroed here."""
-    width = v.shape[-1]
-    if width != q.shape[-1]:
-        v = torch.nn.functional.pad(v, (0, q.shape[-1] - width))
-    out = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, causal, False, scale=scale
-    )[0]
-    rows, heads, padded = out.shape
-    if rows:
-        _zero_tail_kernel[(triton.cdiv(rows, 64),)](
-            out, cu_seqlens_q[-1:], rows, WIDTH=heads * padded, ROWS=64, BLOCK=1024, num_warps=4
-        )
-    return out[..., :width]
-
-
-def varlen_attention_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -251,20 +196,20 @@ def varlen_attention_triton(
     scale: float,
     causal: bool,
     *,
-    block_m: int = 128,
-    block_n: int = 64,
-    num_warps: int = 8,
-    num_stages: int = 3,
+    tile: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """Any head dims and dtypes; heads must be contiguous along the head dim."""
+    """models.layers.attention.varlen_attention on a GPU, for any head dims; rows of a head must be contiguous.
+
+    tile: queries, keys, warps and pipeline stages of one program. The default beats FlashAttention 2 inside PyTorch at
+    every measured shape (benchmarks/results/kernels/attention.json).
+    """
     num_rows, heads, width = q.shape
     value_width = v.shape[-1]
     if q.stride(-1) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
         raise ValueError(
             f"varlen attention: heads must be contiguous, strides {q.stride()}, {k.stride()}, {v.stride()}"
         )
-    if q.dtype == torch.float32:
-        block_m, block_n, num_warps, num_stages = 32, 32, 4, 1
+    block_m, block_n, num_warps, num_stages = tile or _tile(width, q.dtype)
     (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
     out = torch.empty((num_rows, heads, value_width), device=q.device, dtype=q.dtype)
     segments = cu_seqlens_q.shape[0] - 1
@@ -303,3 +248,9 @@ def varlen_attention_triton(
         num_stages=num_stages,
     )
     return out
+
+
+def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    if dtype == torch.float32:
+        return 32, 32, 4, 1
+    return 64, 64, 4, 3 if width <= 96 else 2

@@ -5,7 +5,7 @@ import torch
 
 from models.layers.attention import paged_decode_attention_reference, varlen_attention_reference
 from models.layers.kernels.paged_decode import paged_decode_attention_cuda
-from models.layers.kernels.varlen import varlen_attention_cuda, varlen_attention_triton
+from models.layers.kernels.varlen import varlen_attention_cuda
 from tests.models.kernels.checking import relative_error, replayed, wide
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
@@ -26,7 +26,7 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     k, v = torch.randn(60, kv_heads, width, device=device), torch.randn(60, kv_heads, value_width, device=device)
     k[52:], v[52:] = float("nan"), float("nan")
     scale = width**-0.5
-    out = replayed(device, lambda: varlen_attention_triton(q, k, v, cu_q, cu_k, scale, causal))
+    out = replayed(device, lambda: varlen_attention_cuda(q, k, v, cu_q, cu_k, scale, causal))
     reference = varlen_attention_reference(*wide(q, k, v), cu_q, cu_k, scale, causal)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[46:].any()
@@ -46,8 +46,7 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
         (192, 128, 16, 16, True),
     ],
 )
-@pytest.mark.parametrize("route", ["dispatched", "triton"])
-def test_varlen(route, width, value_width, heads, kv_heads, causal, dtype) -> None:
+def test_varlen(width, value_width, heads, kv_heads, causal, dtype) -> None:
     device = torch.device("cuda")
     lengths = (300, 0, 1, 129, 64, 0, 700)
     cu_q = segments(*lengths, 0, 0).to(device)
@@ -59,10 +58,7 @@ def test_varlen(route, width, value_width, heads, kv_heads, causal, dtype) -> No
     v = torch.randn(rows_k, kv_heads, value_width, device=device, dtype=dtype)
     q[total_q:], k[total_k:], v[total_k:] = (float("nan"),) * 3
     scale = width**-0.5
-    if route == "triton":
-        out = replayed(device, lambda: varlen_attention_triton(q, k, v, cu_q, cu_k, scale, causal))
-    else:
-        out = replayed(device, lambda: varlen_attention_cuda(q, k, v, cu_q, cu_k, 1024, 1024, scale, causal))
+    out = replayed(device, lambda: varlen_attention_cuda(q, k, v, cu_q, cu_k, scale, causal))
     k[total_k:], v[total_k:] = 0, 0
     reference = varlen_attention_reference(*(t.double() for t in (q, k, v)), cu_q, cu_k, scale, causal)
     assert relative_error(out[:total_q], reference[:total_q]) < TOLERANCE[dtype]
