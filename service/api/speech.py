@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from models.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.delivery import AudioFeed, PlaybackMeter, encode_chunk
-from service.api.errors import ApiError, bad_request
+from service.api.errors import bad_request
 from service.api.openapi import SSE, WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
 from service.api.speaking import SpeechJob, prepare, speakable
@@ -186,18 +186,23 @@ def _named_event(name: str, payload: msgspec.Struct) -> bytes:
 
 
 async def _whole(context: ServerContext, speech: Speech) -> bytes:
-    parts: list[bytes] = []
-    async with aclosing(_pieces(context, speech, Progress())) as pieces:
-        async for data in pieces:
-            parts.append(data)
-    return sized_wav(parts) if speech.job.response_format == "wav" else b"".join(parts)
+    job, progress = speech.job, Progress()
+    async with aclosing(_pieces(context, speech, progress)) as pieces:
+        data = bytearray(b"".join([piece async for piece in pieces]))
+    if job.response_format == "wav":
+        size_wav(data)
+    if job.response_format == "flac" and job.speed == 1 and job.sample_rate == job.processor.sample_rate:
+        size_flac(data, progress.samples)
+    return bytes(data)
 
 
-def sized_wav(parts: Sequence[bytes]) -> bytes:
-    """A streamed WAV with the sizes that were not known when its header was made."""
-    data = bytearray(b"".join(parts))
-    if len(data) < WAV_HEADER:
-        raise ApiError(500, "The audio is empty.", code="internal_error")
+def size_wav(data: bytearray) -> None:
+    """Writes the sizes that were not known when the streamed file's header was made."""
     struct.pack_into("<I", data, 4, len(data) - 8)
     struct.pack_into("<I", data, 40, len(data) - WAV_HEADER)
-    return bytes(data)
+
+
+def size_flac(data: bytearray, samples: int) -> None:
+    """The same for FLAC: the 36 lowest of 64 bits in STREAMINFO."""
+    field = int.from_bytes(data[18:26], "big") | samples
+    data[18:26] = field.to_bytes(8, "big")

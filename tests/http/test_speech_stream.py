@@ -1,0 +1,204 @@
+"""The WebSocket: text in as it is written, speech out."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+
+from service.catalog import EMBEDDED, load_catalog
+from service.engine.supervisor import InlineLink
+from service.settings import load_settings
+from tests.support.servers import RunningServer, running_server
+
+TEXT = "One two three. Four five, six seven! Is it eight? Nine."
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    flags: dict[str, Any] = {
+        "model": (str(EMBEDDED / "voxcpm2"),),
+        "voices_dir": tmp_path_factory.mktemp("voices"),
+        "max_running": 4,
+        "decode_buckets": (1, 4),
+        "speech_idle": 2.0,
+        "max_speech_chars": 500,
+    }
+    with running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as running:
+        yield running
+
+
+def session(server: RunningServer) -> connect:
+    url = server.url.replace("http", "ws") + "/v1/audio/speech/stream"
+    return connect(url, max_size=None, open_timeout=10)
+
+
+async def tell(socket: ClientConnection, kind: str, **fields: Any) -> None:
+    await socket.send(json.dumps({"type": kind, **fields}))
+
+
+async def until(socket: ClientConnection, last: str = "session.done") -> list[Any]:
+    """Messages up to the one of that type; bytes as they are."""
+    received: list[Any] = []
+    while True:
+        message = await asyncio.wait_for(socket.recv(), 30)
+        received.append(message if isinstance(message, bytes) else json.loads(message))
+        if not isinstance(message, bytes) and received[-1]["type"] in (last, "error"):
+            return received
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    return {"response_format": "pcm", "seed": 5, "max_len": 3, "split_granularity": "clause", **fields}
+
+
+@pytest.fixture(scope="module")
+def whole(server: RunningServer) -> bytes:
+    body = config(input=TEXT)
+    answer = httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+async def test_text_in_pieces_sounds_as_one_post_of_the_whole(server: RunningServer, whole: bytes, piece: int) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config())
+        for start in range(0, len(TEXT), piece):
+            await tell(socket, "input.text", text=TEXT[start : start + piece])
+        await tell(socket, "input.done")
+        received = await until(socket)
+    audio = b"".join(message for message in received if isinstance(message, bytes))
+    assert len(audio) == len(whole)
+    difference = np.frombuffer(audio, "<i2").astype(int) - np.frombuffer(whole, "<i2")
+    assert np.abs(difference).max() <= 8
+    events = [message for message in received if not isinstance(message, bytes)]
+    starts = [event for event in events if event["type"] == "audio.start"]
+    dones = [event for event in events if event["type"] == "audio.done"]
+    assert " ".join(event["sentence_text"] for event in starts) == TEXT
+    assert [event["sentence_index"] for event in starts] == [event["sentence_index"] for event in dones]
+    assert events[-1] == {"type": "session.done", "total_sentences": len(starts)}
+    assert sum(event["total_bytes"] for event in dones) == len(audio)
+
+
+async def test_a_clause_is_spoken_before_the_text_ends(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config())
+        await tell(socket, "input.text", text="One two three. And")
+        received = await until(socket, "audio.done")
+        assert received[0]["sentence_text"] == "One two three."
+        assert any(isinstance(message, bytes) for message in received)
+        await tell(socket, "input.text", text=" so on.")
+        await tell(socket, "input.done")
+        assert (await until(socket))[0]["sentence_text"] == "And so on."
+
+
+async def test_each_segment_is_a_file_and_the_connection_stays(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config(response_format="wav", sample_rate=24000))
+        for _ in range(2):
+            await tell(socket, "input.text", text="Hello there. Good bye.")
+            await tell(socket, "input.done")
+            files: list[bytearray] = []
+            for message in await until(socket):
+                if isinstance(message, bytes):
+                    files[-1] += message
+                elif message["type"] == "audio.start":
+                    assert message["sample_rate"] == 24000 and message["format"] == "wav"
+                    files.append(bytearray())
+            assert len(files) == 2
+            for file in files:
+                samples, rate = soundfile.read(io.BytesIO(bytes(file)))
+                assert rate == 24000 and len(samples) == pytest.approx(3 * 3840, abs=50)
+        await tell(socket, "session.close")
+        with pytest.raises(websockets.ConnectionClosedOK):
+            await asyncio.wait_for(socket.recv(), 10)
+
+
+async def test_done_without_text(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "input.done")
+        assert await until(socket) == [{"type": "session.done", "total_sentences": 0}]
+        await tell(socket, "input.text", text=" ... ")
+        await tell(socket, "input.done")
+        assert await until(socket) == [{"type": "session.done", "total_sentences": 0}]
+
+
+@pytest.mark.parametrize(
+    "message, param",
+    [
+        ("no json", None),
+        ("[]", None),
+        ('{"type": "nonsense"}', "type"),
+        ('{"type": "session.config", "speed": 9}', "speed"),
+        ('{"type": "session.config", "inference_timesteps": 5}', "inference_timesteps"),
+        ('{"type": "session.config", "voice": "nobody"}', "voice"),
+        ('{"type": "input.text"}', "text"),
+        ('{"type": "input.text", "text": "' + "x" * 501 + '"}', "text"),
+        ('{"type": "input.text", "text": "<|audio_start|> said. So"}', "input"),
+    ],
+)
+async def test_what_does_not_fit_is_said_and_the_session_goes_on(
+    server: RunningServer, message: str, param: str | None
+) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config())
+        await socket.send(message)
+        error = (await until(socket))[-1]
+        assert error["type"] == "error" and error["message"] and error["param"] == param
+        await tell(socket, "session.config", **config())
+        await tell(socket, "input.text", text="Hello.")
+        await tell(socket, "input.done")
+        assert (await until(socket))[-1] == {"type": "session.done", "total_sentences": 1}
+
+
+async def test_silence_ends_the_session_and_frees_its_stream(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config())
+        await tell(socket, "input.text", text="Hello there. And")
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            while True:
+                await asyncio.wait_for(socket.recv(), 15)
+        assert closed.value.rcvd is not None and (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "idle")
+    await freed(server)
+
+
+async def test_a_client_that_leaves_frees_its_stream(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config(max_len=400, min_len=400))
+        await tell(socket, "input.text", text="Hello there. And more of it. And more.")
+        await until(socket, "audio.start")
+        socket.transport.abort()
+    await freed(server)
+
+
+async def freed(server: RunningServer) -> None:
+    for _ in range(100):
+        state = server.context.engine.state
+        if server.context.engine.in_flight == 0 and state is not None and state.models[0].running == 0:
+            break
+        await asyncio.sleep(0.1)
+    else:
+        raise AssertionError("a stream is left")
+    assert server.context.admission.in_flight == 0
+
+
+async def test_keys_are_asked_for(tmp_path: Path) -> None:
+    flags = {"model": (str(EMBEDDED / "voxcpm2"),), "voices_dir": tmp_path, "api_key": ("secret",)}
+    with running_server(load_catalog(load_settings(flags)), InlineLink, wait=False, **flags) as running:
+        with pytest.raises(websockets.InvalidStatus):
+            async with session(running):
+                pass
+        url = running.url.replace("http", "ws") + "/v1/audio/speech/stream"
+        async with connect(url, additional_headers={"Authorization": "Bearer secret"}) as socket:
+            first = json.loads(await asyncio.wait_for(socket.recv(), 10))
+            assert first["type"] == "error" and first["code"] == "engine_unavailable"
