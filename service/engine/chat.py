@@ -302,31 +302,30 @@ class ChatWorker:
 
     def _read_tokens(self, launch: InFlight) -> None:
         results = launch.arrival.read()
-        page_size = self._pages.page_size
-        deltas = self._deltas
+        tokens, stops = results["results"].T.tolist()
+        page_size, deltas = self._pages.page_size, self._deltas
         with_logprobs = "logprobs" in results
-        for row, (sequence, (token, stopped)) in enumerate(
-            zip(launch.sequences, results["results"].tolist(), strict=True)
-        ):
+        for row, sequence in enumerate(launch.sequences):
             if sequence.finished:
                 continue  # The surplus row of a sequence that had stopped or was aborted.
             if sequence.num_unread:
                 sequence.num_unread -= 1
             name = sequence.request.request_id
-            if stopped:
+            if stops[row]:
                 deltas.append(ChatDelta(name, (), (), "stop", sequence.cached_tokens))
                 self._finish(sequence)
                 continue
-            sequence.generated.append(token)
+            generated = sequence.generated
+            generated.append(tokens[row])
             infos = _token_infos(results, row, sequence.sampling.logprobs) if with_logprobs else ()
-            if len(sequence.generated) >= sequence.max_new_tokens:
-                deltas.append(ChatDelta(name, (token,), infos, "length", sequence.cached_tokens))
-                self._index(sequence, sequence.num_tokens - 1)
+            done = len(generated) >= sequence.max_new_tokens
+            reason = "length" if done else None
+            deltas.append(ChatDelta(name, (tokens[row],), infos, reason, sequence.cached_tokens))
+            num_keys = sequence.num_prompt_tokens + len(generated) - 1
+            if not num_keys % page_size:
+                self._index(sequence, num_keys)
+            if done:
                 self._finish(sequence)
-                continue
-            deltas.append(ChatDelta(name, (token,), infos, None, sequence.cached_tokens))
-            if not (sequence.num_tokens - 1) % page_size:
-                self._index(sequence, sequence.num_tokens - 1)
 
     def _index(self, sequence: Sequence, num_keys: int) -> None:
         """The newest token has no key yet; those before it have."""

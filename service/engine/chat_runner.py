@@ -141,32 +141,28 @@ class ChatRunner:
         """Runs one batch: replayed when every row decodes, eagerly with replayed sampling otherwise."""
         if step.grants:
             self._write_grants(step.grants)
-        ends = [chunk.sequence for chunk in step.chunks if chunk.is_last]
-        sequences = (*step.sequences, *ends)
-        full = any(sequence.needs_full_sampler for sequence in sequences)
         if not step.chunks:
             needs = {"rows": len(step.slots), "pages": step.num_pages}
-            run = self._decode[full].run(Plan(arrays={"slots": step.slots}, needs=needs))
-            return Launched(self._results(run.outputs, sequences), run.route, "decode")
+            run = self._decode[step.full].run(Plan(arrays={"slots": step.slots}, needs=needs))
+            return Launched(self._results(run.outputs, len(step.slots), step.logprobs), run.route, "decode")
         kind = "mixed" if len(step.slots) else "prefill"
-        reason = "mixed" if len(step.slots) else "prefill"
-        self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason=reason)
+        self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason=kind)
         hidden = self._backbone(step, embeds)
-        if not sequences:
+        ends = [chunk.sequence.slot for chunk in step.chunks if chunk.is_last]
+        slots = np.concatenate((step.slots, np.array(ends, dtype=np.int64)))
+        if not len(slots):
             return Launched({}, "eager", kind)
-        slots = np.concatenate((step.slots, np.array([s.slot for s in ends], dtype=np.int64)))
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, needs={"rows": len(slots)})
-        run = self._sample[full].run(plan)
-        return Launched(self._results(run.outputs, sequences), "eager", kind)
+        run = self._sample[step.full].run(plan)
+        return Launched(self._results(run.outputs, len(slots), step.logprobs), "eager", kind)
 
-    def _results(self, outputs: Mapping[str, Tensor], sequences: tuple[Sequence, ...]) -> dict[str, Tensor]:
-        rows = len(sequences)
+    def _results(self, outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> dict[str, Tensor]:
         results = {"results": outputs["results"][:rows]}
-        if "logits" in outputs and any(sequence.sampling.logprobs is not None for sequence in sequences):
-            count = max(sequence.sampling.logprobs or 0 for sequence in sequences)
+        if logprobs is not None:
             tokens = results["results"][:, 0].long()
             names = ("logprobs", "top_values", "top_ids")
-            results |= dict(zip(names, log_probabilities(outputs["logits"][:rows], tokens, count), strict=True))
+            values = log_probabilities(outputs["logits"][:rows], tokens, logprobs)
+            results |= dict(zip(names, values, strict=True))
         return results
 
     def _write_grants(self, grants: tuple[Grant, ...]) -> None:

@@ -83,6 +83,14 @@ def filtered(scaled: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Ten
 
     min_p float32 and top_p float32 in 0..1, top_k int64, each [rows]; 0, 1 and 0 switch them off.
     """
+    if scaled.is_cuda:
+        from service.engine.kernels.filters import filtered_cuda
+
+        return filtered_cuda(scaled, min_p, top_k, top_p)
+    return filtered_reference(scaled, min_p, top_k, top_p)
+
+
+def filtered_reference(scaled: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     size = scaled.shape[-1]
     floor = scaled.amax(dim=-1, keepdim=True) + torch.log(min_p)[:, None]
     scaled = torch.where(scaled >= floor, scaled, -torch.inf)
@@ -111,8 +119,8 @@ def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state:
     logits = logits.scatter_add(1, state.bias_ids[slots], state.bias_values[slots])
     stop_ids = state.stop_ids[slots]
     early = (ints[:, Int.GENERATED] < ints[:, Int.MIN_TOKENS])[:, None] & (stop_ids >= 0)
-    barred = torch.zeros_like(logits).scatter_add(1, stop_ids.clamp(min=0), early.to(logits.dtype))
-    return torch.where(barred > 0, -torch.inf, logits)
+    ceilings = torch.where(early, -torch.inf, torch.inf)
+    return logits.scatter_reduce(1, stop_ids.clamp(min=0), ceilings, "amin")
 
 
 def choose(logits: Tensor, slots: Tensor, state: SlotState, *, full: bool) -> Tensor:

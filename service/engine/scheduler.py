@@ -48,7 +48,8 @@ class Grant:
 class Step:
     """One batch. Decode rows first (slots int64 [rows] and their sequences), then prefill chunks.
 
-    num_pages: block table entries that the longest decode row uses.
+    num_pages: block table entries that the longest decode row uses. full: a row needs the full sampler; logprobs: the
+    most alternatives that a row wants reported, None when none wants any.
     """
 
     slots: np.ndarray
@@ -56,6 +57,8 @@ class Step:
     num_pages: int
     chunks: tuple[Chunk, ...]
     grants: tuple[Grant, ...]
+    full: bool
+    logprobs: int | None
 
 
 @dataclass
@@ -76,6 +79,7 @@ class DecodeRows:
     def _refresh(self) -> None:
         self.slots = np.fromiter(self.members, dtype=np.int64, count=len(self.members))
         self.sequences = tuple(self.members.values())
+        self.full, self.logprobs = sampler_needs(self.sequences)
 
     def add(self, sequence: Sequence) -> None:
         """A sequence whose prefill was launched: its first token is on the way."""
@@ -148,7 +152,11 @@ class Scheduler:
         if not chunks and not len(rows.slots):
             return None
         num_pages = int(rows.keys[rows.slots].max()) // self.pages.page_size + 1 if len(rows.slots) else 0
-        return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(grants))
+        full, logprobs = rows.full, rows.logprobs
+        if chunks:
+            ends = (chunk.sequence for chunk in chunks if chunk.is_last)
+            full, logprobs = sampler_needs((*rows.sequences, *ends))
+        return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(grants), full, logprobs)
 
     def _add_chunk(self, chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
         length = min(budget, sequence.remaining_prefill)
@@ -265,6 +273,12 @@ class Scheduler:
         self.pages.release(sequence.pages)
         sequence.slot, sequence.pages = 0, []
         sequence.num_prefilled = sequence.num_indexed = 0
+
+
+def sampler_needs(sequences: tuple[Sequence, ...]) -> tuple[bool, int | None]:
+    """Whether any of them needs the full sampler, and the most alternatives that any wants reported."""
+    asked = [s.sampling.logprobs for s in sequences if s.sampling.logprobs is not None]
+    return any(s.needs_full_sampler for s in sequences), max(asked, default=None)
 
 
 def priority(sequence: Sequence) -> float:

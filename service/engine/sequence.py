@@ -61,6 +61,11 @@ class Sequence:
     first_scheduled: float | None = None
     finished: bool = False
 
+    def __post_init__(self) -> None:
+        # Asked for every row of every step.
+        self.num_prompt_tokens = len(self.request.prompt.token_ids)
+        self.needs_full_sampler = needs_full_sampler(self.request.sampling)
+
     @property
     def prompt(self) -> Prompt:
         return self.request.prompt
@@ -70,10 +75,6 @@ class Sequence:
         return self.request.sampling
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt.token_ids)
-
-    @property
     def num_tokens(self) -> int:
         """Known tokens; a prefill has to compute all of them."""
         return self.num_prompt_tokens + len(self.generated)
@@ -81,14 +82,6 @@ class Sequence:
     @property
     def remaining_prefill(self) -> int:
         return self.num_tokens - self.num_prefilled
-
-    @property
-    def needs_full_sampler(self) -> bool:
-        """Anything but greedy and plain temperature."""
-        s = self.sampling
-        filtered = s.temperature > 0 and s.top_k != 1 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0)
-        penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
-        return filtered or penalised or bool(s.logit_bias) or s.min_tokens > 0 or s.logprobs is not None
 
     def token_ids(self, start: int, end: int) -> np.ndarray:
         """Known tokens [start, end), int64."""
@@ -160,3 +153,10 @@ class Sequence:
             changed = bool(cut)
             num_pages = min([num_pages, *cut])
         return num_pages
+
+
+def needs_full_sampler(s: SamplingParams) -> bool:
+    """Anything but greedy and plain temperature."""
+    filtered = s.temperature > 0 and s.top_k != 1 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0)
+    penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
+    return filtered or penalised or bool(s.logit_bias) or s.min_tokens > 0 or s.logprobs is not None

@@ -10,6 +10,7 @@ from service.graphs.buckets import CapacityKey, cheapest, fits, key_of, leading
 _LEAST_CALLS = 16.0
 _LEAST_GAIN = 0.05
 _HALVE_AT = 4096.0
+_MOST_ROUNDED = 4096
 
 
 class Demand:
@@ -18,14 +19,20 @@ class Demand:
     def __init__(self, ladder: Sequence[Capacity]) -> None:
         self._ladder = ladder
         self._calls: dict[CapacityKey, float] = {}
+        self._rounded: dict[CapacityKey, CapacityKey | None] = {}
         self._total = 0.0
 
     def note(self, needs: Capacity) -> None:
         """Counts one call. Needs over the whole ladder are not counted: no recording can serve them."""
-        rounded = self._round(needs)
-        if rounded is None:
+        exact = key_of(needs)
+        if exact not in self._rounded:
+            if len(self._rounded) >= _MOST_ROUNDED:
+                self._rounded.clear()
+            rounded = self._round(needs)
+            self._rounded[exact] = None if rounded is None else key_of(rounded)
+        key = self._rounded[exact]
+        if key is None:
             return
-        key = key_of(rounded)
         self._calls[key] = self._calls.get(key, 0.0) + 1.0
         self._total += 1.0
         if self._total > _HALVE_AT:

@@ -22,6 +22,8 @@ from service.graphs.pool import CaptureError, GraphPool, Recording
 
 log = logging.getLogger(__name__)
 
+_MOST_CHOICES = 4096
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -65,6 +67,7 @@ class GraphRunner:
         self._buckets: dict[CapacityKey, Bucket] = {}
         self._failed: dict[CapacityKey, Capacity] = {}
         self._refused: dict[CapacityKey, Capacity] = {}
+        self._choices: dict[CapacityKey, Bucket | None] = {}
         self._static: StaticBuffers | None = None
         self._demand = Demand(self.ladder)
 
@@ -90,10 +93,13 @@ class GraphRunner:
 
     def bucket_for(self, needs: Capacity) -> Bucket | None:
         """The recording that `run` would replay."""
-        if not self._enabled:
-            return None
-        capacity = cheapest(self.recorded, needs)
-        return None if capacity is None else self._buckets[key_of(capacity)]
+        key = key_of(needs)
+        if key not in self._choices:
+            capacity = cheapest(self.recorded, needs) if self._enabled else None
+            if len(self._choices) >= _MOST_CHOICES:
+                self._choices.clear()
+            self._choices[key] = None if capacity is None else self._buckets[key_of(capacity)]
+        return self._choices[key]
 
     def _reason(self, needs: Capacity) -> EagerReason:
         if not self._enabled:
@@ -140,6 +146,7 @@ class GraphRunner:
             outcome = "refused" if error.refused else "failed"
             (self._refused if error.refused else self._failed)[key_of(capacity)] = capacity
             log.warning("capture %s, calls of this size run eagerly: %s", outcome, error)
+        self._choices.clear()
         self._observations.count("graph_captures_total", **self._labels, outcome=outcome)
         self._observations.observe("graph_capture_duration_seconds", time.monotonic() - started, **self._labels)
 

@@ -19,6 +19,8 @@ from models.media import Prompt
 from models.qwen2_vl.model import load_model
 from models.qwen2_vl.pictures import VideoLimits
 from models.qwen2_vl.processor import load_processor
+from service.engine.chat_runner import Launched
+from service.engine.scheduler import Step
 from tests.support.chat_golden import GOLDEN, golden_messages, golden_prompt, largest_difference
 from tests.support.inline_engine import InlineEngine
 
@@ -55,16 +57,24 @@ class RecordedEngine(InlineEngine):
         settings = {"num_pages": 128, "max_step_tokens": 512, **settings}
         super().__init__(load_model(DIRECTORY, "cpu", torch.float32), processor(), **settings)
         self.logits: dict[str, list[Tensor]] = {}
-        runner, launch = self.worker._runner, self.worker._runner._results
+        runner = self.worker._runner
+        launch, results = runner.launch, runner._results
+        self.step: Step | None = None
 
-        def results(outputs: Mapping[str, Tensor], sequences: Any) -> Any:
-            for row, sequence in enumerate(sequences):
+        def recorded_launch(step: Step, embeds: Any) -> Launched:
+            self.step = step
+            return launch(step, embeds)
+
+        def recorded_results(outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> Any:
+            assert self.step is not None
+            ends = (chunk.sequence for chunk in self.step.chunks if chunk.is_last)
+            for row, sequence in enumerate((*self.step.sequences, *ends)):
                 if "logits" in outputs:
-                    rows = self.logits.setdefault(sequence.request.request_id, [])
-                    rows.append(outputs["logits"][row].clone())
-            return launch(outputs, sequences)
+                    rows_of = self.logits.setdefault(sequence.request.request_id, [])
+                    rows_of.append(outputs["logits"][row].clone())
+            return results(outputs, rows, logprobs)
 
-        runner._results = results  # type: ignore[method-assign]
+        runner.launch, runner._results = recorded_launch, recorded_results  # type: ignore[method-assign]
 
     def difference(self, name: str, golden: str) -> float:
         """Largest logit error over the golden's tokens, rows past the tokenizer's vocabulary left out."""

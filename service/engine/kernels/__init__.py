@@ -1,0 +1,1 @@
+"""Triton kernels of the engine; each has a twin in plain PyTorch."""
