@@ -1,0 +1,114 @@
+"""Who launches: turns by default, the listener's deadline first, nobody starves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.engine.arbiter import PATIENCE, Arbiter
+from service.engine.worker import ModelWorker
+
+
+@dataclass
+class FakeWorker:
+    """Units of a known cost; a live one's slack shrinks with time and grows with every step."""
+
+    name: str
+    cost: float
+    deadline: float = math.inf
+    gain: float = 0.0
+    work: bool = True
+    waiting: float = 0.0
+    launches: list[float] = field(default_factory=list)
+
+    def has_work(self) -> bool:
+        return self.work
+
+    def slack(self, now: float) -> float:
+        return self.deadline - now
+
+    def backlog(self, now: float) -> float:
+        return self.waiting
+
+    def tick(self, now: float, allowance: float) -> bool:
+        if self.cost > allowance or not self.work:
+            return False
+        self.launches.append(now)
+        self.deadline += self.gain
+        return True
+
+
+def arbiter(*workers: FakeWorker) -> Arbiter:
+    made: list[ModelWorker] = list(workers)  # type: ignore[arg-type]
+    return Arbiter(made)
+
+
+def test_without_listeners_workers_take_turns() -> None:
+    a, b = FakeWorker("a", 0.5), FakeWorker("b", 0.001)
+    both = arbiter(a, b)
+    for turn in range(10):
+        assert both.launch(float(turn))
+    assert len(a.launches) == len(b.launches) == 5
+
+
+def test_nobody_has_work() -> None:
+    assert not arbiter(FakeWorker("a", 0.1, work=False)).launch(0.0)
+
+
+def test_what_would_make_a_listener_wait_has_to_wait() -> None:
+    chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=0.04, gain=0.16)
+    both = arbiter(chat, speech)
+    both.launch(0.0)
+    assert speech.launches and not chat.launches
+    both.launch(0.01)
+    assert chat.launches == [0.01]
+
+
+def test_launched_work_counts_against_the_slack() -> None:
+    chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=0.1, gain=0.0)
+    speech.waiting = 0.06
+    both = arbiter(chat, speech)
+    both.launch(0.0)
+    assert speech.launches and not chat.launches
+
+
+def test_an_idle_listener_still_bounds_the_others_but_the_gpu_does_not_wait_for_it() -> None:
+    chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=0.01, work=False)
+    assert arbiter(chat, speech).launch(0.0)
+    assert chat.launches == [0.0]
+
+
+def test_overload_slows_everybody_and_starves_nobody() -> None:
+    chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=-10.0, gain=0.0)
+    both = arbiter(chat, speech)
+    now = 0.0
+    while now < 5 * PATIENCE:
+        both.launch(now)
+        now += 0.01
+    assert 3 <= len(chat.launches) <= 6 and len(speech.launches) > 100
+
+
+@given(
+    chat_cost=st.floats(0.001, 0.1),
+    step=st.floats(0.005, 0.1),
+    seconds=st.integers(2, 6),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_stream_that_can_be_served_never_runs_dry(chat_cost: float, step: float, seconds: int) -> None:
+    """One stream of 160 ms a step beside endless chat work."""
+    chat = FakeWorker("chat", chat_cost)
+    speech = FakeWorker("speech", step, deadline=0.16 - step, gain=0.16)
+    both = arbiter(chat, speech)
+    now = 0.0
+    while now < seconds:
+        launches = len(chat.launches)
+        assert both.launch(now)
+        if len(chat.launches) > launches:
+            now += chat_cost
+            assert chat_cost >= 0.16 or speech.deadline >= now - 1e-9 or now - chat_cost > PATIENCE
+        else:
+            now += step
+    assert len(speech.launches) >= (seconds - 0.5) / 0.16 - 2
