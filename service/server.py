@@ -7,8 +7,9 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal, cast
 
 import uvicorn
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.panel import Panel
 from service.api.app import create_app, create_context
 from service.api.context import ServerContext
 from service.catalog import DEMO_NOTICE, Catalog, engine_config
+from service.connections import BoundedConnection, notice_vanished_peers, raise_descriptor_limit
 from service.engine.client import EngineError
 from service.engine.config import EngineConfig
 from service.engine.messages import EngineState
@@ -82,8 +84,12 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
     """Serve until a signal; the exit status. 1 when the engine cannot be started."""
     log_format = resolved_log_format(settings)
     context = create_context(settings, catalog, link_maker(settings, engine_config(settings, catalog, log_format)))
+    connection = partial(
+        BoundedConnection, max_connections=settings.max_connections, header_timeout=settings.header_timeout
+    )
     config = uvicorn.Config(
         create_app(context),
+        http=cast(Any, connection),
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -117,17 +123,20 @@ def bind(settings: Settings) -> socket.socket:
     """The listening socket, made before anything is loaded. SettingsError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         raise SettingsError(
             f"host, port: {settings.host}:{settings.port} cannot be bound ({error.strerror})"
         ) from error
+    notice_vanished_peers(listener)
+    return listener
 
 
 def run(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
     """Serve on a bound socket; see serve."""
     configure_logging(settings.log_level, resolved_log_format(settings))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    raise_descriptor_limit()
     return asyncio.run(serve(settings, catalog, listener))
 
 

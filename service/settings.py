@@ -151,6 +151,8 @@ class Settings(BaseSettings):
     default_output_tokens: int | None = _knob(
         None, "Limits", "Tokens of an answer when the request names no cap; unset: the context's end.", ge=1
     )
+    max_connections: Count = _knob(4096, "Limits", "Open connections; one more is closed at once.")
+    header_timeout: Seconds = _knob(10.0, "Limits", "Sending a request's head on an open connection (s).")
     body_timeout: Seconds = _knob(60.0, "Limits", "Reading a body (s).")
     fetch_timeout: Seconds = _knob(10.0, "Limits", "Fetching one remote URL (s).")
     request_timeout: Seconds = _knob(600.0, "Limits", "A whole request (s).")

@@ -1,0 +1,76 @@
+"""Connections that carry no request: how many, and how long each may take to send a request's head."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+"""A peer that vanished without a word is noticed within a minute (s, s, count, ms); not every platform has all."""
+MOST_DESCRIPTORS = 1 << 16
+
+
+def notice_vanished_peers(listener: socket.socket) -> None:
+    """Accepted sockets inherit these options."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def raise_descriptor_limit() -> None:
+    """Towards the hard limit: the soft one is often 1024, fewer than the connections that are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's connection, which alone would wait for a head for ever.
+
+    max_connections: one more is closed at once. header_timeout: seconds from the connection, or from a later head's
+    first byte, to the end of the head.
+    """
+
+    def __init__(self, *arguments: Any, max_connections: int, header_timeout: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._max_connections = max_connections
+        self._header_timeout = header_timeout
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        if len(self.connections) > self._max_connections:
+            transport.abort()
+        else:
+            self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        upgraded = self not in self.connections
+        if upgraded or self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
+            self._disarm()
+        else:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._header_timeout, self._expire)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        self.transport.abort()
