@@ -21,6 +21,7 @@ from models.kimi_vl.processor import ImageSettings
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
 from models.layers.packed import byte_lookup, layer_norm
+from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.media import MediaItem, media_digest
 from models.protocol import BufferSpec, Capacity, Plan
@@ -55,6 +56,7 @@ class KimiVisionEncoder(nn.Module):
     name = "vision_encoder"
     norm_table: Tensor
     frequencies: Tensor
+    axes: Tensor
 
     def __init__(self, config: KimiVLConfig, images: ImageSettings) -> None:
         super().__init__()
@@ -70,8 +72,11 @@ class KimiVisionEncoder(nn.Module):
         self.final_norm = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS)
         self.projector = Projector(vision.hidden_size, vision.merged_patches, config.text.hidden_size)
         self.register_buffer("norm_table", _normalisation_table(images), persistent=False)
-        exponents = torch.arange(0, vision.head_dim, 4, dtype=torch.float32, device="cpu") / vision.head_dim
-        self.register_buffer("frequencies", 1.0 / _ROPE_THETA**exponents, persistent=False)
+        # Pair 2i turns by column * f_i, pair 2i + 1 by row * f_i.
+        frequencies = inverse_frequencies(vision.head_dim // 2, _ROPE_THETA)
+        axes = torch.arange(2, device="cpu").repeat(len(frequencies))
+        self.register_buffer("frequencies", frequencies.repeat_interleave(2), persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
         self._most_patches = images.most_patches
         self._interpolated: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
 
@@ -145,7 +150,7 @@ class KimiVisionEncoder(nn.Module):
     def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
         values = byte_lookup(buffers["pixels"], self.norm_table.to(self.patch_embed.weight.dtype))
         x = self.patch_embed(values) + buffers["positions"]
-        rotary = self._rotary(buffers["coordinates"])
+        rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         blocks = cast("Sequence[TowerBlock]", self.blocks)
         normed = run_tower(blocks, x, self.final_norm, rotary, buffers["cu_seqlens"], capacity["max_seqlen"])
         return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
@@ -157,11 +162,6 @@ class KimiVisionEncoder(nn.Module):
             assert isinstance(block, TowerBlock)
             for values in (block.qkv.weight, block.qkv.bias):
                 half_split_rows(values[: 2 * width], head_dim, head_dim)
-
-    def _rotary(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Pair 2i turns by column * f_i, pair 2i + 1 by row * f_i."""
-        angles = (coordinates.float()[:, None, :] * self.frequencies[None, :, None]).flatten(1)
-        return angles.cos(), angles.sin()
 
     def _patches(self, frame: np.ndarray, grid: tuple[int, int]) -> Tensor:
         """uint8 rows of a picture in raster order, a permuted view of its upload: [rows, columns, 3, y, x]."""

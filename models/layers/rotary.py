@@ -57,6 +57,16 @@ def rotary_cos_sin(
 
     positions: int [n], or [axes, n] with `axes` int64 [head_dim / 2] naming the position axis of every frequency.
     """
+    if positions.is_cuda:
+        from models.layers.kernels.packed import rotary_cos_sin_cuda
+
+        return rotary_cos_sin_cuda(positions, frequencies, axes, scale)
+    return rotary_cos_sin_reference(positions, frequencies, axes, scale)
+
+
+def rotary_cos_sin_reference(
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
     if axes is None:
         angles = positions.float()[:, None] * frequencies
     else:

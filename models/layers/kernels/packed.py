@@ -1,4 +1,4 @@
-"""Element-wise chains over packed rows. Twins: models.layers.packed."""
+"""Element-wise chains over packed rows. Twins: models.layers.packed and models.layers.rotary.rotary_cos_sin."""
 
 from __future__ import annotations
 
@@ -172,3 +172,54 @@ def byte_lookup_cuda(pixels: Tensor, table: Tensor) -> Tensor:
             pixels, table, out, total, VALUES=pixels.shape[1] // channels, CHANNELS=channels, BLOCK=1024, num_warps=4
         )
     return out
+
+
+@triton.jit
+def _rotary_cos_sin_kernel(
+    positions_ptr,
+    frequencies_ptr,
+    axes_ptr,
+    cos_ptr,
+    sin_ptr,
+    scale,
+    stride_axis,
+    stride_row,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AXES: tl.constexpr,
+):
+    """One program: one row."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, BLOCK)
+    here = j < HALF
+    frequency = tl.load(frequencies_ptr + j, mask=here, other=0.0)
+    place = positions_ptr + row * stride_row + tl.zeros((BLOCK,), tl.int64)
+    if AXES:
+        place += tl.load(axes_ptr + j, mask=here, other=0) * stride_axis
+    angle = tl.load(place, mask=here, other=0).to(tl.float32) * frequency
+    tl.store(cos_ptr + row * HALF + j, tl.cos(angle) * scale, mask=here)
+    tl.store(sin_ptr + row * HALF + j, tl.sin(angle) * scale, mask=here)
+
+
+def rotary_cos_sin_cuda(
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """positions [n] or [axes, n] of any strides -> cosines and sines float32 [n, head_dim / 2]."""
+    rows, half = positions.shape[-1], frequencies.shape[0]
+    cos, sin = (torch.empty((rows, half), device=positions.device) for _ in range(2))
+    if rows:
+        _rotary_cos_sin_kernel[(rows,)](
+            positions,
+            frequencies,
+            axes if axes is not None else positions,
+            cos,
+            sin,
+            scale,
+            positions.stride(0) if axes is not None else 0,
+            positions.stride(-1),
+            HALF=half,
+            BLOCK=triton.next_power_of_2(half),
+            AXES=axes is not None,
+            num_warps=1,
+        )
+    return cos, sin

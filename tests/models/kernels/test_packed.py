@@ -9,8 +9,10 @@ from models.layers.kernels.packed import (
     add_layer_norm_cuda,
     byte_lookup_cuda,
     quick_gelu_cuda,
+    rotary_cos_sin_cuda,
     rotate_packed_cuda,
 )
+from models.layers.rotary import inverse_frequencies, rotary_cos_sin_reference
 from tests.models.kernels.checking import relative_error, replayed, wide
 
 EPS = 1e-6
@@ -26,13 +28,12 @@ def test_layer_norm(device, rows, width) -> None:
     out = replayed(device, lambda: add_layer_norm_cuda(x, None, weight, bias, EPS))
     assert relative_error(out, packed.layer_norm(*wide(x), norm)) < 1e-6
     kept = residual.clone()
-    total = residual.clone()
 
-    def add() -> torch.Tensor:
-        total.copy_(residual)
-        return add_layer_norm_cuda(x, total, weight, bias, EPS)
+    def add() -> tuple[torch.Tensor, torch.Tensor]:
+        total = residual * 1  # a kernel, not a copy: dependent launches follow kernels only
+        return add_layer_norm_cuda(x, total, weight, bias, EPS), total
 
-    out = replayed(device, add)
+    out, total = replayed(device, add)
     (expected,) = wide(kept)
     assert relative_error(out, packed.add_layer_norm(*wide(x), expected, norm)) < 1e-6
     assert relative_error(total, expected) < 1e-6
@@ -42,10 +43,9 @@ def test_layer_norm(device, rows, width) -> None:
 def test_rotate_packed(device, heads, width) -> None:
     qkv = torch.randn(7, 3 * heads, width, device=device)
     cos, sin = torch.randn(7, width // 2, device=device), torch.randn(7, width // 2, device=device)
-    turned = qkv.clone()
 
     def rotate() -> torch.Tensor:
-        turned.copy_(qkv)
+        turned = qkv * 1
         rotate_packed_cuda(turned, 2 * heads, cos, sin)
         return turned
 
@@ -59,13 +59,7 @@ def test_rotate_packed(device, heads, width) -> None:
 
 def test_quick_gelu(device) -> None:
     x = torch.randn(3, 1000, device=device) * 3
-    y = x.clone()
-
-    def run() -> torch.Tensor:
-        y.copy_(x)
-        return quick_gelu_cuda(y)
-
-    assert relative_error(replayed(device, run), packed.quick_gelu(*wide(x))) < 1e-6
+    assert relative_error(replayed(device, lambda: quick_gelu_cuda(x * 1)), packed.quick_gelu(*wide(x))) < 1e-6
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -74,3 +68,15 @@ def test_byte_lookup(device, channels) -> None:
     table = torch.randn(channels, 256, device=device)
     out = replayed(device, lambda: byte_lookup_cuda(pixels, table))
     assert torch.equal(out, packed.byte_lookup(pixels, table))
+
+
+@pytest.mark.parametrize("num_axes", [0, 2, 3])
+def test_rotary_cos_sin(device, num_axes) -> None:
+    frequencies = inverse_frequencies(72, 10_000.0).to(device)
+    positions = torch.randint(0, 30_000, (9, num_axes or 1), device=device, dtype=torch.int32).T
+    axes = torch.arange(36, device=device) % num_axes if num_axes else None
+    positions = positions if num_axes else positions[0]
+    cos, sin = replayed(device, lambda: rotary_cos_sin_cuda(positions, frequencies, axes, 1.25))
+    expected = rotary_cos_sin_reference(positions.cpu(), frequencies.cpu(), axes.cpu() if num_axes else None, 1.25)
+    assert relative_error(cos, expected[0]) < 1e-6
+    assert relative_error(sin, expected[1]) < 1e-6
