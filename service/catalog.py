@@ -119,6 +119,7 @@ def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["tex
         kv_cache_tokens=settings.kv_cache_tokens,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        queue_timeout=settings.queue_timeout,
         max_step_tokens=settings.max_step_tokens,
         graphs=settings.graphs,
         graph_memory_bytes=settings.graph_memory,

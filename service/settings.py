@@ -155,6 +155,7 @@ class Settings(BaseSettings):
     header_timeout: Seconds = _knob(10.0, "Limits", "Sending a request's head on an open connection (s).")
     body_timeout: Seconds = _knob(60.0, "Limits", "Reading a body (s).")
     fetch_timeout: Seconds = _knob(10.0, "Limits", "Fetching one remote URL (s).")
+    queue_timeout: Seconds = _knob(120.0, "Limits", "Waiting for a place in a running batch; then 503 (s).")
     request_timeout: Seconds = _knob(600.0, "Limits", "A whole request (s).")
     write_timeout: Seconds = _knob(30.0, "Limits", "A streaming client that reads nothing is dropped after this (s).")
     keep_alive: Seconds = _knob(10.0, "Limits", "Silence of a stream after which a comment is sent (s).")

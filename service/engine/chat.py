@@ -35,7 +35,7 @@ from service.engine.sequence import Sequence
 from service.engine.slot_state import MAX_BIASES, MAX_STOP_IDS
 from service.engine.slots import SlotPool
 from service.engine.vision import EncodeError, VisionStage
-from service.engine.worker import Control, MemoryNeeds, Request, WorkerContext
+from service.engine.worker import QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +140,16 @@ class ChatWorker:
 
     def control(self, command: Control) -> None:
         if isinstance(command, Abort) and (sequence := self._sequences.get(command.request_id)) is not None:
+            self._finish(sequence)
+
+    def end_waits(self, now: float) -> None:
+        limit = now - self._context.config.queue_timeout
+        waiting = self._scheduler.waiting
+        for sequence in [s for s in waiting if s.first_scheduled is None and s.request.arrival < limit]:
+            message = "the request waited too long for its turn"
+            self._failed.append(
+                Failed(sequence.request.request_id, 503, "queue_timeout", message, retry_after=QUEUE_RETRY_AFTER)
+            )
             self._finish(sequence)
 
     # Stepping

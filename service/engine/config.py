@@ -41,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Positions per model; None: what `memory_share` leaves (CUDA), 16384 (CPU)."""
     max_running: int = 64
     max_waiting: int = 256
+    queue_timeout: float = 120.0
+    """Seconds from a request's arrival to its first step."""
     max_step_tokens: int = 2048
     graphs: bool = True
     graph_memory_bytes: int = 4 << 30

@@ -140,10 +140,14 @@ class Engine:
 
     def _send(self, now: float, detail: str = "") -> None:
         """Everything new in one message; the state with it once per heartbeat."""
+        heartbeat = now - self._state_sent >= HEARTBEAT
+        if heartbeat:
+            for worker in self.workers.values():
+                worker.end_waits(now)
         parts = [worker.collect() for worker in self.workers.values()]
         observations = self._observations.drain()
         state = None
-        if now - self._state_sent >= HEARTBEAT:
+        if heartbeat:
             state = self.state(detail)
             self._state_sent = now
         outputs = Outputs(

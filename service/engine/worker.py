@@ -28,6 +28,9 @@ from service.engine.messages import (
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 
+QUEUE_RETRY_AFTER = 5.0
+"""Seconds; said to a client whose request waited in vain."""
+
 Request = ChatRequest | SpeechRequest | EncodeReference
 Control = SpeechAppend | Abort | Pause
 
@@ -96,6 +99,10 @@ class ModelWorker(Protocol):
 
     def control(self, command: Control) -> None:
         """Ids of other workers or of finished requests are ignored."""
+        ...
+
+    def end_waits(self, now: float) -> None:
+        """Fails requests that have had no step for the queue timeout. Called once per heartbeat."""
         ...
 
     # Stepping.
