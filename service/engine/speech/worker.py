@@ -48,7 +48,7 @@ from service.engine.speech.runner import (
 from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import Phase, Stream
-from service.engine.worker import Control, MemoryNeeds, Request, WorkerContext
+from service.engine.worker import QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
 from service.graphs.buckets import row_ladder
 
 log = logging.getLogger(__name__)
@@ -194,6 +194,14 @@ class SpeechWorker:
                 sequence.stream.paused = command.paused
             case SpeechAppend():
                 self._append(sequence, command)
+
+    def end_waits(self, now: float) -> None:
+        limit = now - self._context.config.queue_timeout
+        for stream in [stream for stream in self._scheduler.waiting if stream.arrival < limit]:
+            self._planned = None
+            self._release(self._sequences[stream.request_id])
+            message = "the request waited too long for its turn"
+            self._fail(stream.request_id, 503, "queue_timeout", message, retry_after=QUEUE_RETRY_AFTER)
 
     def _append(self, sequence: SpeechSequence, command: SpeechAppend) -> None:
         try:
