@@ -74,7 +74,8 @@ def _compile(cases: Sequence[Case]) -> None:
     for case in cases:
         with suppress(OutOfResources):
             case.make()(0)
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def compile_all(load: Callable[[], list[Case]], workers: int = 12) -> None:

@@ -40,20 +40,15 @@ def _linear_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
-    norm_ptr,
-    residual_ptr,
     out_ptr,
     rows,
-    eps,
     stride_x,
     stride_weight,
     N: tl.constexpr,
     K_SHARE: tl.constexpr,
     SPLIT: tl.constexpr,
-    NORM: tl.constexpr,
     SILU_MUL: tl.constexpr,
     BIAS: tl.constexpr,
-    ADD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -63,7 +58,6 @@ def _linear_kernel(
 ):
     """One program: all rows of BLOCK_N columns over K_SHARE inputs (a share is one of SPLIT).
 
-    NORM: x is RMS-normalised on the way: its squares are summed beside the product, which is scaled at the end.
     SILU_MUL: weight holds the rows of gate, then those of up, 2 * N in all. SPLIT > 1: out is float32 [SPLIT, rows, N].
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -83,13 +77,8 @@ def _linear_kernel(
     gate_rows = weight_rows[None, :] + k[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    squares = tl.zeros((BLOCK_M,), tl.float32)
     for first in range(0, K_SHARE, BLOCK_K):
         x = tl.load(x_rows + first, mask=x_here, other=0.0)
-        if NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            x = (wide * tl.load(norm_ptr + k + first).to(tl.float32)[None, :]).to(x.dtype)
         gate = tl.load(gate_rows + first, eviction_policy="evict_first")
         acc = tl.dot(x, gate, acc=acc)
         if SILU_MUL:
@@ -100,20 +89,12 @@ def _linear_kernel(
         tl.store(out, acc, mask=x_here)
     else:
         kind = out_ptr.dtype.element_ty
-        if NORM:
-            rstd = tl.rsqrt(squares / K_SHARE + eps)[:, None]
-            acc *= rstd
-            acc_up *= rstd
         if BIAS:
             acc += tl.load(bias_ptr + n).to(tl.float32)[None, :]
         if SILU_MUL:
             gated = acc.to(kind).to(tl.float32)
             acc = (gated * tl.sigmoid(gated)).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
-        place = m[:, None] * N + n[None, :]
-        if ADD:
-            acc = acc.to(kind).to(tl.float32)
-            acc += tl.load(residual_ptr + place, mask=x_here, other=0.0).to(tl.float32)
-        tl.store(out_ptr + place, acc.to(kind), mask=x_here)
+        tl.store(out_ptr + m[:, None] * N + n[None, :], acc.to(kind), mask=x_here)
 
 
 def streams(x: Tensor, weight: Tensor, max_rows: int = 32) -> bool:
@@ -129,32 +110,20 @@ def streams(x: Tensor, weight: Tensor, max_rows: int = 32) -> bool:
     )
 
 
-def linear_cuda(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: tuple[Tensor, float] | None = None,
-    residual: Tensor | None = None,
-    **tiles: Any,
-) -> Tensor:
-    """residual + linear(rms_norm(x)): x [..., K], weight [N, K] -> [..., N]; norm: its weight [K] and eps."""
+def linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None, **tiles: Any) -> Tensor:
+    """x [..., K], weight [N, K] -> [..., N]."""
     rows = x.reshape(-1, x.shape[-1])
     out = torch.empty((rows.shape[0], weight.shape[0]), device=x.device, dtype=x.dtype)
-    if residual is not None:
-        residual = residual.reshape(out.shape).contiguous()
-    _launch(rows, weight, bias, out, weight.shape[0], split=1, silu_mul=False, norm=norm, residual=residual, **tiles)
+    _launch(rows, weight, bias, out, weight.shape[0], split=1, silu_mul=False, **tiles)
     return out.view(*x.shape[:-1], -1)
 
 
-def linear_silu_mul_cuda(
-    x: Tensor, weight: Tensor, *, norm: tuple[Tensor, float] | None = None, **tiles: Any
-) -> Tensor:
-    """x [..., K], weight [2 * inner, K], gate first -> silu(gate) * up [..., inner], of rms_norm(x) with a norm."""
+def linear_silu_mul_cuda(x: Tensor, weight: Tensor, **tiles: Any) -> Tensor:
+    """x [..., K], weight [2 * inner, K], gate first -> silu(gate) * up [..., inner]."""
     rows = x.reshape(-1, x.shape[-1])
     inner = weight.shape[0] // 2
     out = torch.empty((rows.shape[0], inner), device=x.device, dtype=x.dtype)
-    _launch(rows, weight, None, out, inner, split=1, silu_mul=True, norm=norm, **tiles)
+    _launch(rows, weight, None, out, inner, split=1, silu_mul=True, **tiles)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -195,40 +164,31 @@ def _launch(
     *,
     split: int,
     silu_mul: bool,
-    norm: tuple[Tensor, float] | None = None,
-    residual: Tensor | None = None,
-    block_n: int | None = None,
+    block_m: int = 64,
+    block_n: int = 32,
     block_k: int = BLOCK_K,
     num_warps: int = 4,
-    num_stages: int = 4,
+    num_stages: int = 6,
     prefetch: bool = True,
 ) -> None:
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, inputs = x.shape
-    if block_n is None:
-        block_n = 32
-    norm_weight, eps = norm if norm is not None else (x, 0.0)
     pdl = dependent_launch()
     _linear_kernel[(columns // block_n, split)](
         x,
         weight,
         bias if bias is not None else x,
-        norm_weight,
-        residual if residual is not None else x,
         out,
         rows,
-        eps,
         x.stride(0),
         weight.stride(0),
         N=columns,
         K_SHARE=inputs // split,
         SPLIT=split if out.dtype != torch.float32 else max(split, 2),
-        NORM=norm is not None,
         SILU_MUL=silu_mul,
         BIAS=bias is not None,
-        ADD=residual is not None,
-        BLOCK_M=max(16, triton.next_power_of_2(rows)),
+        BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         PDL=pdl,

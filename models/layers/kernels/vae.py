@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dependent_launch, num_processors, release_next, wait_for_previous
+from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
 
 
 @triton.jit
@@ -312,7 +312,7 @@ def residual_unit_cuda(
         num_warps=4,
         **launch,
     )
-    block_c, block_t, block_k = tile or _tile(width, columns)
+    block_c, block_t, block_k = tile or _tile(width)
     tiles_t = triton.cdiv(columns, block_t)
     block_p = triton.next_power_of_2(pad)
     move_c = min(max(1, 2048 // block_p), width)
@@ -394,7 +394,7 @@ def snake_upsample_cuda(
         **launch,
     )
     columns = rows * length
-    block_n, block_t, block_k = tile or _tile(out_width, columns, stride)
+    block_n, block_t, block_k = tile or _tile(out_width)
     programs = triton.cdiv(out_width, block_n) * stride * triton.cdiv(columns, block_t)
     _upsample_kernel[(programs,)](
         hidden,
@@ -425,18 +425,7 @@ def _default_precision() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-def _tile(width: int, columns: int, phases: int = 1) -> tuple[int, int, int]:
-    """The largest tile that still gives every multiprocessor a program: channels, columns, inputs of a step."""
-    block_c, block_t = min(128, max(16, triton.next_power_of_2(width))), 64
-    while block_t > 16 and block_t // 2 >= columns:
-        block_t //= 2
-    while triton.cdiv(columns, block_t) * triton.cdiv(width, block_c) * phases < num_processors():
-        if block_c > 32:
-            block_c //= 2
-        elif block_t > 32:
-            block_t //= 2
-        elif block_c > 16:
-            block_c //= 2
-        else:
-            break
-    return block_c, block_t, 32
+def _tile(width: int) -> tuple[int, int, int]:
+    """Channels, columns and inputs of a step: the best or close to it from 1 to 64 streams, also where larger or
+    smaller tiles would fill the GPU more evenly."""
+    return min(64, triton.next_power_of_2(width)), 64, 32

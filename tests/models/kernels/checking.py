@@ -17,8 +17,8 @@ def relative_error(out: Tensor, reference: Tensor) -> float:
 
 
 def wide(*tensors: Any) -> list[Any]:
-    """Floating tensors as float64 on the CPU, the rest as it is (tensors on the CPU)."""
-    return [(t.cpu().double() if t.is_floating_point() else t.cpu()) if isinstance(t, Tensor) else t for t in tensors]
+    """Floating tensors as float64, the rest as it is."""
+    return [t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
 
 
 @contextmanager
