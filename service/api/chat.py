@@ -132,7 +132,7 @@ async def _prepare(context: ServerContext, body: ChatRequestBody, record: Reques
     stops = stop_strings(body)
     count = answers(body, context.settings)
     record.ticket.grow(count - 1)
-    prompt = await build_prompt(context, model, body)
+    prompt = await build_prompt(context, model, body, record.ticket)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), context.settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
     record.notes["prompt_tokens"] = len(prompt.token_ids)
@@ -153,12 +153,10 @@ async def _answer(context: ServerContext, job: ChatJob, index: int) -> AsyncGene
     request = ChatRequest(f"{job.id}-{index}", job.model.name, job.prompt, sampling, job.record.arrival)
     async with aclosing(context.engine.submit(request)) as deltas:
         async for delta in deltas:
-            before = assembler.tokens
             piece = assembler.feed(delta)
             progress.tokens = assembler.tokens
             progress.cached_tokens = max(progress.cached_tokens, delta.cached_tokens)
-            if piece.reasoning and not piece.content:
-                progress.reasoning_tokens += assembler.tokens - before
+            progress.reasoning_tokens = assembler.reasoning_tokens
             yield piece
             if piece.finish_reason is not None:
                 break

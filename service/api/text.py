@@ -82,6 +82,11 @@ class ReasoningSplitter:
         self._state = "answer" if markers is None else "reasoning" if opened else "undecided"
         self._held = ""
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends inside the reasoning."""
+        return self._state == "reasoning"
+
     def feed(self, text: str) -> tuple[str, str]:
         """(reasoning, answer) of the next piece of text."""
         if self._state == "answer" and not self._held:
@@ -132,7 +137,8 @@ class TextDelta:
 
 
 class TextAssembler:
-    """One answer in the making. `tokens` counts what it consumed, the token that completed a stop string included.
+    """One answer in the making. `tokens` counts what it consumed, the token that completed a stop string included;
+    `reasoning_tokens` those up to the end of the reasoning, its markers included.
 
     Stop strings are looked for behind the first `min_tokens` tokens, in reasoning and answer alike.
     """
@@ -147,6 +153,7 @@ class TextAssembler:
         reasoning_opened: bool = False,
     ) -> None:
         self.tokens = 0
+        self.reasoning_tokens = 0
         self._detokenize = detokenize
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._cutter = StopCutter(stops)
@@ -160,7 +167,7 @@ class TextAssembler:
 
     def feed(self, delta: ChatDelta) -> TextDelta:
         """The text of new tokens. After a stop string, finish_reason is "stop": abort the request."""
-        shown: list[str] = []
+        pieces: list[tuple[str, str]] = []
         for index, token in enumerate(delta.token_ids):
             self.tokens += 1
             raw = self._detokenize([token])
@@ -168,27 +175,34 @@ class TextAssembler:
                 self._waiting.append((self._decoded, self._logprob(raw, delta.infos[index])))
             text = self._utf8.decode(raw)
             self._decoded += len(text)
-            shown.append(self._cutter.feed(text) if self.tokens > self._min_tokens else text)
+            pieces.append(self._split(self._cutter.feed(text) if self.tokens > self._min_tokens else text))
             if self._cutter.stopped:
-                return self._end("".join(shown), "stop")
-        if delta.finish_reason is not None:
-            text = self._utf8.decode(b"", final=True)
-            self._decoded += len(text)
-            shown += (self._cutter.feed(text), self._cutter.flush())
-            at_length = delta.finish_reason == "length" and not self._cutter.stopped
-            return self._end("".join(shown), "length" if at_length else "stop")
-        text = "".join(shown)
-        self._shown += len(text)
-        reasoning, content = self._splitter.feed(text)
-        return TextDelta(content, reasoning, self._ready(), None)
+                return self._delta(pieces, "stop")
+        if delta.finish_reason is None:
+            return self._delta(pieces, None)
+        text = self._utf8.decode(b"", final=True)
+        self._decoded += len(text)
+        pieces.append(self._split(self._cutter.feed(text) + self._cutter.flush()))
+        at_length = delta.finish_reason == "length" and not self._cutter.stopped
+        return self._delta(pieces, "length" if at_length else "stop")
 
-    def _end(self, text: str, finish_reason: FinishReason) -> TextDelta:
+    def _split(self, text: str) -> tuple[str, str]:
+        """(reasoning, answer) of text that may be shown. Counts the newest token where it is of the reasoning."""
         self._shown += len(text)
-        if not self._cutter.stopped:
-            self._shown += 1  # tokens without text at the very end
+        inside = self._splitter.in_reasoning
         reasoning, content = self._splitter.feed(text)
-        more_reasoning, more_content = self._splitter.flush()
-        return TextDelta(content + more_content, reasoning + more_reasoning, self._ready(), finish_reason)
+        if inside or reasoning or self._splitter.in_reasoning:
+            self.reasoning_tokens = self.tokens
+        return reasoning, content
+
+    def _delta(self, pieces: list[tuple[str, str]], finish_reason: FinishReason | None) -> TextDelta:
+        if finish_reason is not None:
+            pieces.append(self._splitter.flush())
+            if not self._cutter.stopped:
+                self._shown += 1  # tokens without text at the very end
+        reasoning = "".join(piece for piece, _ in pieces)
+        content = "".join(piece for _, piece in pieces)
+        return TextDelta(content, reasoning, self._ready(), finish_reason)
 
     def _ready(self) -> tuple[TokenLogprob, ...]:
         ready = tuple(entry for start, entry in self._waiting if start < self._shown)

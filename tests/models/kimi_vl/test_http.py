@@ -170,6 +170,19 @@ def test_reasoning_is_split_whatever_the_tokens(text: str, reasoning: str, conte
     pieces.append(assembler.feed(ChatDelta("r", (), finish_reason="stop")))
     assert "".join(piece.reasoning for piece in pieces) == reasoning
     assert "".join(piece.content for piece in pieces) == content
+    assert assembler.tokens == len(ids)
+    assert assembler.reasoning_tokens == reasoning_tokens(text)
+
+
+def reasoning_tokens(text: str) -> int:
+    """Tokens up to the one that completes the closing marker."""
+    ids = processor().tokenize(text)
+    opening, closing = processor().reasoning_markers
+    if not text.lstrip().startswith(opening):
+        return 0
+    end = len(text.encode().partition(closing.encode())[0]) + len(closing.encode())
+    lengths = np.cumsum([len(processor().detokenize([token])) for token in ids])
+    return min(int(np.searchsorted(lengths, end)) + 1, len(ids))
 
 
 def thinking_engine(config: EngineConfig, channel: Channel) -> None:
@@ -201,12 +214,14 @@ def thinker() -> Iterator[OpenAI]:
 
 @pytest.mark.parametrize("number", range(len(THOUGHTS)))
 def test_reasoning_is_apart_in_answers_and_streams(thinker: OpenAI, number: int) -> None:
-    _, reasoning, content = THOUGHTS[number]
+    text, reasoning, content = THOUGHTS[number]
     messages: list[Any] = [{"role": "user", "content": str(number)}]
     answer = thinker.chat.completions.create(model="kimi", messages=messages)
     message = answer.choices[0].message
     assert ((message.model_extra or {}).get("reasoning_content") or "") == reasoning
     assert (message.content or "") == content
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == reasoning_tokens(text)
     streamed = {"content": "", "reasoning_content": ""}
     for chunk in thinker.chat.completions.create(model="kimi", messages=messages, stream=True):
         delta = chunk.choices[0].delta.model_dump()
