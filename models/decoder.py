@@ -139,7 +139,7 @@ class CausalDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         weight = self.embed_tokens.weight if self.head is None else self.head.weight
-        return F.linear(hidden, weight).float()
+        return F.linear(hidden, weight)
 
 
 def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:

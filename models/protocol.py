@@ -100,7 +100,7 @@ class Decoder(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, width] -> [m, vocab_size] float32."""
+        """[m, width] -> [m, vocab_size], as the product rounds them."""
         ...
 
 

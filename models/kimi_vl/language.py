@@ -76,7 +76,7 @@ class LatentDecoder(nn.Module):
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.head.weight).float()
+        return F.linear(hidden, self.head.weight)
 
     def reorder_rotary_rows(self) -> None:
         """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""

@@ -32,24 +32,42 @@ class Sampling:
         state = self._state
         # Rows past the tokenizer's vocabulary only pad the embedding.
         logits = self._decoder.logits(hidden)[:, : self._vocab_limit]
-        tokens = choose(logits, slots, state, full=self.full)
-        ints = state.ints[slots]
-        active = ints[:, Int.ACTIVE]
-        generated = ints[:, Int.GENERATED] + active
-        stopped = (tokens[:, None] == state.stop_ids[slots]).any(dim=1).to(torch.int64) & active
-        following = ints.clone()
-        following[:, Int.TOKEN] = torch.where(active > 0, tokens, ints[:, Int.TOKEN])
-        following[:, Int.LENGTH] += active
-        following[:, Int.POSITION] += active
-        following[:, Int.GENERATED] = generated
-        following[:, Int.ACTIVE] = active - stopped
-        state.ints.index_copy_(0, slots, following)
-        outputs = {"results": torch.stack((tokens, stopped), dim=1).to(torch.int32)}
-        if self.full:
-            counts = state.output_counts[slots, tokens] + active.to(torch.int32)
-            state.output_counts.index_put_((slots, tokens), counts)
-            outputs["logits"] = logits
-        return outputs
+        if not self.full:
+            return {"results": advance(logits, slots, state)}
+        logits = logits.float()
+        tokens = choose(logits, slots, state, full=True)
+        counts = state.output_counts[slots, tokens] + state.ints[slots, Int.ACTIVE].to(torch.int32)
+        state.output_counts.index_put_((slots, tokens), counts)
+        return {"results": settle(tokens, slots, state), "logits": logits}
+
+
+def advance(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """Chooses the slots' tokens (greedy or by plain temperature) and settles them: logits [rows, vocabulary], slots
+    int64 [rows] -> results int32 [rows, 2]."""
+    if logits.is_cuda:
+        from service.engine.step_kernels import advance_cuda
+
+        return advance_cuda(logits, slots, state)
+    return advance_reference(logits, slots, state)
+
+
+def advance_reference(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    return settle(choose(logits.float(), slots, state, full=False), slots, state)
+
+
+def settle(tokens: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """Chosen tokens int64 [rows]: stops what they stop and writes the slots' next inputs -> results int32 [rows, 2]."""
+    ints = state.ints[slots]
+    active = ints[:, Int.ACTIVE]
+    stopped = (tokens[:, None] == state.stop_ids[slots]).any(dim=1).to(torch.int64) & active
+    following = ints.clone()
+    following[:, Int.TOKEN] = torch.where(active > 0, tokens, ints[:, Int.TOKEN])
+    following[:, Int.LENGTH] += active
+    following[:, Int.POSITION] += active
+    following[:, Int.GENERATED] += active
+    following[:, Int.ACTIVE] = active - stopped
+    state.ints.index_copy_(0, slots, following)
+    return torch.stack((tokens, stopped), dim=1).to(torch.int32)
 
 
 def decode_rows(
@@ -57,6 +75,16 @@ def decode_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Tokens, positions, cache rows, block tables and lengths of the slots' next step; inactive slots have length 0
     and write to the scratch page."""
+    if slots.is_cuda:
+        from service.engine.step_kernels import decode_rows_cuda
+
+        return decode_rows_cuda(slots, state, max_pages, page_size)
+    return decode_rows_reference(slots, state, max_pages, page_size)
+
+
+def decode_rows_reference(
+    slots: Tensor, state: SlotState, max_pages: int, page_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     ints = state.ints[slots]
     active, length = ints[:, Int.ACTIVE] > 0, ints[:, Int.LENGTH]
     tables = state.block_tables[slots, :max_pages]
