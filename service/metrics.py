@@ -79,6 +79,7 @@ SPECS: tuple[MetricSpec, ...] = (
     _histogram("request_duration_seconds", "Arrival to last byte.", REQUEST, "model", "endpoint", "outcome"),
     _gauge("http_requests_in_progress", "Requests being answered, by endpoint.", "endpoint"),
     _counter("admission_rejections_total", "Requests refused because of load.", "endpoint", "reason"),
+    _gauge("admitted_bytes", "Bytes of bodies and decoded media that are being worked on."),
     _counter("client_disconnects_total", "Requests whose client left early.", "endpoint"),
     _histogram("request_input_tokens", "Prompt positions of a request, media included.", TOKENS, "model"),
     _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
@@ -148,6 +149,7 @@ SPECS: tuple[MetricSpec, ...] = (
     _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh."),
     _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
     _gauge("event_loop_lag_seconds", "Delay of a timer in the API process."),
+    _gauge("event_loop_tasks", "Tasks of the API process."),
     _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "device"),
 )
 

@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     # Limits
     max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
     max_body: Bytes = _knob(64 * MIB, "Limits", "Bytes of a request's body.")
-    max_pending_bytes: Bytes = _knob(512 * MIB, "Limits", "Bytes of all bodies that are being read or worked on.")
+    max_pending_bytes: Bytes = _knob(512 * MIB, "Limits", "Bytes of all bodies and decoded media in progress.")
     max_messages: Count = _knob(1000, "Limits", "Messages of a chat request.")
     max_parts: Count = _knob(256, "Limits", "Content parts of a chat request, all messages together.")
     max_images: Count = _knob(16, "Limits", "Images of a chat request.")

@@ -8,10 +8,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from PIL import Image
+
 from models.errors import InputError
-from models.media import ChatMessage, MediaItem, Prompt, VideoMetadata
+from models.media import ChatMessage, MediaItem, Prompt, VideoFrames, VideoMetadata
 from models.media import ContentPart as PromptPart
 from models.processor import ChatProcessor
+from service.api.admission import Ticket
 from service.api.context import ServerContext
 from service.api.errors import ApiError, bad_request
 from service.api.schema import ChatRequestBody, ContentPart, MediaUrl, Message
@@ -36,13 +39,14 @@ class MediaReference:
     field: str
 
 
-async def build_prompt(context: ServerContext, model: HostedModel, body: ChatRequestBody) -> Prompt:
-    """The prompt of a request; ApiError or InputError names the field that does not fit."""
+async def build_prompt(context: ServerContext, model: HostedModel, body: ChatRequestBody, ticket: Ticket) -> Prompt:
+    """The prompt of a request; ApiError or InputError names the field that does not fit. The ticket is charged with
+    what its media take in memory."""
     options = _template_options(body.chat_template_kwargs or {})
     messages, references = _collect(body.messages, context)
     budget = context.media.budget()
     items = await _all(
-        [_load(context, model.chat_processor, reference, references, budget) for reference in references]
+        [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references]
     )
     began = time.monotonic()
     prompt = await context.in_thread(lambda: model.chat_processor.prompt(messages, items, options=options))
@@ -141,29 +145,36 @@ async def _load(
     reference: MediaReference,
     references: Sequence[MediaReference],
     budget: MediaBudget,
+    ticket: Ticket,
 ) -> MediaItem:
     try:
         if reference.kind == "image":
-            return await _load_image(context, processor, reference, budget)
-        videos = sum(other.kind == "video" for other in references)
-        return await _load_video(context, processor, reference, videos, budget)
+            item = await _load_image(context, processor, reference, budget)
+        else:
+            videos = sum(other.kind == "video" for other in references)
+            item = await _load_video(context, processor, reference, videos, budget)
     except (ApiError, InputError):
         context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
         raise
+    ticket.grow(size=sum(frame.nbytes for frame in item.frames))
+    return item
 
 
 async def _load_image(
     context: ServerContext, processor: ChatProcessor, reference: MediaReference, budget: MediaBudget
 ) -> MediaItem:
     began = time.monotonic()
-    picture = await context.media.image(reference.media.url, field=reference.field, budget=budget)
-    decoded = time.monotonic()
-    item = await context.in_thread(
-        lambda: _named(reference.field, lambda: processor.image(picture, detail=reference.media.detail))
-    )
-    context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
-    context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="image")
-    return item
+
+    async def prepare(picture: Image.Image) -> MediaItem:
+        decoded = time.monotonic()
+        item = await context.in_thread(
+            lambda: _named(reference.field, lambda: processor.image(picture, detail=reference.media.detail))
+        )
+        context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
+        context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="image")
+        return item
+
+    return await context.media.image(reference.media.url, prepare, field=reference.field, budget=budget)
 
 
 async def _load_video(
@@ -186,19 +197,23 @@ async def _load_video(
         return _named(reference.field, lambda: processor.sample_video(metadata, fps=media.fps, max_frames=max_frames))
 
     began = time.monotonic()
-    video = await context.media.video(
+
+    async def prepare(video: VideoFrames) -> MediaItem:
+        decoded = time.monotonic()
+        video = replace(video, requested_fps=media.fps)
+        item = await context.in_thread(lambda: _named(reference.field, lambda: processor.video(video)))
+        context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="video")
+        context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="video")
+        return item
+
+    return await context.media.video(
         media.url,
         choose,
+        prepare,
         frame_list_fps=media.fps or DEFAULT_FRAME_LIST_FPS,
         field=reference.field,
         budget=budget,
     )
-    decoded = time.monotonic()
-    video = replace(video, requested_fps=media.fps)
-    item = await context.in_thread(lambda: _named(reference.field, lambda: processor.video(video)))
-    context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="video")
-    context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="video")
-    return item
 
 
 def _named(field: str, step: Callable[[], T]) -> T:

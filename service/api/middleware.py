@@ -140,6 +140,8 @@ class RequestMiddleware:
                 raise ApiError(408, "The body did not come in time.", code="body_timeout") from None
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
+                if received > record.ticket.size:  # its length was not declared
+                    record.ticket.grow(size=received - record.ticket.size)
                 complete = not message.get("more_body", False)
                 if received > self._max_body:
                     raise self._too_large()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -66,7 +66,8 @@ class MediaLoader:
     """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
 
     Every method raises InputError with the field it is given. Base64 and pictures are decoded in `image_threads`
-    threads, video and audio in the pool's processes.
+    threads, video and audio in the pool's processes. As many pictures as threads and as many videos as processes are
+    held at full size: `prepare` makes a picture or video what is kept of it, and until it has, no other is decoded.
     """
 
     def __init__(self, fetcher: Fetcher, pool: WorkerPool, limits: MediaLimits, *, image_threads: int = 4) -> None:
@@ -74,24 +75,39 @@ class MediaLoader:
         self._pool = pool
         self._limits = limits
         self._threads = ThreadPoolExecutor(max_workers=image_threads, thread_name_prefix="image")
+        self._pictures = asyncio.Semaphore(image_threads)
+        self._videos = asyncio.Semaphore(pool.size)
 
     def budget(self) -> MediaBudget:
         """A fresh budget, for one request."""
         return MediaBudget(self._limits.request)
 
-    async def image(self, url: str, *, field: str, budget: MediaBudget) -> Image.Image:
+    async def image(
+        self, url: str, prepare: Callable[[Image.Image], Awaitable[T]], *, field: str, budget: MediaBudget
+    ) -> T:
         budget.take_item(field)
         limits = self._limits.image
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget)
-        return await self._in_thread(
-            lambda: decode_image(
-                data, field=field, limits=limits, admit=lambda width, height: budget.take_pixels(width * height, field)
-            )
-        )
+
+        def decode() -> Image.Image:
+            def admit(width: int, height: int) -> None:
+                budget.take_pixels(width * height, field)
+
+            return decode_image(data, field=field, limits=limits, admit=admit)
+
+        async with self._pictures:
+            return await prepare(await self._in_thread(decode))
 
     async def video(
-        self, url: str, choose: Choose, *, frame_list_fps: float, field: str, budget: MediaBudget
-    ) -> VideoFrames:
+        self,
+        url: str,
+        choose: Choose,
+        prepare: Callable[[VideoFrames], Awaitable[T]],
+        *,
+        frame_list_fps: float,
+        field: str,
+        budget: MediaBudget,
+    ) -> T:
         """A video file, or a list of frames (data:video/jpeg;base64,f1,f2,...) at `frame_list_fps`."""
         budget.take_item(field)
         limits = self._limits.video
@@ -103,18 +119,21 @@ class MediaLoader:
 
         if is_data_url(url) and (listed := parse_data_url(url, field=field)).media_type == FRAME_LIST:
             budget.take_bytes(len(listed.payload) // 4 * 3, field)
-            return await self._in_thread(
-                lambda: decode_frame_list(
-                    listed.payload,
-                    choose_within_budget,
-                    fps=frame_list_fps,
-                    field=field,
-                    images=self._limits.image,
-                    limits=limits,
+            async with self._videos:
+                frames = await self._in_thread(
+                    lambda: decode_frame_list(
+                        listed.payload,
+                        choose_within_budget,
+                        fps=frame_list_fps,
+                        field=field,
+                        images=self._limits.image,
+                        limits=limits,
+                    )
                 )
-            )
+                return await prepare(frames)
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
-        return await decode_video(self._pool, data, choose_within_budget, field=field, limits=limits)
+        async with self._videos:
+            return await prepare(await decode_video(self._pool, data, choose_within_budget, field=field, limits=limits))
 
     async def audio(self, url: str, *, sample_rate: int, field: str) -> np.ndarray:
         """A reference clip behind a URL -> mono float32 [n] at `sample_rate`."""

@@ -92,7 +92,7 @@ class WorkerPool:
     """At most `size` jobs at a time, each alone in its worker. Belongs to one event loop."""
 
     def __init__(self, size: int, limits: WorkerLimits) -> None:
-        self._size = size
+        self.size = size
         self._limits = limits
         self._slots = asyncio.Semaphore(size)
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="decode")
@@ -103,7 +103,7 @@ class WorkerPool:
 
     def start(self) -> None:
         """Starts the processes ahead of the first job; otherwise each starts with the first job that needs it."""
-        while len(self._idle) < self._size:
+        while len(self._idle) < self.size:
             self._idle.append(Worker(self._limits))
 
     async def run(self, job: Callable[[Channel], T]) -> T:

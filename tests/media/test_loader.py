@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -14,11 +15,16 @@ from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
 from tests.media.samples import encoded, picture, sound, tone, video
 
+T = TypeVar("T")
 IMAGE = encoded(picture(), "PNG")
 
 
 def data_url(data: bytes, media_type: str = "application/octet-stream") -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+async def kept(media: T) -> T:
+    return media
 
 
 @pytest.fixture
@@ -33,19 +39,19 @@ async def loader() -> AsyncIterator[MediaLoader]:
 
 async def test_image_whatever_type_is_declared(loader: MediaLoader) -> None:
     for media_type in ("image/png", "image/jpeg", "text/plain", ""):
-        loaded = await loader.image(data_url(IMAGE, media_type), field="f", budget=loader.budget())
+        loaded = await loader.image(data_url(IMAGE, media_type), kept, field="f", budget=loader.budget())
         assert np.array_equal(loaded, picture())
 
 
 async def test_video_and_frame_list(loader: MediaLoader) -> None:
     budget = loader.budget()
     whole = await loader.video(
-        data_url(video(), "video/mp4"), lambda m: [0, 5], frame_list_fps=1.0, field="f", budget=budget
+        data_url(video(), "video/mp4"), lambda m: [0, 5], kept, frame_list_fps=1.0, field="f", budget=budget
     )
     assert whole.indices == (0, 5)
     frame = base64.b64encode(encoded(picture(), "JPEG")).decode()
     listed = await loader.video(
-        f"data:video/jpeg;base64,{frame},{frame}", lambda m: [0, 1], frame_list_fps=4.0, field="f", budget=budget
+        f"data:video/jpeg;base64,{frame},{frame}", lambda m: [0, 1], kept, frame_list_fps=4.0, field="f", budget=budget
     )
     assert listed.times == (0.0, 0.25)
     assert budget.decoded_bytes_left == 100_000 - 2 * 64 * 48 * 3 - 2 * 40 * 30 * 3
@@ -61,8 +67,8 @@ async def test_audio(loader: MediaLoader) -> None:
 @pytest.mark.parametrize("url", ["https://a.example/x.png", "http://a.example", "file:///etc/passwd", "", "x" * 10_000])
 async def test_remote_urls_are_off(loader: MediaLoader, url: str) -> None:
     for load in (
-        loader.image(url, field="f", budget=loader.budget()),
-        loader.video(url, lambda m: [0], frame_list_fps=1.0, field="f", budget=loader.budget()),
+        loader.image(url, kept, field="f", budget=loader.budget()),
+        loader.video(url, lambda m: [0], kept, frame_list_fps=1.0, field="f", budget=loader.budget()),
         loader.audio(url, sample_rate=16_000, field="f"),
     ):
         with pytest.raises(InputError, match="media_urls") as caught:
@@ -73,35 +79,52 @@ async def test_remote_urls_are_off(loader: MediaLoader, url: str) -> None:
 async def test_items_of_a_request_are_counted(loader: MediaLoader) -> None:
     budget = loader.budget()
     for _ in range(3):
-        await loader.image(data_url(IMAGE), field="f", budget=budget)
+        await loader.image(data_url(IMAGE), kept, field="f", budget=budget)
     with pytest.raises(InputError, match="at most 3"):
-        await loader.image(data_url(IMAGE), field="f", budget=budget)
-    assert await loader.image(data_url(IMAGE), field="f", budget=loader.budget())
+        await loader.image(data_url(IMAGE), kept, field="f", budget=budget)
+    assert await loader.image(data_url(IMAGE), kept, field="f", budget=loader.budget())
 
 
 async def test_bytes_of_a_request_are_counted(loader: MediaLoader) -> None:
     budget = loader.budget()
     big = data_url(IMAGE + bytes(99_000))
-    await loader.image(big, field="f", budget=budget)
+    await loader.image(big, kept, field="f", budget=budget)
     with pytest.raises(InputError, match="more than"):
-        await loader.image(big, field="f", budget=budget)
+        await loader.image(big, kept, field="f", budget=budget)
     with pytest.raises(InputError, match="more than"):
         url = "data:video/jpeg;base64," + "A" * 400_000
-        await loader.video(url, lambda m: [0], frame_list_fps=1.0, field="f", budget=loader.budget())
+        await loader.video(url, lambda m: [0], kept, frame_list_fps=1.0, field="f", budget=loader.budget())
+
+
+async def test_no_picture_is_decoded_while_one_is_held_at_full_size(loader: MediaLoader) -> None:
+    held = 0
+
+    async def prepare(media: object) -> int:
+        nonlocal held
+        held += 1
+        await asyncio.sleep(0.01)
+        most.append(held)
+        held -= 1
+        return 1
+
+    most: list[int] = []
+    loads = (loader.image(data_url(IMAGE), prepare, field="f", budget=loader.budget()) for _ in range(4))
+    assert await asyncio.gather(*loads) == [1] * 4
+    assert most == [1] * 4
 
 
 async def test_items_loaded_at_once_share_the_budget(loader: MediaLoader) -> None:
     budget = loader.budget()
     url = data_url(encoded(picture(170, 170), "PNG"))
-    loads = (loader.image(url, field="f", budget=budget) for _ in range(3))
+    loads = (loader.image(url, kept, field="f", budget=budget) for _ in range(3))
     outcomes = await asyncio.gather(*loads, return_exceptions=True)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Image", "InputError", "InputError"]
 
 
 async def test_pixels_of_a_request_are_counted(loader: MediaLoader) -> None:
     budget = loader.budget()
-    await loader.image(data_url(encoded(picture(170, 170), "PNG")), field="f", budget=budget)
+    await loader.image(data_url(encoded(picture(170, 170), "PNG")), kept, field="f", budget=budget)
     with pytest.raises(InputError, match="more than 33333 pixels"):
-        await loader.video(data_url(video()), lambda m: [0, 1], frame_list_fps=1.0, field="f", budget=budget)
+        await loader.video(data_url(video()), lambda m: [0, 1], kept, frame_list_fps=1.0, field="f", budget=budget)
     with pytest.raises(InputError, match="more than 33333 pixels"):
-        await loader.image(data_url(encoded(picture(170, 170), "PNG")), field="f", budget=budget)
+        await loader.image(data_url(encoded(picture(170, 170), "PNG")), kept, field="f", budget=budget)
