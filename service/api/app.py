@@ -18,6 +18,7 @@ from service.api.context import ServerContext
 from service.api.errors import install_error_handlers
 from service.api.middleware import RequestMiddleware
 from service.api.openapi import install_openapi
+from service.api.origin import OriginMiddleware
 from service.catalog import Catalog
 from service.engine.client import EngineClient
 from service.engine.supervisor import EngineLink
@@ -125,6 +126,7 @@ def create_app(context: ServerContext) -> FastAPI:
     install_openapi(app)
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.docs_open else [])]
     app.add_middleware(AuthMiddleware, keys=KeyRing(settings.keys()), open_paths=open_paths)
+    app.add_middleware(OriginMiddleware, allowed=settings.cors_origin)
     if settings.cors_origin:
         app.add_middleware(
             CORSMiddleware,
@@ -150,3 +152,4 @@ async def _measure_lag(metrics: Metrics) -> None:
         due = loop.time() + LAG_PERIOD
         await asyncio.sleep(LAG_PERIOD)
         metrics.observe("event_loop_lag_seconds", max(0.0, loop.time() - due))
+        metrics.observe("event_loop_tasks", len(asyncio.all_tasks()))

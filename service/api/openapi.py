@@ -17,6 +17,7 @@ SSE = "text/event-stream"
 DESCRIPTIONS = {
     400: "The request does not fit; `param` names the field.",
     401: "API key missing or wrong.",
+    403: "Called from a web page of an origin that is not allowed.",
     404: "No such model or path.",
     408: "The body did not come in time.",
     409: "A voice of that name exists, or there are as many as allowed.",
@@ -28,7 +29,7 @@ DESCRIPTIONS = {
     504: "The request took too long.",
     507: "The disk is full.",
 }
-WORK_ERRORS = (400, 401, 404, 408, 413, 415, 499, 500, 503, 504)
+WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 499, 500, 503, 504)
 """Statuses of routes that make an engine work."""
 
 _types: dict[str, type] = {}

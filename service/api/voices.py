@@ -46,7 +46,8 @@ async def get_voice(request: Request, voice: str) -> Response:
 
 
 @router.delete(
-    PATH + "/{voice}", openapi_extra=operation("Delete an uploaded voice.", {JSON: VoiceDeleted}, errors=(401, 404))
+    PATH + "/{voice}",
+    openapi_extra=operation("Delete an uploaded voice.", {JSON: VoiceDeleted}, errors=(401, 403, 404)),
 )
 async def delete_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
