@@ -28,6 +28,7 @@ from service.settings import Settings, SettingsError
 
 log = logging.getLogger("reprise")
 
+SOCKET_POLL = 0.05
 ABORT_GRACE = 3.0
 """Seconds in which streams that outlast the drain send their error event."""
 
@@ -75,8 +76,15 @@ class Server(uvicorn.Server):
         context.metrics.observe("ready", 0)
         await asyncio.sleep(settings.drain_delay)
         context.engine.drain()
+        context.drain_begun.set()
+        end = self._loop.time() + settings.drain_timeout
+        # uvicorn cuts WebSockets off as soon as it shuts down: what they are speaking ends before that.
+        while context.open_sockets and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
+            await asyncio.sleep(SOCKET_POLL)
+        if context.open_sockets:
+            await asyncio.wait({asyncio.create_task(context.engine.stop())}, timeout=ABORT_GRACE)
         self.should_exit = True
-        await asyncio.sleep(settings.drain_timeout)
+        await asyncio.sleep(max(0.0, end - self._loop.time()))
         await context.engine.stop()
 
 

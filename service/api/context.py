@@ -45,6 +45,9 @@ class ServerContext:
     """For work that would hold up the event loop: tokenizing, resizing, parsing large bodies."""
     clips: ClipCache = field(default_factory=ClipCache)
     draining: bool = False
+    drain_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the engine takes no more requests: what is open for further ones ends."""
+    open_sockets: int = 0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background work that ends with the server."""
 

@@ -39,6 +39,7 @@ MAX_TEXT = 128 << 10
 QUEUED_MESSAGES = 16
 TRY_LATER = 1013
 POLICY = 1008
+GOING_AWAY = 1001
 FAILED = 1011
 
 
@@ -104,6 +105,7 @@ async def speech_stream(socket: WebSocket) -> None:
     context = context_of(socket)
     record = record_of(socket.scope)
     await socket.accept()
+    context.open_sockets += 1
     session = Session(context, socket, record)
     try:
         context.require_ready()
@@ -120,6 +122,7 @@ async def speech_stream(socket: WebSocket) -> None:
         await _close(socket, TRY_LATER if answer.status == 503 else FAILED, answer.code or "")
     finally:
         await session.stop()
+        context.open_sockets -= 1
 
 
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
@@ -164,11 +167,12 @@ class Session:
                 await self.tell_error(answer)
 
     async def _next(self) -> str | bytes:
-        """The next message; an utterance that fails, or silence while none is being spoken, ends the session."""
+        """The next message; an utterance that fails, or silence while none is being spoken, ends the session, and so
+        does a shutdown between two utterances."""
         waiting = asyncio.create_task(self._messages.get())
+        draining = asyncio.create_task(self._context.drain_begun.wait())
         watched: set[asyncio.Task] = {waiting}
-        if self._utterance is not None:
-            watched.add(self._utterance.task)
+        watched.add(draining if self._utterance is None else self._utterance.task)
         speaking = self._utterance is not None and self._utterance.complete
         try:
             idle = None if speaking else self._context.settings.speech_idle
@@ -176,12 +180,16 @@ class Session:
             if self._utterance is not None and self._utterance.task in done:
                 await self._finish_utterance()
                 if waiting not in done:
-                    done, _ = await asyncio.wait({waiting}, timeout=self._context.settings.speech_idle)
+                    idle = self._context.settings.speech_idle
+                    done, _ = await asyncio.wait({waiting, draining}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
+            if draining in done:
+                raise Goodbye(GOING_AWAY, "shutting down")
             if waiting not in done:
                 raise Goodbye(POLICY, "idle")
             message = waiting.result()
         finally:
             waiting.cancel()
+            draining.cancel()
         if message is None:
             raise WebSocketDisconnect
         return message
