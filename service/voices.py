@@ -28,6 +28,8 @@ METADATA = "voice.json"
 LATENTS = "latents.safetensors"
 UNFINISHED = ".unfinished-"
 CACHED_LATENTS = 32
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No room left: on the device, in the quota, under the limit on a file's size."""
 TENSORS = frozenset({"reference", "prompt"})
 
 
@@ -133,7 +135,7 @@ class VoiceStore:
             except OSError as error:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 log.error("voice %s cannot be kept: %s", id_, error)
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in DISK_FULL:
                     raise VoiceStoreError("disk_full", "the disk for voices is full") from error
                 raise VoiceStoreError("disk", "the voice cannot be written to disk") from error
             self._voices[id_] = voice

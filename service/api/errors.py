@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from models.errors import InputError
 from service.engine.client import EngineError
+from service.voices import DISK_FULL
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,9 @@ def as_api_error(error: Exception) -> ApiError:
             return _describe(str(error))
         case msgspec.DecodeError() | RecursionError() | UnicodeDecodeError():
             return bad_request("The body is not valid JSON.", code="invalid_json")
+        case OSError() if error.errno in DISK_FULL:
+            log.error("the disk is full: %s", error)
+            return ApiError(507, "The server's disk is full.", code="insufficient_storage")
         case TimeoutError():
             return ApiError(504, "The request took too long.", code="timeout")
         case _:
@@ -141,6 +145,7 @@ def install_error_handlers(app: FastAPI) -> None:
         UnicodeDecodeError,
         RecursionError,
         TimeoutError,
+        OSError,
         Exception,
     ):
         app.add_exception_handler(kind, known)
