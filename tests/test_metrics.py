@@ -9,7 +9,14 @@ from service.engine.messages import EngineState, ModelState, Observation
 from service.metrics import PREFIX, SPECS, Metrics
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_total", "_tokens", "_pages", "_info", "_factor")
-COUNTS = ("request_images", "request_video_frames", "requests_running", "requests_waiting", "slots_used")
+COUNTS = (
+    "request_images",
+    "request_video_frames",
+    "requests_running",
+    "requests_waiting",
+    "slots_used",
+    "event_loop_tasks",
+)
 STATES = ("ready", "engine_up", "http_requests_in_progress")
 
 
