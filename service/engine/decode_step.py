@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
 from models.protocol import BufferSpec, Capacity, Decoder
-from service.engine.sampler import choose
+from service.engine.sampler import choose, restricted
 from service.engine.slot_state import Int, SlotState
 
 
@@ -35,10 +35,11 @@ class Sampling:
         if not self.full:
             return {"results": advance(logits, slots, state)}
         logits = logits.float()
-        tokens = choose(logits, slots, state, full=True)
-        counts = state.output_counts[slots, tokens] + state.ints[slots, Int.ACTIVE].to(torch.int32)
-        state.output_counts.index_put_((slots, tokens), counts)
-        return {"results": settle(tokens, slots, state), "logits": logits}
+        active = state.ints[slots, Int.ACTIVE].to(torch.int32)
+        results = advance(restricted(logits, slots, state), slots, state)
+        tokens = results[:, 0].long()
+        state.output_counts.index_put_((slots, tokens), state.output_counts[slots, tokens] + active)
+        return {"results": results, "logits": logits}
 
 
 def advance(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
@@ -52,7 +53,7 @@ def advance(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
 
 
 def advance_reference(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
-    return settle(choose(logits.float(), slots, state, full=False), slots, state)
+    return settle(choose(logits.float(), slots, state), slots, state)
 
 
 def settle(tokens: Tensor, slots: Tensor, state: SlotState) -> Tensor:

@@ -78,31 +78,32 @@ def threshold(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
     return found
 
 
-def filtered(scaled: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits float32 [rows, n] after temperature, with -inf where a filter bars; ties at a border stay.
+def filtered(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Logits float32 [rows, n] with -inf where a filter bars, decided after temperature; ties at a border stay.
 
-    min_p float32 and top_p float32 in 0..1, top_k int64, each [rows]; 0, 1 and 0 switch them off.
+    temperature (0 counts as 1), min_p and top_p float32 in 0..1, top_k int64, each [rows]; min_p 0, top_k 0 and top_p 1
+    switch them off.
     """
-    if scaled.is_cuda:
-        from service.engine.kernels.filters import filtered_cuda
+    if logits.is_cuda:
+        from service.engine.filter_kernels import filtered_cuda
 
-        return filtered_cuda(scaled, min_p, top_k, top_p)
-    return filtered_reference(scaled, min_p, top_k, top_p)
+        return filtered_cuda(logits, temperature, min_p, top_k, top_p)
+    return filtered_reference(logits, temperature, min_p, top_k, top_p)
 
 
-def filtered_reference(scaled: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    size = scaled.shape[-1]
+def filtered_reference(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    size = logits.shape[-1]
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
     floor = scaled.amax(dim=-1, keepdim=True) + torch.log(min_p)[:, None]
-    scaled = torch.where(scaled >= floor, scaled, -torch.inf)
-    keys = ordered_bits(scaled)
+    keys = ordered_bits(torch.where(scaled >= floor, scaled, -torch.inf))
     kept = torch.where(top_k > 0, top_k, size).clamp(max=size)
-    barrier = threshold(keys, torch.ones_like(keys), kept)
-    scaled = torch.where(keys >= barrier, scaled, -torch.inf)
-    weights = torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))
+    limit = threshold(keys, torch.ones_like(keys), kept)
+    inside = (scaled >= floor) & (keys >= limit)
+    weights = torch.where(inside, torch.exp(scaled - scaled.amax(dim=-1, keepdim=True)), 0.0)
     # A target of 0 would be reached by no token at all; the best one always stays.
     mass = (top_p * weights.sum(dim=-1)).clamp(min=torch.finfo(torch.float32).tiny)
-    barrier = threshold(keys, weights, mass)
-    return torch.where((keys >= barrier) | (top_p >= 1.0)[:, None], scaled, -torch.inf)
+    limit = torch.where(top_p[:, None] < 1.0, torch.maximum(limit, threshold(keys, weights, mass)), limit)
+    return torch.where((scaled >= floor) & (keys >= limit), logits, -torch.inf)
 
 
 def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state: SlotState) -> Tensor:
@@ -123,17 +124,18 @@ def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state:
     return logits.scatter_reduce(1, stop_ids.clamp(min=0), ceilings, "amin")
 
 
-def choose(logits: Tensor, slots: Tensor, state: SlotState, *, full: bool) -> Tensor:
-    """The next token int64 [rows] of each slot. full False serves greedy and plain temperature alone."""
+def restricted(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """Logits float32 [rows, vocabulary] as the full variant draws from them: adjusted, -inf where a filter bars."""
     ints, floats = state.ints[slots], state.floats[slots]
-    temperature = floats[:, Float.TEMPERATURE]
-    uniforms = uniform(ints[:, Int.SEED], ints[:, Int.GENERATED])
-    if not full:
-        return sample(logits, temperature, uniforms)
     logits = adjusted(logits, slots, ints, floats, state)
-    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
-    kept = filtered(scaled, floats[:, Float.MIN_P], ints[:, Int.TOP_K], floats[:, Float.TOP_P])
-    return sample(kept, (temperature > 0).float(), uniforms)
+    top_k = ints[:, Int.TOP_K]
+    return filtered(logits, floats[:, Float.TEMPERATURE], floats[:, Float.MIN_P], top_k, floats[:, Float.TOP_P])
+
+
+def choose(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """The next token int64 [rows] of each slot, greedy or by its temperature; logits float32 [rows, vocabulary]."""
+    ints, temperature = state.ints[slots], state.floats[slots, Float.TEMPERATURE]
+    return sample(logits, temperature, uniform(ints[:, Int.SEED], ints[:, Int.GENERATED]))
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ from service.engine.sampler import (
     filtered,
     log_probabilities,
     ordered_bits,
+    restricted,
     sample,
     threshold,
     uniform,
@@ -69,6 +70,7 @@ def test_filters_keep_what_sorting_keeps(
     one = {"device": device}
     kept = filtered(
         row,
+        torch.ones(1, **one),
         torch.tensor([min_p], dtype=torch.float32, **one),
         torch.tensor([top_k], **one),
         torch.tensor([top_p], dtype=torch.float32, **one),
@@ -183,21 +185,21 @@ def test_neutral_rows_choose_the_same_in_both_variants(device: str) -> None:
         state = state_of(device, temperature=temperature)
         for step in range(30):
             state.ints[1, Int.GENERATED] = step
-            plain = choose(logits, slots, state, full=False)
-            assert plain.tolist() == choose(logits, slots, state, full=True).tolist()
+            plain = choose(logits, slots, state)
+            assert plain.tolist() == choose(restricted(logits, slots, state), slots, state).tolist()
             assert plain[1] == logits[1].argmax()
 
 
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
     logits = torch.randn((1, VOCABULARY), generator=torch.Generator().manual_seed(2))
     state = state_of(temperature=1.0)
-    alone = choose(logits, torch.tensor([1]), state, full=False)
+    alone = choose(logits, torch.tensor([1]), state)
     company = torch.cat((torch.randn(3, VOCABULARY), logits))
     state.ints[2] = state.ints[1]
     state.floats[2] = state.floats[1]
-    assert choose(company, torch.tensor([0, 0, 1, 2]), state, full=False)[-1] == alone
+    assert choose(company, torch.tensor([0, 0, 1, 2]), state)[-1] == alone
     state.ints[1, Int.POSITION] = 77
-    assert choose(logits, torch.tensor([1]), state, full=False) == alone
+    assert choose(logits, torch.tensor([1]), state) == alone
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,26 +1,45 @@
+"""The filter kernel against its plain twin: on a GPU, else in Triton's interpreter at tiny sizes."""
+
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
-from service.engine.kernels.filters import filtered_cuda
 from service.engine.sampler import filtered_reference
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
 
 CASES = [
     (min_p, top_k, top_p) for min_p in (0.0, 0.05, 1.0) for top_k in (0, 1, 13, 5000) for top_p in (0.0, 0.3, 0.95, 1.0)
 ]
 
 
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda":
+        return torch.device("cuda")
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is chosen when Triton is imported; here it compiles for the GPU")
+    return torch.device("cpu")
+
+
 @pytest.mark.parametrize("scale", [0.5, 4.0])
 @pytest.mark.parametrize("size", [45, 3000])
 def test_the_kernel_keeps_what_its_twin_keeps(device: torch.device, size: int, scale: float) -> None:
     cases = CASES[:: 1 if device.type == "cuda" else 7]
+    from service.engine.filter_kernels import filtered_cuda
+
     generator = torch.Generator().manual_seed(size)
     x = (torch.randn((len(cases), size), generator=generator) * scale).to(device)
     x[1] = (x[1] * 2).round() / 2
     x[2, ::3] = -torch.inf
     columns = [torch.tensor(values, device=device) for values in zip(*cases, strict=True)]
-    arguments = (columns[0].float(), columns[1], columns[2].float())
+    temperature = torch.linspace(0.0, 2.0, len(cases), device=device)
+    arguments = (temperature, columns[0].float(), columns[1], columns[2].float())
     out, twin = filtered_cuda(x, *arguments), filtered_reference(x, *arguments)
     # Sums of weights are rounded differently: a token at the very border of top_p may go either way.
     assert ((out > -torch.inf) != (twin > -torch.inf)).sum() <= (twin > -torch.inf).sum() * 2e-3
@@ -30,8 +49,10 @@ def test_the_kernel_keeps_what_its_twin_keeps(device: torch.device, size: int, s
 
 
 def test_rows_of_a_strided_view(device: torch.device) -> None:
+    from service.engine.filter_kernels import filtered_cuda
+
     x = torch.randn((3, 70), generator=torch.Generator().manual_seed(0)).to(device)
     ones = torch.ones(3, device=device)
-    out = filtered_cuda(x[:, :50], 0 * ones, torch.tensor([5, 0, 2], device=device), ones)
+    out = filtered_cuda(x[:, :50], ones, 0 * ones, torch.tensor([5, 0, 2], device=device), ones)
     assert out.shape == (3, 50) and (out > -torch.inf).sum(dim=1).tolist() == [5, 50, 2]
     assert torch.equal(out[1], x[1, :50])

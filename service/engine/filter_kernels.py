@@ -23,7 +23,13 @@ def _ordered(x):
 
 
 @triton.jit
-def _search(row_ptr, size, floor, peak, limit, target, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+def _scaled(row_ptr, columns, size, inverse):
+    """A product with the inverse temperature keeps the order of the quotients, which is all that is asked of it."""
+    return tl.load(row_ptr + columns, mask=columns < size, other=float("-inf")) * inverse
+
+
+@triton.jit
+def _search(row_ptr, size, inverse, floor, peak, limit, target, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
     """The largest key whose equals and betters weigh at least `target`, among entries not under floor and limit."""
     digits = tl.arange(0, 4).to(tl.uint32)
     found = tl.full((), 0, tl.uint32)
@@ -34,7 +40,7 @@ def _search(row_ptr, size, floor, peak, limit, target, WEIGHTED: tl.constexpr, B
         reached = tl.zeros((4,), tl.float32)
         for start in range(0, size, BLOCK):
             columns = start + tl.arange(0, BLOCK)
-            x = tl.load(row_ptr + columns, mask=columns < size, other=float("-inf"))
+            x = _scaled(row_ptr, columns, size, inverse)
             keys = _ordered(x)
             if WEIGHTED:
                 weights = tl.exp(x - peak)
@@ -49,8 +55,9 @@ def _search(row_ptr, size, floor, peak, limit, target, WEIGHTED: tl.constexpr, B
 
 @triton.jit
 def _filter_kernel(
-    x_ptr,
+    logits_ptr,
     out_ptr,
+    temperature_ptr,
     min_p_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -59,49 +66,52 @@ def _filter_kernel(
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    row_ptr = x_ptr + row.to(tl.int64) * stride
+    row_ptr = logits_ptr + row.to(tl.int64) * stride
     out_row_ptr = out_ptr + row.to(tl.int64) * size
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)
+    temperature = tl.load(temperature_ptr + row)
+    inverse = 1.0 / tl.where(temperature > 0, temperature, 1.0)
     peak = tl.full((), float("-inf"), tl.float32)
     for start in range(0, size, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + columns, mask=columns < size, other=float("-inf"))
+        x = _scaled(row_ptr, start + tl.arange(0, BLOCK), size, inverse)
         peak = tl.maximum(peak, tl.max(x, axis=0))
     floor = peak + tl.log(tl.load(min_p_ptr + row))
     limit = tl.full((), 0, tl.uint32)
     if top_k > 0:
         kept = tl.minimum(top_k, size).to(tl.float32)
-        limit = _search(row_ptr, size, floor, peak, limit, kept, False, BLOCK)
+        limit = _search(row_ptr, size, inverse, floor, peak, limit, kept, False, BLOCK)
     if top_p < 1.0:
         total = tl.full((), 0.0, tl.float32)
         for start in range(0, size, BLOCK):
             columns = start + tl.arange(0, BLOCK)
-            x = tl.load(row_ptr + columns, mask=columns < size, other=float("-inf"))
+            x = _scaled(row_ptr, columns, size, inverse)
             inside = (columns < size) & (x >= floor) & (_ordered(x) >= limit)
             total += tl.sum(tl.where(inside, tl.exp(x - peak), 0.0), axis=0)
         # A target of 0 would be reached by no token at all; the best one always stays.
         target = tl.maximum(top_p * total, 1.1754944e-38)
-        narrower = _search(row_ptr, size, floor, peak, limit, target, True, BLOCK)
+        narrower = _search(row_ptr, size, inverse, floor, peak, limit, target, True, BLOCK)
         limit = tl.where(narrower > limit, narrower, limit)
     for start in range(0, size, BLOCK):
         columns = start + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + columns, mask=columns < size, other=float("-inf"))
+        x = _scaled(row_ptr, columns, size, inverse)
         inside = (x >= floor) & (_ordered(x) >= limit)
-        tl.store(out_row_ptr + columns, tl.where(inside, x, float("-inf")), mask=columns < size)
+        logits = tl.load(row_ptr + columns, mask=columns < size, other=float("-inf"))
+        tl.store(out_row_ptr + columns, tl.where(inside, logits, float("-inf")), mask=columns < size)
 
 
-def filtered_cuda(scaled: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    rows, size = scaled.shape
-    out = torch.empty((rows, size), dtype=scaled.dtype, device=scaled.device)
+def filtered_cuda(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    rows, size = logits.shape
+    out = torch.empty((rows, size), dtype=logits.dtype, device=logits.device)
     _filter_kernel[(rows,)](
-        scaled,
+        logits,
         out,
+        temperature.contiguous(),
         min_p.contiguous(),
         top_k.contiguous(),
         top_p.contiguous(),
         size,
-        scaled.stride(0),
+        logits.stride(0),
         BLOCK=_BLOCK,
         num_warps=8,
     )

@@ -1,1 +1,0 @@
-"""Triton kernels of the engine; each has a twin in plain PyTorch."""
