@@ -108,9 +108,7 @@ VARIANTS: dict[str, Callable[[Tensor, list[Layer], Attend], Tensor]] = {
     "plain": _plain,
     "fused": _fused,
     "stream": _stream,
-    "stream, no prefetch": partial(_stream, prefetch=False),
     "stream 32x128x4": partial(_stream, num_stages=4),
-    "stream 32x128x4 no pf": partial(_stream, num_stages=4, prefetch=False),
     "stream 32x256x3": partial(_stream, block_k=256, num_stages=3),
     "stream 64x128x4": partial(_stream, block_n=64, num_stages=4),
     "mixed": _mixed,
@@ -158,9 +156,9 @@ def _lm(shape: Shape, rows: int, length: int, variant: str) -> Run:
 
 def cases() -> list[Case]:
     found = []
-    for streams in (1, 2):
+    for streams in (1, 2, 4, 8, 32, 64):
         for variant in VARIANTS:
-            if variant not in ("plain", "fused") and streams > 4:
+            if variant not in ("plain", "fused") and streams > 5:
                 continue
             make = lambda a=(streams, variant): _locdit(*a)  # noqa: E731
             weights, products = 17.3e6 * 12, 2 * 17.3e6 * 12 * 22 * streams

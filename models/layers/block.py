@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
-from models.layers.fused import linear_add_rms_norm, linear_silu_mul
+from models.layers.fused import linear, linear_add_rms_norm, linear_silu_mul
 from models.layers.mlp import SwiGLU
 from models.layers.norms import RMSNorm
 
@@ -48,7 +48,7 @@ class SelfAttention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
         config = self.config
-        heads = self.qkv(x).unflatten(-1, (-1, config.head_dim))
+        heads = linear(x, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -82,8 +82,8 @@ def run_blocks(blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: 
     return normed
 
 
-def _add_norm(linear: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-    return linear_add_rms_norm(x, linear.weight, linear.bias, residual, norm.weight, norm.eps)
+def _add_norm(layer: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    return linear_add_rms_norm(x, layer.weight, layer.bias, residual, norm.weight, norm.eps)
 
 
 def block_rules(config: BlockConfig, published: str, ours: str) -> list[Rule]:

@@ -56,8 +56,23 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear; on a GPU, few rows stream through a kernel of their own."""
+    if x.is_cuda:
+        from models.layers.kernels.linear import linear_cuda, streams
+
+        if streams(x, weight):
+            return linear_cuda(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
 def linear_silu_mul(x: Tensor, weight: Tensor) -> Tensor:
     """silu_mul of x times weight [2 * inner, width]: [..., width] -> [..., inner]."""
+    if x.is_cuda:
+        from models.layers.kernels.linear import linear_silu_mul_cuda, streams
+
+        if streams(x, weight):
+            return linear_silu_mul_cuda(x, weight)
     return silu_mul(F.linear(x, weight))
 
 
@@ -65,6 +80,11 @@ def linear_add_rms_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """add_rms_norm of a projection: x [..., k], weight [width, k], residual [..., width]."""
+    if x.is_cuda:
+        from models.layers.kernels.linear import linear_add_rms_norm_cuda, streams
+
+        if streams(x, weight):
+            return linear_add_rms_norm_cuda(x, weight, bias, residual, norm_weight, eps)
     return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.block import Block, BlockConfig, SelfAttention
-from models.layers.fused import linear_add_rms_norm, linear_silu_mul, rms_norm, rotary_dense_attention
+from models.layers.fused import linear, linear_add_rms_norm, linear_silu_mul, rms_norm, rotary_dense_attention
 from models.layers.norms import RMSNorm
 from models.voxcpm2.config import LanguageModelConfig, LocalConfig
 
@@ -48,18 +47,18 @@ class Stack(nn.Module):
         return normed
 
 
-def _add_norm(linear: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-    return linear_add_rms_norm(x, linear.weight, linear.bias, residual, norm.weight, norm.eps)
+def _add_norm(layer: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    return linear_add_rms_norm(x, layer.weight, layer.bias, residual, norm.weight, norm.eps)
 
 
 def _project(attention: SelfAttention, x: Tensor, keep: slice | None) -> tuple[Tensor, Tensor, Tensor]:
     config = attention.config
     if keep is None:
-        heads = attention.qkv(x).unflatten(-1, (-1, config.head_dim))
+        heads = linear(x, attention.qkv.weight, attention.qkv.bias).unflatten(-1, (-1, config.head_dim))
         return heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
     q_weight, kv_weight = attention.qkv.weight.tensor_split((config.num_heads * config.head_dim,))
-    q = F.linear(x[..., keep, :], q_weight).unflatten(-1, (-1, config.head_dim))
-    k, v = F.linear(x, kv_weight).unflatten(-1, (-1, config.head_dim)).chunk(2, dim=-2)
+    q = linear(x[..., keep, :], q_weight, None).unflatten(-1, (-1, config.head_dim))
+    k, v = linear(x, kv_weight, None).unflatten(-1, (-1, config.head_dim)).chunk(2, dim=-2)
     return q, k, v
 
 

@@ -1,7 +1,8 @@
 """Linear layers of few rows, bound by reading their weights once.
 
-Every program prefetches its share of the weights into L2 before it waits for the kernel before, so that the weights
-stream on while small kernels run in between. Twins: models.layers.fused.linear, linear_silu_mul, linear_add_rms_norm.
+Six stages of weights are in flight in every program. Prefetching them into L2 while the kernel before still runs was
+slower: 1563 us without, 1731 us with for VoxCPM2's language model at one row. Twins: linear, linear_silu_mul and
+linear_add_rms_norm of models.layers.fused.
 """
 
 from __future__ import annotations
@@ -17,22 +18,8 @@ from models.layers.kernels.launch import dependent_launch, num_processors, relea
 from models.layers.kernels.norms import sum_add_rms_norm_cuda
 
 BLOCK_K = 128
-
-
-@triton.jit
-def _prefetch_rows(base, stride, ROWS: tl.constexpr, BYTES: tl.constexpr, THREADS: tl.constexpr):
-    """Bring BYTES of each of ROWS rows of 16-bit values into L2: every thread asks for one piece."""
-    PIECES: tl.constexpr = THREADS // ROWS
-    index = tl.arange(0, THREADS)
-    pointers = base + (index // PIECES).to(tl.int64) * stride + index % PIECES * (BYTES // 2 // PIECES)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,n",
-        [pointers, BYTES // PIECES],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+_SMALL_WEIGHT = 8192 * 1024
+"""The largest of VoxCPM2's local stacks: up to here 128 rows were measured, beyond it 64."""
 
 
 @triton.jit
@@ -46,30 +33,23 @@ def _linear_kernel(
     stride_weight,
     N: tl.constexpr,
     K_SHARE: tl.constexpr,
-    SPLIT: tl.constexpr,
+    PARTIAL: tl.constexpr,
     SILU_MUL: tl.constexpr,
     BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    THREADS: tl.constexpr,
 ):
-    """One program: all rows of BLOCK_N columns over K_SHARE inputs (a share is one of SPLIT).
+    """One program: all rows of BLOCK_N columns over a share of K_SHARE inputs.
 
-    SILU_MUL: weight holds the rows of gate, then those of up, 2 * N in all. SPLIT > 1: out is float32 [SPLIT, rows, N].
+    SILU_MUL: weight holds the rows of gate, then those of up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N].
     """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     share = tl.program_id(1)
     m = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     weight_rows = weight_ptr + n.to(tl.int64) * stride_weight + share * K_SHARE
-    if PREFETCH:
-        share_of_weight = weight_ptr + tl.program_id(0).to(tl.int64) * BLOCK_N * stride_weight + share * K_SHARE
-        _prefetch_rows(share_of_weight, stride_weight, BLOCK_N, K_SHARE * 2, THREADS)
-        if SILU_MUL:
-            _prefetch_rows(share_of_weight + N * stride_weight, stride_weight, BLOCK_N, K_SHARE * 2, THREADS)
     release_next(PDL)
     wait_for_previous(PDL)
     x_rows = x_ptr + m[:, None] * stride_x + share * K_SHARE + k[None, :]
@@ -84,7 +64,7 @@ def _linear_kernel(
         if SILU_MUL:
             up = tl.load(gate_rows + first + N * stride_weight, eviction_policy="evict_first")
             acc_up = tl.dot(x, up, acc=acc_up)
-    if SPLIT > 1:
+    if PARTIAL:
         out = out_ptr + (share * rows + m[:, None]).to(tl.int64) * N + n[None, :]
         tl.store(out, acc, mask=x_here)
     else:
@@ -97,11 +77,11 @@ def _linear_kernel(
         tl.store(out_ptr + m[:, None] * N + n[None, :], acc.to(kind), mask=x_here)
 
 
-def streams(x: Tensor, weight: Tensor, max_rows: int = 32) -> bool:
-    """Whether the kernels here take the product: few rows, 16-bit, widths in whole blocks."""
+def streams(x: Tensor, weight: Tensor) -> bool:
+    """Whether a stack of layers is faster with the kernels here than with cuBLAS (benchmarks/results/kernels)."""
     rows = x.numel() // x.shape[-1]
     return (
-        0 < rows <= max_rows
+        0 < rows <= (128 if weight.numel() <= _SMALL_WEIGHT else 64)
         and x.dtype in (torch.bfloat16, torch.float16)
         and weight.dtype == x.dtype
         and weight.stride(1) == 1
@@ -164,16 +144,16 @@ def _launch(
     *,
     split: int,
     silu_mul: bool,
-    block_m: int = 64,
     block_n: int = 32,
     block_k: int = BLOCK_K,
     num_warps: int = 4,
-    num_stages: int = 6,
-    prefetch: bool = True,
+    num_stages: int | None = None,
 ) -> None:
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, inputs = x.shape
+    # 64 rows even for one: the products then run as wgmma, which is faster than mma on a smaller tile.
+    block_m = 64 if rows <= 64 else 128
     pdl = dependent_launch()
     _linear_kernel[(columns // block_n, split)](
         x,
@@ -185,16 +165,14 @@ def _launch(
         weight.stride(0),
         N=columns,
         K_SHARE=inputs // split,
-        SPLIT=split if out.dtype != torch.float32 else max(split, 2),
+        PARTIAL=out.dtype == torch.float32,
         SILU_MUL=silu_mul,
         BIAS=bias is not None,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         PDL=pdl,
-        PREFETCH=pdl and prefetch,
-        THREADS=32 * num_warps,
         num_warps=num_warps,
-        num_stages=num_stages,
+        num_stages=num_stages or (6 if block_m == 64 else 4),
         **({"launch_pdl": True} if pdl else {}),
     )

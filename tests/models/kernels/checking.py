@@ -12,12 +12,17 @@ from torch import Tensor
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
     """||out - reference|| / ||reference||; NaN where out has one."""
-    difference = out.double() - reference.double()
-    return float(difference.norm() / reference.double().norm())
+    difference = out.double().cpu() - reference.double().cpu()
+    return float(difference.norm() / reference.double().cpu().norm())
 
 
 def wide(*tensors: Any) -> list[Any]:
-    """Floating tensors as float64, the rest as it is."""
+    """Tensors on the CPU, floating ones as float64; the rest as it is. Functions that dispatch run their reference."""
+    return [t.cpu() if isinstance(t, Tensor) else t for t in wide_in_place(*tensors)]
+
+
+def wide_in_place(*tensors: Any) -> list[Any]:
+    """Floating tensors as float64 on their device, for references at sizes that a CPU takes long for."""
     return [t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
 
 

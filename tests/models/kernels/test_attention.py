@@ -6,7 +6,7 @@ import torch
 from models.layers.attention import paged_decode_attention_reference, varlen_attention_reference
 from models.layers.kernels.paged_decode import paged_decode_attention_cuda
 from models.layers.kernels.varlen import varlen_attention_cuda
-from tests.models.kernels.checking import relative_error, replayed, wide
+from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
@@ -27,7 +27,7 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     k[52:], v[52:] = float("nan"), float("nan")
     scale = width**-0.5
     out = replayed(device, lambda: varlen_attention_cuda(q, k, v, cu_q, cu_k, scale, causal))
-    reference = varlen_attention_reference(*wide(q, k, v), cu_q, cu_k, scale, causal)
+    reference = varlen_attention_reference(*wide_in_place(q, k, v), cu_q, cu_k, scale, causal)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[46:].any()
 
@@ -82,7 +82,7 @@ def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) 
         device,
         lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
     )
-    reference = paged_decode_attention_reference(*wide(q, k_cache, v_cache), tables, lengths, page, scale)
+    reference = paged_decode_attention_reference(*wide_in_place(q, k_cache, v_cache), tables, lengths, page, scale)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[0].any()
 

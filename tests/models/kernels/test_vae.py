@@ -6,7 +6,7 @@ from torch import Tensor
 
 from models.layers.kernels.vae import residual_unit_cuda, snake_upsample_cuda
 from models.voxcpm2.vae_layers import residual_unit_reference, snake_upsample_reference
-from tests.models.kernels.checking import poisoned_allocations, relative_error, wide
+from tests.models.kernels.checking import poisoned_allocations, relative_error, wide_in_place
 
 TF32 = 1e-3
 
@@ -41,13 +41,13 @@ def check_unit(rows, width, length, dilation, device, precision, limit) -> None:
     slots = torch.randperm(rows + 3, device=device)[:rows]
     arguments = (x, alpha_in, weight, bias, dilation, alpha_out, *pointwise)
     wide_table = table.double()
-    expected = residual_unit_reference(*wide(*arguments), memory_of(wide_table, width, pad), slots)
+    expected = residual_unit_reference(*wide_in_place(*arguments), memory_of(wide_table, width, pad), slots)
     with poisoned_allocations():
         out = residual_unit_cuda(*arguments, memory_of(table, width, pad), slots, precision=precision)
         fresh = residual_unit_cuda(*arguments, precision=precision)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, residual_unit_reference(*wide(*arguments))) < limit
+    assert relative_error(fresh, residual_unit_reference(*wide_in_place(*arguments))) < limit
 
 
 def check_upsample(rows, width, length, stride, device, precision, limit) -> None:
@@ -61,13 +61,13 @@ def check_upsample(rows, width, length, stride, device, precision, limit) -> Non
     wide_table = table.double()
 
     arguments = (x, scale, shift, alpha, weight, bias, stride)
-    expected = snake_upsample_reference(*wide(*arguments), memory_of(wide_table, width, 1), slots)
+    expected = snake_upsample_reference(*wide_in_place(*arguments), memory_of(wide_table, width, 1), slots)
     with poisoned_allocations():
         out = snake_upsample_cuda(*arguments, memory_of(table, width, 1), slots, precision=precision)
         fresh = snake_upsample_cuda(*arguments, precision=precision)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, snake_upsample_reference(*wide(*arguments))) < limit
+    assert relative_error(fresh, snake_upsample_reference(*wide_in_place(*arguments))) < limit
 
 
 @pytest.mark.parametrize(("width", "length", "dilation"), [(32, 40, 1), (32, 20, 9), (64, 24, 3)])
