@@ -139,6 +139,13 @@ SPECS: tuple[MetricSpec, ...] = (
     _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", STEP, "model"),
     _counter("audio_streams_total", "Finished live streams (underrun: true, false).", "model", "underrun"),
     _histogram("audio_slack_seconds", "Least slack of any live stream, per tick.", SLACK, "model"),
+    _histogram(
+        "speech_part_duration_seconds",
+        "Device time of a step's part (prefill, tail, decode, vae, clip).",
+        STEP,
+        "model",
+        "part",
+    ),
     _counter("audio_generated_seconds_total", "Seconds of audio made.", "model"),
     _counter("speech_characters_total", "Characters spoken.", "model"),
     _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),

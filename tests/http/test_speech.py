@@ -306,28 +306,37 @@ def eventually(check: Any, seconds: float = 10.0) -> None:
         time.sleep(0.1)
 
 
-def long_request(seconds: int) -> bytes:
+def long_request() -> bytes:
+    """About a minute in segments of 2.4 s."""
     text = "This sentence is spoken again and again and again. " * 30
-    fields = {"input": text, "response_format": "pcm", "max_len": seconds * 6, "min_len": seconds * 6}
+    fields = {"input": text, "response_format": "pcm", "stream_format": "sse", "max_len": 15, "min_len": 15}
     body = json.dumps(fields).encode()
     return b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 def test_a_client_that_leaves_ends_its_stream(talker: RunningServer, http: httpx.Client) -> None:
     with socket.create_connection(("127.0.0.1", int(talker.url.rsplit(":", 1)[1]))) as connection:
-        connection.sendall(long_request(10))
+        connection.sendall(long_request())
         assert connection.recv(200).startswith(b"HTTP/1.1 200")
     eventually(lambda: in_flight(http) == 0 and talker.context.engine.in_flight == 0)
 
 
-def test_a_client_that_stops_reading_is_paused_and_then_dropped(talker: RunningServer, http: httpx.Client) -> None:
+def test_a_client_that_stops_reading_is_paused_and_then_dropped(
+    talker: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, pauses = talker.context.engine, []
+    send = engine.send
+    monkeypatch.setattr(engine, "send", lambda command: (pauses.append(command), send(command)))
+    # Accepted connections take their buffers' sizes from the listening socket.
+    talker.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", int(talker.url.rsplit(":", 1)[1])))
     with connection:
-        connection.sendall(long_request(60))
+        connection.sendall(long_request())
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
         eventually(lambda: in_flight(http) == 0 and talker.context.engine.in_flight == 0, 60)
+    assert pauses and pauses[0].paused
     assert talker.context.admission.in_flight == 0
 
 

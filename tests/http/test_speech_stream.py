@@ -193,7 +193,7 @@ async def freed(server: RunningServer) -> None:
 
 
 async def test_keys_are_asked_for(tmp_path: Path) -> None:
-    flags = {"model": (str(EMBEDDED / "voxcpm2"),), "voices_dir": tmp_path, "api_key": ("secret",)}
+    flags = {"model": (str(EMBEDDED / "voxcpm2"),), "voices_dir": tmp_path, "api_key": ("secret",), "max_running": 1}
     with running_server(load_catalog(load_settings(flags)), InlineLink, wait=False, **flags) as running:
         with pytest.raises(websockets.InvalidStatus):
             async with session(running):

@@ -34,6 +34,7 @@ from service.engine.messages import (
 )
 from service.engine.pages import PagePool
 from service.engine.speech.costs import CostModel
+from service.engine.speech.plans import pages_for, slot_state
 from service.engine.speech.references import ClipQueue
 from service.engine.speech.runner import (
     LAUNCH_ERRORS,
@@ -42,8 +43,6 @@ from service.engine.speech.runner import (
     PrefillError,
     SpeechRunner,
     Timing,
-    pages_for,
-    slot_state,
 )
 from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.sequence import SpeechSequence
@@ -362,12 +361,12 @@ class SpeechWorker:
 
     def _learn(self, flight: Flight, now: float) -> None:
         """Measured costs and metrics of a launch whose results have arrived."""
-        actual = 0.0
+        observe, actual = self._context.observations.observe, 0.0
         for timing in flight.timings:
             seconds = self._runner.clock.seconds(timing.start, timing.end)
             self._costs.observe(timing.kind, timing.solver_steps, timing.size, seconds)
+            observe("speech_part_duration_seconds", seconds, model=self.name, part=timing.kind)
             actual += seconds
-        observe = self._context.observations.observe
         observe("step_duration_seconds", now - flight.launched, model=self.name, kind=flight.kind, route=flight.route)
         if actual and flight.predicted:
             observe("step_prediction_ratio", actual / flight.predicted, model=self.name, kind=flight.kind)

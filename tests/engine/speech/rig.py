@@ -54,6 +54,7 @@ class WorkerRig:
             max_running=max_running,
             decode_buckets=tuple(buckets),
             first_audio_target=target,
+            max_speech_load=1e9,
             max_step_tokens=step_tokens,
             graphs=graphs,
         )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from models.voxcpm2.model import VoxCPM2, load_model
 from service.engine.messages import (
@@ -18,6 +21,8 @@ from service.engine.messages import (
     SpeechRequest,
     SpeechSegment,
 )
+from service.engine.speech.scheduler import Step
+from service.engine.worker import Control, Request
 from tests.engine.speech.rig import Heard, WorkerRig
 from tests.models.voxcpm2 import golden
 
@@ -304,3 +309,59 @@ def test_overload_is_answered_with_503_and_a_time(model: VoxCPM2) -> None:
     assert failed is not None and failed.status == 503 and failed.retry_after is not None and failed.retry_after >= 1
     rejected = [event for event in rig.observations.drain() if event.name == "speech_rejections_total"]
     assert [event.labels["reason"] for event in rejected] == ["first_audio"]
+
+
+def test_decode_rows_that_ride_in_every_prefill_change_nothing(
+    model: VoxCPM2, alone: dict[str, Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed steps whenever there is a prompt: the ragged backbone takes the decode rows along."""
+    rig = WorkerRig(model, golden.processor(), max_running=8, buckets=(3, 8), tokens=4096, step_tokens=16)
+    scheduler = rig.worker._scheduler
+    choose = scheduler.next_step
+
+    def mixed(start: float) -> Step | None:
+        step = choose(start)
+        if step is None or not step.prefills:
+            return step
+        prefilled = {chunk.stream for chunk in step.prefills}
+        riders = tuple(stream for stream in scheduler.running if stream.decodable and stream not in prefilled)
+        return Step(step.prefills, riders, step.predicted)
+
+    monkeypatch.setattr(scheduler, "next_step", mixed)
+    heard = rig.run({2 * i: [one] for i, one in enumerate(streams(8))})
+    for name, got in heard.items():
+        np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
+        np.testing.assert_allclose(got.audio, alone[name].audio, atol=AUDIO, rtol=0)
+    rig.assert_clean()
+    kinds = [event.labels["kind"] for event in rig.observations.drain() if event.name == "step_duration_seconds"]
+    assert kinds.count("mixed") > 4
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "pause", "go on"])))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arrivals=st.lists(st.integers(0, 8), min_size=6, max_size=6), events=EVENTS)
+def test_whoever_leaves_or_waits_the_others_are_as_if_alone(
+    rig: WorkerRig, alone: dict[str, Heard], arrivals: list[int], events: list[tuple[int, int, str]]
+) -> None:
+    requests = streams(6)
+    script: dict[int, list[Request | Control]] = defaultdict(list)
+    for one, turn in zip(requests, arrivals, strict=True):
+        script[turn].append(one)
+    for turn, number, event in events:
+        name = requests[number].request_id
+        script[turn].append(Abort(name) if event == "abort" else Pause(name, event == "pause"))
+    script[40] += [Pause(one.request_id, False) for one in requests]
+    aborted = {requests[number].request_id for turn, number, event in events if event == "abort"}
+    rig.heard.clear()
+    heard = rig.run(script)
+    for one in requests:
+        got, other = heard[one.request_id], alone[one.request_id]
+        if one.request_id not in aborted:
+            assert got.deltas[-1].finished
+        if got.patches:
+            expected = np.stack(other.patches)[: len(got.patches)]
+            np.testing.assert_allclose(np.stack(got.patches), expected, atol=HIDDEN, rtol=0)
+            np.testing.assert_allclose(got.audio, other.audio[: len(got.audio)], atol=AUDIO, rtol=0)
+    rig.assert_clean()

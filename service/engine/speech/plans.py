@@ -1,0 +1,110 @@
+"""What goes up to the device for a pass: host arrays from scheduled chunks and sequences, and the tables they fill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.protocol import Plan, SpeechModel
+from service.engine.speech.scheduler import PrefillChunk
+from service.engine.speech.sequence import SpeechSequence
+
+
+def pages_for(positions: int, page_size: int) -> int:
+    return -(-positions // page_size)
+
+
+def slot_state(model: SpeechModel, max_streams: int, max_pages: int, device: torch.device) -> dict[str, Tensor]:
+    """The model's tables and the block table, one row per slot and the scratch row."""
+    rows = max_streams + 1
+    state = {
+        name: torch.zeros((rows, *spec.shape), dtype=spec.dtype, device=device)
+        for name, spec in model.state_specs().items()
+    }
+    state["block_table"] = torch.zeros((rows, max_pages), dtype=torch.int32, device=device)
+    return state
+
+
+def slots_of(sequences: Sequence[SpeechSequence]) -> np.ndarray:
+    return np.array([sequence.stream.slot for sequence in sequences], dtype=np.int64)
+
+
+def slots_plan(slots: np.ndarray) -> Plan:
+    return Plan(arrays={"slots": slots}, needs={"rows": len(slots)})
+
+
+def ragged_plan(
+    chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], page_size: int, patch_shape: tuple[int, int]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int, int]:
+    """The model's inputs, the batch's arrays and the longest query and key segments of packed prompt chunks."""
+    ids, positions, audio_rows, patches, last, rows, keys = [], [], [], [], [], [], []
+    lengths_q, lengths_k = [], []
+    packed = 0
+    for chunk, sequence in chunks:
+        prompt = sequence.prompt
+        stop = chunk.start + chunk.length
+        mask = prompt.audio_mask[chunk.start : stop]
+        before = int(prompt.audio_mask[: chunk.start].sum())
+        at = np.arange(stop)
+        key_rows = np.array(sequence.stream.pages, dtype=np.int64)[at // page_size] * page_size + at % page_size
+        ids.append(prompt.token_ids[chunk.start : stop])
+        positions.append(at[chunk.start :])
+        audio_rows.append(packed + np.flatnonzero(mask))
+        patches.append(prompt.patches[before : before + int(mask.sum())])
+        rows.append(key_rows[chunk.start :])
+        keys.append(key_rows)
+        lengths_q.append(chunk.length)
+        lengths_k.append(stop)
+        packed += chunk.length
+        if chunk.last:
+            last.append(packed - 1)
+    plan = {
+        "token_ids": np.concatenate(ids),
+        "positions": np.concatenate(positions),
+        "audio_rows": np.concatenate(audio_rows),
+        "patches": np.concatenate([np.zeros((0, *patch_shape), np.float32), *patches]),
+        "last": np.array(last, dtype=np.int64),
+    }
+    batch = {
+        "slot_mapping": np.concatenate(rows),
+        "cu_seqlens_q": np.cumsum([0, *lengths_q], dtype=np.int32),
+        "cu_seqlens_k": np.cumsum([0, *lengths_k], dtype=np.int32),
+    }
+    if any(chunk.start for chunk, _ in chunks):
+        batch["key_rows"] = np.concatenate(keys)
+    return plan, batch, max(lengths_q), max(lengths_k)
+
+
+def seat_arrays(
+    sequences: Sequence[SpeechSequence], max_pages: int, patch_shape: tuple[int, int]
+) -> dict[str, np.ndarray]:
+    """Slot-state rows at the end of a prompt, as models.protocol.SpeechModel lists them."""
+    count = len(sequences)
+    prompts = [sequence.prompt for sequence in sequences]
+    last_patch = np.zeros((count, *patch_shape), dtype=np.float32)
+    block_table = np.zeros((count, max_pages), dtype=np.int32)
+    for row, sequence in enumerate(sequences):
+        if sequence.prompt.audio_mask[-1]:
+            last_patch[row] = sequence.prompt.patches[-1]
+        block_table[row, : len(sequence.stream.pages)] = sequence.stream.pages
+
+    def per_row(values: Sequence[float], dtype: type) -> np.ndarray:
+        return np.array(values, dtype=dtype)
+
+    return {
+        "slots": slots_of(sequences),
+        "last_patch": last_patch,
+        "block_table": block_table,
+        "length": per_row([len(prompt.token_ids) for prompt in prompts], np.int32),
+        "step": np.zeros(count, dtype=np.int32),
+        "fresh": np.zeros(count, dtype=np.bool_),
+        "active": np.ones(count, dtype=np.bool_),
+        "min_patches": per_row([prompt.min_patches for prompt in prompts], np.int32),
+        "max_patches": per_row([prompt.max_patches for prompt in prompts], np.int32),
+        "seed": per_row([sequence.seed for sequence in sequences], np.int64),
+        "cfg": per_row([sequence.request.cfg_value for sequence in sequences], np.float32),
+        "temperature": per_row([sequence.request.temperature for sequence in sequences], np.float32),
+    }

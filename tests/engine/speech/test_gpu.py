@@ -1,0 +1,80 @@
+"""The worker on a GPU: real graphs, real events, the same audio; and what its own timing says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from models.voxcpm2.model import VoxCPM2, load_model
+from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.test_worker import HIDDEN, request, segment, streams
+from tests.models.voxcpm2 import golden
+
+pytestmark = pytest.mark.gpu
+
+CODEC = 2e-3
+"""Relative error of the codec, whose products run in TF32 on CUDA as the published code runs them."""
+
+
+@pytest.fixture(scope="module")
+def model() -> VoxCPM2:
+    model = load_model(golden.DIRECTORY, torch.device("cuda"), torch.float32)
+    model.network.stop_head.weight.data.zero_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def alone(model: VoxCPM2) -> dict[str, Heard]:
+    rig = WorkerRig(model, golden.processor(), graphs=False, device="cuda")
+    for one in streams(33):
+        rig.alone(one)
+    return dict(rig.heard)
+
+
+@pytest.mark.parametrize("count, buckets", [(1, (1,)), (2, (2,)), (7, (1, 4, 8)), (16, (4, 16)), (33, (8, 24, 48))])
+def test_streams_that_come_and_go_equal_themselves_alone(
+    model: VoxCPM2, alone: dict[str, Heard], count: int, buckets: tuple[int, ...]
+) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        rig = WorkerRig(
+            model,
+            golden.processor(),
+            max_running=count,
+            buckets=buckets,
+            tokens=8192,
+            step_tokens=48,
+            target=1e6,
+            device="cuda",
+        )
+        arrivals, a_turn = streams(count), 1 + count // 8
+        heard = rig.run({i: arrivals[a_turn * i : a_turn * (i + 1)] for i in range(-(-count // a_turn))})
+    assert len(heard) == count
+    for name, got in heard.items():
+        np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
+        error = np.linalg.norm(got.audio - alone[name].audio) / np.linalg.norm(alone[name].audio)
+        assert error < CODEC
+    rig.assert_clean()
+    routes = {
+        (event.labels["kind"], event.labels["route"])
+        for event in rig.observations.drain()
+        if event.name == "steps_total"
+    }
+    assert {("decode", "replay"), ("tail", "replay"), ("vae", "replay")} <= routes
+    assert ("decode", "eager") not in routes and ("vae", "eager") not in routes
+
+
+def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None:
+    """From the second stream on; the cost model learns from events on the device."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        rig = WorkerRig(model, golden.processor(), buckets=(1, 4), device="cuda")
+        rig.alone(request("warm", segment("Two red boats.", 30)))
+        rig.observations.drain()
+        rig.alone(request("measured", segment("Two red boats.", 60)))
+    ratios = [
+        event.value
+        for event in rig.observations.drain()
+        if event.name == "step_prediction_ratio" and event.labels["kind"] == "decode"
+    ]
+    assert len(ratios) > 50
+    assert 0.7 < float(np.median(ratios)) < 1.4
