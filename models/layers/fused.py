@@ -59,9 +59,9 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear; on a GPU, few rows stream through a kernel of their own."""
     if x.is_cuda:
-        from models.layers.kernels.linear import linear_cuda, streams
+        from models.layers.kernels.linear import linear_cuda, streams_alone
 
-        if streams(x, weight):
+        if streams_alone(x, weight):
             return linear_cuda(x, weight, bias)
     return F.linear(x, weight, bias)
 

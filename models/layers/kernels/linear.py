@@ -90,6 +90,11 @@ def streams(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def streams_alone(x: Tensor, weight: Tensor) -> bool:
+    """The same without an epilogue to gain from: cuBLAS is faster at the larger weights (Qwen2-VL-7B's qkv)."""
+    return weight.numel() <= _SMALL_WEIGHT and streams(x, weight)
+
+
 def linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None, **tiles: Any) -> Tensor:
     """x [..., K], weight [N, K] -> [..., N]."""
     rows = x.reshape(-1, x.shape[-1])
