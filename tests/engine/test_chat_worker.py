@@ -14,6 +14,7 @@ import torch
 from service.engine.engine import HEARTBEAT, Engine
 from service.engine.messages import ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
 from service.engine.scheduler import priority
+from service.graphs.audit import audit
 from tests.support.devices import DEVICES
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import CONTEXT, VOCABULARY, tiny_item, tiny_prompt
@@ -345,3 +346,12 @@ def test_logprobs_are_reported_where_asked() -> None:
     for token, info in zip(engine.tokens("two"), infos["two"], strict=True):
         assert info.top[0] == (token, pytest.approx(info.logprob)) and len(info.top) == 2 and info.logprob < 0
     assert all(info.top == () for info in infos["chosen"])
+
+
+def test_every_recorded_step_passes_the_audit() -> None:
+    engine = InlineEngine(graphs=False)
+    for runner in (engine.worker._vision.runner, *engine.worker._runner.graph_runners):
+        for capacity in (runner.ladder[0], runner.ladder[-1]):
+            outputs = audit(runner.capturable, capacity)
+            rows = next(iter(capacity.values()))
+            assert {spec.shape[0] for spec in outputs.values()} <= {rows, rows // 2}

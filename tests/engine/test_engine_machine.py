@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from models.media import Prompt
 from tests.support.inline_engine import InlineEngine
-from tests.support.tiny_chat import tiny_item, tiny_prompt
+from tests.support.tiny_chat import TinyChat, tiny_item, tiny_model, tiny_prompt
 
 SHARED_TEXT = tuple(range(3, 15))
 SAMPLING: dict[str, dict[str, object]] = {
@@ -55,9 +55,14 @@ ASKS = st.builds(
 
 
 @cache
+def model() -> TinyChat:
+    return tiny_model()
+
+
+@cache
 def alone(ask: Ask) -> tuple[tuple[int, ...], str | None]:
     """Tokens and finish reason from an engine without recordings, prefix hits or company."""
-    engine = InlineEngine(graphs=False, page_size=16)
+    engine = InlineEngine(model(), graphs=False, page_size=16)
     engine.submit("alone", ask.prompt(), **ask.params())
     engine.run()
     return tuple(engine.tokens("alone")), engine.finish_reason("alone")
@@ -77,7 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.mode = torch.inference_mode()
         self.mode.__enter__()
-        self.engine = InlineEngine(num_pages=16, max_running=3, max_step_tokens=12, encoder_cache_bytes=4096)
+        self.engine = InlineEngine(model(), num_pages=16, max_running=3, max_step_tokens=12, encoder_cache_bytes=4096)
         self.sent: list[Sent] = []
 
     @rule(target=requests, ask=ASKS)
@@ -128,5 +133,5 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
