@@ -30,6 +30,8 @@ router = APIRouter()
 LARGE_BODY = 1 << 18
 """Bytes above which a body is parsed in a thread."""
 WAV_HEADER = 44
+MAX_WHOLE_CHARS = 4096
+"""Longer texts are only streamed: an answer that is sent whole is held in memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +83,8 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
         raise bad_request(f"input: has {len(body.input)} characters; at most {most} are taken.", "input")
     if body.stream is False and body.stream_format == "sse":
         raise bad_request("stream: events are always streamed.", "stream")
+    if body.stream is False and len(body.input) > MAX_WHOLE_CHARS:
+        raise bad_request(f"stream: a text of more than {MAX_WHOLE_CHARS} characters must be streamed.", "stream")
     job = await prepare(context, body, record, default_format="mp3")
 
     def build() -> tuple[SpeechRequest, list[str]]:

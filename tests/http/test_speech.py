@@ -274,6 +274,13 @@ def test_what_does_not_fit_is_named(http: httpx.Client, fields: dict[str, Any], 
     assert len(answer.content) < 1000
 
 
+def test_a_long_text_is_not_held_in_memory_whole(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.api.speech.MAX_WHOLE_CHARS", 5)
+    refused = speak(http, stream=False)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+    assert speak(http).status_code == 200
+
+
 def test_unknown_models_and_voices(http: httpx.Client) -> None:
     assert speak(http, model="nobody").status_code == 404
     answer = speak(http, voice="nobody")

@@ -325,7 +325,7 @@ class SpeechRunner:
         """A prompt of audio positions alone, the costliest, whose keys go to the scratch page."""
         arrays: dict[str, np.ndarray] = {
             "token_ids": np.zeros(length, dtype=np.int64),
-            "positions": np.arange(length),
+            "positions": np.arange(length) % self.model.max_positions,
             "audio_rows": np.arange(length),
             "patches": np.zeros((length, *self.model.patch_shape), dtype=np.float32),
             "last": np.array([length - 1]),

@@ -268,6 +268,8 @@ class SpeechScheduler:
         """
         policy = self.policy
         chunks: list[PrefillChunk] = []
+        # After the prefill, each listener's next patch is a step away.
+        rounds = self._round_bound(slacks)
         for stream in candidates:
             own = slacks.get(stream, stream.arrival + policy.first_audio_target - start)
             others = [slack for other, slack in slacks.items() if other is not stream and (slack >= 0 or slack < own)]
@@ -277,7 +279,7 @@ class SpeechScheduler:
                 break
             length = min(stream.prompt_left, policy.prefill_tokens - sum(chunk.length for chunk in chunks))
             forced = stream in slacks and own <= budget + policy.guard
-            while length > 0 and not forced and self._after(chunks, stream, length, slacks) > budget:
+            while length > 0 and not forced and self._grown_bound(chunks, stream, length) + rounds > budget:
                 length = length // 2 if length // 2 >= policy.min_chunk else 0
             if length <= 0:
                 break
@@ -286,13 +288,14 @@ class SpeechScheduler:
             return None
         return self._with_riders(chunks, slacks)
 
-    def _after(self, chunks: Sequence[PrefillChunk], stream: Stream, length: int, slacks: dict[Stream, float]) -> float:
-        """Bound of the seconds until the decoding rows have their next patch when this chunk is let in first."""
-        grown = [*chunks, PrefillChunk(stream, stream.prefilled, length)]
-        prefill = self._chunks_cost(grown, (), bound=True)
-        decoding = Counter(s.solver_steps for s in slacks if s.phase is Phase.DECODE)
-        rounds = sum(self.decode_bound(steps, min(n, self.policy.buckets[-1])) for steps, n in decoding.items())
-        return prefill + rounds
+    def _grown_bound(self, chunks: Sequence[PrefillChunk], stream: Stream, length: int) -> float:
+        return self._chunks_cost([*chunks, PrefillChunk(stream, stream.prefilled, length)], (), bound=True)
+
+    def _round_bound(self, slacks: dict[Stream, float]) -> float:
+        """Seconds that one step of every listener who is decoding rarely exceeds."""
+        decoding = Counter(stream.solver_steps for stream in slacks if stream.phase is Phase.DECODE)
+        largest = self.policy.buckets[-1]
+        return sum(self.decode_bound(steps, min(count, largest)) for steps, count in decoding.items())
 
     def _with_riders(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
         """Rows that would have to run right after the prefill anyway run inside it: the tail and the VAE are shared."""
@@ -310,9 +313,8 @@ class SpeechScheduler:
     def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
         """The group of one solver-step value whose listener is nearest to silence, in the bucket that pays best.
 
-        While a listener waits for a slot or pages, rows that can spare
-        the time go by what they have left to do, so that one ends soon. cheapest: new streams wait for slack, so take
-        no more than the rows that need it.
+        While a listener waits for a slot or pages, rows that can spare the time go by what they have left to do, so
+        that one ends soon. cheapest: new streams wait for slack, so take no more than the rows that need it.
         """
         policy = self.policy
         ready = [stream for stream in self._running if stream.decodable]

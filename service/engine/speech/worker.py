@@ -56,7 +56,7 @@ FIRST_AUDIO_TARGET = 2.0
 MAX_LOAD = 0.8
 """On a GPU, where the operator names none. A CPU is for trying things out: it refuses nobody for being slow."""
 IN_FLIGHT = 2
-LEAD = 0.003
+LEAD = 0.004
 """Seconds before the running step's end at which the next one is chosen: late enough for what arrives meanwhile."""
 POLL = 0.0003
 
