@@ -9,15 +9,23 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
-"""A peer that vanished without a word is noticed within a minute (s, s, count, ms); not every platform has all."""
+OPTIONS = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 60_000,
+    "TCP_NOTSENT_LOWAT": 1 << 17,
+}
+"""A peer that vanished without a word is noticed within a minute (s, s, count, ms). Of what a client does not read the
+kernel keeps 128 KiB, not megabytes: minutes of audio would lie there before a stream could be paused. Not every
+platform has all of them."""
 MOST_DESCRIPTORS = 1 << 16
 
 
-def notice_vanished_peers(listener: socket.socket) -> None:
-    """Accepted sockets inherit these options."""
+def set_options(listener: socket.socket) -> None:
+    """Accepted sockets inherit them."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE.items():
+    for name, value in OPTIONS.items():
         if hasattr(socket, name):
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

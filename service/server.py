@@ -18,7 +18,7 @@ from rich.panel import Panel
 from service.api.app import create_app, create_context
 from service.api.context import ServerContext
 from service.catalog import DEMO_NOTICE, Catalog, engine_config
-from service.connections import BoundedConnection, notice_vanished_peers, raise_descriptor_limit
+from service.connections import BoundedConnection, raise_descriptor_limit, set_options
 from service.engine.client import EngineError
 from service.engine.config import EngineConfig
 from service.engine.messages import EngineState
@@ -136,7 +136,7 @@ def bind(settings: Settings) -> socket.socket:
         raise SettingsError(
             f"host, port: {settings.host}:{settings.port} cannot be bound ({error.strerror})"
         ) from error
-    notice_vanished_peers(listener)
+    set_options(listener)
     return listener
 
 
