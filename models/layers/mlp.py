@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.packed import quick_gelu
+from models.layers.packed import linear_quick_gelu
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
@@ -28,7 +28,7 @@ class MLP(nn.Module):
 
 def _activated_linear(x: Tensor, linear: nn.Linear, activation: Activation) -> Tensor:
     if activation == "quick_gelu":
-        return quick_gelu(linear(x))
+        return linear_quick_gelu(x, linear.weight, linear.bias)
     if activation == "gelu_tanh" and x.is_cuda and x.dtype != torch.float32:
         # cuBLASLt applies bias and the tanh form to the product before it is rounded: no kernel of its own.
         return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)

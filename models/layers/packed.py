@@ -45,13 +45,14 @@ def rotate_packed(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> None
     turned.copy_(rotate_half_split(turned, cos, sin))
 
 
-def quick_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x), in place on a GPU: the caller gives x away."""
+def linear_quick_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """y * sigmoid(1.702 y) of y = F.linear(x, weight, bias), x [n, k]."""
     if x.is_cuda:
-        from models.layers.kernels.packed import quick_gelu_cuda
+        from models.layers.kernels.packed import add_quick_gelu_cuda
 
-        return quick_gelu_cuda(x)
-    return x * torch.sigmoid(1.702 * x)
+        return add_quick_gelu_cuda(F.linear(x, weight), bias)
+    y = F.linear(x, weight, bias)
+    return y * torch.sigmoid(1.702 * y)
 
 
 def byte_lookup(pixels: Tensor, table: Tensor) -> Tensor:

@@ -129,24 +129,32 @@ def rotate_packed_cuda(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) ->
 
 
 @triton.jit
-def _quick_gelu_kernel(x_ptr, total, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    release_next(PDL)
-    wait_for_previous(PDL)
+def _add_quick_gelu_kernel(x_ptr, bias_ptr, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = index < total
-    x = tl.load(x_ptr + index, mask=here, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + index % WIDTH, mask=here, other=0.0).to(tl.float32)
+    release_next(PDL)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + index, mask=here, other=0.0).to(tl.float32) + bias
     tl.store(x_ptr + index, (x * tl.sigmoid(1.702 * x)).to(x_ptr.dtype.element_ty), mask=here)
 
 
-def quick_gelu_cuda(x: Tensor) -> Tensor:
-    """In place; rounded once, where op by op PyTorch rounds three times."""
+def add_quick_gelu_cuda(x: Tensor, bias: Tensor) -> Tensor:
+    """quick GELU of x [n, width] + bias, in place; rounded once, where op by op PyTorch rounds three times."""
     if not x.is_contiguous():
         raise ValueError(f"quick GELU: x must be contiguous, strides {x.stride()}")
     total = x.numel()
     if total:
         pdl = dependent_launch()
-        _quick_gelu_kernel[(triton.cdiv(total, 2048),)](
-            x, total, BLOCK=2048, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {})
+        _add_quick_gelu_kernel[(triton.cdiv(total, 2048),)](
+            x,
+            bias,
+            total,
+            WIDTH=bias.shape[0],
+            BLOCK=2048,
+            PDL=pdl,
+            num_warps=4,
+            **({"launch_pdl": True} if pdl else {}),
         )
     return x
 

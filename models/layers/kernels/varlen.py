@@ -124,7 +124,8 @@ def _varlen_kernel(
     Segment i owns the tiles from cu_q[i] // BLOCK_M + i on, which are always enough for its rows, so that the grid
     follows from num_rows and num_segments alone. The rows behind the last segment count as one more, written as zero.
     """
-    tile, head = tl.program_id(0), tl.program_id(1)
+    # Heads first: the tiles without rows come last and leave no gaps among those with work.
+    head, tile = tl.program_id(0), tl.program_id(1)
     started = 0
     for base in range(0, num_segments + 1, BLOCK_S):
         index = base + tl.arange(0, BLOCK_S)
@@ -215,7 +216,7 @@ def varlen_attention_cuda(
     segments = cu_seqlens_q.shape[0] - 1
     if num_rows == 0:
         return out
-    _varlen_kernel[(num_rows // block_m + segments + 1, heads)](
+    _varlen_kernel[(heads, num_rows // block_m + segments + 1)](
         q,
         k,
         v,

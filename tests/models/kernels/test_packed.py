@@ -7,8 +7,8 @@ from torch import nn
 from models.layers import packed
 from models.layers.kernels.packed import (
     add_layer_norm_cuda,
+    add_quick_gelu_cuda,
     byte_lookup_cuda,
-    quick_gelu_cuda,
     rotary_cos_sin_cuda,
     rotate_packed_cuda,
 )
@@ -58,8 +58,9 @@ def test_rotate_packed(device, heads, width) -> None:
 
 
 def test_quick_gelu(device) -> None:
-    x = torch.randn(3, 1000, device=device) * 3
-    assert relative_error(replayed(device, lambda: quick_gelu_cuda(x * 1)), packed.quick_gelu(*wide(x))) < 1e-6
+    x, bias = torch.randn(3, 1000, device=device) * 3, torch.randn(1000, device=device)
+    expected = packed.linear_quick_gelu(*wide(x, torch.eye(1000), bias))
+    assert relative_error(replayed(device, lambda: add_quick_gelu_cuda(x * 1, bias)), expected) < 1e-6
 
 
 @pytest.mark.parametrize("channels", [1, 3])

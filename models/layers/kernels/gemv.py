@@ -1,0 +1,153 @@
+"""Products of single vectors, on plain arithmetic units: bound by reading the weight once, with what stands before and
+after the product inside. Twins: F.linear around models.layers.fused.rms_norm, silu_mul and the residual sum.
+
+A vector may take its weight from a stack by an index that is read on the device (the experts of a mixture).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+
+
+@triton.jit
+def _gemv_kernel(
+    x_ptr,
+    weight_ptr,
+    index_ptr,
+    bias_ptr,
+    norm_ptr,
+    residual_ptr,
+    out_ptr,
+    eps,
+    stride_x,
+    stride_weight,
+    stride_expert,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    X_DIV: tl.constexpr,
+    INDEXED: tl.constexpr,
+    NORM: tl.constexpr,
+    SILU_MUL: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PADDED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCK_N outputs of one vector. SILU_MUL: the weight holds the rows of gate, then those of up."""
+    vector = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    rows = weight_ptr + n.to(tl.int64)[:, None] * stride_weight + k[None, :]
+    if INDEXED:
+        release_next(PDL)
+        wait_for_previous(PDL)
+        rows += tl.load(index_ptr + vector) * stride_expert
+    here = k[None, :] < K
+    # Weights of the first block are on their way before the kernel before has ended.
+    first = tl.load(rows, mask=here, other=0.0)
+    first_up = first
+    if SILU_MUL:
+        first_up = tl.load(rows + N * stride_weight, mask=here, other=0.0)
+    if not INDEXED:
+        release_next(PDL)
+        wait_for_previous(PDL)
+    x_row = x_ptr + vector // X_DIV * stride_x
+    rstd = 1.0
+    if NORM:
+        everywhere = tl.arange(0, PADDED)
+        wide = tl.load(x_row + everywhere, mask=everywhere < K, other=0.0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(wide * wide, 0) / K + eps)
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    acc_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for block in tl.static_range(0, (K + BLOCK_K - 1) // BLOCK_K):
+        column = block * BLOCK_K + k
+        x = tl.load(x_row + column, mask=column < K, other=0.0)
+        if NORM:
+            x = (x.to(tl.float32) * rstd).to(x.dtype) * tl.load(norm_ptr + column, mask=column < K, other=0.0)
+        if block == 0:
+            weight = first
+            weight_up = first_up
+        else:
+            weight = tl.load(rows + block * BLOCK_K, mask=column[None, :] < K, other=0.0)
+            weight_up = weight
+            if SILU_MUL:
+                weight_up = tl.load(rows + block * BLOCK_K + N * stride_weight, mask=column[None, :] < K, other=0.0)
+        acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
+        if SILU_MUL:
+            acc_up += weight_up.to(tl.float32) * x.to(tl.float32)[None, :]
+    kind = out_ptr.dtype.element_ty
+    total = tl.sum(acc, 1)
+    if BIAS:
+        total += tl.load(bias_ptr + n).to(tl.float32)
+    if SILU_MUL:
+        gate = total.to(kind).to(tl.float32)
+        up = tl.sum(acc_up, 1).to(kind).to(tl.float32)
+        total = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32) * up
+    if ADD:
+        total = total.to(kind).to(tl.float32) + tl.load(residual_ptr + vector * N + n).to(tl.float32)
+    tl.store(out_ptr + vector * N + n, total.to(kind))
+
+
+def gemv_cuda(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    index: Tensor | None = None,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    silu_mul: bool = False,
+    fan_out: int = 1,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """residual + linear(rms_norm(x)) of each row, or silu(gate) * up of it: x [v, K], weight [N or 2 N, K] -> [v, N].
+
+    index int64 [v * fan_out]: weight is [experts, N or 2 N, K], and row i // fan_out of x meets weight index[i]. norm:
+    its weight [K] and eps. residual [v, N], contiguous.
+    """
+    inputs = weight.shape[-1]
+    outputs = weight.shape[-2] // (2 if silu_mul else 1)
+    vectors = x.shape[0] if index is None else index.shape[0]
+    out = torch.empty((vectors, outputs), device=x.device, dtype=out_dtype or x.dtype)
+    if vectors == 0:
+        return out
+    block_k = 1024 if inputs % 1024 == 0 or inputs > 2048 else 512
+    block_n = 4096 // block_k // (2 if silu_mul else 1)
+    if outputs % block_n or x.stride(1) != 1 or weight.stride(-1) != 1:
+        raise ValueError(f"gemv: {outputs} outputs must be blocks of {block_n}, rows of x and weight contiguous")
+    pdl = dependent_launch()
+    _gemv_kernel[(outputs // block_n, vectors)](
+        x,
+        weight,
+        index if index is not None else x,
+        bias if bias is not None else x,
+        norm[0] if norm is not None else x,
+        residual if residual is not None else x,
+        out,
+        norm[1] if norm is not None else 0.0,
+        x.stride(0),
+        weight.stride(-2),
+        weight.stride(0) if index is not None else 0,
+        N=outputs,
+        K=inputs,
+        X_DIV=fan_out,
+        INDEXED=index is not None,
+        NORM=norm is not None,
+        SILU_MUL=silu_mul,
+        BIAS=bias is not None,
+        ADD=residual is not None,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        PADDED=triton.next_power_of_2(inputs),
+        PDL=pdl,
+        num_warps=4,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+    return out

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from models.layers.fused import rms_norm_reference, silu_mul_reference
+from models.layers.kernels.gemv import gemv_cuda
+from models.layers.kernels.moe import combine_cuda, route_cuda
+from models.layers.moe import SigmoidRouter
+from tests.models.kernels.checking import relative_error, replayed, wide
+
+EPS = 1e-5
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(1536, 16), (2048, 8), (2816, 8), (96, 16)])
+def test_gemv(device, inputs, outputs) -> None:
+    x, weight = torch.randn(1, inputs, device=device), torch.randn(2 * outputs, inputs, device=device) * inputs**-0.5
+    bias, residual, norm = (torch.randn(s, device=device) for s in ((2 * outputs,), (1, 2 * outputs), (inputs,)))
+    normed = rms_norm_reference(*wide(x, norm), EPS)
+    out = replayed(device, lambda: gemv_cuda(x, weight, bias, norm=(norm, EPS), residual=residual))
+    expected = F.linear(normed, *wide(weight, bias)) + residual.double().cpu()
+    assert relative_error(out, expected) < 2e-6
+    out = replayed(device, lambda: gemv_cuda(x, weight, norm=(norm, EPS), silu_mul=True))
+    assert relative_error(out, silu_mul_reference(F.linear(normed, *wide(weight)))) < 2e-6
+
+
+@pytest.mark.parametrize("fan_out", [1, 3])
+def test_gemv_of_chosen_weights(device, fan_out) -> None:
+    x, weight = torch.randn(6 // fan_out, 96, device=device), torch.randn(5, 16, 96, device=device)
+    index = torch.tensor([4, 0, 1, 1, 3, 4], device=device)
+    out = replayed(device, lambda: gemv_cuda(x, weight, index=index, fan_out=fan_out))
+    wide_x, wide_weight = wide(x, weight)
+    expected = torch.stack([wide_weight[int(e)] @ wide_x[i // fan_out] for i, e in enumerate(index)])
+    assert relative_error(out, expected) < 2e-6
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_route_and_combine(device, normalise) -> None:
+    router = SigmoidRouter(32, 12, 5, 2.5, normalise=normalise).requires_grad_(False)
+    router.weight.normal_()
+    router.bias.normal_(std=0.3)
+    x = torch.randn(7, 32)
+    expected_weights, expected_experts = router(x)
+    logits = F.linear(x, router.weight).to(device)
+    bias = router.bias.to(device)
+    weights, experts = replayed(device, lambda: route_cuda(logits, bias, 5, 2.5, normalise))
+    spread = torch.zeros(7, 12).scatter(1, experts.cpu(), weights.cpu())
+    assert relative_error(spread, torch.zeros(7, 12).scatter(1, expected_experts, expected_weights)) < 1e-6
+    chosen, shared = torch.randn(35, 700, device=device), torch.randn(7, 700, device=device)
+    out = replayed(device, lambda: combine_cuda(chosen, weights, shared))
+    wide_chosen, wide_weights, wide_shared = wide(chosen, weights, shared)
+    expected = torch.einsum("nkw,nk->nw", wide_chosen.view(7, 5, 700), wide_weights) + wide_shared
+    assert relative_error(out, expected) < 1e-6
