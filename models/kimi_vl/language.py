@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.kimi_vl.config import TextConfig
+from models.layers.fused import add_rms_norm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
 from models.layers.mlp import SwiGLU
@@ -16,7 +20,7 @@ from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 
 
 class LatentBlock(nn.Module):
-    """x += attention(norm(x)); x += mlp(norm(x)), the mlp dense or a mixture of experts."""
+    """Parameters of x += attention(norm(x)); x += mlp(norm(x)), the mlp dense or a mixture of experts."""
 
     def __init__(self, config: TextConfig, layer: int) -> None:
         super().__init__()
@@ -39,10 +43,6 @@ class LatentBlock(nn.Module):
             self.mlp = MixtureOfExperts(
                 router, Experts(config.n_routed_experts, width, inner), SwiGLU(width, inner * config.n_shared_experts)
             )
-
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotary, layer, batch)
-        return x + self.mlp(self.mlp_norm(x))
 
 
 class LatentDecoder(nn.Module):
@@ -71,9 +71,14 @@ class LatentDecoder(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         rotary = rotary_cos_sin(positions[0], self.frequencies)
-        for index, layer in enumerate(self.layers):
-            hidden = layer(hidden, rotary, index, batch)
-        return self.norm(hidden)
+        layers = cast("Sequence[LatentBlock]", self.layers)
+        norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
+        normed = layers[0].attention_norm(hidden)
+        for index, (layer, following) in enumerate(zip(layers, norms, strict=True)):
+            attended = layer.attention(normed, rotary, index, batch)
+            normed, hidden = add_rms_norm(attended, hidden, layer.mlp_norm.weight, layer.mlp_norm.eps)
+            normed, hidden = add_rms_norm(layer.mlp(normed), hidden, following.weight, following.eps)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.head.weight)

@@ -47,8 +47,11 @@ class SelfAttention(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
+        return self.split(linear(x, self.qkv.weight, self.qkv.bias))
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
-        heads = linear(x, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, config.head_dim))
+        heads = qkv.unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -72,6 +75,8 @@ def run_blocks(blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: 
     Every residual sum is made together with the norm that reads it.
     """
     layers = list(blocks)
+    if x.is_cuda and x.shape.numel() == x.shape[-1]:
+        return _run_vector(layers, x, final_norm, attend)
     norms = [*(block.attention_norm for block in layers[1:]), final_norm]
     normed = layers[0].attention_norm(x)
     for index, (block, following) in enumerate(zip(layers, norms, strict=True)):
@@ -80,6 +85,22 @@ def run_blocks(blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: 
         hidden = linear_silu_mul(normed, block.mlp.gate_up.weight)
         normed, x = _add_norm(block.mlp.down, hidden, x, following)
     return normed
+
+
+def _run_vector(layers: list[Block], x: Tensor, final_norm: RMSNorm, attend: Attend) -> Tensor:
+    """One position on a GPU: norms, SwiGLU and residual sums inside the products."""
+    from models.layers.kernels.gemv import gemv_cuda
+
+    shape, x = x.shape, x.reshape(1, -1)
+    for index, block in enumerate(layers):
+        attention, mlp, norms = block.attention, block.mlp, (block.attention_norm, block.mlp_norm)
+        before_attention, before_mlp = ((norm.weight, norm.eps) for norm in norms)
+        qkv = gemv_cuda(x, attention.qkv.weight, attention.qkv.bias, norm=before_attention)
+        attended = attend(*attention.split(qkv.view(*shape[:-1], -1)), index).reshape(1, -1)
+        x = gemv_cuda(attended, attention.out.weight, attention.out.bias, residual=x)
+        hidden = gemv_cuda(x, mlp.gate_up.weight, norm=before_mlp, silu_mul=True)
+        x = gemv_cuda(hidden, mlp.down.weight, residual=x)
+    return final_norm(x.view(shape))
 
 
 def _add_norm(layer: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.attention import paged_decode_attention, varlen_attention
+from models.layers.fused import linear, rms_norm_reference
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
 from models.layers.rotary import rotate_half_split
@@ -56,8 +57,12 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
         """x [n, width] packed as `batch` says -> [n, width]; stores the new latents."""
         config = self.config
-        q_nope, q_rope = self.q(x).unflatten(-1, (config.num_heads, -1)).split((config.nope_dim, config.rope_dim), -1)
-        latent, k_rope = self.kv_down(x).split((config.rank, config.rope_dim), -1)
+        q = linear(x, self.q.weight, None).unflatten(-1, (config.num_heads, -1))
+        kv = linear(x, self.kv_down.weight, None)
+        if x.shape[0] == batch.num_decode_rows:
+            return linear(self._absorbed(q, kv, rotary, layer, batch).flatten(-2), self.out.weight, None)
+        q_nope, q_rope = q.split((config.nope_dim, config.rope_dim), -1)
+        latent, k_rope = kv.split((config.rank, config.rope_dim), -1)
         q_rope = rotate_half_split(q_rope, *rotary)
         k_rope = rotate_half_split(k_rope[:, None], *rotary)
         rows = torch.cat((self.latent_norm(latent)[:, None], k_rope), dim=-1)
@@ -71,6 +76,28 @@ class LatentAttention(nn.Module):
             keys = rows[decodes:] if batch.key_rows is None else cache[batch.key_rows]
             outputs.append(self._prefill(q_nope[decodes:], q_rope[decodes:], keys, batch))
         return self.out((outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(-2))
+
+    def _absorbed(self, q: Tensor, kv: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
+        """q [n, heads, nope + rope] and kv [n, rank + rope] of decode rows alone -> [n, heads, value_dim]."""
+        assert batch.block_tables is not None and batch.seq_lens is not None
+        config, cache = self.config, batch.caches[layer]["latent"]
+        norm = self.latent_norm
+        query = q.new_empty((q.shape[0], config.num_heads, config.rank + config.rope_dim))
+        rotate_and_cache_latent(q, kv, norm.weight, norm.eps, rotary, query, cache, batch.slot_mapping)
+        key_up, value_up = self._up_projections()
+        torch.bmm(q[..., : config.nope_dim].transpose(0, 1), key_up, out=query[..., : config.rank].transpose(0, 1))
+        attended = paged_decode_attention(
+            query,
+            cache,
+            cache[..., : config.rank],
+            batch.block_tables,
+            batch.seq_lens,
+            batch.page_size,
+            scale=config.scale,
+        )
+        values = q.new_empty((q.shape[0], config.num_heads, config.value_dim))
+        torch.bmm(attended.transpose(0, 1), value_up.transpose(1, 2), out=values.transpose(0, 1))
+        return values
 
     def _decode(self, q_nope: Tensor, q_rope: Tensor, cache: Tensor, batch: PagedBatch) -> Tensor:
         assert batch.block_tables is not None and batch.seq_lens is not None
@@ -111,6 +138,47 @@ class LatentAttention(nn.Module):
         """Views of kv_up: keys [heads, nope_dim, rank] and values [heads, value_dim, rank]."""
         up = self.kv_up.weight.unflatten(0, (self.config.num_heads, -1))
         return up[:, : self.config.nope_dim], up[:, self.config.nope_dim :]
+
+
+def rotate_and_cache_latent(
+    q: Tensor,
+    kv: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rotary: tuple[Tensor, Tensor],
+    query: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """Writes the rotated part of the queries and the new cache rows.
+
+    q [n, heads, nope + rope] -> the last rope columns of query [n, heads, rank + rope]; kv [n, rank + rope], its latent
+    normed and its key rotated -> rows slot_mapping int64 [n] of cache [cache rows, 1, rank + rope].
+    """
+    if q.is_cuda:
+        from models.layers.kernels.latent import rotate_and_cache_latent_cuda
+
+        rotate_and_cache_latent_cuda(q, kv, norm_weight, eps, rotary, query, cache, slot_mapping)
+        return
+    rotate_and_cache_latent_reference(q, kv, norm_weight, eps, rotary, query, cache, slot_mapping)
+
+
+def rotate_and_cache_latent_reference(
+    q: Tensor,
+    kv: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rotary: tuple[Tensor, Tensor],
+    query: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    rank, rope = norm_weight.shape[0], 2 * rotary[0].shape[1]
+    query[..., rank:] = rotate_half_split(q[..., -rope:], *rotary)
+    latent, k_rope = kv.split((rank, rope), -1)
+    k_rope = rotate_half_split(k_rope[:, None], *rotary)
+    rows = torch.cat((rms_norm_reference(latent, norm_weight, eps)[:, None], k_rope), dim=-1)
+    cache.index_copy_(0, slot_mapping, rows)
 
 
 def half_split_rows(weight: Tensor, head_rows: int, rope_rows: int) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.layers.fused import linear, linear_silu_mul
 from models.layers.packed import linear_quick_gelu
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
@@ -26,13 +27,13 @@ class MLP(nn.Module):
         return self.fc2(_activated_linear(x, self.fc1, self.activation))
 
 
-def _activated_linear(x: Tensor, linear: nn.Linear, activation: Activation) -> Tensor:
+def _activated_linear(x: Tensor, layer: nn.Linear, activation: Activation) -> Tensor:
     if activation == "quick_gelu":
-        return linear_quick_gelu(x, linear.weight, linear.bias)
+        return linear_quick_gelu(x, layer.weight, layer.bias)
     if activation == "gelu_tanh" and x.is_cuda and x.dtype != torch.float32:
         # cuBLASLt applies bias and the tanh form to the product before it is rounded: no kernel of its own.
-        return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
-    return F.gelu(linear(x), approximate="tanh" if activation == "gelu_tanh" else "none")
+        return torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
+    return F.gelu(layer(x), approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class SwiGLU(nn.Module):
@@ -44,5 +45,4 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return linear(linear_silu_mul(x, self.gate_up.weight), self.down.weight, None)

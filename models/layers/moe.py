@@ -6,7 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.layers.fused import silu_mul
 from models.layers.mlp import SwiGLU
+
+_FEW_ROWS = 4
+"""Up to here every chosen expert is read by a product of its own; grouped products share what rows have in common."""
 
 
 class SigmoidRouter(nn.Module):
@@ -25,6 +29,13 @@ class SigmoidRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [n, width] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
+        if x.is_cuda:
+            from models.layers.kernels.gemv import gemv_cuda
+            from models.layers.kernels.moe import route_cuda
+
+            few = x.shape[0] <= _FEW_ROWS
+            logits = gemv_cuda(x, self.weight, out_dtype=torch.float32) if few else F.linear(x.float(), self.weight)
+            return route_cuda(logits, self.bias, self.top_k, self.scale, self.normalise)
         scores = torch.sigmoid(F.linear(x.float(), self.weight))
         experts = torch.topk(scores + self.bias, self.top_k, dim=-1, sorted=False).indices
         weights = scores.gather(-1, experts)
@@ -67,10 +78,19 @@ def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor
     counts = counts.scatter_add(0, experts.flatten(), torch.ones_like(order, dtype=torch.int32))
     offsets = counts.cumsum(0, dtype=torch.int32)
     sorted_x = x.index_select(0, order // top_k)
-    gate, up = F.grouped_mm(sorted_x, gate_up.transpose(1, 2), offs=offsets).chunk(2, dim=-1)
-    sorted_y = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=offsets)
+    hidden = silu_mul(F.grouped_mm(sorted_x, gate_up.transpose(1, 2), offs=offsets))
+    sorted_y = F.grouped_mm(hidden, down.transpose(1, 2), offs=offsets)
     chosen = torch.empty_like(sorted_y).index_copy(0, order, sorted_y).view(rows, top_k, -1)
     return torch.einsum("nkw,nk->nw", chosen.float(), weights.float()).to(x.dtype)
+
+
+def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Every chosen expert's answer to its row: x [n, width], experts [n, top_k] -> [n * top_k, width]. CUDA only."""
+    from models.layers.kernels.gemv import gemv_cuda
+
+    index = experts.flatten()
+    hidden = gemv_cuda(x, gate_up, index=index, fan_out=experts.shape[1], silu_mul=True)
+    return gemv_cuda(hidden, down, index=index)
 
 
 class MixtureOfExperts(nn.Module):
@@ -83,4 +103,10 @@ class MixtureOfExperts(nn.Module):
         self.shared = shared
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.experts(x, *self.router(x)) + self.shared(x)
+        weights, chosen = self.router(x)
+        if x.is_cuda and x.shape[0] <= _FEW_ROWS:
+            from models.layers.kernels.moe import combine_cuda
+
+            rows = experts_one_by_one(x, chosen, self.experts.gate_up, self.experts.down)
+            return combine_cuda(rows, weights, self.shared(x))
+        return self.experts(x, weights, chosen) + self.shared(x)

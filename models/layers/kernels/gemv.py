@@ -120,8 +120,10 @@ def gemv_cuda(
         return out
     block_k = 1024 if inputs % 1024 == 0 or inputs > 2048 else 512
     block_n = 4096 // block_k // (2 if silu_mul else 1)
-    if outputs % block_n or x.stride(1) != 1 or weight.stride(-1) != 1:
-        raise ValueError(f"gemv: {outputs} outputs must be blocks of {block_n}, rows of x and weight contiguous")
+    while outputs % block_n:
+        block_n //= 2
+    if x.stride(1) != 1 or weight.stride(-1) != 1:
+        raise ValueError(f"gemv: rows must be contiguous, strides {x.stride()} and {weight.stride()}")
     pdl = dependent_launch()
     _gemv_kernel[(outputs // block_n, vectors)](
         x,

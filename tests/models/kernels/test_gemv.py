@@ -6,7 +6,9 @@ import torch.nn.functional as F
 
 from models.layers.fused import rms_norm_reference, silu_mul_reference
 from models.layers.kernels.gemv import gemv_cuda
+from models.layers.kernels.latent import rotate_and_cache_latent_cuda
 from models.layers.kernels.moe import combine_cuda, route_cuda
+from models.layers.mla import rotate_and_cache_latent_reference
 from models.layers.moe import SigmoidRouter
 from tests.models.kernels.checking import relative_error, replayed, wide
 
@@ -52,3 +54,23 @@ def test_route_and_combine(device, normalise) -> None:
     wide_chosen, wide_weights, wide_shared = wide(chosen, weights, shared)
     expected = torch.einsum("nkw,nk->nw", wide_chosen.view(7, 5, 700), wide_weights) + wide_shared
     assert relative_error(out, expected) < 1e-6
+
+
+def test_rotate_and_cache_latent(device) -> None:
+    q, kv = torch.randn(3, 5, 24 + 8, device=device), torch.randn(3, 40 + 8, device=device)
+    weight, cos, sin = (torch.randn(s, device=device) for s in ((40,), (3, 4), (3, 4)))
+    cache = torch.randn(10, 1, 48, device=device)
+    slots = torch.tensor([7, 0, 4], device=device)
+    twin_cache, twin = cache.cpu().clone(), torch.zeros(3, 5, 48)
+    rotary = cos.cpu(), sin.cpu()
+    rotate_and_cache_latent_reference(q.cpu(), kv.cpu(), weight.cpu(), EPS, rotary, twin, twin_cache, slots.cpu())
+
+    def run() -> torch.Tensor:
+        query = torch.empty(3, 5, 48, device=device)
+        rotate_and_cache_latent_cuda(q, kv, weight, EPS, (cos, sin), query, cache, slots)
+        return query
+
+    out = replayed(device, run)
+    assert out[..., :40].isnan().all()
+    assert relative_error(out[..., 40:], twin[..., 40:]) < 1e-6
+    assert relative_error(cache, twin_cache) < 1e-6
