@@ -35,14 +35,12 @@ from service.engine.sequence import Sequence
 from service.engine.slot_state import MAX_BIASES, MAX_STOP_IDS
 from service.engine.slots import SlotPool
 from service.engine.vision import EncodeError, VisionStage
-from service.engine.worker import QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
+from service.engine.worker import LAUNCH_ERRORS, QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
 
 log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 2
 _LEAST_CONTEXT = 512
-_LAUNCH_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
-"""What a launch may raise for what is in its batch, torch.OutOfMemoryError among it; faults of the device pass on."""
 
 
 @dataclass(eq=False)
@@ -218,7 +216,7 @@ class ChatWorker:
             launched = self._runner.launch(step, self._vision.embeds)
         except torch.AcceleratorError:
             raise
-        except _LAUNCH_ERRORS as error:
+        except LAUNCH_ERRORS as error:
             self._fail_step(step, error)
             return True
         self._scheduler.launched(step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Capacity, ChatModel, Plan
-from service.engine.decode_step import DecodeStep, SampleStep, Sampling, decode_rows
+from service.engine.decode_step import DecodeStep, PrefillStep, SampleStep, Sampling, decode_rows
 from service.engine.memory import peak_bytes
 from service.engine.sampler import log_probabilities
 from service.engine.scheduler import Chunk, Grant, Step
@@ -39,6 +39,11 @@ class Launched:
     results: dict[str, Tensor]
     route: Route
     kind: str
+
+
+_PREFILL_TOKENS = {"cuda": (64, 128, 256, 384, 512, 768, 1024), "cpu": (64,)}
+"""Where launches, and not the GPU, bound an eager prefill."""
+_PREFILL_SEQUENCES = 8
 
 
 class ChatRunner:
@@ -70,6 +75,19 @@ class ChatRunner:
         sizes = sorted(set(config.decode_buckets)) or row_ladder(config.max_running)
         self._decode = {full: self._decode_runner(sizes, full=full) for full in (False, True)}
         self._sample = {full: self._sample_runner(sizes, full=full) for full in (False, True)}
+        self._prefill = self._prefill_runner()
+
+    def _prefill_runner(self) -> GraphRunner:
+        context = self._context
+        step = PrefillStep(self._decoder, self._caches, self._page_size, self._width, context.dtype)
+        most = context.config.max_step_tokens
+        ladder: list[Capacity] = [
+            {"tokens": tokens, "sequences": _PREFILL_SEQUENCES}
+            for tokens in _PREFILL_TOKENS[context.device.type]
+            if tokens <= most
+        ]
+        enabled = context.config.graphs
+        return GraphRunner(self._name, "prefill", step, ladder, context.pool, context.observations, enabled=enabled)
 
     def _decode_runner(self, sizes: list[int], *, full: bool) -> GraphRunner:
         sampling = Sampling(self._decoder, self._state, self._vocab_limit, full=full)
@@ -101,7 +119,7 @@ class ChatRunner:
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        return [*self._decode.values(), *self._sample.values()]
+        return [*self._decode.values(), *self._sample.values(), self._prefill]
 
     def measure(self) -> MemoryNeeds:
         """Peak of a prefill of the whole token budget and of a decode step of all slots, over scratch pages."""
@@ -120,7 +138,7 @@ class ChatRunner:
         capacity = {"rows": config.max_running, "pages": self._max_pages}
         decode = peak_bytes(lambda: step.forward({"slots": slots}, capacity), device)
         num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit)
-        return MemoryNeeds(workspace=max(prefill, decode), graphs=decode, state=num_bytes)
+        return MemoryNeeds(workspace=max(prefill, decode), graphs=max(prefill, decode), state=num_bytes)
 
     def _prefill_scratch(self, caches: list[dict[str, Tensor]], tokens: int) -> None:
         rows = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
@@ -138,23 +156,44 @@ class ChatRunner:
         self._decoder.forward(self._decoder.embed(rows), rows.expand(self._decoder.position_axes, -1), batch)
 
     def launch(self, step: Step, embeds: Embeds) -> Launched:
-        """Runs one batch: replayed when every row decodes, eagerly with replayed sampling otherwise."""
+        """Runs one batch.
+
+        Decode rows alone are replayed, and so are prefills without a past that a recording holds: a mixed batch of the
+        two is two replays. What else is mixed runs eagerly, with replayed sampling.
+        """
         if step.grants:
             self._write_grants(step.grants)
         if not step.chunks:
-            needs = {"rows": len(step.slots), "pages": step.num_pages}
-            run = self._decode[step.full].run(Plan(arrays={"slots": step.slots}, needs=needs))
-            return Launched(self._results(run.outputs, len(step.slots), step.logprobs), run.route, "decode")
+            return self._decode_rows(step)
         kind = "mixed" if len(step.slots) else "prefill"
-        self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason=kind)
-        hidden = self._backbone(step, embeds)
+        replayed = self._prefill.bucket_for(_prefill_needs(step.chunks)) is not None and not any(
+            chunk.start for chunk in step.chunks
+        )
+        if replayed and len(step.slots) and step.logprobs is None:
+            decoded = self._decode_rows(step)
+            alone = replace(step, slots=step.slots[:0], sequences=(), grants=())
+            prefilled = self._prefill_rows(alone, embeds, kind, replayed=True)
+            parts = [part.results["results"] for part in (decoded, prefilled) if part.results]
+            return Launched({"results": torch.cat(parts)}, decoded.route, kind)
+        return self._prefill_rows(step, embeds, kind, replayed=replayed and not len(step.slots))
+
+    def _decode_rows(self, step: Step) -> Launched:
+        needs = {"rows": len(step.slots), "pages": step.num_pages}
+        run = self._decode[step.full].run(Plan(arrays={"slots": step.slots}, needs=needs))
+        return Launched(self._results(run.outputs, len(step.slots), step.logprobs), run.route, "decode")
+
+    def _prefill_rows(self, step: Step, embeds: Embeds, kind: str, *, replayed: bool) -> Launched:
+        route: Route = "replay" if replayed else "eager"
+        if not replayed:
+            self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason=kind)
+        hidden = self._backbone(step, embeds, replayed=replayed)
         ends = [chunk.sequence.slot for chunk in step.chunks if chunk.is_last]
         slots = np.concatenate((step.slots, np.array(ends, dtype=np.int64)))
         if not len(slots):
-            return Launched({}, "eager", kind)
+            return Launched({}, route, kind)
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, needs={"rows": len(slots)})
         run = self._sample[step.full].run(plan)
-        return Launched(self._results(run.outputs, len(slots), step.logprobs), "eager", kind)
+        return Launched(self._results(run.outputs, len(slots), step.logprobs), route, kind)
 
     def _results(self, outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> dict[str, Tensor]:
         results = {"results": outputs["results"][:rows]}
@@ -170,7 +209,7 @@ class ChatRunner:
         block = upload({"rows": rows}, self._context.device)["rows"]
         self._state.block_tables.index_put_((block[0], block[1]), block[2].to(torch.int32))
 
-    def _backbone(self, step: Step, embeds: Embeds) -> Tensor:
+    def _backbone(self, step: Step, embeds: Embeds, *, replayed: bool) -> Tensor:
         """Decoder over decode rows and chunks -> hidden [decode rows + last chunks, width]. One upload."""
         ends = [chunk for chunk in step.chunks if chunk.is_last]
         arrays = self._chunk_arrays(step.chunks, len(step.slots)) | {"slots": step.slots}
@@ -191,6 +230,14 @@ class ChatRunner:
         hidden = self._decoder.embed(tokens)
         if "media_rows" in sent:
             hidden = hidden.index_copy(0, sent["media_rows"], self._media(step.chunks, embeds).to(hidden.dtype))
+        if replayed:
+            plan = Plan(
+                arrays={"cu_seqlens": arrays["cu_seqlens_q"]},
+                tensors={"hidden": [hidden], "positions": [positions.T], "cache_rows": [cache_rows]},
+                fills={"cu_seqlens": len(tokens)},
+                needs=_prefill_needs(step.chunks),
+            )
+            return self._prefill.run(plan).outputs["hidden"][sent["sampled_rows"]]
         batch = PagedBatch(
             caches=self._caches,
             page_size=self._page_size,
@@ -257,6 +304,10 @@ class ChatRunner:
             state.prompt_seen.index_put_((sent["prompt_slots"], sent["prompt_ids"]), state.prompt_seen.new_ones(()))
             ones = state.output_counts.new_ones(sent["output_slots"].shape)
             state.output_counts.index_put_((sent["output_slots"], sent["output_ids"]), ones, accumulate=True)
+
+
+def _prefill_needs(chunks: tuple[Chunk, ...]) -> Capacity:
+    return {"tokens": sum(chunk.length for chunk in chunks), "sequences": len(chunks)}
 
 
 def admission_arrays(sequences: list[Sequence], max_pages: int, vocab_size: int) -> dict[str, np.ndarray]:

@@ -1,4 +1,5 @@
-"""The two recorded steps of a chat model, both over slot state: decode, and sampling alone behind a mixed batch.
+"""The recorded steps of a chat model: decode, and sampling alone behind a mixed batch, both over slot state; the
+backbone of prefills without a past.
 
 The only input of a decode step is the list of slots. It feeds each slot's token, samples the next and leaves the slot
 ready for the step after it; a slot that stopped is inactive, so a surplus step writes scratch and nothing else.
@@ -132,6 +133,51 @@ class DecodeStep:
         positions = positions[None].expand(self._decoder.position_axes, -1)
         hidden = self._decoder.forward(self._decoder.embed(tokens), positions, batch)
         return self._sampling(slots, hidden)
+
+
+class PrefillStep:
+    """Backbone of whole prompts, or their first chunks. Capacity: tokens, sequences.
+
+    Up to about a thousand tokens a prefill is bound by its launches. Padded rows write to the scratch page.
+    """
+
+    name = "prefill"
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        width: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._decoder = decoder
+        self._caches = caches
+        self._page_size = page_size
+        self._width = width
+        self._dtype = dtype
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        tokens = capacity["tokens"]
+        return {
+            "hidden": BufferSpec((tokens, self._width), self._dtype),
+            "positions": BufferSpec((tokens, self._decoder.position_axes), torch.int64),
+            "cache_rows": BufferSpec((tokens,), torch.int64),
+            "cu_seqlens": BufferSpec((capacity["sequences"] + 1,), torch.int32),
+        }
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        batch = PagedBatch(
+            caches=self._caches,
+            page_size=self._page_size,
+            slot_mapping=buffers["cache_rows"],
+            num_decode_rows=0,
+            cu_seqlens_q=buffers["cu_seqlens"],
+            cu_seqlens_k=buffers["cu_seqlens"],
+            max_seqlen_q=capacity["tokens"],
+            max_seqlen_k=capacity["tokens"],
+        )
+        return {"hidden": self._decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
 
 
 class SampleStep:

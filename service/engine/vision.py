@@ -15,7 +15,7 @@ from models.protocol import Capacity, Plan, VisionEncoder
 from service.engine.encoder_cache import EncoderCache
 from service.engine.memory import peak_bytes
 from service.engine.sequence import Sequence
-from service.engine.worker import MemoryNeeds, WorkerContext
+from service.engine.worker import LAUNCH_ERRORS, MemoryNeeds, WorkerContext
 from service.graphs.accounting import Route
 from service.graphs.buffers import exact_buffers
 from service.graphs.packing import pack
@@ -192,7 +192,7 @@ class VisionStage:
                 row += count
         except torch.AcceleratorError:
             raise
-        except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError) as error:
+        except LAUNCH_ERRORS as error:
             self._failed(parts, error)
             return None
         for part in parts:

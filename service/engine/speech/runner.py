@@ -22,11 +22,10 @@ from service.engine.speech.costs import CostModel, Kind
 from service.engine.speech.plans import pages_for, ragged_plan, seat_arrays, slot_state, slots_of, slots_plan
 from service.engine.speech.scheduler import PrefillChunk
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.worker import WorkerContext
+from service.engine.worker import LAUNCH_ERRORS, WorkerContext
 from service.graphs.buffers import upload
 from service.graphs.runner import GraphRunner, Run
 
-LAUNCH_ERRORS = (RuntimeError, NotImplementedError)
 """What a launch raises when it cannot be made, torch.OutOfMemoryError among them."""
 
 
@@ -169,6 +168,8 @@ class SpeechRunner:
         try:
             self._reset_codec([sequence for chunk, sequence in chunks if chunk.start == 0 and sequence.segment == 0])
             conditioning = self._backbone(chunks, riders)
+        except torch.AcceleratorError:
+            raise
         except LAUNCH_ERRORS as error:
             raise PrefillError(f"the prompt's pass failed ({type(error).__name__})") from error
         ready = [sequence for chunk, sequence in chunks if chunk.last]

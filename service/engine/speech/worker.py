@@ -37,7 +37,6 @@ from service.engine.speech.costs import CostModel
 from service.engine.speech.plans import pages_for, slot_state
 from service.engine.speech.references import ClipQueue
 from service.engine.speech.runner import (
-    LAUNCH_ERRORS,
     Flight,
     Outcome,
     PrefillError,
@@ -47,7 +46,7 @@ from service.engine.speech.runner import (
 from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import Phase, Stream
-from service.engine.worker import QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
+from service.engine.worker import LAUNCH_ERRORS, QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
 from service.graphs.buckets import row_ladder
 
 log = logging.getLogger(__name__)
@@ -257,16 +256,17 @@ class SpeechWorker:
         self._scheduler.launch(step, start)
         try:
             flight = self._launch(step, now)
+        except torch.AcceleratorError:
+            raise
         except PrefillError as error:
             log.exception("a prefill failed; its requests end")
             for stream in step.decodes:
                 self._scheduler.undo(stream)
-            self._abandon_all([chunk.stream for chunk in step.prefills], str(error))
+            self._abandon_all([chunk.stream for chunk in step.prefills], error.__cause__)
             return True
         except LAUNCH_ERRORS as error:
             log.exception("a step failed; its requests end")
-            streams = [*(chunk.stream for chunk in step.prefills), *step.decodes]
-            self._abandon_all(streams, f"the step failed ({type(error).__name__})")
+            self._abandon_all([*(chunk.stream for chunk in step.prefills), *step.decodes], error)
             return True
         self._book(flight, now)
         return True
@@ -296,10 +296,12 @@ class SpeechWorker:
         start = self._runner.clock.mark()
         try:
             patches = self._clips.launch()
+        except torch.AcceleratorError:
+            raise
         except LAUNCH_ERRORS as error:
             log.exception("encoding a clip failed")
             self._clips.abort(request_id)
-            self._fail(request_id, 500, "engine_error", f"encoding the clip failed ({type(error).__name__})")
+            self._fail_launch(request_id, error)
             return True
         arrives = torch.zeros(1, device=self._context.device) if patches is None else patches
         flight = Flight([], Arrival({"patches": arrives}, self._context.device), predicted, now, "clip", "eager")
@@ -438,9 +440,17 @@ class SpeechWorker:
         self._release(sequence)
         self._fail(sequence.request.request_id, status, code, message, field=field)
 
-    def _abandon_all(self, streams: Sequence[Stream], message: str) -> None:
+    def _abandon_all(self, streams: Sequence[Stream], error: BaseException | None) -> None:
         for stream in streams:
-            self._abandon(self._sequences[stream.request_id], 500, "engine_error", message)
+            self._release(self._sequences[stream.request_id])
+            self._fail_launch(stream.request_id, error)
+
+    def _fail_launch(self, request_id: str, error: BaseException | None) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            message = "the device ran out of memory for this request"
+            self._fail(request_id, 503, "out_of_memory", message, retry_after=1.0)
+        else:
+            self._fail(request_id, 500, "engine_error", "the model could not process this request")
 
     def _release(self, sequence: SpeechSequence) -> None:
         """Slot and pages are free at once: what is launched later runs later, and overwrites them before it reads."""

@@ -294,7 +294,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(
     whole = rig.alone(request("good alone"))
     monkeypatch.setattr(runner, "_backbone", failing)
     heard = rig.run({0: [request("good")], 2: [request("bad", live=False)]})
-    assert heard["bad"].failed is not None and heard["bad"].failed.status == 500
+    assert heard["bad"].failed is not None and heard["bad"].failed.status == 503
     np.testing.assert_allclose(heard["good"].audio, whole.audio, atol=AUDIO, rtol=0)
     rig.assert_clean()
 
