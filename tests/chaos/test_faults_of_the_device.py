@@ -1,0 +1,120 @@
+"""Launches that run out of memory or fail otherwise: they fail their batch and nothing else, in a real engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.catalog import load_catalog
+from service.engine.config import EngineConfig
+from service.engine.supervisor import EngineLink, InlineLink, ProcessLink
+from service.settings import load_settings
+from tests.support import failing_engine
+from tests.support.failing_engine import OUT_OF_MEMORY
+from tests.support.processes import ROOT
+from tests.support.servers import RunningServer, running_server
+from tests.support.victims import chat, image_part, speech, wait
+
+MODELS = (str(ROOT / "tests/golden/qwen2_vl"), str(ROOT / "models/embedded/voxcpm2"))
+FLAGS = {"decode_buckets": (8,), "encoder_buckets": (256,), "max_running": 8}
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module", params=["inline", pytest.param("process", marks=pytest.mark.slow)])
+def link(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("faults")
+        patch.setenv("REPRISE_TEST_FAULTS", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def server(link: str, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    def make_link(config: EngineConfig) -> EngineLink:
+        if link == "process":
+            return ProcessLink(config, "tests.support.failing_engine:serve")
+        return InlineLink(config, failing_engine.serve)
+
+    flags = {**FLAGS, "model": MODELS, "voices_dir": tmp_path_factory.mktemp("voices")}
+    catalog = load_catalog(load_settings(flags))
+    with running_server(catalog, make_link, **flags) as server:
+        yield server
+
+
+def post(server: RunningServer, path: str, body: dict) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, timeout=60)
+
+
+def ask(server: RunningServer, text: str, seed: int = 0, **fields: object) -> httpx.Response:
+    return post(server, "/v1/chat/completions", chat(text, image_part(seed=seed), **fields))
+
+
+def assert_idle(server: RunningServer) -> None:
+    server.wait_idle()
+
+    def nothing_held() -> bool:
+        state = server.context.engine.state
+        return state is not None and not any(m.running + m.waiting + m.slots_used + m.pages_used for m in state.models)
+
+    wait(nothing_held, 5, "slots and pages are given back")
+
+
+@pytest.mark.parametrize(("fault", "status", "code"), [("oom", 503, "out_of_memory"), ("bug", 500, "engine_error")])
+def test_a_chat_step_that_fails(server: RunningServer, faults: Path, fault: str, status: int, code: str) -> None:
+    """A prefill that fails beside a running answer: the answer goes on as if nothing had been."""
+    usual = ask(server, "Go on.", tokens=150).json()["choices"][0]["message"]["content"]
+    answers: list[httpx.Response] = []
+    running = threading.Thread(target=lambda: answers.append(ask(server, "Go on.", tokens=150)))
+    running.start()
+    wait(lambda: server.context.engine.in_flight == 1, 10, "the answer runs")
+    model = "qwen2_vl"
+    wait(lambda: any(m.model == model and m.running for m in server.context.engine.state.models), 10, "it is decoding")  # type: ignore[union-attr]
+    victim = threading.Thread(target=lambda: answers.append(ask(server, "Never seen before " * 9, seed=3)))
+    (faults / f"chat-{fault}").touch()
+    victim.start()
+    running.join(60)
+    victim.join(60)
+    # The fault takes the next launch: the victim's prefill, or a step of the running answer that came before it.
+    failed = [answer for answer in answers if answer.status_code != 200]
+    well = [answer for answer in answers if answer.status_code == 200]
+    assert len(failed) == 1 and len(well) == 1
+    assert failed[0].status_code == status and failed[0].json()["error"]["code"] == code
+    assert (status == 503) == ("retry-after" in failed[0].headers)
+    assert OUT_OF_MEMORY not in failed[0].text
+    assert ask(server, "Go on.", tokens=150).json()["choices"][0]["message"]["content"] == usual
+    assert_idle(server)
+
+
+def test_an_encoder_pass_that_fails_is_tried_item_by_item(server: RunningServer, faults: Path) -> None:
+    (faults / "encoder-oom").touch()
+    both = chat("And these?", image_part(seed=11), image_part(seed=12))
+    assert post(server, "/v1/chat/completions", both).status_code == 200
+    assert not list(faults.iterdir())
+    (faults / "encoder-oom").touch()
+    alone = ask(server, "And this?", seed=13)
+    assert alone.status_code == 503 and alone.json()["error"]["code"] == "out_of_memory"
+    assert_idle(server)
+
+
+@pytest.mark.parametrize(("fault", "status"), [("oom", 503), ("bug", 500)])
+def test_a_speech_step_that_fails(server: RunningServer, faults: Path, fault: str, status: int) -> None:
+    usual = post(server, "/v1/audio/speech", speech()).content
+    (faults / f"speech-{fault}").touch()
+    failed = post(server, "/v1/audio/speech", speech())
+    assert failed.status_code == status and failed.json()["error"]["type"]
+    assert post(server, "/v1/audio/speech", speech()).content == usual
+    assert_idle(server)
+
+
+def test_the_engine_was_never_restarted(server: RunningServer) -> None:
+    assert server.context.engine.restarts == 0

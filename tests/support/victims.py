@@ -1,0 +1,299 @@
+"""What a chaos test does to a server: work whose answers are known, and clients that misbehave."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from tests.media.samples import encoded, picture, sound, tone, video
+from tests.support.footprint import Footprint, footprint, wait_settled
+from tests.support.processes import ROOT, ServerProcess
+
+CHAT = "qwen2_vl"
+SPEECH = "voxcpm2"
+SMALL = (
+    *("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(ROOT / "models/embedded/voxcpm2")),
+    *("--decode-buckets", "8", "--encoder-buckets", "256", "--max-running", "8"),
+)
+"""Two small models and one recording of each step: ready within seconds."""
+QUESTION = "What is to be seen?"
+TEXT = "A short sentence, spoken while others fall."
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def chat(text: str = QUESTION, *media: dict[str, Any], tokens: int = 24, **fields: Any) -> dict[str, Any]:
+    content = [*media, {"type": "text", "text": text}]
+    messages = [{"role": "user", "content": content}]
+    return {
+        "model": CHAT, "messages": messages, "temperature": 0, "max_tokens": tokens, "ignore_eos": True, **fields,
+    }  # fmt: skip
+
+
+def image_part(width: int = 56, height: int = 56, seed: int = 0) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(encoded(picture(width, height, seed), "PNG"))}}
+
+
+def video_part(frames: int = 8) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(video(frames=frames, rate=4), "video/mp4")}}
+
+
+def endless(**fields: Any) -> dict[str, Any]:
+    """A stream that lasts longer than any test lets it."""
+    return chat(tokens=1900, stream=True, **fields)
+
+
+def speech(text: str = TEXT, **fields: Any) -> dict[str, Any]:
+    return {"model": SPEECH, "input": text, "response_format": "pcm", "seed": 7, "max_len": 12, **fields}
+
+
+def long_speech(**fields: Any) -> dict[str, Any]:
+    """Minutes of audio."""
+    sentence = "This goes on and on, and nobody will hear the end of it. "
+    return speech(sentence * 200, min_len=200, max_len=200, **fields)
+
+
+class Patient:
+    """A server under test, the answers that it gives while it is well, and what it then holds."""
+
+    def __init__(self, server: ServerProcess, temporary: Path) -> None:
+        self.server = server
+        self.url = server.url
+        self.pid = server.process.pid
+        self.temporary = temporary
+        self._warm_up()
+        self.answer = self.ask()
+        self.sound = self.speak()
+        time.sleep(1.2)  # the gauges of heartbeat and event loop have been set since
+        self.before: Footprint = footprint(self.pid, self.url, temporary)
+
+    def _warm_up(self) -> None:
+        """Everything that is started with its first use."""
+        clip = sound(tone(220, 16_000, 1.5), 16_000, "WAV")
+        work: list[Callable[[], Any]] = [self.ask, self.speak]
+        work += [lambda: self.post("/v1/chat/completions", chat("And?", image_part(), video_part()))] * 2
+        work += [
+            lambda: self.post("/v1/audio/speech", speech(ref_audio=data_url(clip, "audio/wav"), response_format="mp3"))
+        ]
+        threads = [threading.Thread(target=step) for step in work * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = 60) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=timeout)
+
+    def ask(self) -> str:
+        response = self.post("/v1/chat/completions", chat("Tell me.", image_part()))
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    def speak(self) -> bytes:
+        response = self.post("/v1/audio/speech", speech())
+        assert response.status_code == 200, response.text
+        return response.content
+
+    def assert_well(self, seconds: float = 15.0) -> None:
+        """Nothing is left over, and answers are what they were."""
+        wait_settled(self.pid, self.url, self.temporary, self.before, seconds)
+        assert self.ask() == self.answer
+        assert same_sound(self.speak(), self.sound)
+
+    @contextlib.contextmanager
+    def survivors(self) -> Iterator[None]:
+        """Two clients that work all the while; their answers must be the usual ones."""
+        heard: list[bool] = []
+        over = threading.Event()
+
+        def work(is_usual: Callable[[], bool]) -> None:
+            while not over.is_set():
+                heard.append(is_usual())
+
+        clients = [
+            threading.Thread(target=work, args=(lambda: self.ask() == self.answer,)),
+            threading.Thread(target=work, args=(lambda: same_sound(self.speak(), self.sound),)),
+        ]
+        for client in clients:
+            client.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for client in clients:
+                client.join(60)
+        assert len(heard) >= 2 and all(heard), f"{heard.count(False)} of {len(heard)} survivors got another answer"
+
+    def status(self, path: str) -> int:
+        return httpx.get(self.url + path, headers={"connection": "close"}, timeout=5).status_code
+
+    def wait_status(self, path: str, status: int, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.status(path) != status:
+            assert time.monotonic() < deadline, f"{path} did not turn {status} within {seconds:g} s"
+            time.sleep(0.05)
+
+    def metric(self, start: str) -> float:
+        text = httpx.get(f"{self.url}/metrics", headers={"connection": "close"}, timeout=5).text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(start))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        connection = socket.socket()
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(20)
+        connection.connect(self.address)
+        return connection
+
+
+def same_sound(one: bytes, other: bytes) -> bool:
+    """Company changes the order of sums, which may round a 16-bit sample to its neighbour."""
+    if len(one) != len(other):
+        return False
+    left, right = (np.frombuffer(pcm, np.int16).astype(np.int32) for pcm in (one, other))
+    return int(np.abs(left - right).max(initial=0)) <= 2
+
+
+def raw_request(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+
+
+DOOMED = """
+import socket, sys
+host, port, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+connection = socket.create_connection((host, port))
+connection.sendall(sys.stdin.buffer.read(size))
+print(len(connection.recv(1000)), flush=True)
+while connection.recv(1000):
+    pass
+"""
+
+
+@contextlib.contextmanager
+def doomed_clients(patient: Patient, requests: list[tuple[str, dict[str, Any]]]) -> Iterator[list[subprocess.Popen]]:
+    """Processes that read these streams; all have had their first bytes. Killed with SIGKILL at the end."""
+    clients = []
+    for path, body in requests:
+        data = raw_request(path, body)
+        host, port = patient.address
+        client = subprocess.Popen(
+            [sys.executable, "-c", DOOMED, host, str(port), str(len(data))],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert client.stdin is not None
+        client.stdin.write(data)
+        client.stdin.flush()
+        clients.append(client)
+    try:
+        for client in clients:
+            assert client.stdout is not None and int(client.stdout.readline()) > 0
+        yield clients
+    finally:
+        for client in clients:
+            client.send_signal(signal.SIGKILL)
+            client.wait()
+            for pipe in (client.stdin, client.stdout):
+                assert pipe is not None
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+class Listener(threading.Thread):
+    """One request in a thread: its status or None when the connection was cut, its bytes, and when it ended."""
+
+    def __init__(self, patient: Patient, path: str, body: dict[str, Any]) -> None:
+        super().__init__()
+        self.status: int | None = None
+        self.retry_after: str | None = None
+        self.data = b""
+        self.cut = False
+        self.ended = 0.0
+        self.begun = threading.Event()
+        self._patient, self._path, self._body = patient, path, body
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._patient.url + self._path, json=self._body, timeout=60) as response:
+                self.status = response.status_code
+                self.retry_after = response.headers.get("retry-after")
+                for piece in response.iter_bytes():
+                    self.data += piece
+                    self.begun.set()
+        except httpx.HTTPError:
+            self.cut = True
+        self.ended = time.monotonic()
+        self.begun.set()
+
+    @property
+    def told(self) -> str:
+        """The error object's code, from the body or the last event of the stream; empty without one."""
+        last = self.data.strip().split(b"\n")[-1].removeprefix(b"data: ")
+        try:
+            return str(json.loads(last)["error"]["code"])
+        except (ValueError, KeyError, TypeError):
+            return ""
+
+
+class SocketListener(threading.Thread):
+    """An utterance over the WebSocket: the messages that came, and the code that closed it (None: still open)."""
+
+    def __init__(self, patient: Patient, text: str, *, complete: bool = True, **config: Any) -> None:
+        super().__init__()
+        self.messages: list[dict[str, Any]] = []
+        self.num_bytes = 0
+        self.code: int | None = None
+        self.begun = threading.Event()
+        self._url = patient.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
+        self._text, self._complete, self._config = text, complete, config
+        self.start()
+
+    def run(self) -> None:
+        with connect(self._url, open_timeout=10) as ws, contextlib.suppress(ConnectionClosed):
+            config = {"model": SPEECH, "response_format": "pcm", "seed": 7, **self._config}
+            ws.send(json.dumps({"type": "session.config", **config}))
+            ws.send(json.dumps({"type": "input.text", "text": self._text}))
+            if self._complete:
+                ws.send(json.dumps({"type": "input.done"}))
+            while True:
+                message = ws.recv()
+                if isinstance(message, bytes):
+                    self.num_bytes += len(message)
+                    self.begun.set()
+                else:
+                    self.messages.append(json.loads(message))
+        self.code = ws.close_code
+        self.begun.set()
+
+    def types(self) -> list[str]:
+        return [message["type"] for message in self.messages]
+
+
+def wait(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(0.02)
