@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.layers.rotary import rotate_and_cache, rotate_half_split
+from models.layers.rotary import rotate_and_cache
 
 _REFERENCE_BLOCK = 1024
 
@@ -157,13 +157,7 @@ def cached_attention(
     """
     k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
     decodes = batch.num_decode_rows
-    if q.shape[0] == decodes:
-        q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, batch.slot_mapping)
-    else:
-        if rotary is not None:
-            q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
-        k_cache.index_copy_(0, batch.slot_mapping, k)
-        v_cache.index_copy_(0, batch.slot_mapping, v)
+    q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, batch.slot_mapping)
     outputs = []
     if decodes:
         assert batch.block_tables is not None and batch.seq_lens is not None
@@ -172,9 +166,9 @@ def cached_attention(
         )
     if q.shape[0] > decodes:
         assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
-        keys, values = k[decodes:], v[decodes:]
-        if batch.key_rows is not None:
-            keys, values = k_cache[batch.key_rows], v_cache[batch.key_rows]
+        rows = batch.slot_mapping[decodes:] if batch.key_rows is None else batch.key_rows
+        keys = k_cache.index_select(0, rows)
+        values = v[decodes:] if batch.key_rows is None else v_cache.index_select(0, rows)
         outputs.append(
             varlen_attention(
                 q[decodes:],

@@ -81,11 +81,8 @@ class ChatRunner:
         context = self._context
         step = PrefillStep(self._decoder, self._caches, self._page_size, self._width, context.dtype)
         most = context.config.max_step_tokens
-        ladder: list[Capacity] = [
-            {"tokens": tokens, "sequences": _PREFILL_SEQUENCES}
-            for tokens in _PREFILL_TOKENS[context.device.type]
-            if tokens <= most
-        ]
+        sizes = sorted({min(tokens, most) for tokens in _PREFILL_TOKENS[context.device.type]})
+        ladder: list[Capacity] = [{"tokens": tokens, "sequences": _PREFILL_SEQUENCES} for tokens in sizes]
         enabled = context.config.graphs
         return GraphRunner(self._name, "prefill", step, ladder, context.pool, context.observations, enabled=enabled)
 
@@ -170,9 +167,10 @@ class ChatRunner:
             chunk.start for chunk in step.chunks
         )
         if replayed and len(step.slots) and step.logprobs is None:
-            decoded = self._decode_rows(step)
+            # Prefills first: where one fails, the decode rows have not advanced.
             alone = replace(step, slots=step.slots[:0], sequences=(), grants=())
             prefilled = self._prefill_rows(alone, embeds, kind, replayed=True)
+            decoded = self._decode_rows(step)
             parts = [part.results["results"] for part in (decoded, prefilled) if part.results]
             return Launched({"results": torch.cat(parts)}, decoded.route, kind)
         return self._prefill_rows(step, embeds, kind, replayed=replayed and not len(step.slots))

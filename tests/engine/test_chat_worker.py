@@ -167,7 +167,7 @@ def test_out_of_memory_in_a_prefill_fails_that_prefill_and_running_rows_go_on(mo
         engine.turn()
     backbone = engine.worker._runner._backbone
 
-    def fail(*args: Any) -> Any:
+    def fail(*args: Any, **kwargs: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(engine.worker._runner, "_backbone", fail)
