@@ -28,6 +28,7 @@ class Server:
     url: str
     ready_seconds: float
     log: Path
+    pid: int
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of a metric whose labels include these."""
@@ -62,7 +63,7 @@ def serve(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Se
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(process, url, log)
-        yield Server(url, time.monotonic() - began, log)
+        yield Server(url, time.monotonic() - began, log, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

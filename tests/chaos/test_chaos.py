@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.footprint import children, engine_pid, inspect
 from tests.media.samples import sound, tone
-from tests.support.footprint import children, engine_pid, inspect
 from tests.support.processes import served
 from tests.support.victims import (
     SMALL,

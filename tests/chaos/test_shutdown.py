@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.footprint import children
+from benchmarks.footprint import children
 from tests.support.processes import served
 from tests.support.victims import (
     SMALL,

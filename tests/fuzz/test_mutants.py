@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.footprint import footprint
+from benchmarks.footprint import footprint
 from tests.support.mutants import Mutant, mutants
 from tests.support.processes import served
 from tests.support.victims import SMALL, Patient

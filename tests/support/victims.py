@@ -20,8 +20,8 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from benchmarks.footprint import Footprint, footprint, wait_settled
 from tests.media.samples import encoded, picture, sound, tone, video
-from tests.support.footprint import Footprint, footprint, wait_settled
 from tests.support.processes import ROOT, ServerProcess
 
 CHAT = "qwen2_vl"

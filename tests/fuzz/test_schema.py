@@ -1,0 +1,52 @@
+"""schemathesis over the OpenAPI document of the real server: every answer is a declared one, and no 5xx but a declared
+503 with Retry-After."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import served
+from tests.support.victims import SMALL
+
+CHECKS = (
+    "status_code_conformance,content_type_conformance,response_schema_conformance,response_headers_conformance,"
+    "unsupported_method"
+)
+LIMITS = (
+    *("--max-output-tokens", "4", "--max-n", "2", "--max-speech-chars", "100", "--request-timeout", "30"),
+    *("--max-body", "4M", "--api-key", "the-key"),
+)
+HOOKS = """
+import schemathesis
+
+@schemathesis.check
+def only_503_with_retry_after(ctx, response, case):
+    if response.status_code >= 500:
+        assert response.status_code == 503 and "retry-after" in response.headers, f"{response.status_code}"
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_every_answer_is_declared(tmp_path: Path) -> None:
+    assert importlib.util.find_spec("schemathesis"), "install the extra ops"
+    (tmp_path / "hooks.py").write_text(HOOKS)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with served(*SMALL, *LIMITS, "--voices-dir", str(tmp_path / "voices"), TMPDIR=str(temporary)) as server:
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"),
+            *("--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--seed", "7"),
+            *("--checks", f"{CHECKS},only_503_with_retry_after", "--header", "Authorization: Bearer the-key"),
+            *("--request-timeout", "60", "--no-color", "--continue-on-failure"),
+        ]  # fmt: skip
+        folder = str(tmp_path)
+        environment = {"PATH": "/usr/bin:/bin", "HOME": folder, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": folder}
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=540, env=environment)
+        print(done.stdout)
+        assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2000:]
