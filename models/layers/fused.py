@@ -57,10 +57,13 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear; on a GPU, few rows stream through a kernel of their own."""
+    """F.linear; on a GPU, one row or few stream through kernels of their own."""
     if x.is_cuda:
+        from models.layers.kernels.gemv import is_vector, vector_linear_cuda
         from models.layers.kernels.linear import linear_cuda, streams_alone
 
+        if is_vector(x):
+            return vector_linear_cuda(x, weight, bias)
         if streams_alone(x, weight):
             return linear_cuda(x, weight, bias)
     return F.linear(x, weight, bias)
@@ -69,8 +72,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def linear_silu_mul(x: Tensor, weight: Tensor) -> Tensor:
     """silu_mul of x times weight [2 * inner, width]: [..., width] -> [..., inner]."""
     if x.is_cuda:
+        from models.layers.kernels.gemv import is_vector, vector_linear_cuda
         from models.layers.kernels.linear import linear_silu_mul_cuda, streams
 
+        if is_vector(x):
+            return vector_linear_cuda(x, weight, silu_mul=True)
         if streams(x, weight):
             return linear_silu_mul_cuda(x, weight)
     return silu_mul(F.linear(x, weight))
@@ -81,8 +87,12 @@ def linear_add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """add_rms_norm of a projection: x [..., k], weight [width, k], residual [..., width]."""
     if x.is_cuda:
+        from models.layers.kernels.gemv import is_vector, vector_linear_cuda
         from models.layers.kernels.linear import linear_add_rms_norm_cuda, streams
 
+        if is_vector(x):
+            total = vector_linear_cuda(x, weight, bias, residual=residual)
+            return rms_norm(total, norm_weight, eps), total
         if streams(x, weight):
             return linear_add_rms_norm_cuda(x, weight, bias, residual, norm_weight, eps)
     return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)

@@ -95,6 +95,24 @@ def _gemv_kernel(
     tl.store(out_ptr + vector * N + n, total.to(kind))
 
 
+def is_vector(x: Tensor) -> bool:
+    return x.numel() == x.shape[-1]
+
+
+def vector_linear_cuda(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    silu_mul: bool = False,
+) -> Tensor:
+    """gemv_cuda of the one vector in x [..., K] -> [..., N]."""
+    flat = residual.reshape(1, -1) if residual is not None else None
+    out = gemv_cuda(x.reshape(1, -1), weight, bias, residual=flat, silu_mul=silu_mul)
+    return out.view(*x.shape[:-1], -1)
+
+
 def gemv_cuda(
     x: Tensor,
     weight: Tensor,
