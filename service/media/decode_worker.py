@@ -37,6 +37,9 @@ def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
         except EOFError:
             return
         _allow_cpu(cpu_seconds)
+        if video is not None and not isinstance(job, ReadFrames):  # its frames were not wanted
+            video.close()
+            video = None
         try:
             match job:
                 case OpenVideo():
@@ -46,6 +49,7 @@ def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
                     if video is not None:
                         for index, time, pixels in video.frames(job.indices):
                             channel.send(Frame(index, time), np.ascontiguousarray(pixels).data.cast("B"))
+                        video.close()
                     video = None
                     channel.send(Done())
                 case DecodeAudio():
@@ -53,6 +57,8 @@ def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
                     samples = decode_clip(clip, sample_rate=job.sample_rate, field=job.field, limits=job.limits)
                     channel.send(Samples(samples.size), samples.data.cast("B"))
         except InputError as error:
+            if video is not None:
+                video.close()
             video = None
             channel.send(Refused(error.field, str(error)))
 

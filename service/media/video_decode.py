@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from fractions import Fraction
 
 import av
@@ -80,6 +80,11 @@ class VideoSource:
                 frame = next(self._decoded, None)
                 index += 1
 
+    def close(self) -> None:
+        """Ends the decoder and its threads now: the source and its own generator refer to each other, so that
+        otherwise they would live until the garbage collector comes."""
+        self._decoded.close()
+
     def _refusal(self, what: str) -> InputError:
         return InputError(self._field, f"the video {what}")
 
@@ -145,7 +150,7 @@ class VideoSource:
         measured = count / duration
         return count, declared if abs(declared - measured) <= 0.02 * measured else measured, duration
 
-    def _decode(self) -> Iterator[av.VideoFrame]:
+    def _decode(self) -> Generator[av.VideoFrame]:
         container, stream = self._open()
         with container:
             stream.thread_type = "SLICE"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import os
+
 import numpy as np
 import pytest
 
@@ -27,3 +30,14 @@ def test_mutants_are_videos_or_refused(container: str, codec: str) -> None:
             assert source.metadata.fps > 0 and 0 < source.metadata.duration <= limits.max_duration
             outcomes[True] += 1
     assert outcomes[True] > 5 and outcomes[False] > 5
+
+
+def test_a_closed_source_keeps_no_thread() -> None:
+    data = samples.video(frames=6)
+    gc.collect()
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(10):
+        source = VideoSource(data, field="f", limits=VideoLimits())
+        assert len(list(source.frames([0, 5]))) == 2
+        source.close()
+    assert len(os.listdir("/proc/self/task")) < before + 5
