@@ -1,0 +1,138 @@
+"""Limits of bytes, waiting and origin, through the whole application; those of shapes and counts are in test_errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from service.engine.config import EngineConfig
+from service.engine.messages import Outputs
+from service.engine.supervisor import EngineLink, InlineLink
+from tests.media.samples import encoded, picture
+from tests.support import fake_engine
+from tests.support.servers import RunningServer, running_server
+from tests.support.victims import data_url
+
+
+def body(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def picture_body(size: int) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": data_url(encoded(picture(size, size), "JPEG"))}}
+    return {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": "!silent"}]}]}
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_body_of_undeclared_length_counts() -> None:
+    with running_server(max_pending_bytes=4000, max_body=100_000) as server:
+
+        def pieces(size: int) -> Iterator[bytes]:
+            yield json.dumps(body("x" * size)).encode()
+
+        async def scenario() -> None:
+            async with httpx.AsyncClient(base_url=server.url) as http:
+                held = asyncio.create_task(http.post("/v1/chat/completions", json=body("!silent" + "x" * 3000)))
+                await _until(lambda: server.context.engine.in_flight == 1)
+                refused = await asyncio.to_thread(
+                    httpx.post, f"{server.url}/v1/chat/completions", content=pieces(3000), timeout=10
+                )
+                assert refused.status_code == 503 and refused.headers["retry-after"]
+                held.cancel()
+                await asyncio.gather(held, return_exceptions=True)
+                await _until(lambda: server.context.admission.pending_bytes == 0)
+
+        asyncio.run(scenario())
+        alone = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(3000))
+        assert alone.status_code == 200
+        too_long = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(200_000))
+        assert too_long.status_code == 413
+        server.wait_idle()
+
+
+async def test_decoded_pictures_count_against_the_bytes_in_progress() -> None:
+    """Small files, large pictures: what they take when they are decoded is what is bounded."""
+    with running_server(max_pending_bytes=1_500_000) as server:
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            held = asyncio.create_task(http.post("/v1/chat/completions", json=picture_body(600)))
+            await _until(lambda: server.context.engine.in_flight == 1)
+            assert server.context.admission.pending_bytes > 600 * 600 * 3
+            refused = await http.post("/v1/chat/completions", json=picture_body(600))
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+            assert (await http.post("/v1/chat/completions", json=body("hello"))).status_code == 200
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+            await _until(lambda: server.context.admission.pending_bytes == 0)
+            alone = asyncio.create_task(http.post("/v1/chat/completions", json=picture_body(900)))
+            await _until(lambda: server.context.engine.in_flight == 1)
+            alone.cancel()
+            await asyncio.gather(alone, return_exceptions=True)
+
+
+def test_health_tells_of_a_hung_engine() -> None:
+    """An engine that sends nothing is not alive, even while nobody has been able to replace it."""
+
+    def hung(config: EngineConfig, channel: Any) -> None:
+        channel.send(Outputs(state=fake_engine._state(config, "ready", 0)))
+        time.sleep(2)
+        channel.receive(None)
+
+    def make_link(config: EngineConfig) -> EngineLink:
+        return InlineLink(config, hung)
+
+    with running_server(make_link=make_link, hang_timeout=0.4) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        deadline = time.monotonic() + 3
+        while (health := httpx.get(f"{server.url}/health")).status_code != 503:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert health.json()["status"] == "engine_down" and health.headers["retry-after"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(cors_origin=("https://app.example",)) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("https://app.example", 200),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("http://127.0.0.1:1", 403),
+        ("same", 200),
+    ],
+)
+def test_pages_of_other_origins_make_nothing_happen(server: RunningServer, origin: str | None, status: int) -> None:
+    headers = {"content-type": "text/plain"}  # what a page may send without asking first
+    if origin is not None:
+        headers["origin"] = server.url if origin == "same" else origin
+    response = httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(body("hello")), headers=headers)
+    assert response.status_code == status
+    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_websockets_of_other_origins_are_refused(server: RunningServer) -> None:
+    url = server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
+    with pytest.raises((InvalidStatus, ConnectionClosed)), connect(url, origin="https://evil.example") as socket:
+        socket.recv(timeout=5)
+    with connect(url, origin="https://app.example") as socket:
+        socket.send(json.dumps({"type": "session.close"}))
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=5)
