@@ -215,6 +215,7 @@ def test_peers_that_vanish_are_probed(patient: Patient) -> None:
         assert row[5].startswith("02:"), f"timer {row[5]} is not the keep-alive timer"
 
 
+@pytest.mark.slow
 def test_decoders_are_killed(patient: Patient) -> None:
     """A video whose decoder dies is refused or decoded by another; the next one is answered."""
     outcomes: list[httpx.Response] = []

@@ -29,7 +29,7 @@ LARGEST = 1400
 """Pixels of a side: every model of the package scales it down to its largest grid."""
 LONGEST_ANSWER = 20.0
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 
 class Listener(threading.Thread):
@@ -99,7 +99,6 @@ def test_live_speech_beside_a_flow_of_the_largest_pictures(server: tuple[ServerP
     wait_settled(process.process.pid, process.url, temporary, before)
 
 
-@pytest.mark.slow
 def test_a_listener_who_comes_into_a_crowd_of_questions(server: tuple[ServerProcess, Path]) -> None:
     """Questions that keep the model busy all the time do not keep a new stream from its first audio."""
     process, _ = server

@@ -22,10 +22,10 @@ def map_body(context: Any, body: Any) -> Any:
             body["messages"] = [{"role": "user", "content": "Hello."}]
             for name in (*REFUSED, "chat_template_kwargs"):
                 body.pop(name, None)
-        if "input" in body and len(body) % 2:
-            body |= {"input": "Hello.", "max_len": 3}
-            for name in ("voice", "ref_audio", "ref_text", "instructions", "sample_rate", "inference_timesteps"):
-                body.pop(name, None)
+    if isinstance(body, dict) and isinstance(body.get("input"), str) and len(body) % 2:
+        body |= {"input": "Hello.", "max_len": 3}
+        for name in ("model", "voice", "ref_audio", "ref_text", "instructions", "sample_rate", "inference_timesteps"):
+            body.pop(name, None)
     return body
 
 

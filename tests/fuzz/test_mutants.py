@@ -19,7 +19,7 @@ from tests.support.mutants import Mutant, mutants
 from tests.support.processes import served
 from tests.support.victims import SMALL, Patient
 
-FEW = {"picture": 120, "video": 30, "clip": 30, "chat": 90, "speech": 40, "text": 40}
+FEW = {"picture": 90, "video": 20, "clip": 20, "chat": 80, "speech": 30, "text": 40}
 MANY = {"picture": 4000, "video": 1200, "clip": 1000, "chat": 2000, "speech": 800, "text": 1000}
 CLIENTS = 3
 SECONDS = 20.0
