@@ -39,7 +39,8 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text`; literal special tokens in it are plain text."""
-        return self._plain.encode(text, add_special_tokens=False).ids if text else []
+        # Of this library's calls only those for batches let other threads run meanwhile.
+        return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
     def shield(self, text: str, shield: str) -> str:
         """`text` with the character `shield` put into each literal special token."""

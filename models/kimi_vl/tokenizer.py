@@ -47,7 +47,9 @@ class KimiTokenizer:
         self._bpe = _byte_pair_encoder(ranks)
 
     def encode(self, text: str) -> list[int]:
-        return [token for piece in _pieces(text) for token in self._bpe.encode(piece, add_special_tokens=False).ids]
+        # Of this library's calls only those for batches let other threads run meanwhile.
+        encodings = self._bpe.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
+        return [token for encoding in encodings for token in encoding.ids]
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
         """Bytes of ordinary ids; special ids give nothing. Joins over any split of the ids."""

@@ -26,6 +26,8 @@ T = TypeVar("T")
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 DEFAULT_FRAME_LIST_FPS = 2.0
+MOST_CHARACTERS_PER_TOKEN = 16
+"""Text that fills a context has three to five."""
 OPENING_TOKENS = 16
 """Tokens at a prompt's end in which an opening reasoning marker is looked for."""
 
@@ -44,6 +46,7 @@ async def build_prompt(context: ServerContext, model: HostedModel, body: ChatReq
     what its media take in memory."""
     options = _template_options(body.chat_template_kwargs or {})
     messages, references = _collect(body.messages, context)
+    _check_length(messages, model.chat_processor)
     budget = context.media.budget()
     items = await _all(
         [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references]
@@ -94,6 +97,19 @@ def _collect(messages: Sequence[Message], context: ServerContext) -> tuple[list[
         if sum(reference.kind == kind for reference in references) > most:
             raise bad_request(f"messages: at most {most} {kind}s are taken.", "messages")
     return collected, references
+
+
+def _check_length(messages: Sequence[ChatMessage], processor: ChatProcessor) -> None:
+    """What cannot fit is refused before time is spent on its tokens."""
+    length = sum(len(part.text or "") for message in messages for part in message.content)
+    most = MOST_CHARACTERS_PER_TOKEN * processor.context_length
+    if length > most:
+        raise bad_request(
+            f"messages: the text has {length} characters; with a context of {processor.context_length} tokens at most "
+            f"{most} are taken.",
+            "messages",
+            "context_length_exceeded",
+        )
 
 
 def _message(message: Message, field: str, references: list[MediaReference]) -> ChatMessage:

@@ -136,3 +136,8 @@ def test_websockets_of_other_origins_are_refused(server: RunningServer) -> None:
         socket.send(json.dumps({"type": "session.close"}))
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=5)
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(server: RunningServer) -> None:
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * (16 * 4096 + 1)))
+    assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
