@@ -64,7 +64,7 @@ def test_a_drain_under_load(tmp_path: Path) -> None:
         assert plain.cut
         assert endless_talk.types()[-1] == "error"
         assert not any(Path(f"/proc/{child}").exists() for child in family)
-        assert not list(temporary.iterdir())
+        assert not list(temporary.glob("reprise-*"))
 
 
 def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
         while any(Path(f"/proc/{child}").exists() for child in family):
             assert time.monotonic() < deadline, "a child outlived the server"
             time.sleep(0.05)
-        assert not list(tmp_path.iterdir())
+        assert not list(tmp_path.glob("reprise-*"))
 
 
 def test_a_server_killed_outright_leaves_no_process(tmp_path: Path) -> None:
