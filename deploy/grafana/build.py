@@ -251,6 +251,7 @@ SPEECH = Dashboard(
                         ('reprise_requests_running{model=~"$model"}', "{{model}} running"),
                     ),
                 ),
+                Panel("Parts of a step", quantiles("speech_part_duration_seconds", "part"), "s"),
                 Panel("Audio encoding", quantiles("audio_encode_duration_seconds", "format", ""), "s"),
             ),
         ),
@@ -340,6 +341,8 @@ PROCESS = Dashboard(
                     (('process_open_fds{job="reprise"}', "open"), ('process_max_fds{job="reprise"}', "limit")),
                 ),
                 Panel("Event loop lag", (("reprise_event_loop_lag_seconds", "{{instance}}"),), "s"),
+                Panel("Event loop tasks", (("reprise_event_loop_tasks", "{{instance}}"),), "short"),
+                Panel("Bytes of requests in progress", (("reprise_admitted_bytes", "{{instance}}"),), "bytes"),
                 Panel(
                     "Collections",
                     (
