@@ -11,7 +11,6 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check -c constra
           $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SERVE  := $(VENV)/.installed-serve
 TEST   := $(VENV)/.installed-test
-OPS    := $(VENV)/.installed-ops
 ALL    := $(VENV)/.installed-test-all
 
 .DEFAULT_GOAL := help
@@ -36,10 +35,6 @@ $(TEST): pyproject.toml constraints.txt | $(BIN)/python
 $(ALL): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[test,test-all]'
 	@touch $@ $(TEST) $(SERVE)
-
-$(OPS): $(TEST)
-	$(PIP) -e '.[test,ops]'
-	@touch $@
 
 serve: $(SERVE)  ## Start the server, on the embedded models unless ARGS="--model ..." names others
 	$(BIN)/reprise serve $(ARGS)

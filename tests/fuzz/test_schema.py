@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_every_answer_is_declared(tmp_path: Path) -> None:
-    assert importlib.util.find_spec("schemathesis"), "install the extra ops"
+    assert importlib.util.find_spec("schemathesis"), "install the extra test-all"
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with served(*SMALL, *LIMITS, "--voices-dir", str(tmp_path / "voices"), TMPDIR=str(temporary)) as server:
