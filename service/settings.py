@@ -31,6 +31,8 @@ from service.engine.config import Device, DType, LoadFormat
 ENV_PREFIX = "REPRISE_"
 MIB = 1 << 20
 GIB = 1 << 30
+OTHER_VARIABLES = ("config", "url")
+"""Variables of the command line that are no settings of the server."""
 
 
 def _words(value: Any) -> Any:
@@ -53,6 +55,7 @@ Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)]
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 def _knob(default: Any, panel: str, description: str, **limits: Any) -> Any:
@@ -134,6 +137,13 @@ class Settings(BaseSettings):
     max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
     max_body: Bytes = _knob(64 * MIB, "Limits", "Bytes of a request's body.")
     max_pending_bytes: Bytes = _knob(512 * MIB, "Limits", "Bytes of all bodies and decoded media in progress.")
+    chat_share: Share = _knob(
+        0.75,
+        "Limits",
+        "Part of --max-in-flight and --max-pending-bytes that chat may take where speech is hosted, too; the rest is "
+        "kept for speech.",
+    )
+    speech_share: Share = _knob(0.75, "Limits", "The same for speech where chat is hosted, too.")
     max_messages: Count = _knob(1000, "Limits", "Messages of a chat request.")
     max_parts: Count = _knob(256, "Limits", "Content parts of a chat request, all messages together.")
     max_images: Count = _knob(16, "Limits", "Images of a chat request.")
@@ -268,7 +278,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     unknown = []
     for variable in sorted(environ):
         key = variable.removeprefix(ENV_PREFIX).lower()
-        if variable.startswith(ENV_PREFIX) and key != "config" and key not in Settings.model_fields:
+        if variable.startswith(ENV_PREFIX) and key not in OTHER_VARIABLES and key not in Settings.model_fields:
             unknown.append(f"{variable}{_suggestion(key, ENV_PREFIX)}")
     return unknown
 

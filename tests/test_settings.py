@@ -51,7 +51,7 @@ def test_unknown_keys_of_a_file_are_named(tmp_path: Path) -> None:
 
 
 def test_unknown_variables_are_named() -> None:
-    environ = {"REPRISE_MAX_IMAGEZ": "3", "REPRISE_PORT": "1", "REPRISE_CONFIG": "x", "PATH": "y"}
+    environ = {"REPRISE_MAX_IMAGEZ": "3", "REPRISE_PORT": "1", "REPRISE_CONFIG": "x", "REPRISE_URL": "z", "PATH": "y"}
     assert unknown_variables(environ) == ["REPRISE_MAX_IMAGEZ (did you mean REPRISE_MAX_IMAGES?)"]
 
 

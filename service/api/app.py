@@ -71,11 +71,18 @@ def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[],
             image_threads=settings.media_threads,
         ),
         workers,
-        Admission(settings.max_in_flight, settings.max_pending_bytes, metrics),
+        Admission(settings.max_in_flight, settings.max_pending_bytes, metrics, admission_shares(settings, catalog)),
         VoiceStore(settings.voices_dir.expanduser(), settings.max_voices),
         EncoderPool(settings.encoder_threads),
         ThreadPoolExecutor(settings.media_threads, thread_name_prefix="work"),
     )
+
+
+def admission_shares(settings: Settings, catalog: Catalog) -> dict[str, float]:
+    """None where there is nothing to be shared."""
+    if len({model.kind for model in catalog.models}) < 2:
+        return {}
+    return {"chat": settings.chat_share, "speech": settings.speech_share}
 
 
 def media_limits(settings: Settings) -> MediaLimits:
