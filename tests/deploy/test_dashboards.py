@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.grafana import build
 from service.metrics import SPECS, Metrics
+from tests.deploy.promql import DASHBOARDS, expressions, grouping_in, metrics_in, recorded, rules, selectors_in
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-DASHBOARDS = sorted((DEPLOY / "grafana/dashboards").glob("*.json"))
-RULES = sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
-LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
 _TARGET_LABELS = {"instance", "job"}
 
 
@@ -33,37 +28,18 @@ def exposed() -> dict[str, set[str]]:
     return names
 
 
-def recorded() -> set[str]:
-    return {rule["record"] for rule in rules() if "record" in rule}
-
-
-def rules() -> list[dict[str, Any]]:
-    documents = [yaml.safe_load(path.read_text()) for path in RULES]
-    return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
-
-
-def expressions() -> list[tuple[str, str]]:
-    found = [(rule.get("record") or rule["alert"], rule["expr"]) for rule in rules()]
-    for path in DASHBOARDS:
-        for panel in json.loads(path.read_text())["panels"]:
-            found += [(f"{path.stem}: {panel['title']}", target["expr"]) for target in panel.get("targets", ())]
-    return found
-
-
 @pytest.mark.parametrize(("where", "expression"), expressions())
 def test_expressions_use_metrics_and_labels_that_exist(where: str, expression: str) -> None:
     names = exposed()
-    bare = re.sub(r'"[^"]*"', '""', expression)
-    used = re.findall(r"\b(?:[a-z]+:)?(?:reprise|process|python)_[a-z0-9_]+(?::[a-z0-9_]+)?|\bup\b", bare)
+    used = metrics_in(expression)
     assert used, where
     for name in used:
         assert name in names or name in recorded(), f"{where}: {name} is exposed nowhere"
-    for name, selector in re.findall(r"\b((?:reprise|process|python)_\w+)\{([^}]*)\}", bare):
-        assert set(LABEL.findall(selector)) <= names[name] | _TARGET_LABELS, f"{where}: labels of {name}"
-    if "by (" in bare:
-        grouped = {label for group in re.findall(r"by \(([^)]*)\)", bare) for label in re.split(r",\s*", group)}
-        allowed = {label for name in used for label in names.get(name, {"model", "kind", "endpoint"})}
-        assert grouped <= allowed | _TARGET_LABELS, f"{where}: grouped by {grouped - allowed}"
+    for name, labels in selectors_in(expression):
+        assert labels <= names[name] | _TARGET_LABELS, f"{where}: labels of {name}"
+    grouped = grouping_in(expression)
+    allowed = {label for name in used for label in names.get(name, {"model", "kind", "endpoint"})}
+    assert grouped <= allowed | _TARGET_LABELS, f"{where}: grouped by {grouped - allowed}"
 
 
 def test_dashboards_are_what_the_script_writes() -> None:
