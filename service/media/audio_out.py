@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import cast
+from typing import TYPE_CHECKING
 
-import av
-import av.filter
 import numpy as np
 
 from models.errors import InputError
+
+if TYPE_CHECKING:
+    from service.media.ffmpeg_audio import Codec, TempoAndRate
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 ALL_RATES = (48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000)
@@ -80,10 +80,10 @@ class StreamingEncoder:
             raise InputError("speed", f"must be between {MIN_SPEED} and {MAX_SPEED}, got {speed}")
         self.content_type = content_type(name, sample_rate_out)
         unchanged = speed == 1.0 and sample_rate_in == sample_rate_out
-        self._filter = None if unchanged else _TempoAndRate(sample_rate_in, sample_rate_out, speed)
-        self._codec: _Codec | _Raw
+        self._filter = None if unchanged else _tempo_and_rate(sample_rate_in, sample_rate_out, speed)
+        self._codec: Codec | _Raw
         if chosen.codec:
-            self._codec = _Codec(chosen, sample_rate_out)
+            self._codec = _codec(chosen, sample_rate_out)
         else:
             self._codec = _Raw(wav_header(sample_rate_out) if name == "wav" else b"")
         self._finished = False
@@ -149,97 +149,17 @@ class _Raw:
         return header
 
 
-class _Sink:
-    """A file object that can only be written to; what was written is taken away after each step."""
+# FFmpeg's libraries are large: raw samples do without them.
+def _codec(chosen: AudioFormat, sample_rate: int) -> Codec:
+    from service.media.ffmpeg_audio import Codec
 
-    def __init__(self) -> None:
-        self._written = bytearray()
-
-    def seekable(self) -> bool:
-        return False
-
-    def write(self, data: bytes) -> int:
-        self._written += data
-        return len(data)
-
-    def take(self) -> bytes:
-        taken = bytes(self._written)
-        self._written.clear()
-        return taken
+    return Codec(chosen.codec, chosen.container, sample_rate, chosen.codec_options, chosen.container_options)
 
 
-class _Codec:
-    """An encoder and its muxer."""
+def _tempo_and_rate(rate_in: int, rate_out: int, speed: float) -> TempoAndRate:
+    from service.media.ffmpeg_audio import TempoAndRate
 
-    def __init__(self, chosen: AudioFormat, sample_rate: int) -> None:
-        self._sink = _Sink()
-        self._sample_rate = sample_rate
-        self._position = 0
-        options = chosen.container_options | {"flush_packets": "1"}
-        self._container = av.open(self._sink, "w", format=chosen.container, options=options)
-        stream = self._container.add_stream(chosen.codec, sample_rate, options=chosen.codec_options, layout="mono")
-        self._stream = cast(av.AudioStream, stream)
-        if chosen.codec in ("libmp3lame", "aac"):
-            self._stream.bit_rate = 128_000 if sample_rate >= 32_000 else 64_000
-
-    def encode(self, samples: np.ndarray) -> bytes:
-        if samples.size:
-            frame = _frame(samples, self._sample_rate, self._position)
-            self._position += samples.size
-            self._container.mux(self._stream.encode(frame))
-        return self._sink.take()
-
-    def finish(self) -> bytes:
-        self._container.mux(self._stream.encode(None))
-        self._container.close()
-        return self._sink.take()
-
-
-class _TempoAndRate:
-    """FFmpeg's atempo (0.5 to 100 each, so a quarter takes two) and its resampler."""
-
-    def __init__(self, rate_in: int, rate_out: int, speed: float) -> None:
-        self._rate_in = rate_in
-        self._position = 0
-        tempos = [] if speed == 1.0 else [speed] if speed >= 0.5 else [0.5, speed / 0.5]
-        self._graph = av.filter.Graph()
-        nodes = [
-            self._graph.add_abuffer(format="flt", sample_rate=rate_in, layout="mono", time_base=Fraction(1, rate_in)),
-            *(self._graph.add("atempo", f"{tempo:.9f}") for tempo in tempos),
-            self._graph.add("aresample", str(rate_out)),
-            self._graph.add("aformat", "sample_fmts=flt:channel_layouts=mono"),
-            self._graph.add("abuffersink"),
-        ]
-        self._graph.link_nodes(*nodes).configure()
-
-    def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:
-        if samples.size:
-            self._graph.push(_frame(samples, self._rate_in, self._position))
-            self._position += samples.size
-        return self._pull()
-
-    def flush(self) -> Iterator[np.ndarray]:
-        # FFmpeg's buffer source takes its end before its first frame as an error.
-        if self._position == 0:
-            return iter(())
-        self._graph.push(None)
-        return self._pull()
-
-    def _pull(self) -> Iterator[np.ndarray]:
-        while True:
-            try:
-                frame = self._graph.pull()
-            except (av.error.BlockingIOError, av.error.EOFError):
-                return
-            yield frame.to_ndarray()[0]
-
-
-def _frame(samples: np.ndarray, sample_rate: int, position: int) -> av.AudioFrame:
-    frame = av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
-    frame.sample_rate = sample_rate
-    frame.time_base = Fraction(1, sample_rate)
-    frame.pts = position
-    return frame
+    return TempoAndRate(rate_in, rate_out, speed)
 
 
 def _clean(samples: np.ndarray) -> np.ndarray:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from models.errors import InputError
-from service.media.audio_decode import decode_clip
 from service.media.channel import (
     Channel,
     DecodeAudio,
@@ -22,13 +23,19 @@ from service.media.channel import (
     Samples,
     VideoOpened,
 )
-from service.media.video_decode import VideoSource
+
+if TYPE_CHECKING:
+    from service.media.video_decode import VideoSource
 
 MAX_BLOB_BYTES = 1 << 30
 
 
 def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
     _confine(memory_bytes)
+    # Ahead of the first job. Where FFmpeg's libraries are missing, only the jobs that need them fail.
+    with contextlib.suppress(ImportError):
+        import service.media.audio_decode
+        import service.media.video_decode  # noqa: F401
     channel = Channel(socket.socket(fileno=fd), Job)
     video: VideoSource | None = None
     while True:
@@ -43,6 +50,8 @@ def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
         try:
             match job:
                 case OpenVideo():
+                    from service.media.video_decode import VideoSource
+
                     video = VideoSource(bytes(channel.receive_blob(MAX_BLOB_BYTES)), field=job.field, limits=job.limits)
                     channel.send(VideoOpened(video.metadata))
                 case ReadFrames():
@@ -53,6 +62,8 @@ def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
                     video = None
                     channel.send(Done())
                 case DecodeAudio():
+                    from service.media.audio_decode import decode_clip
+
                     clip = bytes(channel.receive_blob(MAX_BLOB_BYTES))
                     samples = decode_clip(clip, sample_rate=job.sample_rate, field=job.field, limits=job.limits)
                     channel.send(Samples(samples.size), samples.data.cast("B"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import subprocess
+import sys
 
 import av
 import numpy as np
@@ -219,3 +221,9 @@ async def test_pool_encodes_many_streams_at_once() -> None:
     for name, data in zip(names, await asyncio.gather(*map(one, names)), strict=True):
         assert data == b"".join(stream(StreamingEncoder(name, RATE, 24_000), samples))
     pool.close()
+
+
+def test_the_server_is_importable_without_ffmpeg() -> None:
+    """Raw samples and pictures need none of its libraries."""
+    code = "import sys; sys.modules['av'] = None; import service.api.app, service.media.decode_worker"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

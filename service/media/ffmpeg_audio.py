@@ -1,0 +1,111 @@
+"""Encoders, containers and filters of FFmpeg for one audio stream, through PyAV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import cast
+
+import av
+import av.filter
+import numpy as np
+
+
+class _Sink:
+    """A file object that can only be written to; what was written is taken away after each step."""
+
+    def __init__(self) -> None:
+        self._written = bytearray()
+
+    def seekable(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> int:
+        self._written += data
+        return len(data)
+
+    def take(self) -> bytes:
+        taken = bytes(self._written)
+        self._written.clear()
+        return taken
+
+
+class Codec:
+    """An encoder and its muxer: float32 samples in -1..1 in, bytes of the container out."""
+
+    def __init__(
+        self,
+        codec: str,
+        container: str,
+        sample_rate: int,
+        codec_options: dict[str, str],
+        container_options: dict[str, str],
+    ) -> None:
+        self._sink = _Sink()
+        self._sample_rate = sample_rate
+        self._position = 0
+        options = container_options | {"flush_packets": "1"}
+        self._container = av.open(self._sink, "w", format=container, options=options)
+        stream = self._container.add_stream(codec, sample_rate, options=codec_options, layout="mono")
+        self._stream = cast(av.AudioStream, stream)
+        if codec in ("libmp3lame", "aac"):
+            self._stream.bit_rate = 128_000 if sample_rate >= 32_000 else 64_000
+
+    def encode(self, samples: np.ndarray) -> bytes:
+        if samples.size:
+            frame = _frame(samples, self._sample_rate, self._position)
+            self._position += samples.size
+            self._container.mux(self._stream.encode(frame))
+        return self._sink.take()
+
+    def finish(self) -> bytes:
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        return self._sink.take()
+
+
+class TempoAndRate:
+    """FFmpeg's atempo (0.5 to 100 each, so a quarter takes two) and its resampler."""
+
+    def __init__(self, rate_in: int, rate_out: int, speed: float) -> None:
+        self._rate_in = rate_in
+        self._position = 0
+        tempos = [] if speed == 1.0 else [speed] if speed >= 0.5 else [0.5, speed / 0.5]
+        self._graph = av.filter.Graph()
+        nodes = [
+            self._graph.add_abuffer(format="flt", sample_rate=rate_in, layout="mono", time_base=Fraction(1, rate_in)),
+            *(self._graph.add("atempo", f"{tempo:.9f}") for tempo in tempos),
+            self._graph.add("aresample", str(rate_out)),
+            self._graph.add("aformat", "sample_fmts=flt:channel_layouts=mono"),
+            self._graph.add("abuffersink"),
+        ]
+        self._graph.link_nodes(*nodes).configure()
+
+    def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:
+        if samples.size:
+            self._graph.push(_frame(samples, self._rate_in, self._position))
+            self._position += samples.size
+        return self._pull()
+
+    def flush(self) -> Iterator[np.ndarray]:
+        # FFmpeg's buffer source takes its end before its first frame as an error.
+        if self._position == 0:
+            return iter(())
+        self._graph.push(None)
+        return self._pull()
+
+    def _pull(self) -> Iterator[np.ndarray]:
+        while True:
+            try:
+                frame = self._graph.pull()
+            except (av.error.BlockingIOError, av.error.EOFError):
+                return
+            yield frame.to_ndarray()[0]
+
+
+def _frame(samples: np.ndarray, sample_rate: int, position: int) -> av.AudioFrame:
+    frame = av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
+    frame.sample_rate = sample_rate
+    frame.time_base = Fraction(1, sample_rate)
+    frame.pts = position
+    return frame
