@@ -117,7 +117,7 @@ SPECS: tuple[MetricSpec, ...] = (
     _counter("graph_captures_total", "Captures by outcome (captured, failed, refused).", "model", "kind", "outcome"),
     _histogram("graph_capture_duration_seconds", "One capture.", STEP, "model", "kind"),
     _gauge("graph_bytes", "Device memory held by recorded graphs."),
-    _gauge("gpu_memory_bytes", "Device memory by use (weights, pages, graphs, reserved, free).", "state"),
+    _gauge("gpu_memory_bytes", "Device memory by state (tensors, cached, other, free), which add up.", "state"),
     _histogram("model_load_duration_seconds", "Reading a checkpoint.", LOAD, "model"),
     # caches
     _counter("encoder_cache_hits_total", "Items whose embeddings were cached.", "model"),
@@ -210,6 +210,8 @@ class Metrics:
     def observe_state(self, state: EngineState) -> None:
         """Gauges from the engine's heartbeat."""
         self.observe("graph_bytes", state.graph_bytes)
+        for kind, size in state.device_memory.items():
+            self.observe("gpu_memory_bytes", size, state=kind)
         for model in state.models:
             name = model.model
             self.observe("requests_running", model.running, model=name)

@@ -20,7 +20,7 @@ import torch
 from models.registry import family_of, resolve
 from service.engine.arbiter import Arbiter
 from service.engine.config import Channel, EngineConfig, ModelConfig
-from service.engine.memory import size_pages
+from service.engine.memory import device_memory, size_pages
 from service.engine.messages import (
     Abort,
     ChatRequest,
@@ -164,7 +164,7 @@ class Engine:
 
     def state(self, detail: str = "") -> EngineState:
         models = tuple(worker.state() for worker in self.workers.values())
-        return EngineState(self._phase, detail, models, self._pool.num_bytes)
+        return EngineState(self._phase, detail, models, self._pool.num_bytes, device_memory(self._pool.device))
 
 
 def serve(config: EngineConfig, channel: Channel) -> None:

@@ -103,3 +103,13 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     run()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def device_memory(device: torch.device) -> dict[str, int]:
+    """Bytes of the whole device by state: "tensors" (weights, pages, slots, live activations), "cached" (kept by the
+    allocator, the graphs' pool included), "other" (context, kernels, other processes) and "free". Empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    tensors, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return {"tensors": tensors, "cached": reserved - tensors, "other": total - free - reserved, "free": free}

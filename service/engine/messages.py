@@ -180,12 +180,14 @@ class ModelState(Struct, frozen=True):
 
 
 class EngineState(Struct, frozen=True):
-    """Sent at least once a second: the heartbeat. phase: "loading", "capturing", "ready", "draining"."""
+    """Sent at least once a second: the heartbeat. phase: "loading", "capturing", "ready", "draining".
+    device_memory: bytes by state, see memory.py; empty on a CPU."""
 
     phase: str
     detail: str
     models: tuple[ModelState, ...]
     graph_bytes: int
+    device_memory: dict[str, int] = {}
 
 
 class Outputs(Struct, frozen=True):

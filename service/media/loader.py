@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -68,9 +69,19 @@ class MediaLoader:
     Every method raises InputError with the field it is given. Base64 and pictures are decoded in `image_threads`
     threads, video and audio in the pool's processes. As many pictures as threads and as many videos as processes are
     held at full size: `prepare` makes a picture or video what is kept of it, and until it has, no other is decoded.
+    `on_read` hears how many seconds it took to have the bytes of a URL, with the URL's kind: "data" or "remote".
     """
 
-    def __init__(self, fetcher: Fetcher, pool: WorkerPool, limits: MediaLimits, *, image_threads: int = 4) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        pool: WorkerPool,
+        limits: MediaLimits,
+        *,
+        image_threads: int = 4,
+        on_read: Callable[[str, float], None] = lambda kind, seconds: None,
+    ) -> None:
+        self._on_read = on_read
         self._fetcher = fetcher
         self._pool = pool
         self._limits = limits
@@ -150,17 +161,21 @@ class MediaLoader:
         await self._fetcher.close()
 
     async def _read(self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget) -> bytes:
-        if not is_data_url(url):
-            return await self._fetcher.fetch(
+        began = time.monotonic()
+        if is_data_url(url):
+            payload = parse_data_url(url, field=field).payload
+            budget.take_bytes(len(payload) // 4 * 3, field)
+            data = await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
+        else:
+            data = await self._fetcher.fetch(
                 url,
                 field=field,
                 max_bytes=max_bytes,
                 seconds=seconds,
                 admit=lambda count: budget.take_bytes(count, field),
             )
-        payload = parse_data_url(url, field=field).payload
-        budget.take_bytes(len(payload) // 4 * 3, field)
-        return await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
+        self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
+        return data
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine.config import EngineConfig, ModelConfig
-from service.engine.memory import MemoryPlanError, left_for_pages, size_pages, split_pages
+from service.engine.memory import MemoryPlanError, device_memory, left_for_pages, size_pages, split_pages
 from service.engine.worker import MemoryNeeds, ModelWorker
 
 GIB = 1 << 30
@@ -83,3 +83,12 @@ def test_on_a_cpu_pages_are_sized_by_positions() -> None:
     assert size_pages(config(("a", None), ("b", None)), made, torch.device("cpu")) == {"a": 1025, "b": 7}
     few = config(("a", None), ("b", None), kv_cache_tokens=33)
     assert size_pages(few, made, torch.device("cpu")) == {"a": 4, "b": 4}
+
+
+def test_states_of_the_devices_memory_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 26 * GIB)
+    states = device_memory(torch.device("cuda"))
+    assert states == {"tensors": 20 * GIB, "cached": 6 * GIB, "other": 4 * GIB, "free": 50 * GIB}
+    assert device_memory(torch.device("cpu")) == {}
