@@ -53,6 +53,7 @@ class Record(msgspec.Struct):
     first: until the first token or the first audio byte. duration: until the last byte.
     tokens: completion tokens; gaps: between consecutive events that carried output.
     audio: seconds of audio; underrun: seconds for which a player that began at the first byte had nothing to play.
+    delay: open loop: from the moment that was drawn for the request until its client sent it.
     """
 
     start: float
@@ -65,6 +66,7 @@ class Record(msgspec.Struct):
     gaps: list[float] = []
     audio: float = 0.0
     underrun: float = 0.0
+    delay: float = 0.0
     error: Literal["", "refused", "failed"] = ""
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from service.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 
+PATCH_SECONDS = 0.16
 _WORDS = (
     "river",
     "stone",
@@ -108,13 +109,17 @@ async def _time_chat(client: httpx.AsyncClient, body: dict[str, Any], record: Re
                 record.prompt_tokens = usage["prompt_tokens"]
                 record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
             choice = event["choices"][0] if event["choices"] else None
-            if choice and (choice["delta"].get("content") or choice["finish_reason"]):
+            if choice and (_output(choice["delta"]) or choice["finish_reason"]):
                 if not record.first:
                     record.first = now - begin
                 else:
                     record.gaps.append(now - last)
                 last = now
     record.duration = time.perf_counter() - begin
+
+
+def _output(delta: dict[str, Any]) -> str:
+    return delta.get("content") or delta.get("reasoning_content") or ""
 
 
 def _speech_payload(load: SpeechLoad, rng: np.random.Generator) -> dict[str, Any]:
@@ -126,14 +131,14 @@ def _speech_payload(load: SpeechLoad, rng: np.random.Generator) -> dict[str, Any
         "seed": int(rng.integers(1 << 31)),
     }
     if load.seconds:
-        body["max_new_tokens"] = body["min_new_tokens"] = round(load.seconds / 0.16)
+        body["min_len"] = body["max_len"] = max(1, round(load.seconds / PATCH_SECONDS))
     if load.solver_steps:
         body["inference_timesteps"] = load.solver_steps
     return body
 
 
 async def _time_speech(client: httpx.AsyncClient, body: dict[str, Any], record: Record) -> None:
-    """pcm is counted exactly; of other formats only the times are taken."""
+    """pcm is counted exactly; of other formats the audio is what a fixed number of patches gives, underruns unknown."""
     begin = time.perf_counter()
     async with client.stream("POST", "/v1/audio/speech", json=body) as response:
         record.status = response.status_code
@@ -156,5 +161,6 @@ async def _time_speech(client: httpx.AsyncClient, body: dict[str, Any], record: 
                     playback += late
             last = now
             received += len(chunk) / bytes_per_second
-        record.audio = received if pcm else 0.0
+        fixed = body.get("max_len", 0) * PATCH_SECONDS
+        record.audio = received if pcm else fixed
     record.duration = time.perf_counter() - begin
