@@ -1,73 +1,113 @@
-"""Vision chat through HTTP at full size with random weights: time to first token, decode throughput, open loop.
+"""Vision chat through HTTP with clients in processes of their own: time to first token, decode, open loop.
 
-python -m benchmarks.chat_http latency|decode|arrivals [MODEL]
+    python -m benchmarks.chat_http latency|decode|arrivals [MODEL] [--tiny]
+
+Full size and random weights; --tiny serves the embedded model instead, to try the script. Every picture and every
+prompt is new, down to its first page, and the result counts the hits of the caches.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import make
+from benchmarks.checkpoints import SIZES, make
 from benchmarks.record import table, write
+from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
 from service.bench.run import run_load, summary
 from service.bench.spec import ChatLoad
 
+FIRST_TOKEN_MEAN, FIRST_TOKEN_P99 = 0.150, 0.300
+"""Seconds, with which a rate of the seed's workload counts as sustained."""
+SEED_RATE = 36
+SEED_PROMPTS = 1200
 
-def latency(server: Server, model: str) -> list[dict[str, Any]]:
-    """One client, one request at a time: a JPEG and about 128 text tokens, every one new."""
+
+@dataclass(frozen=True)
+class Scale:
+    """repeats of each latency; streams and tokens of each for decode; rates for arrivals, at the seed's rate
+    `seed_prompts` requests and at the others as many as arrive in `duration` s."""
+
+    repeats: int
+    squares: tuple[int, ...]
+    streams: tuple[int, ...]
+    tokens: int
+    rates: tuple[float, ...]
+    seed_prompts: int
+    duration: float
+    resolution: float
+    processes: int
+
+
+FULL = Scale(40, (224, 448, 1024), (1, 8, 32, 64, 128), 256, (12, SEED_RATE, 48, 60), SEED_PROMPTS, 15.0, 6.0, 8)
+TINY = Scale(4, (56, 112), (1, 2), 8, (1, 2), 4, 2.0, 1.0, 1)
+
+
+def latency(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
+    """One client, one request at a time: a JPEG and about 128 text tokens; last as many text tokens as 448 x 448."""
     rows = []
-    for width, height in ((224, 224), (448, 448), (1024, 1024)):
+    for side in scale.squares:
         load = ChatLoad(
             url=server.url,
             model=model,
-            requests=30,
-            seed=width,
+            requests=scale.repeats,
+            seed=side,
             concurrency=1,
             warmup=4,
-            width=width,
-            height=height,
+            width=side,
+            height=side,
             text_characters=110,
             output_tokens=2,
         )
-        rows.append({"input": f"{width}x{height} JPEG", **_row(load)})
+        rows.append({"input": f"{side}x{side} JPEG", **_row(load)})
+        print(table(rows[-1:]), flush=True)
     text = ChatLoad(
-        url=server.url, model=model, requests=30, seed=7, concurrency=1, images=0, text_characters=360, output_tokens=2
+        url=server.url,
+        model=model,
+        requests=scale.repeats,
+        seed=7,
+        concurrency=1,
+        images=0,
+        text_characters=360,
+        output_tokens=2,
     )
     rows.append({"input": "text", **_row(text)})
     return rows
 
 
-def decode(server: Server, model: str) -> list[dict[str, Any]]:
+def decode(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
     """Closed loop of text requests: gaps between tokens and tokens per second at the clients."""
     rows = []
-    for streams in (1, 8, 32, 64, 128):
+    for streams in scale.streams:
         load = ChatLoad(
             url=server.url,
             model=model,
-            requests=2 * streams,
+            requests=max(4, 2 * streams),
             seed=streams,
             concurrency=streams,
             images=0,
             text_characters=100,
-            output_tokens=256,
+            output_tokens=scale.tokens,
         )
-        rows.append({"streams": streams, **_row(load, processes=min(8, streams))})
+        rows.append({"streams": streams, **_row(load, min(scale.processes, streams))})
+        print(table(rows[-1:]), flush=True)
     return rows
 
 
-def arrivals(server: Server, model: str) -> list[dict[str, Any]]:
-    """Eight 224 x 224 pictures, 32 text tokens in and one out, Poisson arrivals: 36 a second, then more."""
-    rows = []
-    for rate, requests in ((12, 240), (24, 480), (36, 1200), (44, 600)):
+def arrivals(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
+    """Eight 224 x 224 pictures, about 32 text tokens in and one out, Poisson arrivals."""
+
+    def measure(rate: float) -> dict[str, Any]:
         load = ChatLoad(
             url=server.url,
             model=model,
-            requests=requests,
-            seed=rate,
+            requests=scale.seed_prompts if rate == SEED_RATE else round(scale.duration * rate),
+            seed=round(10 * rate),
             rate=rate,
             images=8,
             width=224,
@@ -75,47 +115,65 @@ def arrivals(server: Server, model: str) -> list[dict[str, Any]]:
             text_characters=20,
             output_tokens=1,
         )
-        rows.append({"rate": rate, **_row(load, processes=8, preparation=12.0)})
-        print(table(rows[-1:]), flush=True)
-    return rows
+        row = {"rate": rate, **_row(load, scale.processes)}
+        print(table([row]), flush=True)
+        return row
+
+    return highest(measure, _sustained, scale.rates, scale.resolution)
 
 
-def _row(load: ChatLoad, processes: int = 1, preparation: float = 3.0) -> dict[str, Any]:
-    result = summary(load, run_load(load, processes=processes, preparation=preparation))
-    row = {"succeeded": result["succeeded"], "refused": result["refused"], "failed": result["failed"]}
+def _sustained(row: dict[str, Any]) -> bool:
+    whole = not row["refused"] and not row["failed"]
+    return whole and row["first_mean_ms"] <= 1e3 * FIRST_TOKEN_MEAN and row["first_p99_ms"] <= 1e3 * FIRST_TOKEN_P99
+
+
+def _row(load: ChatLoad, processes: int = 1) -> dict[str, Any]:
+    result = summary(load, run_load(load, processes=processes))
+    row = {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
     if not result["succeeded"]:
         return row
-    row |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in ("mean", "p50", "p95", "p99")}
+    row |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in ("mean", "p10", "p50", "p90", "p95", "p99")}
     if gap := result.get("gap"):
-        row |= {"gap_p50_ms": 1e3 * gap["p50"], "gap_p95_ms": 1e3 * gap["p95"]}
+        row |= {f"gap_{name}_ms": 1e3 * gap[name] for name in ("p10", "p50", "p90", "p95")}
     row |= {"tokens_per_s": result.get("tokens_per_second", 0.0), "requests_per_s": result["requests_per_second"]}
-    return row | {"prompt_tokens": result["prompt_tokens_mean"], "cached_tokens": result["cached_tokens"]}
+    if load.rate:
+        row["send_delay_p99_ms"] = 1e3 * result["delay"]["p99"]
+    return row | {
+        "prompt_tokens": result["prompt_tokens_mean"],
+        "completion_tokens": result["completion_tokens_mean"],
+        "cached_tokens": result["cached_tokens"],
+    }
 
 
-RUNS = {"latency": latency, "decode": decode, "arrivals": arrivals}
+RUNS: dict[str, Callable[[Server, str, Scale], list[dict[str, Any]]]] = {
+    "latency": latency,
+    "decode": decode,
+    "arrivals": arrivals,
+}
 MAX_RUNNING = {"latency": "16", "decode": "128", "arrivals": "256"}
+TINY_MODEL = "reprise/qwen2_vl"
 
 
-def main() -> None:
-    kind, model = sys.argv[1], (sys.argv[2:] or ["qwen2_vl_2b"])[0]
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chat_http", description=__doc__)
+    parser.add_argument("kind", choices=RUNS)
+    parser.add_argument("model", nargs="?", default="qwen2_vl_2b", choices=[n for n in SIZES if n != "voxcpm2"])
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args(words)
+    kind, scale = arguments.kind, TINY if arguments.tiny else FULL
+    model = TINY_MODEL if arguments.tiny else arguments.model
     with tempfile.TemporaryDirectory() as folder:
-        flags = [*random_weights([make(model, Path(folder))]), "--max-running", MAX_RUNNING[kind]]
-        flags += ["--max-in-flight", "1024", "--max-waiting", "1024", "--media-threads", "8"]
-        with serve(*flags) as server:
-            rows = RUNS[kind](server, model)
-            hits = server.metric("reprise_encoder_cache_hits_total")
-            facts = {
-                "ready_seconds": server.ready_seconds,
-                "encoder_cache_hits": hits,
-                "prefix_cache_hit_tokens": server.metric("reprise_prefix_cache_hit_tokens_total"),
-                "graph_bytes": server.metric("reprise_graph_bytes"),
-                "replayed_decode_steps": server.metric("reprise_steps_total", kind="decode", route="replay"),
-                "eager_decode_steps": server.metric("reprise_steps_total", kind="decode", route="eager"),
-                "mixed_steps": server.metric("reprise_steps_total", kind="mixed"),
-            }
-    write(f"chat_http_{kind}_{model}", rows, model=model, flags=flags[2:], **facts)
+        hosted = [] if arguments.tiny else random_weights([make(model, Path(folder))])
+        settings = ["--max-in-flight", "1024", "--max-waiting", "1024", "--media-threads", "8"]
+        settings += ["--max-running", "4" if arguments.tiny else MAX_RUNNING[kind]]
+        with serve(*hosted, *settings) as server:
+            rows = RUNS[kind](server, model, scale)
+            facts = server.facts()
+    name = f"chat_http_{kind}_{'tiny' if arguments.tiny else model}"
+    path = write(name, rows, model=model, flags=settings, **facts)
     print(facts)
     print(table(rows))
+    return path
 
 
 if __name__ == "__main__":

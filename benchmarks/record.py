@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("triton", "transformers", "numpy", "pillow", "fastapi", "uvicorn", "msgspec", "pyzmq", "av")
+"""Whose versions a result names, beside those of python and torch; a missing package is null."""
 
 
 def write(name: str, rows: list[dict[str, Any]], **facts: Any) -> Path:
@@ -35,8 +38,21 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "device": device,
         "cpus": os.cpu_count(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            **{name: version_of(name) for name in PACKAGES},
+        },
     }
+
+
+def version_of(package: str) -> str | None:
+    """Of an installed package; None without it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _commit() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 START_TIMEOUT = 300.0
 
@@ -38,6 +40,32 @@ class Server:
             if match and all(f'{key}="{value}"' in (match[1] or "") for key, value in labels.items()):
                 total += float(match[2])
         return total
+
+    def samples(self, name: str, *labels: str) -> dict[str, float]:
+        """Sums of a metric by the values of these labels, joined with spaces."""
+        sums: dict[str, float] = {}
+        for line in self._get("/metrics").decode().splitlines():
+            match = re.fullmatch(rf"{name}{{(.*)}} (\S+)", line)
+            if match:
+                values = dict(re.findall(r'(\w+)="([^"]*)"', match[1]))
+                key = " ".join(values[label] for label in labels)
+                sums[key] = sums.get(key, 0.0) + float(match[2])
+        return sums
+
+    def facts(self) -> dict[str, Any]:
+        """What a result says of the server that gave it: steps by kind and route, hits of every cache, memory."""
+        return {
+            "ready_seconds": self.ready_seconds,
+            "steps": self.samples("reprise_steps_total", "kind", "route", "reason"),
+            "captures": self.samples("reprise_graph_captures_total", "kind", "outcome"),
+            "encoder_cache_hits": self.metric("reprise_encoder_cache_hits_total"),
+            "encoder_cache_misses": self.metric("reprise_encoder_cache_misses_total"),
+            "prefix_cache_hit_tokens": self.metric("reprise_prefix_cache_hit_tokens_total"),
+            "preemptions": self.metric("reprise_preemptions_total"),
+            "graph_bytes": self.metric("reprise_graph_bytes"),
+            "gpu_memory_bytes": self.samples("reprise_gpu_memory_bytes", "state"),
+            "gpu_used_bytes": gpu_used_bytes(),
+        }
 
     def models(self) -> list[str]:
         return [card["id"] for card in json.loads(self._get("/v1/models"))["data"]]
@@ -70,6 +98,15 @@ def serve(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Se
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def gpu_used_bytes() -> int | None:
+    """Of the first GPU, all processes together; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return int(done.stdout) << 20 if done.returncode == 0 else None
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -1,87 +1,142 @@
-"""Speech through HTTP at full size with random weights: closed loop at several streams, open loop at rising rates.
+"""Speech through HTTP with clients in processes of their own: closed loop at several streams, open loop at rates.
 
-    python -m benchmarks.speech_http closed|open
+    python -m benchmarks.speech_http closed|mp3|open [--tiny]
 
-Utterances have a fixed number of patches: the weights are random, so the stop head decides nothing of use.
+Full size and random weights; --tiny serves the embedded model instead, to try the script. Utterances have a fixed
+number of patches, since a random stop head decides nothing of use. Every text is new; the codec is part of every step.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import make
 from benchmarks.record import table, write
+from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
 from service.bench.run import run_load, summary
 from service.bench.spec import SpeechLoad
 
 MODEL = "voxcpm2"
+SOLVER_STEPS = 10
+FIRST_AUDIO_P95 = 0.150
+"""Seconds, with which and without an underrun a rate counts as sustained."""
 
 
-def closed(server: Server) -> list[dict[str, Any]]:
-    """Streams of 10.08 s utterances, each client sending the next as soon as one ends."""
+@dataclass(frozen=True)
+class Scale:
+    """streams of `long` s utterances; rates of `short` s utterances, each rate for `duration` s of arrivals; the search
+    between the last rate that held and the first that did not ends at steps of `resolution` requests/s."""
+
+    model: str
+    max_running: int
+    streams: tuple[int, ...]
+    long: float
+    rates: tuple[float, ...]
+    short: float
+    duration: float
+    resolution: float
+    processes: int
+
+
+FULL = Scale(MODEL, 64, (1, 8, 16, 32, 64), 10.08, (20, 40, 60, 80, 100, 120), 5.12, 15.0, 5.0, 8)
+TINY = Scale("reprise/voxcpm2", 4, (1, 2), 0.64, (1, 2), 0.64, 3.0, 1.0, 1)
+
+
+def closed(server: Server, scale: Scale, response_format: str) -> list[dict[str, Any]]:
+    """Each client sends the next utterance as soon as one ends."""
     rows = []
-    for streams in (1, 8, 16, 32, 64):
+    for streams in scale.streams:
         load = SpeechLoad(
             url=server.url,
-            model=MODEL,
-            requests=max(4, 2 * streams),
+            model=scale.model,
+            requests=max(6, 3 * streams),
             seed=streams,
             concurrency=streams,
             text_words=10,
-            seconds=10.08,
+            seconds=scale.long,
+            response_format=response_format,
+            solver_steps=SOLVER_STEPS,
         )
-        rows.append({"streams": streams, **_row(load, processes=min(8, streams))})
+        rows.append({"streams": streams, **_row(load, min(scale.processes, streams))})
         print(table(rows[-1:]), flush=True)
     return rows
 
 
-def opened(server: Server) -> list[dict[str, Any]]:
-    """Poisson arrivals of 5.12 s utterances for about 15 s each rate."""
-    rows = []
-    for rate in (5, 20, 40, 60, 80):
+def opened(server: Server, scale: Scale) -> list[dict[str, Any]]:
+    """Poisson arrivals at rising rates, then between the last rate that held and the first that did not."""
+
+    def measure(rate: float) -> dict[str, Any]:
         load = SpeechLoad(
-            url=server.url, model=MODEL, requests=15 * rate, seed=rate, rate=rate, text_words=6, seconds=5.12
+            url=server.url,
+            model=scale.model,
+            requests=round(scale.duration * rate),
+            seed=round(10 * rate),
+            rate=rate,
+            text_words=6,
+            seconds=scale.short,
+            solver_steps=SOLVER_STEPS,
         )
-        rows.append({"rate": rate, **_row(load, processes=8)})
-        print(table(rows[-1:]), flush=True)
-    return rows
+        row = {"rate": rate, **_row(load, scale.processes)}
+        print(table([row]), flush=True)
+        return row
+
+    return highest(measure, _sustained, scale.rates, scale.resolution)
+
+
+def _sustained(row: dict[str, Any]) -> bool:
+    whole = not row["refused"] and not row["failed"] and not row["streams_with_underrun"]
+    return whole and row["first_p95_ms"] <= 1e3 * FIRST_AUDIO_P95
 
 
 def _row(load: SpeechLoad, processes: int) -> dict[str, Any]:
-    result = summary(load, run_load(load, processes=processes, preparation=1.5))
-    row = {"succeeded": result["succeeded"], "refused": result["refused"], "failed": result["failed"]}
+    result = summary(load, run_load(load, processes=processes))
+    row = {"format": load.response_format, "utterance_s": load.seconds}
+    row |= {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
     if not result["succeeded"]:
         return row
-    return row | {
-        "first_p50_ms": 1e3 * result["first"]["p50"],
-        "first_p95_ms": 1e3 * result["first"]["p95"],
-        "rtf_p50": result["realtime_factor"]["p50"],
-        "rtf_p95": result["realtime_factor"]["p95"],
-        "audio_s_per_s": result["audio_seconds_per_second"],
-        "streams_with_underrun": result["streams_with_underrun"],
-        "underrun_s": result["underrun_seconds"],
-        "requests_per_s": result["requests_per_second"],
-    }
+    row |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in ("p10", "p50", "p90", "p95", "p99")}
+    row |= {f"rtf_{name}": result["realtime_factor"][name] for name in ("p10", "p50", "p90", "p95")}
+    row |= {"audio_s_per_s": result["audio_seconds_per_second"], "requests_per_s": result["requests_per_second"]}
+    if load.response_format == "pcm":
+        row |= {"streams_with_underrun": result["streams_with_underrun"], "underrun_s": result["underrun_seconds"]}
+    if load.rate:
+        row["send_delay_p99_ms"] = 1e3 * result["delay"]["p99"]
+    return row
 
 
-RUNS = {"closed": closed, "open": opened}
+RUNS: dict[str, Callable[[Server, Scale], list[dict[str, Any]]]] = {
+    "closed": lambda server, scale: closed(server, scale, "pcm"),
+    "mp3": lambda server, scale: closed(server, scale, "mp3"),
+    "open": opened,
+}
 
 
-def main() -> None:
-    kind = sys.argv[1]
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speech_http", description=__doc__)
+    parser.add_argument("kind", choices=RUNS)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args(words)
+    kind, scale = arguments.kind, TINY if arguments.tiny else FULL
     with tempfile.TemporaryDirectory() as folder:
-        flags = [*random_weights([make(MODEL, Path(folder))]), "--max-in-flight", "2048", "--max-waiting", "1024"]
-        flags += ["--max-running", "64" if kind == "closed" else "128"]
-        with serve(*flags) as server:
-            rows = RUNS[kind](server)
-            facts = {"ready_seconds": server.ready_seconds, "graph_bytes": server.metric("reprise_graph_bytes")}
-    write(f"speech_http_{kind}", rows, model=MODEL, flags=flags[2:], **facts)
+        hosted = [] if arguments.tiny else random_weights([make(MODEL, Path(folder))])
+        settings = ["--max-in-flight", "2048", "--max-waiting", "1024", "--encoder-threads", "8"]
+        settings += ["--max-running", str(scale.max_running * (2 if kind == "open" else 1))]
+        with serve(*hosted, *settings) as server:
+            rows = RUNS[kind](server, scale)
+            facts = server.facts()
+            tokens = server.metric("reprise_request_input_tokens_sum", model=scale.model)
+            facts["text_tokens_mean"] = tokens / server.metric("reprise_request_input_tokens_count", model=scale.model)
+    name = f"speech_http_{kind}{'_tiny' if arguments.tiny else ''}"
+    path = write(name, rows, model=scale.model, solver_steps=SOLVER_STEPS, flags=settings, **facts)
     print(facts)
     print(table(rows))
+    return path
 
 
 if __name__ == "__main__":
