@@ -7,7 +7,7 @@ cardinality: `model` is a hosted model's first served name (or "unknown"), never
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -162,9 +162,12 @@ SPECS: tuple[MetricSpec, ...] = (
 
 
 class Metrics:
-    """The registry of one server."""
+    """The registry of one server.
 
-    def __init__(self) -> None:
+    models: names of the hosted models. Their counters begin at 0: a rate of what has not been counted yet is none.
+    """
+
+    def __init__(self, models: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -183,6 +186,10 @@ class Metrics:
                 )
         self._setters: dict[tuple[str, tuple[str, ...]], Callable[[float], None]] = {}
         self._unknown: set[str] = set()
+        for model in models:
+            for spec in SPECS:
+                if spec.kind == "counter" and spec.labels == ("model",):
+                    self.observe(spec.name, 0, model=model)
 
     def observe(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter, set a gauge or observe in a histogram; KeyError for what is not in SPECS."""

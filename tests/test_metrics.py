@@ -46,6 +46,12 @@ def test_each_kind_takes_values() -> None:
     assert "process_resident_memory_bytes" in text
 
 
+def test_counters_of_hosted_models_begin_at_zero() -> None:
+    text = Metrics(["m"]).exposition().decode()
+    assert 'reprise_preemptions_total{model="m"} 0.0' in text
+    assert 'reprise_encoder_cache_hits_total{model="m"} 0.0' in text
+
+
 @pytest.mark.parametrize(
     ("name", "labels"), [("nope", {}), ("ready", {"model": "m"}), ("generated_tokens_total", {"modle": "m"})]
 )

@@ -50,6 +50,12 @@ def rate(metric: str, by: str, selector: str = '{model=~"$model"}') -> str:
     return f"sum by ({by}) (rate(reprise_{metric}{selector}[$__rate_interval]))"
 
 
+def mean(metric: str, by: str) -> tuple[tuple[str, str], ...]:
+    """Since the start of the server: of what happens so rarely that no window holds enough of it."""
+    total, count = (f'sum by ({by}) (reprise_{metric}_{part}{{model=~"$model"}})' for part in ("sum", "count"))
+    return ((f"{total} / {count}", f"{{{{{by}}}}}"),)
+
+
 def share(part: str, *others: str) -> str:
     """part / (part + others), as rates of counters by model."""
     return f"{rate(part, 'model')} / ({' + '.join(rate(metric, 'model') for metric in (part, *others))})"
@@ -66,8 +72,9 @@ def stat(
     return Panel(title, ((query, legend),), unit, "stat", 4, 4, thresholds=thresholds)
 
 
+SINCE_START = "Mean since the start of the server."
 _GOOD_LOW = (("green", None),)
-_ERRORS = 'sum(rate(reprise_requests_total{outcome=~"error|timeout"}[5m]))'
+_ERRORS = '(sum(rate(reprise_requests_total{outcome=~"error|timeout"}[5m])) or vector(0))'
 _HIT_TOKENS = rate("prefix_cache_hit_tokens_total", "model")
 _QUERY_TOKENS = rate("prefix_cache_query_tokens_total", "model")
 
@@ -300,7 +307,7 @@ ENGINE = Dashboard(
                 ),
                 Panel("Bucket occupancy", quantiles("bucket_occupancy_ratio", "kind"), "percentunit"),
                 Panel("Captures", ((rate("graph_captures_total", "kind, outcome"), "{{kind}} {{outcome}}"),), "ops"),
-                Panel("Capture time", quantiles("graph_capture_duration_seconds", "kind"), "s"),
+                Panel("Capture time", mean("graph_capture_duration_seconds", "kind"), "s", description=SINCE_START),
             ),
         ),
         (
@@ -318,7 +325,11 @@ ENGINE = Dashboard(
         ),
         (
             "Start",
-            (Panel("Model load", quantiles("model_load_duration_seconds"), "s", width=12),),
+            (
+                Panel(
+                    "Model load", mean("model_load_duration_seconds", "model"), "s", width=12, description=SINCE_START
+                ),
+            ),
         ),
     ),
 )

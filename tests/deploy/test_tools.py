@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from service.metrics import SPECS
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -52,3 +55,21 @@ def test_compose_file_fits_the_compose_specification() -> None:
 def test_kubernetes_manifests_fit_their_schemas() -> None:
     for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml")):
         run(tool("kubernetes-validate"), "--strict", "--quiet", path)
+
+
+def test_monitoring_names_what_the_deployment_has() -> None:
+    """A PodMonitor is no part of Kubernetes itself: its schema is not at hand."""
+    manifests = [
+        manifest
+        for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
+        for manifest in yaml.safe_load_all(path.read_text())
+    ]
+    kinds = {manifest["kind"]: manifest for manifest in manifests}
+    monitor, scaler, deployment = (kinds[kind] for kind in ("PodMonitor", "HorizontalPodAutoscaler", "Deployment"))
+    pod = deployment["spec"]["template"]
+    ports = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    gauges = {f"reprise_{spec.name}" for spec in SPECS if spec.kind == "gauge"}
+    assert {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]} <= gauges
