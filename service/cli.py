@@ -1,4 +1,4 @@
-"""The command line: serve, ask, say, models, doctor, version."""
+"""The command line: serve, ask, say, models, bench, doctor, version."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from rich.table import Table
 from models.errors import CheckpointError
 from service import doctor as checks
 from service.api.operations import server_version
-from service.client import ApiClient, ServerSaid, local_server
-from service.settings import ENV_PREFIX, Settings, SettingsError, describe, load_settings, panel, unknown_variables
+from service.bench.command import bench
+from service.bench.run import BenchError
+from service.client import ServerSaid
+from service.options import DEFAULT_URL, Key, Local, Model, Url, connect
+from service.settings import Settings, SettingsError, describe, load_settings, panel, unknown_variables
 
 app = typer.Typer(
     name="reprise",
@@ -28,12 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-
-Url = Annotated[str, typer.Option("--url", envvar=ENV_PREFIX + "URL", help="Address of the server to ask.")]
-Key = Annotated[str, typer.Option("--key", envvar="OPENAI_API_KEY", help="API key of that server.")]
-Local = Annotated[bool, typer.Option("--local", help="Start a server of one's own for this command.")]
-Model = Annotated[str, typer.Option("--model", help="Served name; the first that fits unless given.")]
+app.add_typer(bench)
 
 
 def _settings_command(command: Any) -> Any:
@@ -111,7 +109,7 @@ def ask(
     local: Local = False,
 ) -> None:
     """Ask a server about a picture and print the answer as it comes."""
-    with _client(url, key, local) as client:
+    with connect(url, key, local) as client:
         for piece in client.ask(image, question, model, max_tokens):
             typer.echo(piece, nl=False)
         typer.echo()
@@ -130,7 +128,7 @@ def say(
     local: Local = False,
 ) -> None:
     """Have a text spoken and write the audio to a file."""
-    with _client(url, key, local) as client:
+    with connect(url, key, local) as client:
         size = client.say(text, out, model, voice)
     typer.echo(f"{out}: {size} bytes")
 
@@ -139,7 +137,7 @@ def say(
 def models(url: Url = DEFAULT_URL, key: Key = "none", local: Local = False) -> None:
     """List the models of a server."""
     table = Table("name", "kind", "context", "notice")
-    with _client(url, key, local) as client:
+    with connect(url, key, local) as client:
         for card in client.models():
             table.add_row(card["id"], card["kind"], str(card["max_model_len"]), card.get("notice", ""))
     Console().print(table)
@@ -163,10 +161,6 @@ def version() -> None:
     typer.echo(server_version())
 
 
-def _client(url: str, key: str, local: bool) -> Any:
-    return local_server() if local else ApiClient(url, key)
-
-
 def _fail(message: str) -> typing.NoReturn:
     for line in message.splitlines():
         typer.echo(f"reprise: {line}", err=True)
@@ -177,7 +171,7 @@ def main() -> None:
     """Entry point of the `reprise` command."""
     try:
         app()
-    except ServerSaid as error:
+    except (ServerSaid, BenchError) as error:
         typer.echo(f"reprise: {error}", err=True)
         sys.exit(1)
 

@@ -7,7 +7,9 @@ import json
 import mimetypes
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +30,7 @@ class ApiClient:
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"}
-        self._url = url
+        self.url = url
         self._http = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)
 
     def __enter__(self) -> ApiClient:
@@ -38,7 +40,7 @@ class ApiClient:
         self._http.close()
         if isinstance(error, httpx.TransportError):
             raise ServerSaid(
-                f"no server at {self._url} ({error}); start one with `reprise serve`, or add --local"
+                f"no server at {self.url} ({error}); start one with `reprise serve`, or add --local"
             ) from error
 
     def models(self) -> list[dict[str, Any]]:
@@ -52,7 +54,7 @@ class ApiClient:
         picture = f"data:{media_type};base64,{base64.b64encode(image.read_bytes()).decode()}"
         content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": question}]
         body = {
-            "model": model or self._first("chat"),
+            "model": model or self.first("chat"),
             "messages": [{"role": "user", "content": content}],
             "max_tokens": max_tokens,
             "stream": True,
@@ -70,7 +72,7 @@ class ApiClient:
     def say(self, text: str, out: Path, model: str, voice: str) -> int:
         """Bytes written to `out`."""
         body = {
-            "model": model or self._first("speech"),
+            "model": model or self.first("speech"),
             "input": text,
             "voice": voice,
             "response_format": out.suffix.removeprefix(".") or "wav",
@@ -80,7 +82,8 @@ class ApiClient:
             with out.open("wb") as file:
                 return sum(file.write(piece) for piece in response.iter_bytes())
 
-    def _first(self, kind: str) -> str:
+    def first(self, kind: str) -> str:
+        """Name of the first model that is "chat" or "speech"; ServerSaid when there is none."""
         for card in self.models():
             if card["kind"] == kind:
                 return card["id"]
@@ -104,10 +107,14 @@ def local_server() -> Iterator[ApiClient]:
     options = ["--log-format", "json", "--log-level", "info"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
     try:
-        yield ApiClient(_ready_url(process), "none")
+        url = _ready_url(process)
+        # A pipe that nobody reads would stop the server when it is full of log lines.
+        threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()
+        with ApiClient(url, "none") as client:
+            yield client
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.wait(timeout=60)
 
 
 def _ready_url(process: subprocess.Popen[str]) -> str:

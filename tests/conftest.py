@@ -1,4 +1,4 @@
-"""GPU tests run on a stream of their own, as the engine does: graphs cannot be captured on the default one."""
+"""Fixtures of the whole suite."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.support.processes import ServerProcess, served
+
+
+@pytest.fixture(scope="session")
+def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """`reprise serve` with the models of the package, in a process of its own."""
+    with served("--max-frames", "16", HOME=str(tmp_path_factory.mktemp("home"))) as running:
+        yield running
+
 
 @pytest.fixture(autouse=True)
 def engine_stream(request: pytest.FixtureRequest) -> Iterator[None]:
+    """GPU tests run on a stream of their own, as the engine does: graphs cannot be captured on the default one."""
     if request.node.get_closest_marker("gpu") is None:
         yield
         return

@@ -31,10 +31,8 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    home = tmp_path_factory.mktemp("home")
-    with served("--max-frames", "16", HOME=str(home)) as running:
-        yield running
+def server(embedded_server: ServerProcess) -> ServerProcess:
+    return embedded_server
 
 
 @pytest.fixture(scope="module")

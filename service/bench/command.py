@@ -1,0 +1,215 @@
+"""`reprise bench`: a load against a server, with progress and a table of what its clients saw."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from service.bench.run import run_load, summary
+from service.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
+from service.bench.traffic import payload
+from service.client import ServerSaid
+from service.options import DEFAULT_URL, Key, Local, Model, Url, connect
+
+START_SECONDS = 2.0
+"""What a client process takes to start."""
+LATE_SECONDS = 0.05
+
+bench = typer.Typer(
+    name="bench",
+    help="Put load on a server and time its answers at the client. Every prompt, picture and text is new.",
+    no_args_is_help=True,
+)
+
+Requests = Annotated[int, typer.Option(min=1, help="Requests to measure.")]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="Closed loop: requests that are always open; 4 unless --rate is given.")
+]
+Rate = Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests a second, Poisson arrivals.")]
+Warmup = Annotated[int, typer.Option(min=0, help="Requests before the measurement, one after the other.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")]
+Processes = Annotated[int, typer.Option(min=1, help="Client processes; more where one is too slow.")]
+Timeout = Annotated[float, typer.Option(min=1, help="Longest wait for a byte of an answer (s).")]
+Json = Annotated[Path | None, typer.Option("--json", help="File for the summary and every single request.")]
+
+
+@bench.command()
+def chat(
+    url: Url = DEFAULT_URL,
+    key: Key = "none",
+    local: Local = False,
+    model: Model = "",
+    requests: Requests = 32,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    images: Annotated[int, typer.Option(min=0, help="Pictures of a request.")] = 1,
+    width: Annotated[int, typer.Option(min=28, help="Of a picture, in pixels.")] = 448,
+    height: Annotated[int, typer.Option(min=28, help="Of a picture, in pixels.")] = 448,
+    text: Annotated[int, typer.Option(min=1, help="Characters of random text in a request.")] = 128,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer: no more, no less.")] = 64,
+    warmup: Warmup = 2,
+    seed: Seed = 0,
+    processes: Processes = 1,
+    timeout: Timeout = 300.0,
+    out: Json = None,
+) -> None:
+    """Chat: time to the first token, between tokens, tokens a second."""
+    lanes = _lanes(concurrency, rate)
+    with connect(url, key, local) as client:
+        load = ChatLoad(
+            url=client.url,
+            model=model or client.first("chat"),
+            requests=requests,
+            seed=seed,
+            concurrency=lanes,
+            rate=rate or 0.0,
+            warmup=warmup,
+            api_key=key,
+            timeout=timeout,
+            images=images,
+            width=width,
+            height=height,
+            text_characters=text,
+            output_tokens=tokens,
+        )
+        _measure(load, processes, out)
+
+
+@bench.command()
+def speech(
+    url: Url = DEFAULT_URL,
+    key: Key = "none",
+    local: Local = False,
+    model: Model = "",
+    requests: Requests = 32,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    words: Annotated[int, typer.Option(min=1, help="Words of a text.")] = 12,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Audio of each answer, as far as the text carries; 0: the model decides.")
+    ] = 0.0,
+    response_format: Annotated[str, typer.Option("--format", help="pcm, wav, flac, mp3, opus or aac.")] = "pcm",
+    steps: Annotated[int | None, typer.Option(min=1, help="Solver steps (inference_timesteps).")] = None,
+    warmup: Warmup = 2,
+    seed: Seed = 0,
+    processes: Processes = 1,
+    timeout: Timeout = 300.0,
+    out: Json = None,
+) -> None:
+    """Speech: time to the first audio, real-time factor, silence where audio should have been."""
+    lanes = _lanes(concurrency, rate)
+    with connect(url, key, local) as client:
+        load = SpeechLoad(
+            url=client.url,
+            model=model or client.first("speech"),
+            requests=requests,
+            seed=seed,
+            concurrency=lanes,
+            rate=rate or 0.0,
+            warmup=warmup,
+            api_key=key,
+            timeout=timeout,
+            text_words=words,
+            seconds=seconds,
+            response_format=response_format,
+            solver_steps=steps,
+        )
+        _measure(load, processes, out)
+
+
+def _lanes(concurrency: int | None, rate: float | None) -> int:
+    """Requests that are always open; 0 in an open loop."""
+    if rate is not None and concurrency is not None:
+        raise typer.BadParameter("a closed loop (--concurrency) and an open one (--rate) exclude each other")
+    return 0 if rate is not None else concurrency or 4
+
+
+def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:
+    with _progress(load) as report:
+        records = run_load(load, processes=processes, preparation=_preparation(load, processes), report=report)
+    result = summary(load, records)
+    if out is not None:
+        out.write_text(json.dumps({**result, "records": msgspec.to_builtins(records)}, indent=1) + "\n")
+    console = Console()
+    console.print(results_table(load, result, records))
+    if not result["succeeded"]:
+        raise ServerSaid(f"no request succeeded ({_failures(records)})")
+    if result.get("delay", {}).get("p99", 0.0) > LATE_SECONDS:
+        console.print("The clients sent requests late: raise --processes.", style="yellow")
+
+
+def _preparation(load: AnyLoad, processes: int) -> float:
+    began = time.perf_counter()
+    payload(load, np.random.default_rng(load.seed))
+    return START_SECONDS + 2 * (time.perf_counter() - began) * math.ceil(load.requests / processes)
+
+
+@contextmanager
+def _progress(load: AnyLoad) -> Iterator[Callable[[Record], None]]:
+    """A bar on a terminal, one line otherwise; gives what is to be called with each record."""
+    console = Console(stderr=True)
+    how = f"{load.rate:g} requests/s" if load.rate else f"{load.concurrency} at a time"
+    what = f"{load.model}: {load.requests} requests, {how}"
+    if not console.is_terminal:
+        typer.echo(what, err=True)
+        yield lambda record: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=load.requests)
+        yield lambda record: progress.advance(task)
+
+
+def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Record]) -> Table:
+    """What the clients saw: counts and rates, then quantiles of times."""
+    table = Table("", "mean", "p50", "p95", "p99", "max", title=load.model, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def quantiles(label: str, values: dict[str, float], scale: float = 1e3) -> None:
+        if values:
+            table.add_row(label, *(f"{scale * values[name]:.{1 if scale > 1 else 3}f}" for name in _SHOWN))
+
+    table.add_row("requests", str(result["requests"]))
+    if failures := _failures(records):
+        table.add_row("[red]without an answer[/red]", failures)
+    if not result["succeeded"]:
+        return table
+    table.add_row("requests/s", f"{result['requests_per_second']:.2f}")
+    if isinstance(load, ChatLoad):
+        table.add_row("tokens/s", f"{result.get('tokens_per_second', 0.0):.1f}")
+        table.add_row("tokens of a prompt", f"{result.get('prompt_tokens_mean', 0.0):.0f}")
+        quantiles("time to first token (ms)", result["first"])
+        quantiles("between tokens (ms)", result["gap"])
+    else:
+        table.add_row("audio s/s", f"{result.get('audio_seconds_per_second', 0.0):.2f}")
+        if load.response_format == "pcm" and "streams_with_underrun" in result:
+            silence = f"{result['underrun_seconds']:.2f} s in {result['streams_with_underrun']} streams"
+            table.add_row("underruns", silence)
+        quantiles("time to first audio (ms)", result["first"])
+        quantiles("between chunks (ms)", result["gap"])
+        quantiles("real-time factor", result.get("realtime_factor", {}), 1.0)
+    quantiles("whole answer (ms)", result["duration"])
+    return table
+
+
+_SHOWN = ("mean", "p50", "p95", "p99", "max")
+
+
+def _failures(records: Sequence[Record]) -> str:
+    """Counts by what happened: "503 refused: 3"."""
+    counts = Counter(f"{record.status or ''} {record.error}".strip() for record in records if record.error)
+    return ", ".join(f"{what}: {count}" for what, count in counts.most_common())

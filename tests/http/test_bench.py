@@ -1,0 +1,111 @@
+"""`reprise bench` against the real server, and what its clients send."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from service.api.schema import ChatRequestBody, Message
+from service.api.speech_schema import SpeechRequestBody
+from service.bench.run import run_load, summary
+from service.bench.spec import ChatLoad, Record, SpeechLoad
+from service.bench.traffic import PATCH_SECONDS, payload
+from service.cli import app
+from tests.support.processes import ServerProcess
+
+SMALL = ["--requests", "4", "--warmup", "1"]
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "120"})
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        ChatLoad("http://x", "m", 4, 0, images=2, width=56, height=28),
+        SpeechLoad("http://x", "m", 4, 0, seconds=0.64, solver_steps=4),
+    ],
+)
+def test_every_field_of_a_body_is_one_of_the_api(load: Any) -> None:
+    """An unknown field is ignored by the server: a misspelt one would measure something else."""
+    kind = ChatRequestBody if isinstance(load, ChatLoad) else SpeechRequestBody
+    body = payload(load, np.random.default_rng(0))
+    parsed = msgspec.convert(body, kind)
+    assert set(body) <= set(kind.__struct_fields__)
+    for name, value in body.items():
+        assert msgspec.to_builtins(getattr(parsed, name)) == value or isinstance(value, dict | list)
+    if isinstance(parsed, ChatRequestBody):
+        assert all(set(message) <= set(Message.__struct_fields__) for message in body["messages"])
+        assert parsed.stream_options is not None and parsed.stream_options.include_usage
+
+
+def test_a_fixed_length_of_speech_is_asked_for_in_patches() -> None:
+    body = payload(SpeechLoad("http://x", "m", 1, 0, seconds=10.08), np.random.default_rng(0))
+    assert body["min_len"] == body["max_len"] == round(10.08 / PATCH_SECONDS) == 63
+
+
+def test_chat_in_a_closed_loop(embedded_server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    small = ["--width", "56", "--height", "56", "--text", "8", "--tokens", "5", "--concurrency", "2"]
+    done = invoke("chat", "--url", embedded_server.url, *SMALL, *small, "--processes", "2", "--json", str(file))
+    assert done.exit_code == 0, done.output
+    assert "time to first token (ms)" in done.output and "reprise/qwen2_vl" in done.output
+    result = json.loads(file.read_text())
+    assert (result["requests"], result["succeeded"], len(result["records"])) == (4, 4, 4)
+    assert result["load"]["api_key"] is None
+    for record in result["records"]:
+        assert record["tokens"] == 5 and 0 < record["first"] < record["duration"] and record["status"] == 200
+        assert record["cached_tokens"] == 0
+    assert result["first"]["p10"] <= result["first"]["p50"] <= result["first"]["p99"] <= result["first"]["max"]
+
+
+def test_speech_in_an_open_loop(embedded_server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "speech.json"
+    small = ["--rate", "4", "--seconds", "0.64", "--steps", "4", "--words", "3"]
+    done = invoke("speech", "--url", embedded_server.url, *SMALL, *small, "--json", str(file))
+    assert done.exit_code == 0, done.output
+    assert "time to first audio (ms)" in done.output and "underruns" in done.output
+    result = json.loads(file.read_text())
+    assert result["succeeded"] == 4 and result["delay"]["max"] >= 0
+    assert [record["audio"] for record in result["records"]] == pytest.approx([0.64] * 4)
+
+
+def test_every_record_is_reported_as_it_comes(embedded_server: ServerProcess) -> None:
+    seen: list[Record] = []
+    load = SpeechLoad(
+        embedded_server.url, "reprise/voxcpm2", 2, 0, concurrency=1, warmup=0, seconds=0.32, response_format="wav"
+    )
+    records = run_load(load, report=seen.append)
+    assert seen == records and summary(load, records)["audio_seconds"] == pytest.approx(0.64)
+
+
+def test_refusals_are_counted_and_no_answer_at_all_is_an_error(embedded_server: ServerProcess) -> None:
+    done = invoke("speech", "--url", embedded_server.url, "--model", "nobody", "--requests", "2", "--warmup", "0")
+    assert "404 refused: 2" in done.output and done.exit_code == 1
+    assert "no request succeeded" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chat", "--rate", "1", "--concurrency", "1"], "exclude each other"),
+        (["chat", "--requests", "0"], "--requests"),
+    ],
+)
+def test_what_makes_no_sense_is_said(arguments: list[str], said: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2 and said in done.output
+
+
+def test_a_server_that_is_not_there() -> None:
+    done = invoke("chat", "--url", "http://127.0.0.1:9")
+    assert done.exit_code == 1 and "no server at" in str(done.exception)
