@@ -125,6 +125,8 @@ def measure_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> d
         "host_ms": host,
         "floor_ms": least,
         "over_floor": timings["graph"]["median"] / least,
+        "graph_bytes": pool.graph_bytes,
+        "static_bytes": pool.static_bytes,
     }
 
 

@@ -78,14 +78,15 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
         state["fresh"].fill_(True)
         vae.run(plan)
 
-    row: dict[str, Any] = {"streams": bucket}
+    row: dict[str, Any] = {"streams": bucket, "solver_steps": steps, "context": CONTEXT}
     for name, call in (
         ("decode_ms", lambda: decode.run(plan)),
         ("tail_ms", lambda: tail.run(tail_plan)),
         ("vae_ms", fresh_vae),
     ):
         state["length"].fill_(CONTEXT)
-        row[name] = milliseconds(call, repeats=30)["median"]
+        timing = milliseconds(call, repeats=30)
+        row |= {name: timing["median"], f"{name[:-3]}_p10_ms": timing["p10"], f"{name[:-3]}_p90_ms": timing["p90"]}
     state["length"].fill_(CONTEXT)
     row["decode_eager_ms"] = milliseconds(lambda: decode.run(plan, eager="disabled"), repeats=5, warm_up=1)["median"]
     row["vae_eager_ms"] = milliseconds(lambda: vae.run(plan, eager="disabled"), repeats=5, warm_up=1)["median"]
@@ -93,7 +94,7 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
     step = row["decode_ms"] + row["vae_ms"]
     row["rtf"] = step / 160
     row["audio_s_per_s"] = bucket * 160 / step
-    row["graph_bytes"] = pool.graph_bytes
+    row |= {"graph_bytes": pool.graph_bytes, "static_bytes": pool.static_bytes}
     print(table([row]), flush=True)
     return row
 
@@ -107,7 +108,7 @@ def main() -> None:
         model = resolve(family_of(directory).model)(directory, device, torch.bfloat16, "random")
         pool = GraphPool(device, 24 << 30)
         rows = [measure(model, bucket, pool, device) for bucket in reversed(buckets)]
-    write("speech_steps", rows[::-1], context=CONTEXT)
+    write("speech_steps", rows[::-1])
     print(table(rows[::-1]))
 
 

@@ -214,6 +214,11 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, _Place]:
     return places
 
 
+def published_shapes(module: nn.Module, rules: Sequence[Rule]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that a checkpoint of `module` (which may be on the meta device) holds."""
+    return {name: place.shape for name, place in _places(module, rules).items()}
+
+
 def _wildcards(text: str) -> list[str]:
     return re.findall(r"{(\w+)}", text)
 

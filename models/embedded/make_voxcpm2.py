@@ -218,9 +218,8 @@ def network_tensors(values: Values) -> dict[str, Tensor]:
     return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
 
 
-def codec_tensors(values: Values) -> dict[str, Tensor]:
-    """audiovae.safetensors, weight norm in two parts as published."""
-    vae = CONFIG["audio_vae_config"]
+def codec_tensors(values: Values, vae: dict[str, Any]) -> dict[str, Tensor]:
+    """audiovae.safetensors of an `audio_vae_config`, weight norm in two parts as published."""
     tensors: dict[str, Tensor] = {}
 
     def conv(name: str, out_width: int, in_width: int, kernel: int, gain: float = 1.0) -> None:
@@ -276,7 +275,7 @@ def write(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     values = Values(SEED)
     save_file(network_tensors(values), directory / "model.safetensors")
-    save_file(codec_tensors(values), directory / "audiovae.safetensors")
+    save_file(codec_tensors(values, CONFIG["audio_vae_config"]), directory / "audiovae.safetensors")
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     for name, content in (
         ("config.json", CONFIG),

@@ -1,0 +1,78 @@
+"""Start to ready: weights on local disk with an empty and with a filled kernel cache, and random weights.
+
+    python -m benchmarks.startup [qwen2_vl_2b voxcpm2] [--tiny]
+
+Full size in the published layout with random values, just written, so that the page cache holds them; --tiny takes the
+golden miniatures instead, to try the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoints import GOLDEN, SIZES, make
+from benchmarks.record import table, write
+from benchmarks.server import Server, random_weights, serve
+from benchmarks.weights import write_weights
+
+MODELS = ("qwen2_vl_2b", "voxcpm2")
+SETTLED = 4.0
+"""Seconds without a new recording, after which there is no more to come."""
+WARM_STARTS = 3
+
+
+def measure(flags: list[str], kernels: Path) -> dict[str, Any]:
+    """kernels: the directory of Triton's cache."""
+    with serve(*flags, environment={"TRITON_CACHE_DIR": str(kernels)}) as server:
+        at_ready = _recordings(server)
+        began = last = time.monotonic()
+        recordings = at_ready
+        while time.monotonic() - last < SETTLED:
+            time.sleep(0.25)
+            if (now := _recordings(server)) != recordings:
+                recordings, last = now, time.monotonic()
+        return {
+            "ready_s": server.ready_seconds,
+            "recorded_s": server.ready_seconds + last - began,
+            "load_s": server.metric("reprise_model_load_duration_seconds_sum"),
+            "capture_s": server.metric("reprise_graph_capture_duration_seconds_sum"),
+            "recordings_at_ready": at_ready,
+            "recordings": recordings,
+            "graph_bytes": server.metric("reprise_graph_bytes"),
+            "gpu_memory_bytes": server.samples("reprise_gpu_memory_bytes", "state"),
+        }
+
+
+def _recordings(server: Server) -> int:
+    return int(server.metric("reprise_graph_captures_total", outcome="captured"))
+
+
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args(words)
+    rows: list[dict[str, Any]] = []
+    for name in arguments.models:
+        with tempfile.TemporaryDirectory() as folder:
+            directory = GOLDEN / SIZES[name][0] if arguments.tiny else make(name, Path(folder))
+            num_bytes = 0 if arguments.tiny else write_weights(directory)
+            published, random = ["--model", str(directory)], random_weights([directory])
+            kernels = Path(folder) / "kernels"
+            starts = [("published", "cold", published), *[("published", "warm", published)] * WARM_STARTS]
+            for weights, cache, flags in [*starts, ("random", "warm", random)]:
+                facts = {"model": name, "weights": weights, "kernel_cache": cache, "weight_bytes": num_bytes}
+                rows.append(facts | measure(flags, kernels))
+                print(table(rows[-1:]), flush=True)
+    path = write(f"startup{'_tiny' if arguments.tiny else ''}", rows)
+    print(table(rows))
+    return path
+
+
+if __name__ == "__main__":
+    main()
