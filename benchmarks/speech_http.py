@@ -30,12 +30,13 @@ FIRST_AUDIO_P95 = 0.150
 
 @dataclass(frozen=True)
 class Scale:
-    """streams of `long` s utterances; rates of `short` s utterances, each rate for `duration` s of arrivals; the search
+    """streams of `long` s utterances, `rounds` of each; rates of `short` s utterances, each rate for `duration` s of arrivals; the search
     between the last rate that held and the first that did not ends at steps of `resolution` requests/s."""
 
     model: str
     max_running: int
     streams: tuple[int, ...]
+    rounds: int
     long: float
     rates: tuple[float, ...]
     short: float
@@ -44,8 +45,8 @@ class Scale:
     processes: int
 
 
-FULL = Scale(MODEL, 64, (1, 8, 16, 32, 64), 10.08, (20, 40, 60, 80, 100, 120), 5.12, 15.0, 5.0, 8)
-TINY = Scale("reprise/voxcpm2", 4, (1, 2), 0.64, (1, 2), 0.64, 3.0, 1.0, 1)
+FULL = Scale(MODEL, 64, (1, 8, 16, 32, 64), 6, 10.08, (20, 40, 60, 80, 100, 120), 5.12, 15.0, 5.0, 8)
+TINY = Scale("reprise/voxcpm2", 4, (1, 2), 2, 0.64, (1, 2), 0.64, 3.0, 1.0, 1)
 
 
 def closed(server: Server, scale: Scale, response_format: str) -> list[dict[str, Any]]:
@@ -55,10 +56,10 @@ def closed(server: Server, scale: Scale, response_format: str) -> list[dict[str,
         load = SpeechLoad(
             url=server.url,
             model=scale.model,
-            requests=max(6, 3 * streams),
+            requests=max(3, scale.rounds * streams),
             seed=streams,
             concurrency=streams,
-            text_words=10,
+            text_words=13,
             seconds=scale.long,
             response_format=response_format,
             solver_steps=SOLVER_STEPS,
