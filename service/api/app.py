@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from service.api import chat, operations, speech, speech_stream, voices
+from service.api import chat, operations, reference, speech, speech_stream, voices
 from service.api.admission import Admission
 from service.api.auth import AuthMiddleware, KeyRing
 from service.api.context import ServerContext
@@ -121,6 +121,7 @@ def create_app(context: ServerContext) -> FastAPI:
         description="Answers questions about images and videos, and speaks, over the OpenAI protocol.",
         version=operations.server_version(),
         lifespan=life,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -132,6 +133,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(operations.router)
     install_error_handlers(app)
     install_openapi(app)
+    app.include_router(reference.router)
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.docs_open else [])]
     app.add_middleware(AuthMiddleware, keys=KeyRing(settings.keys()), open_paths=open_paths)
     app.add_middleware(OriginMiddleware, allowed=settings.cors_origin)

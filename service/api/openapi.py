@@ -1,9 +1,11 @@
-"""The OpenAPI document: every route declares its body and every answer that it can give."""
+"""The OpenAPI document: every route declares its body and every answer that it can give. WebSockets, which OpenAPI does
+not know, are described by their messages below "x-websockets"."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from fastapi import FastAPI
@@ -33,6 +35,7 @@ WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 499, 500, 503, 504)
 """Statuses of routes that make an engine work."""
 
 _types: dict[str, type] = {}
+_sockets: dict[str, dict[str, Any]] = {}
 
 
 def operation(
@@ -58,13 +61,31 @@ def operation(
     return extra
 
 
+def websocket(path: str, summary: str, *, client: Any, server: Any) -> None:
+    """Describe a WebSocket. client, server: unions of the msgspec types that each side sends, besides binary frames."""
+    described: dict[str, Any] = {"summary": summary}
+    for side, union in (("client", client), ("server", server)):
+        described[side] = [_reference(kind) for kind in get_args(union)]
+    _sockets[path] = described
+
+
+def _reference(kind: type) -> dict[str, str]:
+    _types[kind.__name__] = kind
+    return {"$ref": REFERENCE.format(name=kind.__name__)}
+
+
+def _description(kind: type) -> str:
+    """A type's own words behind those of the types that it extends."""
+    documented = [base.__doc__ for base in reversed(kind.__mro__) if issubclass(base, msgspec.Struct)]
+    return "\n\n".join(inspect.cleandoc(text) for text in documented[1:] if text)
+
+
 def _content(types: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for media_type, kind in types.items():
         content[media_type] = {}
         if kind is not None:
-            _types[kind.__name__] = kind
-            content[media_type] = {"schema": {"$ref": REFERENCE.format(name=kind.__name__)}}
+            content[media_type] = {"schema": _reference(kind)}
     return content
 
 
@@ -75,10 +96,16 @@ def install_openapi(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = generate()
         _, components = msgspec.json.schema_components(_types.values(), ref_template=REFERENCE)
-        document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        for name, kind in _types.items():
+            components[name]["description"] = _description(kind)
+        document.setdefault("components", {})["schemas"] = components  # without FastAPI's own, which nothing uses
+        document["x-websockets"] = _sockets
         for operations in document["paths"].values():
             for described in operations.values():
                 described["responses"].pop("422", None)  # FastAPI's own; those answers are 400 with an error object
+                content = described["responses"]["200"]["content"]
+                if content.get(JSON) == {"schema": {}}:  # FastAPI's own, too
+                    del content[JSON]
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
         return document

@@ -46,6 +46,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Refused = Annotated[Any, Meta(description="not supported: refused unless it changes nothing")]
 
 
 class ChatRequestBody(msgspec.Struct, frozen=True):
@@ -75,35 +76,35 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Known fields that are refused unless they are neutral: see REFUSED.
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-    logits_processors: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    best_of: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    echo: Any = None
-    prompt_logprobs: Any = None
-    continue_final_message: Any = None
-    add_generation_prompt: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    mm_processor_kwargs: Any = None
-    skip_special_tokens: Any = None
-    include_stop_str_in_output: Any = None
-    truncate_prompt_tokens: Any = None
+    response_format: Refused = None
+    tools: Refused = None
+    tool_choice: Refused = None
+    functions: Refused = None
+    function_call: Refused = None
+    modalities: Refused = None
+    audio: Refused = None
+    web_search_options: Refused = None
+    guided_json: Refused = None
+    guided_regex: Refused = None
+    guided_choice: Refused = None
+    guided_grammar: Refused = None
+    structured_outputs: Refused = None
+    logits_processors: Refused = None
+    allowed_token_ids: Refused = None
+    bad_words: Refused = None
+    best_of: Refused = None
+    use_beam_search: Refused = None
+    length_penalty: Refused = None
+    echo: Refused = None
+    prompt_logprobs: Refused = None
+    continue_final_message: Refused = None
+    add_generation_prompt: Refused = None
+    chat_template: Refused = None
+    documents: Refused = None
+    mm_processor_kwargs: Refused = None
+    skip_special_tokens: Refused = None
+    include_stop_str_in_output: Refused = None
+    truncate_prompt_tokens: Refused = None
 
 
 REFUSED: dict[str, tuple[Any, ...]] = {

@@ -23,6 +23,7 @@ from models.errors import InputError
 from service.api.context import ServerContext, context_of
 from service.api.delivery import AudioFeed, PlaybackMeter, encode_chunk
 from service.api.errors import ApiError, as_api_error, bad_request
+from service.api.openapi import websocket
 from service.api.record import RequestRecord, record_of
 from service.api.speaking import SpeechJob, prepare, speakable
 from service.api.speech_schema import SpeechOptions
@@ -91,6 +92,10 @@ class SocketError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
 ServerMessage = AudioStart | AudioDone | SessionDone | SocketError
 
 
+PATH = "/v1/audio/speech/stream"
+websocket(PATH, "Speak a text while it is being written.", client=ClientMessage, server=ServerMessage)
+
+
 class Goodbye(Exception):
     """The session ends with this code."""
 
@@ -100,7 +105,7 @@ class Goodbye(Exception):
         self.reason = reason
 
 
-@router.websocket("/v1/audio/speech/stream")
+@router.websocket(PATH)
 async def speech_stream(socket: WebSocket) -> None:
     context = context_of(socket)
     record = record_of(socket.scope)
