@@ -14,7 +14,7 @@ TEST   := $(VENV)/.installed-test
 ALL    := $(VENV)/.installed-test-all
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint types clean
+.PHONY: help serve test test-all lint types docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -51,6 +51,9 @@ lint: $(TEST)  ## Check style
 
 types: $(TEST)  ## Check types
 	$(BIN)/mypy
+
+docs: $(SERVE)  ## Write the pages of docs/ that are made from the code
+	$(BIN)/python -m service.documents
 
 clean:  ## Remove the environment and everything made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -73,92 +73,105 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -
     return MetricSpec("histogram", name, help, labels, buckets)
 
 
-SPECS: tuple[MetricSpec, ...] = (
-    # requests
-    _counter("requests_total", "Answered requests.", "model", "endpoint", "status", "outcome"),
-    _histogram("request_duration_seconds", "Arrival to last byte.", REQUEST, "model", "endpoint", "outcome"),
-    _gauge("http_requests_in_progress", "Requests being answered, by endpoint.", "endpoint"),
-    _counter("admission_rejections_total", "Requests refused because of load.", "endpoint", "reason"),
-    _gauge("admitted_bytes", "Bytes of bodies and decoded media that are being worked on."),
-    _counter("client_disconnects_total", "Requests whose client left early.", "endpoint"),
-    _histogram("request_input_tokens", "Prompt positions of a request, media included.", TOKENS, "model"),
-    _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
-    _histogram("request_images", "Images of a request.", COUNT, "model"),
-    _histogram("request_video_frames", "Decoded video frames of a request.", COUNT, "model"),
-    _counter("prompt_tokens_total", "Prompt positions by kind (text, image, video).", "model", "kind"),
-    _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
-    # media
-    _histogram("media_fetch_duration_seconds", "Reading a media URL (kind: data, remote).", STEP, "kind"),
-    _histogram("media_decode_duration_seconds", "Decoding a picture, video or clip.", STEP, "kind"),
-    _histogram("preprocess_duration_seconds", "Resizing and laying out one item for its encoder.", STEP, "kind"),
-    _histogram("tokenize_duration_seconds", "Chat template, tokens and positions of a prompt.", STEP, "model"),
-    _counter("media_rejections_total", "Media refused, by kind and reason.", "kind", "reason"),
-    # phases of a chat request
-    _histogram("queue_duration_seconds", "Arrival at the engine to first scheduling.", STEP, "model"),
-    _histogram("vision_encode_duration_seconds", "One packed encoder pass.", STEP, "model", "route"),
-    _histogram("prefill_duration_seconds", "First scheduling to the end of the prefill.", STEP, "model"),
-    _histogram("time_to_first_token_seconds", "Arrival to the first token at the API.", FIRST_TOKEN, "model"),
-    _histogram("inter_token_duration_seconds", "Gap between deliveries, per token.", INTER_TOKEN, "model"),
-    # steps and graphs
-    _counter(
-        "steps_total",
-        "Steps by kind (encoder, prefill, mixed, decode, tail, vae), route (replay, eager) and reason "
-        '(why eager; "captured" on replay).',
-        "model",
-        "kind",
-        "route",
-        "reason",
+GROUPS: dict[str, tuple[MetricSpec, ...]] = {
+    "Requests": (
+        _counter("requests_total", "Answered requests.", "model", "endpoint", "status", "outcome"),
+        _histogram("request_duration_seconds", "Arrival to last byte.", REQUEST, "model", "endpoint", "outcome"),
+        _gauge("http_requests_in_progress", "Requests being answered, by endpoint.", "endpoint"),
+        _counter("admission_rejections_total", "Requests refused because of load.", "endpoint", "reason"),
+        _gauge("admitted_bytes", "Bytes of bodies and decoded media that are being worked on."),
+        _counter("client_disconnects_total", "Requests whose client left early.", "endpoint"),
+        _histogram("request_input_tokens", "Prompt positions of a request, media included.", TOKENS, "model"),
+        _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
+        _histogram("request_images", "Images of a request.", COUNT, "model"),
+        _histogram("request_video_frames", "Decoded video frames of a request.", COUNT, "model"),
+        _counter("prompt_tokens_total", "Prompt positions by kind (text, image, video).", "model", "kind"),
+        _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
     ),
-    _histogram("step_duration_seconds", "Launch to results on the host.", STEP, "model", "kind", "route"),
-    _histogram("step_host_duration_seconds", "Python time of a step.", STEP, "model", "kind"),
-    _histogram("bucket_occupancy_ratio", "Real rows by rows of the replayed bucket.", RATIO, "model", "kind"),
-    _counter("replayed_rows_total", "Real rows in replayed buckets.", "model", "kind"),
-    _counter("padded_rows_total", "Padding rows in replayed buckets.", "model", "kind"),
-    _counter("graph_captures_total", "Captures by outcome (captured, failed, refused).", "model", "kind", "outcome"),
-    _histogram("graph_capture_duration_seconds", "One capture.", STEP, "model", "kind"),
-    _gauge("graph_bytes", "Device memory held by recorded graphs."),
-    _gauge("gpu_memory_bytes", "Device memory by state (tensors, cached, other, free), which add up.", "state"),
-    _histogram("model_load_duration_seconds", "Reading a checkpoint.", LOAD, "model"),
-    # caches
-    _counter("encoder_cache_hits_total", "Items whose embeddings were cached.", "model"),
-    _counter("encoder_cache_misses_total", "Items that had to be encoded.", "model"),
-    _gauge("encoder_cache_bytes", "Bytes of cached embeddings.", "model"),
-    _counter("prefix_cache_hit_tokens_total", "Prompt positions found in the prefix index.", "model"),
-    _counter("prefix_cache_query_tokens_total", "Prompt positions looked up in the prefix index.", "model"),
-    _counter("preemptions_total", "Sequences sent back to waiting for lack of pages.", "model"),
-    # load (the three gauges that routers scrape are requests_running, requests_waiting, kv_cache_usage_ratio)
-    _gauge("requests_running", "Sequences in slots.", "model"),
-    _gauge("requests_waiting", "Requests waiting for a slot.", "model"),
-    _gauge("kv_cache_usage_ratio", "Pages in use by pages there are, cached ones not counted.", "model"),
-    _gauge("kv_cache_pages", "Pages by state (used, cached, total).", "model", "state"),
-    _gauge("slots_used", "Slots in use.", "model"),
-    # speech
-    _histogram("time_to_first_audio_seconds", "Arrival to the first audio sent.", FIRST_AUDIO, "model"),
-    _histogram("audio_realtime_factor", "Generation time by duration of the audio.", REALTIME_FACTOR, "model"),
-    _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", STEP, "model"),
-    _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", STEP, "model"),
-    _counter("audio_streams_total", "Finished live streams (underrun: true, false).", "model", "underrun"),
-    _histogram("audio_slack_seconds", "Least slack of any live stream, per tick.", SLACK, "model"),
-    _histogram(
-        "speech_part_duration_seconds",
-        "Device time of a step's part (prefill, tail, decode, vae, clip).",
-        STEP,
-        "model",
-        "part",
+    "Media": (
+        _histogram("media_fetch_duration_seconds", "Reading a media URL (kind: data, remote).", STEP, "kind"),
+        _histogram("media_decode_duration_seconds", "Decoding a picture, video or clip.", STEP, "kind"),
+        _histogram("preprocess_duration_seconds", "Resizing and laying out one item for its encoder.", STEP, "kind"),
+        _histogram("tokenize_duration_seconds", "Chat template, tokens and positions of a prompt.", STEP, "model"),
+        _counter("media_rejections_total", "Media refused, by kind and reason.", "kind", "reason"),
     ),
-    _counter("audio_generated_seconds_total", "Seconds of audio made.", "model"),
-    _counter("speech_characters_total", "Characters spoken.", "model"),
-    _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
-    _histogram("step_prediction_ratio", "Actual by predicted step time.", PREDICTION, "model", "kind"),
-    _counter("speech_rejections_total", "Speech refused at admission, by reason.", "model", "reason"),
-    # life
-    _gauge("ready", "1 when requests are taken."),
-    _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh."),
-    _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
-    _gauge("event_loop_lag_seconds", "Delay of a timer in the API process."),
-    _gauge("event_loop_tasks", "Tasks of the API process."),
-    _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "device"),
-)
+    "Phases of a chat request": (
+        _histogram("queue_duration_seconds", "Arrival at the engine to first scheduling.", STEP, "model"),
+        _histogram("vision_encode_duration_seconds", "One packed encoder pass.", STEP, "model", "route"),
+        _histogram("prefill_duration_seconds", "First scheduling to the end of the prefill.", STEP, "model"),
+        _histogram("time_to_first_token_seconds", "Arrival to the first token at the API.", FIRST_TOKEN, "model"),
+        _histogram("inter_token_duration_seconds", "Gap between deliveries, per token.", INTER_TOKEN, "model"),
+    ),
+    "Steps and graphs": (
+        _counter(
+            "steps_total",
+            "Steps by kind (encoder, prefill, mixed, decode, tail, vae), route (replay, eager) and reason "
+            '(why eager; "captured" on replay).',
+            "model",
+            "kind",
+            "route",
+            "reason",
+        ),
+        _histogram("step_duration_seconds", "Launch to results on the host.", STEP, "model", "kind", "route"),
+        _histogram("step_host_duration_seconds", "Python time of a step.", STEP, "model", "kind"),
+        _histogram("bucket_occupancy_ratio", "Real rows by rows of the replayed bucket.", RATIO, "model", "kind"),
+        _counter("replayed_rows_total", "Real rows in replayed buckets.", "model", "kind"),
+        _counter("padded_rows_total", "Padding rows in replayed buckets.", "model", "kind"),
+        _counter(
+            "graph_captures_total", "Captures by outcome (captured, failed, refused).", "model", "kind", "outcome"
+        ),
+        _histogram("graph_capture_duration_seconds", "One capture.", STEP, "model", "kind"),
+        _gauge("graph_bytes", "Device memory held by recorded graphs."),
+        _gauge("gpu_memory_bytes", "Device memory by state (tensors, cached, other, free), which add up.", "state"),
+        _histogram("model_load_duration_seconds", "Reading a checkpoint.", LOAD, "model"),
+    ),
+    "Caches": (
+        _counter("encoder_cache_hits_total", "Items whose embeddings were cached.", "model"),
+        _counter("encoder_cache_misses_total", "Items that had to be encoded.", "model"),
+        _gauge("encoder_cache_bytes", "Bytes of cached embeddings.", "model"),
+        _counter("prefix_cache_hit_tokens_total", "Prompt positions found in the prefix index.", "model"),
+        _counter("prefix_cache_query_tokens_total", "Prompt positions looked up in the prefix index.", "model"),
+        _counter("preemptions_total", "Sequences sent back to waiting for lack of pages.", "model"),
+    ),
+    # Routers scrape requests_running, requests_waiting and kv_cache_usage_ratio.
+    "Load": (
+        _gauge("requests_running", "Sequences in slots.", "model"),
+        _gauge("requests_waiting", "Requests waiting for a slot.", "model"),
+        _gauge("kv_cache_usage_ratio", "Pages in use by pages there are, cached ones not counted.", "model"),
+        _gauge("kv_cache_pages", "Pages by state (used, cached, total).", "model", "state"),
+        _gauge("slots_used", "Slots in use.", "model"),
+    ),
+    "Speech": (
+        _histogram("time_to_first_audio_seconds", "Arrival to the first audio sent.", FIRST_AUDIO, "model"),
+        _histogram("audio_realtime_factor", "Generation time by duration of the audio.", REALTIME_FACTOR, "model"),
+        _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", STEP, "model"),
+        _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", STEP, "model"),
+        _counter("audio_streams_total", "Finished live streams (underrun: true, false).", "model", "underrun"),
+        _histogram("audio_slack_seconds", "Least slack of any live stream, per tick.", SLACK, "model"),
+        _histogram(
+            "speech_part_duration_seconds",
+            "Device time of a step's part (prefill, tail, decode, vae, clip).",
+            STEP,
+            "model",
+            "part",
+        ),
+        _counter("audio_generated_seconds_total", "Seconds of audio made.", "model"),
+        _counter("speech_characters_total", "Characters spoken.", "model"),
+        _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
+        _histogram("step_prediction_ratio", "Actual by predicted step time.", PREDICTION, "model", "kind"),
+        _counter("speech_rejections_total", "Speech refused at admission, by reason.", "model", "reason"),
+    ),
+    "Life": (
+        _gauge("ready", "1 when requests are taken."),
+        _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh."),
+        _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
+        _gauge("event_loop_lag_seconds", "Delay of a timer in the API process."),
+        _gauge("event_loop_tasks", "Tasks of the API process."),
+        _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "device"),
+    ),
+}
+
+SPECS = tuple(spec for group in GROUPS.values() for spec in group)
 
 
 class Metrics:
