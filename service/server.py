@@ -51,13 +51,17 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, context: ServerContext) -> None:
         super().__init__(config)
-        self._context = context
+        self.context = context
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._context.draining:
+        if self.context.draining:
             self.force_exit = self.should_exit = True
-            return
-        self._context.draining = True
+        else:
+            self.drain()
+
+    def drain(self) -> None:
+        """Begin to end. Any thread may call it, once."""
+        self.context.draining = True
         # A signal arrives between two steps of the loop's thread: hand over to the loop.
         self._loop.call_soon_threadsafe(self._begin_drain)
 
@@ -67,11 +71,11 @@ class Server(uvicorn.Server):
 
     def _begin_drain(self) -> None:
         task = self._loop.create_task(self._drain())
-        self._context.tasks.add(task)
-        task.add_done_callback(self._context.tasks.discard)
+        self.context.tasks.add(task)
+        task.add_done_callback(self.context.tasks.discard)
 
     async def _drain(self) -> None:
-        context, settings = self._context, self._context.settings
+        context, settings = self.context, self.context.settings
         log.info("draining %d requests", context.admission.in_flight)
         context.metrics.observe("ready", 0)
         await asyncio.sleep(settings.drain_delay)
@@ -88,8 +92,8 @@ class Server(uvicorn.Server):
         await context.engine.stop()
 
 
-async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
-    """Serve until a signal; the exit status. 1 when the engine cannot be started."""
+def create_server(settings: Settings, catalog: Catalog) -> Server:
+    """A server with an engine of its own; both start when it serves."""
     log_format = resolved_log_format(settings)
     context = create_context(settings, catalog, link_maker(settings, engine_config(settings, catalog, log_format)))
     connection = partial(
@@ -105,8 +109,14 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
         ws_max_size=settings.max_audio_bytes,
         server_header=False,
     )
-    server = Server(config, context)
     context.engine.on_state = log_phase
+    return Server(config, context)
+
+
+async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
+    """Serve until a signal; the exit status. 1 when the engine cannot be started."""
+    server = create_server(settings, catalog)
+    context = server.context
     failed = False
 
     async def announce() -> None:

@@ -1,0 +1,179 @@
+"""The door of the cluster: chooses a replica for each request and passes bytes on, as they are, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+from fastapi import FastAPI
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from deploy.ray.routing import media_key
+from service.api.admission import Admission
+from service.api.app import DOCUMENTS, ENDPOINTS, PROBES
+from service.api.auth import AuthMiddleware, KeyRing
+from service.api.errors import ApiError, install_error_handlers
+from service.api.middleware import RequestMiddleware
+from service.metrics import Metrics
+from service.settings import Settings
+
+CHAT = "/v1/chat/completions"
+TARGETS = "/metrics/targets"
+CONNECT_SECONDS = 5.0
+RETRY_AFTER = 2.0
+BETWEEN_TWO = {
+    b"connection", b"keep-alive", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+}  # fmt: skip
+"""Headers that are about one connection (RFC 9110, 7.6.1)."""
+TRY_AGAIN_LATER = 1013
+GONE_AWAY = 1001
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Front:
+    """Ray Serve's ingress. max_in_flight: requests that pass at once."""
+
+    def __init__(self, settings: Settings, max_in_flight: int, replicas: DeploymentHandle) -> None:
+        self._settings = settings
+        self._max_in_flight = max_in_flight
+        self._replicas = replicas
+        # Replicas bound times themselves. A connection each: one that a replica is about to close is not used again.
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            trust_env=False,
+        )
+        self._client.headers.clear()
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        settings = self._settings
+        app = FastAPI(openapi_url=None)
+        app.add_route(TARGETS, self._targets)
+        app.add_route("/metrics", self._no_metrics)
+        app.mount("/", self._pass_on)
+        install_error_handlers(app)
+        metrics = [TARGETS, "/metrics"] if settings.metrics_open else []
+        open_paths = [*PROBES, *metrics, *(DOCUMENTS if settings.docs_open else [])]
+        app.add_middleware(AuthMiddleware, keys=KeyRing(settings.keys()), open_paths=open_paths)
+        app.add_middleware(
+            RequestMiddleware,
+            endpoints=ENDPOINTS,
+            admission=Admission(self._max_in_flight, settings.max_pending_bytes, Metrics()),
+            metrics=Metrics(),
+            max_body=settings.max_body,
+            body_timeout=settings.body_timeout,
+        )
+        return app
+
+    async def _targets(self, request: Request) -> Response:
+        """For Prometheus' http_sd_configs: every replica is a target of its own."""
+        addresses = await self._replicas.broadcast("address").results_async()
+        return JSONResponse([{"targets": [address]} for address in sorted(addresses)])
+
+    async def _no_metrics(self, request: Request) -> Response:
+        raise ApiError(404, f"Each replica has its own metrics: {TARGETS} lists them.", code="not_found")
+
+    @asynccontextmanager
+    async def _replica(self, key: str | None) -> AsyncIterator[str]:
+        """Address of the replica for a key. It keeps a place until the context is left, and lives so long."""
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(self._settings.queue_timeout):
+                    chosen = await held.enter_async_context(self._replicas.choose_replica(key))
+            except (TimeoutError, BackPressureError) as error:
+                message = "All replicas are busy; retry in a moment."
+                raise ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER) from error
+            yield chosen.replica_metadata["address"]
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._pass_socket(WebSocket(scope, receive, send))
+            return
+        request = Request(scope, receive)
+        key = None
+        content: bytes | AsyncIterator[bytes] = request.stream()
+        if request.method == "POST" and request.url.path == CHAT:
+            content = await request.body()
+            key = await asyncio.to_thread(media_key, content)
+        async with self._replica(key) as address:
+            headers = [*_end_to_end(scope["headers"]), (b"x-request-id", scope["reprise.record"].request_id.encode())]
+            onward = self._client.build_request(
+                request.method, f"http://{address}{_target(scope)}", headers=headers, content=content
+            )
+            try:
+                answer = await self._client.send(onward, stream=True)
+            except httpx.TransportError as error:
+                message = "The replica went away; retry in a moment."
+                raise ApiError(503, message, code="engine_unavailable", retry_after=RETRY_AFTER) from error
+            async with AsyncExitStack() as open_answer:
+                open_answer.push_async_callback(answer.aclose)
+                response = StreamingResponse(answer.aiter_raw(), answer.status_code)
+                response.raw_headers = _end_to_end(answer.headers.raw)
+                await response(scope, receive, send)
+
+    async def _pass_socket(self, client: WebSocket) -> None:
+        headers = {name: client.headers[name] for name in ("authorization", "origin", "host") if name in client.headers}
+        try:
+            async with (
+                self._replica(None) as address,
+                connect(
+                    f"ws://{address}{_target(client.scope)}",
+                    additional_headers=headers,
+                    max_size=None,
+                    proxy=None,
+                    open_timeout=CONNECT_SECONDS,
+                ) as replica,
+            ):
+                await client.accept()
+                async with asyncio.TaskGroup() as both:
+                    upward = both.create_task(_upward(client, replica))
+                    await _downward(replica, client)
+                    upward.cancel()
+        except (ApiError, InvalidHandshake, OSError, TimeoutError):
+            await client.close(TRY_AGAIN_LATER)
+
+
+async def _upward(client: WebSocket, replica: ClientConnection) -> None:
+    while True:
+        message = await client.receive()
+        if message["type"] == "websocket.disconnect":
+            await replica.close(message.get("code") or GONE_AWAY)
+            return
+        text = message.get("text")
+        try:
+            await replica.send(message["bytes"] if text is None else text)
+        except ConnectionClosed:
+            return
+
+
+async def _downward(replica: ClientConnection, client: WebSocket) -> None:
+    """Until the replica closes; then the client is closed alike."""
+    try:
+        async for message in replica:
+            await (client.send_text(message) if isinstance(message, str) else client.send_bytes(message))
+        await client.close(replica.close_code or GONE_AWAY, replica.close_reason)
+    except ConnectionClosed:
+        await client.close(replica.close_code or GONE_AWAY, replica.close_reason)
+    except (WebSocketDisconnect, RuntimeError):  # the client was closed first
+        return
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    return [(name, value) for name, value in headers if name.lower() not in BETWEEN_TWO and name != b"x-request-id"]
+
+
+def _target(scope: Scope) -> str:
+    """Path and query as they were written."""
+    query = scope["query_string"].decode("latin-1")
+    path = scope.get("raw_path") or scope["path"].encode()
+    return path.decode("latin-1") + (f"?{query}" if query else "")
