@@ -30,8 +30,8 @@ FIRST_AUDIO_P95 = 0.150
 
 @dataclass(frozen=True)
 class Scale:
-    """streams of `long` s utterances, `rounds` of each; rates of `short` s utterances, each rate for `duration` s of arrivals; the search
-    between the last rate that held and the first that did not ends at steps of `resolution` requests/s."""
+    """Closed loop: `rounds` utterances of `long` s for each stream. Open loop: utterances of `short` s for `duration` s
+    at each rate; the search between the last rate that held and the first that did not ends at `resolution`."""
 
     model: str
     max_running: int

@@ -1,0 +1,91 @@
+"""Fills the figures of the documentation from benchmarks/results, and draws the plots.
+
+    python -m benchmarks.report [--check]
+
+A region of README.md, docs/*.md or benchmarks/README.md between `<!-- figures: NAME -->` and `<!-- /figures -->` is
+replaced by the table or plot of that name, so that no figure is typed by hand. --check writes nothing and fails when a
+region or a plot is not what the results give. Plots need the extra `report` (matplotlib).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.plots import PLOTS, Plot, digest
+from benchmarks.reading import Missing, Results
+from benchmarks.tables import TABLES
+
+ROOT = Path(__file__).parents[1]
+IMAGES = Path("docs/images")
+_REGION = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- /figures -->)", re.S)
+
+
+def documents(root: Path) -> list[Path]:
+    return [root / "README.md", root / "benchmarks/README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def filled(text: str, results: Results) -> str:
+    """`text` with every region replaced. Raises KeyError for a region of an unknown name."""
+
+    def content(name: str) -> str:
+        if name in PLOTS:
+            return _image(PLOTS[name], results)
+        return TABLES[name](results)
+
+    return _REGION.sub(lambda match: f"{match[1]}{content(match[2])}\n{match[3]}", text)
+
+
+def _image(plot: Plot, results: Results) -> str:
+    try:
+        plot.series(results)
+    except Missing as missing:
+        return f"No plot yet: {missing.args[0]}.json is not measured."
+    return f"![{plot.caption}](images/{plot.name}.svg)"
+
+
+def stale(root: Path, results: Results) -> list[Path]:
+    """Documents and plots that are not what the results give."""
+    found = [path for path in documents(root) if filled(path.read_text(), results) != path.read_text()]
+    for plot in PLOTS.values():
+        path = root / IMAGES / f"{plot.name}.svg"
+        text = path.read_text() if path.exists() else ""
+        try:
+            current = digest(plot.series(results)) in text
+        except Missing:
+            current = not text
+        if not current:
+            found.append(path)
+    return found
+
+
+def write(root: Path, results: Results) -> list[Path]:
+    """Brings everything up to date; what was changed."""
+    changed = stale(root, results)
+    for path in changed:
+        if path.suffix == ".md":
+            path.write_text(filled(path.read_text(), results))
+            continue
+        try:
+            PLOTS[path.stem].draw(results, path)
+        except Missing:
+            path.unlink()
+    return changed
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args(words).check
+    changed = stale(ROOT, Results()) if check else write(ROOT, Results())
+    for path in changed:
+        print(("stale: " if check else "written: ") + str(path.relative_to(ROOT)))
+    if check and changed:
+        sys.exit("run `python -m benchmarks.report`")
+
+
+if __name__ == "__main__":
+    main()

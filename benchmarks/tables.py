@@ -1,0 +1,389 @@
+"""The tables of the documentation, made from benchmarks/results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from benchmarks.commands import BY_RESULT, COMMANDS
+from benchmarks.reading import Missing, Result, Results
+from benchmarks.targets import TARGETS, Target
+
+NAMES = {
+    "qwen2_vl_2b": "Qwen2-VL-2B",
+    "qwen2_vl_7b": "Qwen2-VL-7B",
+    "minicpmv_4_5": "MiniCPM-V 4.5",
+    "kimi_vl_a3b": "Kimi-VL-A3B",
+    "voxcpm2": "VoxCPM2",
+}
+
+UNMEASURED = "not measured yet"
+
+
+def number(value: float) -> str:
+    """Three significant digits, whole numbers from a hundred on."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    digits = 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
+    return f"{value:.{digits}f}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [list(head), ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def absent(name: str) -> str:
+    return f"Not measured yet: `{BY_RESULT[name].command}` writes `{name}.json`."
+
+
+def _sides(text: str) -> str:
+    return re.sub(r"(\d+)x(\d+)", r"\1 x \2", text)
+
+
+def _spread(row: dict[str, Any], name: str) -> str:
+    """Median with the 10th to the 90th percentile."""
+    return f"{number(row[f'{name}_ms'])} ({number(row[f'{name}_p10_ms'])} to {number(row[f'{name}_p90_ms'])})"
+
+
+def _each(results: Results, names: Sequence[str], block: Callable[[Result], list[list[str]]], head: list[str]) -> str:
+    """One table of what there is, then where it comes from, then what there is not."""
+    rows: list[list[str]] = []
+    sources, missing = [], []
+    for name in names:
+        try:
+            result = results[name]
+        except Missing:
+            missing.append(absent(name))
+            continue
+        rows += block(result)
+        sources.append(result.source)
+    table = [markdown(head, rows), "\n".join(f"- {source}" for source in sources)] if rows else []
+    return "\n\n".join([*table, *missing])
+
+
+def _met(target: Target, value: float) -> str:
+    met = target.met(value)
+    return "" if met is None else "yes" if met else "**no**"
+
+
+def _precise(value: float, limit: float | None) -> str:
+    """With a digit more where the limit is so near that rounding would hide on which side the value lies."""
+    near = limit is not None and value != limit and number(value) == number(limit)
+    return f"{value:.4g}" if near else number(value)
+
+
+def _target_row(target: Target, results: Results) -> list[str]:
+    peer = target.peer(results) if callable(target.peer) else target.peer
+    unit = f" {target.unit}" if target.unit else ""
+    limit = "" if target.limit is None else f"{'>=' if target.at_least else '<='} {target.limit:g}{unit}"
+    try:
+        value = target.ours(results)
+        ours, met = _precise(value, target.limit) + unit, _met(target, value)
+    except Missing:
+        ours, met = UNMEASURED, ""
+    return [target.what, peer if isinstance(peer, str) else number(peer) + unit, limit, ours, met]
+
+
+def targets(results: Results) -> str:
+    return markdown(
+        ["", "today's best peer", "target", "ours", "met"], [_target_row(target, results) for target in TARGETS]
+    )
+
+
+def encoders(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                NAMES[row["model"]],
+                _sides(row["input"]),
+                str(row["patches"]),
+                f"{100 * row['waste']:.1f} %",
+                number(row["eager_ms"]),
+                _spread(row, "graph"),
+                number(row["floor_ms"]),
+                number(row["over_floor"]),
+            ]
+            for row in result.rows
+            if "graph_ms" in row
+        ]
+
+    head = ["model", "input", "patches", "padding", "eager, ms", "replayed, ms", "floor, ms", "x floor"]
+    return _each(results, [c.result for c in COMMANDS if c.result.startswith("encoder_")], block, head)
+
+
+def decode(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                NAMES[row["model"]],
+                str(row["rows"]),
+                number(row["eager_ms"]),
+                _spread(row, "graph"),
+                number(row["floor_ms"]),
+                number(row["over_floor"]),
+                number(1e3 * row["rows"] / row["replay_ms"]),
+            ]
+            for row in result.rows
+            if row["kind"] == "decode"
+        ]
+
+    head = ["model", "rows", "eager, ms", "replayed, ms", "floor, ms", "x floor", "tokens/s"]
+    return _each(results, [c.result for c in COMMANDS if c.result.startswith("decode_")], block, head)
+
+
+def prefill(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [NAMES[row["model"]], str(row["rows"]), number(row["eager_ms"]), _spread(row, "graph")]
+            for row in result.rows
+            if row["kind"] == "prefill"
+        ]
+
+    head = ["model", "tokens", "eager, ms", "replayed, ms"]
+    return _each(results, [c.result for c in COMMANDS if c.result.startswith("decode_")], block, head)
+
+
+def speech_steps(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                str(row["streams"]),
+                number(row["decode_eager_ms"] + row["vae_eager_ms"]),
+                number(row["decode_ms"]),
+                number(row["vae_ms"]),
+                number(row["decode_ms"] + row["vae_ms"]),
+                number(row["tail_ms"]),
+                number(row["floor_ms"]),
+                number(row["decode_ms"] / row["floor_ms"]),
+                number(row["rtf"]),
+                number(row["audio_s_per_s"]),
+            ]
+            for row in result.rows
+        ]
+
+    head = ["streams", "eager step, ms", "decode, ms", "codec, ms", "step, ms", "tail of a prefill, ms", "floor, ms"]
+    head += ["decode x floor", "real-time factor", "audio-s per s"]
+    return _each(results, ["speech_steps"], block, head)
+
+
+def _nano(results: Results, metric: str, streams: int) -> str:
+    try:
+        return number(results.peer_value("nano-vllm-voxcpm", metric, batch=streams))
+    except LookupError:
+        return ""
+
+
+def speech_http(results: Results) -> str:
+    """pcm, mp3 beside it, and the best peer, which was measured in process without HTTP."""
+
+    def mp3(streams: int) -> str:
+        try:
+            return number(results["speech_http_mp3"].row(streams=streams)["audio_s_per_s"])
+        except Missing:
+            return "not measured"
+
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                str(row["streams"]),
+                number(row["audio_s_per_s"]),
+                mp3(row["streams"]),
+                _nano(results, "xrt", row["streams"]),
+                f"{number(row['rtf_p50'])} ({number(row['rtf_p10'])} to {number(row['rtf_p90'])})",
+                _nano(results, "rtf", row["streams"]),
+                _spread(row | {"first_ms": row["first_p50_ms"]}, "first"),
+                number(row["first_p95_ms"]),
+                _nano(results, "ttfc_ms", row["streams"]),
+                str(row["streams_with_underrun"]),
+            ]
+            for row in result.rows
+            if row["succeeded"]
+        ]
+
+    head = ["streams", "audio-s per s", "as mp3", "nano-vllm", "real-time factor", "nano-vllm"]
+    head += ["first audio, ms", "p95, ms", "nano-vllm, ms", "underruns"]
+    return _each(results, ["speech_http_closed"], block, head)
+
+
+def speech_open(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                number(row["rate"]),
+                str(row["requests"]),
+                number(row["first_p50_ms"]),
+                number(row["first_p95_ms"]),
+                number(row["first_p99_ms"]),
+                str(row["streams_with_underrun"]),
+                str(row["refused"] + row["failed"]),
+                number(row["audio_s_per_s"]),
+                "yes" if row["sustained"] else "no",
+            ]
+            for row in result.rows
+            if row["succeeded"]
+        ]
+
+    head = ["requests/s", "requests", "first audio p50, ms", "p95, ms", "p99, ms", "underruns", "refused or failed"]
+    return _each(results, ["speech_http_open"], block, [*head, "audio-s per s", "sustained"])
+
+
+def chat_latency(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                _sides(row["input"]),
+                number(row["prompt_tokens"]),
+                _spread(row | {"first_ms": row["first_p50_ms"]}, "first"),
+                number(row["first_p99_ms"]),
+                str(row["cached_tokens"]),
+            ]
+            for row in result.rows
+            if row["succeeded"]
+        ]
+
+    head = ["input", "prompt tokens", "time to first token, ms", "p99, ms", "cached tokens"]
+    return _each(results, ["chat_http_latency_qwen2_vl_2b"], block, head)
+
+
+def chat_decode(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                str(row["streams"]),
+                number(row["tokens_per_s"]),
+                f"{number(row['gap_p50_ms'])} ({number(row['gap_p10_ms'])} to {number(row['gap_p90_ms'])})",
+                number(row["first_p50_ms"]),
+                number(row["first_p95_ms"]),
+            ]
+            for row in result.rows
+            if row["succeeded"]
+        ]
+
+    head = ["streams", "tokens/s", "gap between tokens, ms", "time to first token p50, ms", "p95, ms"]
+    return _each(results, ["chat_http_decode_qwen2_vl_2b"], block, head)
+
+
+def chat_arrivals(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                number(row["rate"]),
+                str(row["requests"]),
+                number(row["first_mean_ms"]),
+                number(row["first_p50_ms"]),
+                number(row["first_p99_ms"]),
+                number(row["requests_per_s"]),
+                str(row["refused"] + row["failed"]),
+                number(row["send_delay_p99_ms"]),
+                "yes" if row["sustained"] else "no",
+            ]
+            for row in result.rows
+            if row["succeeded"]
+        ]
+
+    head = ["prompts/s", "prompts", "time to first token, mean, ms", "p50, ms", "p99, ms", "answered per s"]
+    head += ["refused or failed", "clients late by, p99, ms", "sustained"]
+    return _each(results, ["chat_http_arrivals_qwen2_vl_7b"], block, head)
+
+
+def startup(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                NAMES[row["model"]],
+                f"on disk, {row['weight_bytes'] / 1e9:.1f} GB" if row["weights"] == "published" else "random",
+                "full" if row["kernel_cache"] == "warm" else "empty",
+                number(row["ready_s"]),
+                number(row["load_s"]),
+                number(row["capture_s"]),
+                f"{row['recordings_at_ready']} of {row['recordings']}",
+                number(row["recorded_s"]),
+            ]
+            for row in result.rows
+        ]
+
+    head = ["model", "weights", "kernel cache", "ready, s", "loading, s", "recording, s", "recorded when ready"]
+    return _each(results, ["startup"], block, [*head, "all recorded, s"])
+
+
+def memory(results: Results) -> str:
+    """Of every server that a load ran against."""
+
+    def block(result: Result) -> list[list[str]]:
+        used = result.facts["gpu_used_bytes"]
+        return [
+            [
+                BY_RESULT[result.name].what,
+                NAMES[result.facts["model"]],
+                number(result.facts["graph_bytes"] / 1e9),
+                number(used / 1e9) if used is not None else "",
+            ]
+        ]
+
+    head = ["load", "model", "recorded graphs, GB", "whole GPU in use, GB"]
+    return _each(results, [c.result for c in COMMANDS if "_http_" in c.result], block, head)
+
+
+def caches(results: Results) -> str:
+    """The proof that no timed request was answered from a cache."""
+
+    def block(result: Result) -> list[list[str]]:
+        facts = result.facts
+        return [
+            [
+                BY_RESULT[result.name].what,
+                number(facts["encoder_cache_hits"]),
+                number(facts["encoder_cache_misses"]),
+                number(facts["prefix_cache_hit_tokens"]),
+            ]
+        ]
+
+    head = ["load", "encoder cache hits", "pictures encoded", "prefix cache tokens hit"]
+    return _each(results, [c.result for c in COMMANDS if "_http_" in c.result], block, head)
+
+
+def commands(results: Results) -> str:
+    def state(name: str) -> str:
+        try:
+            return results[name].facts["time"][:10]
+        except Missing:
+            return "not yet"
+
+    rows = []
+    for c in COMMANDS:
+        peers = f"`python -m benchmarks.peers {c.peers}`" if c.peers else ""
+        rows.append([c.what, f"`{c.command}`", peers, f"`{c.result}.json`", state(c.result)])
+    return markdown(["what", "command", "peers", "result", "measured"], rows)
+
+
+def headline(results: Results) -> str:
+    """The few figures that the README shows."""
+    rows = []
+    for target in TARGETS:
+        row = _target_row(target, results)
+        if target.headline and row[3] != UNMEASURED:
+            rows.append(row[:4])
+    return markdown(["", "best peer", "target", "ours"], rows) if rows else "Not measured yet."
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "targets": targets,
+    "encoders": encoders,
+    "decode": decode,
+    "prefill": prefill,
+    "speech-steps": speech_steps,
+    "speech-http": speech_http,
+    "speech-open": speech_open,
+    "chat-latency": chat_latency,
+    "chat-decode": chat_decode,
+    "chat-arrivals": chat_arrivals,
+    "startup": startup,
+    "memory": memory,
+    "caches": caches,
+    "commands": commands,
+    "headline": headline,
+}

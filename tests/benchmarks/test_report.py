@@ -1,0 +1,135 @@
+"""The documentation's figures come from benchmarks/results and from nowhere else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.commands import COMMANDS
+from benchmarks.plots import PLOTS, digest
+from benchmarks.reading import PEERS, RESULTS, Missing, Results
+from benchmarks.report import ROOT, filled, stale, write
+from benchmarks.search import highest
+from benchmarks.tables import TABLES, number, targets
+from benchmarks.targets import TARGETS
+
+FACTS = {
+    "time": "2026-01-02T03:04:05Z",
+    "commit": "0123456789",
+    "device": {"name": "a GPU"},
+    "versions": {"torch": "2.11.0"},
+}
+
+
+def speech(streams: int, **changes: Any) -> dict[str, Any]:
+    row = {"streams": streams, "succeeded": 8, "audio_s_per_s": 123.4, "streams_with_underrun": 0}
+    row |= {f"first_{name}_ms": 10.0 + place for place, name in enumerate(("p10", "p50", "p90", "p95"))}
+    return row | {"rtf_p10": 0.02, "rtf_p50": 0.03, "rtf_p90": 0.04} | changes
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Of one file, speech in closed loop, and the peers."""
+    shutil.copy(RESULTS / PEERS, tmp_path)
+    rows = [speech(1), speech(8, audio_s_per_s=189.9), speech(64, succeeded=0)]
+    (tmp_path / "speech_http_closed.json").write_text(json.dumps({**FACTS, "graph_bytes": 2.5e9, "rows": rows}))
+    return Results(tmp_path)
+
+
+def test_the_committed_figures_are_those_of_the_results() -> None:
+    assert stale(ROOT, Results()) == [], "run `python -m benchmarks.report`"
+
+
+def test_every_table_and_plot_is_shown_somewhere() -> None:
+    documents = [ROOT / "README.md", ROOT / "benchmarks/README.md", ROOT / "docs/performance.md"]
+    text = "".join(path.read_text() for path in documents)
+    for name in (*TABLES, *PLOTS):
+        assert f"<!-- figures: {name} -->" in text, name
+
+
+def test_every_result_has_its_command() -> None:
+    known = {command.result for command in COMMANDS} | {"soak_cpu", "cpu_baseline"}
+    assert {path.stem for path in RESULTS.glob("*.json")} <= known | {
+        path.stem for path in RESULTS.glob("peers_*.json")
+    }
+
+
+def test_a_missed_target_says_no(results: Results) -> None:
+    lines = {line.split(" | ")[0]: line for line in targets(results).splitlines()}
+    assert lines["| VoxCPM2, 1 stream: real-time factor"].endswith("| 0.084 | <= 0.035 | 0.030 | yes |")
+    assert lines["| VoxCPM2, 8 streams: seconds of audio per second"].endswith("| 70.9 | >= 190 | 189.9 | **no** |")
+    assert lines["| VoxCPM2, 64 streams: first audio, p95"].endswith("| not measured yet |  |")
+
+
+def test_a_table_without_its_result_names_the_command(results: Results) -> None:
+    assert TABLES["speech-open"](results) == (
+        "Not measured yet: `python -m benchmarks.speech_http open` writes `speech_http_open.json`."
+    )
+    table = TABLES["speech-http"](results)
+    assert "| 8 | 190 | not measured | 70.9 |" in table
+    assert "`speech_http_closed.json`: a GPU, torch 2.11.0, commit 0123456, 2026-01-02" in table
+    assert "| 64 |" not in table, "requests that all failed give no figure"
+
+
+def test_only_regions_are_replaced(results: Results) -> None:
+    text = "before\n<!-- figures: speech-open -->\nold\n<!-- /figures -->\nafter 3.14\n"
+    new = filled(text, results)
+    assert new.startswith("before\n<!-- figures: speech-open -->\nNot measured yet")
+    assert new.endswith("<!-- /figures -->\nafter 3.14\n")
+    assert filled(new, results) == new
+    with pytest.raises(KeyError, match="unheard"):
+        filled("<!-- figures: unheard-of -->\n<!-- /figures -->", results)
+
+
+def test_every_peer_figure_is_in_the_file() -> None:
+    for target in TARGETS:
+        if callable(target.peer):
+            assert target.peer(Results())
+
+
+def test_plots_are_deterministic_and_carry_their_digest(results: Results, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = PLOTS["speech_streams"]
+    plot.draw(results, tmp_path / "a.svg")
+    plot.draw(results, tmp_path / "b.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    assert digest(plot.series(results)) in text
+    assert len(text) < 60_000
+
+
+def test_a_plot_whose_result_is_gone_goes_too(results: Results, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for path in ("README.md", "benchmarks/README.md"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text("nothing\n")
+    drawn = tmp_path / "docs/images/speech_streams.svg"
+    assert write(tmp_path, results) == [drawn] and drawn.exists()
+    (results.folder / "speech_http_closed.json").unlink()
+    with pytest.raises(Missing):
+        PLOTS["speech_streams"].series(results)
+    assert write(tmp_path, results) == [drawn] and not drawn.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.0123, "0.012"), (1.499, "1.50"), (12.34, "12.3"), (1234.5, "1,234")]
+)
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_the_highest_rate_is_searched_between_holding_and_not() -> None:
+    asked: list[float] = []
+
+    def measure(rate: float) -> dict[str, Any]:
+        asked.append(rate)
+        return {"rate": rate, "succeeded": 1}
+
+    rows = highest(measure, lambda row: row["rate"] <= 33, (20, 40, 60), 5)
+    assert asked == [20, 40, 30, 35]
+    assert [(row["rate"], row["sustained"]) for row in rows] == [(20, True), (30, True), (35, False), (40, False)]
+    assert highest(lambda rate: {"rate": rate, "succeeded": 0}, lambda row: True, (1.0,), 1.0)[0]["sustained"] is False
