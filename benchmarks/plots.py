@@ -57,7 +57,7 @@ def digest(panels: Panels) -> str:
 def _draw(plot: Plot, panels: Panels, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     settings = {"svg.hashsalt": plot.name, "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
     settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
@@ -77,8 +77,11 @@ def _draw(plot: Plot, panels: Panels, path: Path) -> None:
                 panel.axhline(axes.line[0], color=INK, linewidth=1, linestyle=":", label=axes.line[1])
             if axes.log_x:
                 panel.set_xscale("log", base=2)
+                panel.xaxis.set_major_locator(LogLocator(base=2, numticks=8))
             if axes.log_y:
                 panel.set_yscale("log")
+                panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                panel.yaxis.set_minor_locator(NullLocator())
             for axis in (panel.xaxis, panel.yaxis):
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             panel.set(xlabel=axes.x, ylabel=axes.y, title=title)
@@ -104,6 +107,11 @@ def _peer_points(results: Results, engine: str, metric: str) -> Points:
     return points
 
 
+def _peer_throughput(results: Results, engine: str) -> Points:
+    """One stream's is the reciprocal of its real-time factor."""
+    return [(1.0, 1 / results.peer_value(engine, "rtf", batch=1)), *_peer_points(results, engine, "xrt")]
+
+
 def _speech_streams(results: Results) -> Panels:
     rows = [row for row in results["speech_http_closed"].rows if row["succeeded"]]
 
@@ -112,8 +120,8 @@ def _speech_streams(results: Results) -> Panels:
 
     throughput: Series = {
         "Reprise, through HTTP": ours("audio_s_per_s"),
-        "nano-vllm-voxcpm, in process": _peer_points(results, "nano-vllm-voxcpm", "xrt"),
-        "vllm-omni": _peer_points(results, "vllm-omni", "xrt"),
+        "nano-vllm-voxcpm, in process": _peer_throughput(results, "nano-vllm-voxcpm"),
+        "vllm-omni": _peer_throughput(results, "vllm-omni"),
     }
     try:
         steps = results["speech_steps"].rows
@@ -121,10 +129,10 @@ def _speech_streams(results: Results) -> Panels:
     except Missing:
         pass
     first: Series = {
-        "Reprise, through HTTP, p50": ours("first_p50_ms"),
+        "Reprise, through HTTP": ours("first_p50_ms"),
         "nano-vllm-voxcpm, in process": _peer_points(results, "nano-vllm-voxcpm", "ttfc_ms"),
         "vllm-omni": _peer_points(results, "vllm-omni", "ttfc_ms"),
-        "Reprise, p95": ours("first_p95_ms"),
+        "Reprise, through HTTP, p95": ours("first_p95_ms"),
     }
     return {"throughput": throughput, "first audio": first}
 
