@@ -1,0 +1,209 @@
+"""The documentation tells the truth: its examples run, what it names exists, its generated pages are up to date.
+
+Every fenced sh or python block of README.md and docs/ is run against a server with the models of the package, whose
+address stands in for the one that is printed. Commands that cannot run here are recognised by ELSEWHERE, and checked as
+far as that goes: flags of `reprise serve` are parsed, targets of make and modules of `python -m` exist.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from service.documents import DOCS, PAGES
+from service.metrics import PREFIX, SPECS
+from service.settings import ENV_PREFIX, Settings
+from tests.support.processes import ROOT, ServerProcess
+
+ADDRESS = "127.0.0.1:8000"
+ELSEWHERE = re.compile(
+    r"""(?x) (?:sudo\s+)? (?:
+        make | docker | podman | buildah | kubectl | helm | ray | serve | systemctl | git | apt-get | pip | nvidia-smi
+        | \S*reprise\s+serve\b(?!\s+--help)   # runs until it is stopped, most examples with weights from a hub
+        | \S*python\S*\s+-m\s+(?:benchmarks|pytest)\b
+        | (?:promtool|prometheus|grafana-server)
+    )(?:\s|$)"""
+)
+"""How a command begins that needs a cluster, a registry, a GPU, a long time or the network."""
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+DOCUMENTS = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+
+
+@dataclass(frozen=True)
+class Block:
+    """An example: its language and its text."""
+
+    language: str
+    text: str
+
+    @property
+    def runs_here(self) -> bool:
+        return self.language == "python" or not any(map(ELSEWHERE.match, self.commands))
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a shell block, each with its continuation lines and here-document."""
+        commands: list[str] = []
+        lines = iter(self.text.splitlines())
+        for line in lines:
+            if not line.strip() or line.startswith("#"):
+                continue
+            command = line
+            while command.endswith("\\") or command.count("'") % 2:
+                command += "\n" + next(lines)
+            if here := re.search(r"<<-?'?(\w+)'?", command):
+                while not command.endswith("\n" + here[1]):
+                    command += "\n" + next(lines)
+            commands.append(command)
+        return commands
+
+
+@cache
+def blocks(document: Path) -> tuple[Block, ...]:
+    """The runnable kinds; text, YAML and configuration of other programs are none."""
+    found = [Block(*match.groups()) for match in BLOCK.finditer(document.read_text())]
+    return tuple(block for block in found if block.language in ("sh", "python"))
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, embedded_server: ServerProcess) -> tuple[Path, dict[str, str]]:
+    """A directory and an environment in which examples find what they name: docs, reprise, python, the server."""
+    tools = tmp_path / ".venv/bin"
+    tools.mkdir(parents=True)
+    for name, module in (("reprise", "-m service.cli"), ("python", "")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+        (tools / name).chmod(0o755)
+    (tmp_path / "docs").symlink_to(DOCS)
+    (tmp_path / ".curlrc").write_text("fail-with-body\nnoproxy = *\n")
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        f"{ENV_PREFIX}URL": embedded_server.url,
+    }
+    return tmp_path, environment
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if blocks(path)], ids=name_of)
+def test_examples_run(document: Path, desk: tuple[Path, dict[str, str]], embedded_server: ServerProcess) -> None:
+    """In the order of the page, in one directory: later ones may use files of earlier ones."""
+    directory, environment = desk
+    for block in filter(lambda block: block.runs_here, blocks(document)):
+        text = block.text.replace(ADDRESS, embedded_server.url.partition("//")[2])
+        command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+        done = subprocess.run(
+            [*command, text], cwd=directory, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout.strip() or list(directory.glob("*.*")), f"nothing came of it:\n{block.text}"
+
+
+def elsewhere() -> list[str]:
+    examples = [block for document in DOCUMENTS for block in blocks(document) if not block.runs_here]
+    return sorted({command.split("  #")[0].strip() for block in examples for command in block.commands})
+
+
+@pytest.mark.parametrize("command", elsewhere())
+def test_commands_that_run_elsewhere_make_sense(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= set(targets)
+    elif "serve" in words and words[0].endswith("reprise"):
+        flags = words[words.index("serve") :]
+        done = subprocess.run(
+            [sys.executable, "-m", "service.cli", *flags, "--print-config"], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    elif "-m" in words:
+        assert importlib.util.find_spec(words[words.index("-m") + 1]) is not None
+    else:
+        assert ELSEWHERE.match(command), "say in ELSEWHERE why this cannot be run, or put it into a block of its own"
+
+
+def test_the_parser_of_blocks() -> None:
+    text = "# a comment\ncurl -d '{\n \"a\": 1}' \\\n  -o x\ncat <<END\nmake tea\nEND\nreprise serve --help\n"
+    block = Block("sh", text)
+    assert [command.split()[0] for command in block.commands] == ["curl", "cat", "reprise"]
+    assert block.runs_here
+    assert not Block("sh", "echo 1\n.venv/bin/reprise serve --model x/y\n").runs_here
+    assert not Block("sh", "docker compose up\n").runs_here
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_pages_are_up_to_date(name: str) -> None:
+    assert (DOCS / name).read_text() == PAGES[name](), "run `make docs`"
+
+
+def test_generated_pages_are_complete() -> None:
+    settings, metrics = (PAGES[name]() for name in ("settings.md", "metrics.md"))
+    assert all(settings.count(f"| `{name}` |") == 1 for name in Settings.model_fields)
+    assert all(metrics.count(f"| `{PREFIX}_{spec.name}` |") == 1 for spec in SPECS)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(document: Path) -> None:
+    """Files and headings; no other host is asked."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", document.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (document.parent / path).resolve() if path else document
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
+            slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "README.md").read_text()
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {"README.md"}
+    assert pages <= set(re.findall(r"\]\(([^)#]+)\)", index))
+    assert "docs/README.md" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_what_is_named_exists(document: Path) -> None:
+    text = document.read_text()
+    known = {f"{PREFIX}_{spec.name}" for spec in SPECS}
+    assert set(re.findall(rf"`({PREFIX}_[a-z_]+)", text)) <= known
+    flags = set(re.findall(r"`(?:reprise serve )?--([a-z][a-z-]+)", BLOCK.sub("", text)))
+    others = {"config", "print-config", "help", "url", "local", "profile", "version", "out", "json"}
+    settings = {name.replace("_", "-") for name in Settings.model_fields}
+    assert {flag.removeprefix("no-") for flag in flags} <= settings | others
+    variables = set(re.findall(rf"\b{ENV_PREFIX}([A-Z_]+)\b", text))
+    assert {variable.lower() for variable in variables} <= set(Settings.model_fields) | {"config", "url"}
+
+
+OPERATION = (DOCS / "operation.md").read_text()
+
+
+def test_settings_that_operators_are_told_of_exist() -> None:
+    tables = [line.split("|")[2] for line in OPERATION.splitlines() if line.startswith("|") and "`reprise_" not in line]
+    named = {name for cell in tables for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cell)}
+    assert len(named) > 20
+    assert named <= set(Settings.model_fields)
+
+
+def test_every_alert_is_explained() -> None:
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text())
+    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    assert set(re.findall(r"\bReprise[A-Z]\w+", OPERATION)) == alerts
