@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from models.errors import CheckpointError
@@ -147,12 +148,15 @@ def models(url: Url = DEFAULT_URL, key: Key = "none", local: Local = False) -> N
 def doctor() -> None:
     """Say what this machine has and what is missing."""
     marks = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "[yellow]--[/yellow]"}
-    console = Console()
+    console = Console(soft_wrap=True)
     findings = checks.examine()
     for finding in findings:
-        advice = f"\n      [dim]{finding.advice}[/dim]" if finding.advice else ""
-        console.print(f"{marks[finding.good]}  {finding.subject}: {finding.found}{advice}", highlight=False)
-    raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
+        console.print(f"{marks[finding.good]}  {escape(finding.subject)}: {escape(finding.found)}", highlight=False)
+        if finding.advice:
+            console.print(f"      [dim]{escape(finding.advice)}[/dim]", highlight=False)
+    missing = sum(finding.good is False for finding in findings)
+    console.print(f"\n{missing} missing." if missing else "\nReady to serve: reprise serve", highlight=False)
+    raise typer.Exit(1 if missing else 0)
 
 
 @app.command()

@@ -5,22 +5,31 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import resource
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import CheckpointError
 from service.catalog import embedded_models
-from service.settings import Settings, unknown_variables
+from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
 GIB = 1 << 30
+LEAST_CACHE = 20 * GIB
+"""Free space under which few of the hosted models can be downloaded."""
+LEAST_CAPABILITY = 8
+"""Major compute capability of GPUs that calculate in bfloat16."""
+NVIDIA_DEVICE = Path("/dev/nvidiactl")
+ENCODERS = ("libmp3lame", "libopus", "aac", "flac")
+DESCRIPTORS_PER_CONNECTION = 1.25
 
 
 @dataclass(frozen=True)
 class Finding:
-    """good None: neither right nor wrong."""
+    """good: False keeps the server, or a part of it, from working; None is worth knowing. advice: what to do."""
 
     subject: str
     found: str
@@ -29,7 +38,23 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    return [_python(), *_torch(), _embedded(), _port(), _cache(), *_variables()]
+    try:
+        settings, findings = load_settings(), [Finding("settings", "fit", True)]
+    except SettingsError as error:
+        settings = Settings.model_construct()
+        findings = [Finding("settings", str(error).replace("\n", "; "), False, "Correct the variable or the file.")]
+    return [
+        _python(),
+        *_torch(),
+        _codecs(),
+        _embedded(),
+        *findings,
+        *_variables(),
+        _port(settings),
+        _descriptors(settings),
+        _voices(settings),
+        _cache(),
+    ]
 
 
 def _python() -> Finding:
@@ -37,24 +62,48 @@ def _python() -> Finding:
     return Finding("Python", platform.python_version(), good, "" if good else "Python 3.11 or newer is needed.")
 
 
-def _torch() -> list[Finding]:
+def _torch() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
-        return [Finding("torch", "not installed", False, "Install it: see the first section of the README.")]
+        yield Finding("torch", "not installed", False, "Install the package with its dependencies: make serve.")
+        return
     import torch
 
-    findings = [Finding("torch", torch.__version__, True)]
+    yield Finding("torch", torch.__version__, True)
     if not torch.cuda.is_available():
-        advice = "Models run on the CPU: fine for the embedded ones, slow for real ones."
-        return [*findings, Finding("CUDA", "no device", None, advice)]
+        yield _no_cuda(torch.version.cuda)
+        return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         found = f"{properties.name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free, CUDA {torch.version.cuda}"
-        findings.append(Finding(f"GPU {index}", found, True))
+        able = properties.major >= LEAST_CAPABILITY
+        advice = "" if able else "It has no bfloat16: serve with --dtype float16."
+        yield Finding(f"GPU {index}", found, True if able else None, advice)
     has_triton = importlib.util.find_spec("triton") is not None
     advice = "" if has_triton else "Install the triton that belongs to this torch: decode kernels need it."
-    findings.append(Finding("triton", "installed" if has_triton else "not installed", has_triton, advice))
-    return findings
+    yield Finding("triton", "installed" if has_triton else "not installed", has_triton, advice)
+
+
+def _no_cuda(built_for: str | None) -> Finding:
+    if not NVIDIA_DEVICE.exists():
+        advice = "Models run on the CPU: fine for the embedded ones, slow for real ones."
+        return Finding("CUDA", "no device", None, advice)
+    if built_for is None:
+        advice = "Install a torch with CUDA: make clean, then make serve without TORCH_INDEX or with one that has it."
+        return Finding("CUDA", "there is a device, but this torch is built for the CPU", False, advice)
+    advice = f"The driver must know CUDA {built_for}: update it, or install a torch for an older CUDA. See nvidia-smi."
+    return Finding("CUDA", "there is a device that torch cannot use", False, advice)
+
+
+def _codecs() -> Finding:
+    """Speech is encoded, and videos are decoded, by the FFmpeg inside PyAV."""
+    import av
+
+    missing = [name for name in ENCODERS if name not in av.codecs_available]
+    if missing:
+        advice = "Install PyAV from its own wheel: pip install --force-reinstall --only-binary av av"
+        return Finding("audio formats", f"without {', '.join(missing)}", False, advice)
+    return Finding("audio formats", f"all (PyAV {av.__version__})", True)
 
 
 def _embedded() -> Finding:
@@ -65,23 +114,46 @@ def _embedded() -> Finding:
     return Finding("embedded models", names, True)
 
 
-def _port() -> Finding:
-    port = int(os.environ.get("REPRISE_PORT", Settings.model_fields["port"].get_default()))
+def _port(settings: Settings) -> Finding:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return Finding("port", f"{port} is taken", None, "Another server may be running; choose one with --port.")
-    return Finding("port", f"{port} is free", True)
+            probe.bind(("127.0.0.1", settings.port))
+        except OSError as error:
+            advice = "Another server may be running; choose a port with --port."
+            return Finding("port", f"{settings.port} cannot be had ({error.strerror})", None, advice)
+    return Finding("port", f"{settings.port} is free", True)
+
+
+def _descriptors(settings: Settings) -> Finding:
+    """The server raises its soft limit to the hard one."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limit == resource.RLIM_INFINITY or limit >= DESCRIPTORS_PER_CONNECTION * settings.max_connections:
+        return Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"up to {limit}", True)
+    advice = f"Allow more (ulimit -Hn), or lower --max-connections ({settings.max_connections})."
+    return Finding("open files", f"up to {limit}", None, advice)
+
+
+def _voices(settings: Settings) -> Finding:
+    directory = settings.voices_dir.expanduser()
+    if os.access(_existing(directory), os.W_OK):
+        return Finding("voices", f"{directory}", True)
+    return Finding("voices", f"{directory} cannot be written to", None, "Uploads will fail; choose --voices-dir.")
 
 
 def _cache() -> Finding:
     cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    existing = next(path for path in (cache, *cache.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    offline = " (offline: HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
-    return Finding("model cache", f"{free / GIB:.0f} GiB free{offline}", True)
+    free = shutil.disk_usage(_existing(cache)).free
+    found = f"{cache}, {free / GIB:.0f} GiB free"
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return Finding("model cache", found, None, "HF_HUB_OFFLINE is set: only models that are there can be served.")
+    if free < LEAST_CACHE:
+        return Finding("model cache", found, None, "Real models need more: let HF_HOME name a larger disk.")
+    return Finding("model cache", found, True)
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def _variables() -> list[Finding]:
