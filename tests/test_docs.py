@@ -8,6 +8,7 @@ far as that goes: flags of `reprise serve` are parsed, targets of make and modul
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -16,10 +17,16 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
+from fastapi.routing import APIRoute
 
+from service.api import chat, operations, speech, voices
+from service.api.schema import REFUSED, ChatRequestBody, MediaUrl, StreamOptions
+from service.api.speech_schema import SpeechRequestBody, VoiceUpload
+from service.api.speech_stream import AudioDone, AudioStart, ClientMessage, ServerMessage, SocketError
 from service.documents import DOCS, PAGES
 from service.metrics import PREFIX, SPECS
 from service.settings import ENV_PREFIX, Settings
@@ -191,6 +198,39 @@ def test_what_is_named_exists(document: Path) -> None:
     assert {flag.removeprefix("no-") for flag in flags} <= settings | others
     variables = set(re.findall(rf"\b{ENV_PREFIX}([A-Z_]+)\b", text))
     assert {variable.lower() for variable in variables} <= set(Settings.model_fields) | {"config", "url"}
+
+
+def test_every_field_and_code_of_the_api_is_explained() -> None:
+    text = (DOCS / "api.md").read_text()
+    bodies = (
+        ChatRequestBody,
+        StreamOptions,
+        MediaUrl,
+        SpeechRequestBody,
+        VoiceUpload,
+        AudioStart,
+        AudioDone,
+        SocketError,
+    )
+    fields = {name for body in bodies for name in body.__struct_fields__} - {"error"}
+    assert {name for name in fields if f"`{name}`" not in text} == set()
+    messages = get_args(ClientMessage) + get_args(ServerMessage)
+    assert {
+        message.__struct_config__.tag for message in messages if f"`{message.__struct_config__.tag}`" not in text
+    } == set()
+    refused = text.partition("Refused unless")[2].partition("So are messages")[0]
+    for name, neutral in REFUSED.items():
+        assert f"`{name}`" in refused
+        for value in neutral:
+            shown = value if isinstance(value, str) else json.dumps(value)
+            assert re.search(rf"`?{re.escape(shown)}`?", refused), (name, value)
+    paths = ["/v1/audio/speech/stream", *paths_of_routes()]
+    assert [path for path in paths if path.partition("{")[0].rstrip("/") not in text] == []
+
+
+def paths_of_routes() -> list[str]:
+    routers = (chat.router, speech.router, voices.router, operations.router)
+    return [route.path for router in routers for route in router.routes if isinstance(route, APIRoute)]
 
 
 OPERATION = (DOCS / "operation.md").read_text()
