@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -146,7 +147,8 @@ def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:
     console = Console()
     console.print(results_table(load, result, records))
     if not result["succeeded"]:
-        raise ServerSaid(f"no request succeeded ({_failures(records)})")
+        words = next((record.message for record in records if record.message), "")
+        raise ServerSaid(f"no request succeeded ({_failures(records)}). {words}".rstrip())
     if result.get("delay", {}).get("p99", 0.0) > LATE_SECONDS:
         console.print("The clients sent requests late: raise --processes.", style="yellow")
 
@@ -173,37 +175,38 @@ def _progress(load: AnyLoad) -> Iterator[Callable[[Record], None]]:
         yield lambda record: progress.advance(task)
 
 
-def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Record]) -> Table:
+def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Record]) -> Group:
     """What the clients saw: counts and rates, then quantiles of times."""
-    table = Table("", "mean", "p50", "p95", "p99", "max", title=load.model, title_justify="left")
-    for column in table.columns[1:]:
+    counts = Table.grid(padding=(0, 2))
+    counts.add_row("requests", str(result["requests"]))
+    if failures := _failures(records):
+        counts.add_row("[red]without an answer[/red]", failures)
+    times = Table("", *_SHOWN, box=box.SIMPLE_HEAD)
+    for column in times.columns[1:]:
         column.justify = "right"
 
     def quantiles(label: str, values: dict[str, float], scale: float = 1e3) -> None:
         if values:
-            table.add_row(label, *(f"{scale * values[name]:.{1 if scale > 1 else 3}f}" for name in _SHOWN))
+            times.add_row(label, *(f"{scale * values[name]:.{1 if scale > 1 else 3}f}" for name in _SHOWN))
 
-    table.add_row("requests", str(result["requests"]))
-    if failures := _failures(records):
-        table.add_row("[red]without an answer[/red]", failures)
     if not result["succeeded"]:
-        return table
-    table.add_row("requests/s", f"{result['requests_per_second']:.2f}")
+        return Group(counts)
+    counts.add_row("requests/s", f"{result['requests_per_second']:.2f}")
     if isinstance(load, ChatLoad):
-        table.add_row("tokens/s", f"{result.get('tokens_per_second', 0.0):.1f}")
-        table.add_row("tokens of a prompt", f"{result.get('prompt_tokens_mean', 0.0):.0f}")
+        counts.add_row("tokens/s", f"{result.get('tokens_per_second', 0.0):.1f}")
+        counts.add_row("tokens of a prompt", f"{result.get('prompt_tokens_mean', 0.0):.0f}")
         quantiles("time to first token (ms)", result["first"])
         quantiles("between tokens (ms)", result["gap"])
     else:
-        table.add_row("audio s/s", f"{result.get('audio_seconds_per_second', 0.0):.2f}")
+        counts.add_row("audio s/s", f"{result.get('audio_seconds_per_second', 0.0):.2f}")
         if load.response_format == "pcm" and "streams_with_underrun" in result:
             silence = f"{result['underrun_seconds']:.2f} s in {result['streams_with_underrun']} streams"
-            table.add_row("underruns", silence)
+            counts.add_row("underruns", silence)
         quantiles("time to first audio (ms)", result["first"])
         quantiles("between chunks (ms)", result["gap"])
         quantiles("real-time factor", result.get("realtime_factor", {}), 1.0)
     quantiles("whole answer (ms)", result["duration"])
-    return table
+    return Group(counts, times)
 
 
 _SHOWN = ("mean", "p50", "p95", "p99", "max")

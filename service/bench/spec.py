@@ -54,6 +54,7 @@ class Record(msgspec.Struct):
     tokens: completion tokens; gaps: between consecutive events that carried output.
     audio: seconds of audio; underrun: seconds for which a player that began at the first byte had nothing to play.
     delay: open loop: from the moment that was drawn for the request until its client sent it.
+    message: the server's words on a refusal.
     """
 
     start: float
@@ -68,6 +69,7 @@ class Record(msgspec.Struct):
     underrun: float = 0.0
     delay: float = 0.0
     error: Literal["", "refused", "failed"] = ""
+    message: str = ""
 
 
 class Assignment(msgspec.Struct, frozen=True):

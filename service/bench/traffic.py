@@ -93,8 +93,7 @@ async def _time_chat(client: httpx.AsyncClient, body: dict[str, Any], record: Re
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         record.status = response.status_code
         if response.status_code != 200:
-            await response.aread()
-            record.error = "refused"
+            await _refused(response, record)
             return
         async for line in response.aiter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
@@ -116,6 +115,15 @@ async def _time_chat(client: httpx.AsyncClient, body: dict[str, Any], record: Re
                     record.gaps.append(now - last)
                 last = now
     record.duration = time.perf_counter() - begin
+
+
+async def _refused(response: httpx.Response, record: Record) -> None:
+    record.error = "refused"
+    await response.aread()
+    try:
+        record.message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        record.message = response.text[:200]
 
 
 def _output(delta: dict[str, Any]) -> str:
@@ -143,8 +151,7 @@ async def _time_speech(client: httpx.AsyncClient, body: dict[str, Any], record: 
     async with client.stream("POST", "/v1/audio/speech", json=body) as response:
         record.status = response.status_code
         if response.status_code != 200:
-            await response.aread()
-            record.error = "refused"
+            await _refused(response, record)
             return
         bytes_per_second = 2 * int(response.headers.get("x-sample-rate", 48000))
         pcm = body["response_format"] == "pcm"

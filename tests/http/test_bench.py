@@ -91,7 +91,7 @@ def test_every_record_is_reported_as_it_comes(embedded_server: ServerProcess) ->
 def test_refusals_are_counted_and_no_answer_at_all_is_an_error(embedded_server: ServerProcess) -> None:
     done = invoke("speech", "--url", embedded_server.url, "--model", "nobody", "--requests", "2", "--warmup", "0")
     assert "404 refused: 2" in done.output and done.exit_code == 1
-    assert "no request succeeded" in str(done.exception)
+    assert "no request succeeded" in str(done.exception) and "no model of that name" in str(done.exception)
 
 
 @pytest.mark.parametrize(
