@@ -29,7 +29,7 @@ from models.voxcpm2.steps import (
     advance_length,
     decode_rows,
 )
-from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae
+from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae, round_product_weights
 
 
 class VoxCPM2:
@@ -155,4 +155,6 @@ def load_model(
         randomise_audio_vae(vae, seed=0)
     else:
         load_audio_vae(vae, directory, config.vae, condition_rate=config.vae.out_sample_rate)
+    if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        round_product_weights(vae)
     return VoxCPM2(config, network, vae)

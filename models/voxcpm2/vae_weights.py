@@ -143,6 +143,21 @@ def _canonical(name: str) -> str:
     return name
 
 
+def round_product_weights(vae: AudioVAE) -> None:
+    """The weights that the kernels multiply on tensor cores -> the nearest TF32 (10 bits of mantissa), ties away from
+    zero: the hardware cuts the other bits off, which would take from every layer's strength."""
+    for module in vae.modules():
+        if isinstance(module, ResidualUnit):
+            _round_to_tf32(module.pointwise_weight)
+        elif isinstance(module, SnakeUpsample):
+            _round_to_tf32(module.weight)
+
+
+def _round_to_tf32(parameter: nn.Parameter) -> None:
+    bits = parameter.data.view(torch.int32)
+    bits.add_(0x1000).bitwise_and_(-0x2000)
+
+
 def randomise_audio_vae(vae: AudioVAE, seed: int) -> None:
     """Values that keep a signal's scale through the codec, made on the parameters' device; the output is quiet."""
     generator = torch.Generator(vae.decoder.alpha.device).manual_seed(seed)

@@ -6,6 +6,7 @@ On a CPU a recording is the same forward over the same static, padded buffers.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
@@ -97,10 +98,16 @@ class GraphPool:
         except CAPTURE_ERRORS as error:
             # An illegal call ends the capture and leaves the device usable; a fault of the device itself shows in
             # the next synchronisation and ends the engine.
+            self._end_recording()
             gc.collect()
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
             raise CaptureError(f"{capturable.name} at {dict(capacity)}: {error}") from error
+
+    def _end_recording(self) -> None:
+        """torch leaves the allocator recording into the pool when the end of a capture fails."""
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), self._handle)
 
     def _record_call(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
         try:

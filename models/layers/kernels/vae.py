@@ -2,7 +2,8 @@
 product over channels with bias and residual in a second, and the memory moved on by spare programs of one of them.
 
 Twins: models.voxcpm2.vae_layers.residual_unit and snake_upsample. The 1x1 and transposed convolutions run on tensor
-cores in TF32, as cuDNN runs them by default. A tile's columns are samples of all rows, one row after the other.
+cores in TF32, as cuDNN runs them by default; their inputs are rounded here, their weights where they are loaded. A
+tile's columns are samples of all rows, one row after the other.
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ def _snake(x, alpha):
     series = -32.469669342041016 + z * series
     series = 9.869604110717773 + z * series
     return x + z * series / (alpha + 1e-9)
+
+
+@triton.jit
+def _operand(x, ROUND: tl.constexpr):
+    """x as it enters a product. Tensor cores cut TF32 operands off: unrounded, every layer would lose 0.05 % of the
+    signal's strength."""
+    if ROUND:
+        x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return x
 
 
 @triton.jit
@@ -63,6 +73,7 @@ def _depthwise_kernel(
     MEMORY: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """snake(depthwise(snake(x))) of BLOCK_C channels and BLOCK_T columns; the taps' snakes are cheaper than storing."""
@@ -92,7 +103,7 @@ def _depthwise_kernel(
         hidden += x * tl.load(weight_ptr + channel * KERNEL + tap)[:, None]
     # Channels innermost, as the product wants its inputs.
     target = out_ptr + ((row * LENGTH + t) * WIDTH)[None, :] + channel[:, None]
-    tl.store(target, _snake(hidden, alpha_out), mask=here[None, :])
+    tl.store(target, _operand(_snake(hidden, alpha_out), ROUND), mask=here[None, :])
 
 
 @triton.jit
@@ -178,6 +189,7 @@ def _snake_kernel(
     MEMORY: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    ROUND: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """snake(x * scale + shift) into out [rows, 1 + LENGTH, WIDTH], behind the memory (0 without). The first program
@@ -194,7 +206,7 @@ def _snake_kernel(
     here = (t < LENGTH)[None, :]
     x = tl.load(source[:, None] + t[None, :], mask=here, other=0.0)
     x = _snake(x * scale[:, None] + shift[:, None], alpha[:, None])
-    tl.store(target[:, None] + ((t + 1) * WIDTH)[None, :], x, mask=here)
+    tl.store(target[:, None] + ((t + 1) * WIDTH)[None, :], _operand(x, ROUND), mask=here)
     if tl.program_id(2) == 0:
         if MEMORY:
             slot = tl.load(slots_ptr + row).to(tl.int64)
@@ -204,7 +216,7 @@ def _snake_kernel(
             tl.store(memory, last)
         else:
             before = tl.zeros((BLOCK_C,), tl.float32)
-        tl.store(target, before)
+        tl.store(target, _operand(before, ROUND))
 
 
 @triton.jit
@@ -287,6 +299,7 @@ def residual_unit_cuda(
     stride_slot = memory.stride(0) if memory is not None else 0
     memory, slots = (memory, slots) if stateful else (x, x)
     pdl = dependent_launch()
+    precision = precision or _default_precision()
     launch = {"launch_pdl": True} if pdl else {}
     columns = rows * length
     block_c, block_t = 32, 32 if columns * width > 1 << 20 else 16
@@ -308,6 +321,7 @@ def residual_unit_cuda(
         MEMORY=stateful,
         BLOCK_C=block_c,
         BLOCK_T=block_t,
+        ROUND=precision == "tf32",
         PDL=pdl,
         num_warps=4,
         **launch,
@@ -337,7 +351,7 @@ def residual_unit_cuda(
         BLOCK_K=block_k,
         MOVE_C=move_c,
         BLOCK_P=block_p,
-        PRECISION=precision or _default_precision(),
+        PRECISION=precision,
         PDL=pdl,
         num_warps=num_warps,
         num_stages=num_stages,
@@ -373,6 +387,7 @@ def snake_upsample_cuda(
     hidden = torch.empty((rows, length + 1, width), device=x.device, dtype=x.dtype)
     stateful = memory is not None and slots is not None
     pdl = dependent_launch()
+    precision = precision or _default_precision()
     launch = {"launch_pdl": True} if pdl else {}
     block_c, block_t = 32, min(32, triton.next_power_of_2(length))
     _snake_kernel[(rows, width // block_c, triton.cdiv(length, block_t))](
@@ -389,6 +404,7 @@ def snake_upsample_cuda(
         MEMORY=stateful,
         BLOCK_C=block_c,
         BLOCK_T=block_t,
+        ROUND=precision == "tf32",
         PDL=pdl,
         num_warps=4,
         **launch,
@@ -412,7 +428,7 @@ def snake_upsample_cuda(
         BLOCK_N=block_n,
         BLOCK_T=block_t,
         BLOCK_K=min(block_k, width),
-        PRECISION=precision or _default_precision(),
+        PRECISION=precision,
         PDL=pdl,
         num_warps=num_warps,
         num_stages=num_stages,

@@ -48,6 +48,7 @@ class WorkerRig:
         step_tokens: int = 512,
         target: float | None = None,
         device: str = "cpu",
+        capture_all: bool = False,
     ) -> None:
         config = EngineConfig(
             models=(ModelConfig("tts", "unused"),),
@@ -65,7 +66,7 @@ class WorkerRig:
         context = WorkerContext(config, where, dtype, pool, self.observations, time.monotonic)
         self.worker: SpeechWorker = create_worker("tts", processor, model, context)
         self.worker.allocate(1 + tokens // config.page_size)
-        while self.worker.capture_next(idle=False):
+        while self.worker.capture_next(idle=capture_all):
             pass
         self.heard: dict[str, Heard] = defaultdict(Heard)
         self.ticks = 0

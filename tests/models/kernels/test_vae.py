@@ -70,6 +70,16 @@ def check_upsample(rows, width, length, stride, device, precision, limit) -> Non
     assert relative_error(fresh, snake_upsample_reference(*wide_in_place(*arguments))) < limit
 
 
+def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
+    """Cut off instead of rounded, operands would take 3e-4 each."""
+    x, scale, weight = (torch.rand(shape, device=device) for shape in ((3, 64, 24), (64,), (64, 32, 4)))
+    weight = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    arguments = (x, scale, scale, scale + 0.5, weight, scale[:32], 2)
+    out = snake_upsample_cuda(*arguments, precision="tf32").double()
+    expected = snake_upsample_reference(*wide_in_place(*arguments))
+    assert abs(float((out * expected).sum() / expected.square().sum()) - 1) < 2e-5
+
+
 @pytest.mark.parametrize(("width", "length", "dilation"), [(32, 40, 1), (32, 20, 9), (64, 24, 3)])
 def test_residual_unit_tiny(device, width, length, dilation) -> None:
     check_unit(2, width, length, dilation, device, "ieee", 1e-6)

