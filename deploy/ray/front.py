@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -23,6 +23,7 @@ from service.api.app import DOCUMENTS, ENDPOINTS, PROBES
 from service.api.auth import AuthMiddleware, KeyRing
 from service.api.errors import ApiError, install_error_handlers
 from service.api.middleware import RequestMiddleware
+from service.api.origin import OriginMiddleware
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -34,10 +35,10 @@ BETWEEN_TWO = {
     b"connection", b"keep-alive", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 }  # fmt: skip
 """Headers that are about one connection (RFC 9110, 7.6.1)."""
+OF_THE_PROXY = {b"date", b"server", b"x-request-id"}
+"""Headers of an answer that Ray Serve's proxy adds, whether or not they are there."""
 TRY_AGAIN_LATER = 1013
 GONE_AWAY = 1001
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class Front:
@@ -57,14 +58,19 @@ class Front:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         settings = self._settings
+        open_paths = [*PROBES, *(["/metrics", TARGETS] if settings.metrics_open else [])]
+        open_paths += DOCUMENTS if settings.docs_open else []
+        guarded = AuthMiddleware(
+            OriginMiddleware(self._answer, allowed=settings.cors_origin), KeyRing(settings.keys()), open_paths
+        )
+
+        async def door(scope: Scope, receive: Receive, send: Send) -> None:
+            # A preflight carries no key: the replica says what pages may do.
+            await (self._answer if scope.get("method") == "OPTIONS" else guarded)(scope, receive, send)
+
         app = FastAPI(openapi_url=None)
-        app.add_route(TARGETS, self._targets)
-        app.add_route("/metrics", self._no_metrics)
-        app.mount("/", self._pass_on)
+        app.mount("/", door)
         install_error_handlers(app)
-        metrics = [TARGETS, "/metrics"] if settings.metrics_open else []
-        open_paths = [*PROBES, *metrics, *(DOCUMENTS if settings.docs_open else [])]
-        app.add_middleware(AuthMiddleware, keys=KeyRing(settings.keys()), open_paths=open_paths)
         app.add_middleware(
             RequestMiddleware,
             endpoints=ENDPOINTS,
@@ -73,15 +79,19 @@ class Front:
             max_body=settings.max_body,
             body_timeout=settings.body_timeout,
         )
-        return app
+        return _nameless(app)
 
-    async def _targets(self, request: Request) -> Response:
-        """For Prometheus' http_sd_configs: every replica is a target of its own."""
-        addresses = await self._replicas.broadcast("address").results_async()
-        return JSONResponse([{"targets": [address]} for address in sorted(addresses)])
-
-    async def _no_metrics(self, request: Request) -> Response:
-        raise ApiError(404, f"Each replica has its own metrics: {TARGETS} lists them.", code="not_found")
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._pass_socket(WebSocket(scope, receive, send))
+        elif scope["path"] == TARGETS:
+            # For Prometheus' http_sd_configs: every replica is a target of its own.
+            addresses = await self._replicas.broadcast("address").results_async()
+            await JSONResponse([{"targets": [address]} for address in sorted(addresses)])(scope, receive, send)
+        elif scope["path"] == "/metrics":
+            raise ApiError(404, f"Each replica has its own metrics: {TARGETS} lists them.", code="not_found")
+        else:
+            await self._pass_on(Request(scope, receive), send)
 
     @asynccontextmanager
     async def _replica(self, key: str | None) -> AsyncIterator[str]:
@@ -95,20 +105,18 @@ class Front:
                 raise ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER) from error
             yield chosen.replica_metadata["address"]
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await self._pass_socket(WebSocket(scope, receive, send))
-            return
-        request = Request(scope, receive)
+    async def _pass_on(self, request: Request, send: Send) -> None:
         key = None
         content: bytes | AsyncIterator[bytes] = request.stream()
         if request.method == "POST" and request.url.path == CHAT:
             content = await request.body()
             key = await asyncio.to_thread(media_key, content)
         async with self._replica(key) as address:
-            headers = [*_end_to_end(scope["headers"]), (b"x-request-id", scope["reprise.record"].request_id.encode())]
             onward = self._client.build_request(
-                request.method, f"http://{address}{_target(scope)}", headers=headers, content=content
+                request.method,
+                f"http://{address}{_target(request.scope)}",
+                headers=_without(BETWEEN_TWO, request.headers.raw),
+                content=content,
             )
             try:
                 answer = await self._client.send(onward, stream=True)
@@ -118,11 +126,12 @@ class Front:
             async with AsyncExitStack() as open_answer:
                 open_answer.push_async_callback(answer.aclose)
                 response = StreamingResponse(answer.aiter_raw(), answer.status_code)
-                response.raw_headers = _end_to_end(answer.headers.raw)
-                await response(scope, receive, send)
+                response.raw_headers = _without(BETWEEN_TWO, answer.headers.raw)
+                await response(request.scope, request.receive, send)
 
     async def _pass_socket(self, client: WebSocket) -> None:
-        headers = {name: client.headers[name] for name in ("authorization", "origin", "host") if name in client.headers}
+        # Its origin has been judged here: the replica has another host than the one that the page knows.
+        headers = {name: client.headers[name] for name in ("authorization",) if name in client.headers}
         try:
             async with (
                 self._replica(None) as address,
@@ -168,8 +177,22 @@ async def _downward(replica: ClientConnection, client: WebSocket) -> None:
         return
 
 
-def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    return [(name, value) for name, value in headers if name.lower() not in BETWEEN_TWO and name != b"x-request-id"]
+def _nameless(app: ASGIApp) -> ASGIApp:
+    """Answers without what the proxy adds, so that it is there once."""
+
+    async def passed(scope: Scope, receive: Receive, send: Send) -> None:
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = _without(OF_THE_PROXY, message["headers"])
+            await send(message)
+
+        await app(scope, receive, answer)
+
+    return passed
+
+
+def _without(names: set[bytes], headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() not in names]
 
 
 def _target(scope: Scope) -> str:

@@ -1,0 +1,225 @@
+"""deploy/ray on this machine: two replicas on the CPU, loopback only, the real server in each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.footprint import children
+from tests.support.ports import free_port
+from tests.support.processes import ROOT
+from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech, wait
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:::ray")]
+
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    # Ray listens wide: only who knows the token may talk to it. Given here, it is not kept in a home directory.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+OBJECT_STORE_BYTES = 100 << 20
+SCALED = {"min_replicas": 1, "max_replicas": 2, "work_per_replica": 3, "upscale_delay": 0, "downscale_delay": 3}
+RUNNING = "reprise_requests_running"
+SPOKEN = "reprise_audio_generated_seconds_total"
+HITS, MISSES = "reprise_encoder_cache_hits_total", "reprise_encoder_cache_misses_total"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """url: of Ray Serve's proxy, as clients see it."""
+
+    url: str
+    settings: dict[str, Any]
+
+    def deploy(self, **arguments: Any) -> None:
+        from ray import serve
+
+        from deploy.ray.app import build
+
+        given = {"gpus": 0, "cpus": 1, "settings": self.settings, **arguments}
+        serve.run(build(given), name="reprise", route_prefix="/")
+
+    def replicas(self) -> list[str]:
+        """Addresses."""
+        return [group["targets"][0] for group in httpx.get(f"{self.url}/metrics/targets", timeout=10).json()]
+
+    def metric(self, name: str) -> dict[str, float]:
+        """By replica, summed over labels."""
+        return {address: self.scrape(address, name) for address in self.replicas()}
+
+    def scrape(self, address: str, name: str) -> float:
+        lines = httpx.get(f"http://{address}/metrics", timeout=10).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+    def ask(self, **fields: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/chat/completions", json=chat(**fields), timeout=60)
+
+    def listen(self, body: dict[str, Any]) -> Listener:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/audio/speech"
+        return Listener(self, path, body)  # type: ignore[arg-type]  # all it wants is the URL
+
+    def open(self, body: dict[str, Any]) -> contextlib.AbstractContextManager[httpx.Response]:
+        """A stream that nobody reads."""
+        return httpx.stream("POST", f"{self.url}/v1/audio/speech", json=body, timeout=60)
+
+    def wait_idle(self) -> None:
+        wait(lambda: not any(self.metric(RUNNING).values()), 20, "no request runs")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.chdir(ROOT)
+        with ray_cluster() as made:
+            made.deploy(min_replicas=2, max_replicas=2)
+            yield made
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[Cluster]:
+    """Everything that Ray starts has ended afterwards."""
+    import ray
+    from ray import serve
+
+    before = set(children(os.getpid()))
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: there are sockets in it
+    started: set[int] = set()
+    try:
+        ray.init(
+            num_cpus=4,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+        )
+        port = free_port()
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        settings = {
+            "model": f"{ROOT}/tests/golden/qwen2_vl {ROOT}/models/embedded/voxcpm2",
+            "device": "cpu",
+            "decode_buckets": "8",
+            "encoder_buckets": "256",
+            "max_running": 8,
+            "drain_timeout": 60,
+            "voices_dir": str(folder / "voices"),
+        }
+        yield Cluster(f"http://127.0.0.1:{port}", settings)
+    finally:
+        started = set(children(os.getpid())) - before
+        serve.shutdown()
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+    assert len(started) > 5
+    wait(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 15, f"{started} have ended")
+
+
+def before_the_picture(turn: int, seed: int) -> dict[str, Any]:
+    """A question whose picture comes behind a text of its own: its embedding can be cached, its prefix cannot."""
+    content = [{"type": "text", "text": f"Number {turn}."}, image_part(seed=seed)]
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+def test_a_picture_goes_where_it_was_seen(cluster: Cluster) -> None:
+    pictures = 0
+    while pictures < 4 or min(cluster.metric(MISSES).values()) < 2:
+        for turn in range(3):
+            assert cluster.ask(tokens=4, **before_the_picture(turn, seed=pictures)).status_code == 200
+        pictures += 1
+        assert pictures < 30, "one replica gets all pictures"
+    hits, misses = cluster.metric(HITS), cluster.metric(MISSES)
+    assert sum(misses.values()) == pictures and len(misses) == 2
+    assert hits == {address: 2 * seen for address, seen in misses.items()}
+
+
+def test_streams_and_errors_pass_as_they_are(cluster: Cluster) -> None:
+    streamed, spoken, told = (
+        cluster.listen(body)
+        for body in (chat(stream=True, tokens=40), speech(), speech(stream_format="sse", response_format="pcm"))
+    )
+    talk = SocketListener(cluster, TEXT, max_len=12)  # type: ignore[arg-type]
+    for listener in (streamed, spoken, told, talk):
+        listener.join(60)
+    assert [listener.status for listener in (streamed, spoken, told)] == [200] * 3
+    assert streamed.data.count(b"data: ") >= 40 and streamed.data.endswith(b"data: [DONE]\n\n")
+    assert len(spoken.data) > 10_000 and b"speech.audio.done" in told.data
+    assert talk.types()[-1] == "session.done" and talk.num_bytes > 10_000 and talk.code == 1000
+    answer = cluster.ask(temperature=9)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "temperature"
+    named = httpx.get(f"{cluster.url}/v1/models", headers={"x-request-id": "mine"})
+    assert named.headers.get_list("x-request-id") == ["mine"] and len(named.headers.get_list("date")) == 1
+    assert httpx.get(f"{cluster.url}/metrics").status_code == 404
+    assert httpx.get(f"{cluster.url}/ready").json()["status"] == "ready"
+
+
+def test_work_ends_when_its_client_leaves(cluster: Cluster) -> None:
+    for body in (endless(), long_speech(), {**endless(), "stream": False}):
+        path = "/v1/chat/completions" if "messages" in body else "/v1/audio/speech"
+        with (
+            contextlib.suppress(httpx.ReadTimeout),
+            httpx.stream("POST", cluster.url + path, json=body, timeout=2) as response,
+        ):
+            next(response.iter_bytes())
+        cluster.wait_idle()
+
+
+def test_an_update_lets_streams_end(cluster: Cluster) -> None:
+    before = set(cluster.replicas())
+    streams = [cluster.listen(chat(tokens=1500, stream=True)) for _ in range(2)]
+    while not all(cluster.metric(RUNNING).values()):
+        streams.append(cluster.listen(chat(tokens=1500, stream=True)))
+        assert len(streams) < 10 and streams[-1].begun.wait(20)
+    update = threading.Thread(target=cluster.deploy, kwargs=SCALED)
+    update.start()
+    while update.is_alive():
+        assert cluster.ask(tokens=4).status_code == 200
+    assert not before & set(cluster.replicas()), "the update replaced no replica"
+    for stream in streams:
+        stream.join(60)
+        assert stream.status == 200 and not stream.cut and stream.data.endswith(b"data: [DONE]\n\n")
+        assert stream.data.count(b"data: ") > 1500
+
+
+def test_replicas_come_and_go_with_the_work(cluster: Cluster) -> None:
+    """And one that is given back works on until its last client has gone."""
+    cluster.deploy(**SCALED)
+    wait(lambda: len(cluster.replicas()) == 1, 90, "an idle replica is given back")
+    with contextlib.ExitStack() as long, contextlib.ExitStack() as short:
+        long.enter_context(cluster.open(long_speech()))
+        for _ in range(2 * SCALED["work_per_replica"]):
+            short.enter_context(cluster.open(long_speech()))
+        wait(lambda: len(cluster.replicas()) == 2, 60, "a replica is added")
+        while not all(cluster.metric(RUNNING).values()):
+            long.enter_context(cluster.open(long_speech()))
+        both = set(cluster.replicas())
+        short.close()
+        wait(lambda: len(cluster.replicas()) == 1, 90, "a replica is given back")
+        (gone,) = both - set(cluster.replicas())
+        made = cluster.scrape(gone, SPOKEN)
+        wait(lambda: cluster.scrape(gone, SPOKEN) > made, 20, "the replica speaks on")
+    wait(lambda: not reachable(gone), 30, "the replica has ended")
+
+
+def reachable(address: str) -> bool:
+    try:
+        return httpx.get(f"http://{address}/health").status_code == 200
+    except httpx.TransportError:
+        return False
