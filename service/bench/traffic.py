@@ -108,7 +108,8 @@ async def _time_chat(client: httpx.AsyncClient, body: dict[str, Any], record: Re
                 record.prompt_tokens = usage["prompt_tokens"]
                 record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
             choice = event["choices"][0] if event["choices"] else None
-            if choice and (_output(choice["delta"]) or choice["finish_reason"]):
+            # The event with the finish reason follows the last output at once: it is no gap between tokens.
+            if choice and (_output(choice["delta"]) or (choice["finish_reason"] and not record.first)):
                 if not record.first:
                     record.first = now - begin
                 else:
