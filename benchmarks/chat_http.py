@@ -1,6 +1,6 @@
 """Vision chat through HTTP with clients in processes of their own: time to first token, decode, open loop.
 
-    python -m benchmarks.chat_http latency|decode|arrivals [MODEL] [--tiny]
+    python -m benchmarks.chat_http latency|decode|arrivals|pairs [MODEL] [--tiny]
 
 Full size and random weights; --tiny serves the embedded model instead, to try the script. Every picture and every
 prompt is new, down to its first page, and the result counts the hits of the caches.
@@ -26,6 +26,7 @@ FIRST_TOKEN_MEAN, FIRST_TOKEN_P99 = 0.150, 0.300
 """Seconds, with which a rate of the seed's workload counts as sustained."""
 SEED_RATE = 36
 SEED_PROMPTS = 1200
+PAIRS_RATE = 8
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,24 @@ def arrivals(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
     return highest(measure, _sustained, scale.rates, scale.resolution)
 
 
+def pairs(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
+    """Two 448 x 448 pictures, about 32 text tokens in and one out, eight Poisson arrivals a second."""
+    load = ChatLoad(
+        url=server.url,
+        model=model,
+        requests=round(2 * scale.duration * PAIRS_RATE),
+        seed=PAIRS_RATE,
+        rate=PAIRS_RATE,
+        warmup=4,
+        images=2,
+        width=scale.squares[1],
+        height=scale.squares[1],
+        text_characters=20,
+        output_tokens=1,
+    )
+    return [{"rate": PAIRS_RATE, **_row(load, scale.processes)}]
+
+
 def _sustained(row: dict[str, Any]) -> bool:
     whole = not row["refused"] and not row["failed"]
     return whole and row["first_mean_ms"] <= 1e3 * FIRST_TOKEN_MEAN and row["first_p99_ms"] <= 1e3 * FIRST_TOKEN_P99
@@ -149,9 +168,17 @@ RUNS: dict[str, Callable[[Server, str, Scale], list[dict[str, Any]]]] = {
     "latency": latency,
     "decode": decode,
     "arrivals": arrivals,
+    "pairs": pairs,
 }
-MAX_RUNNING = {"latency": "16", "decode": "128", "arrivals": "256"}
+MAX_RUNNING = {"latency": "16", "decode": "128", "arrivals": "256", "pairs": "64"}
 TINY_MODEL = "reprise/qwen2_vl"
+
+
+def _measured(
+    run: Callable[[Server, str, Scale], list[dict[str, Any]]], model: str, scale: Scale, flags: Sequence[str]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    with serve(*flags) as server:
+        return run(server, model, scale), server.facts()
 
 
 def main(words: Sequence[str] | None = None) -> Path:
@@ -166,9 +193,11 @@ def main(words: Sequence[str] | None = None) -> Path:
         hosted = [] if arguments.tiny else random_weights([make(model, Path(folder))])
         settings = ["--max-in-flight", "1024", "--max-waiting", "1024", "--media-threads", "8"]
         settings += ["--max-running", "4" if arguments.tiny else MAX_RUNNING[kind]]
-        with serve(*hosted, *settings) as server:
-            rows = RUNS[kind](server, model, scale)
-            facts = server.facts()
+        rows, facts = _measured(RUNS[kind], model, scale, [*hosted, *settings])
+        if kind == "pairs":
+            eager, eager_facts = _measured(pairs, model, scale, [*hosted, *settings, "--no-graphs"])
+            rows = [{"graphs": True, **row} for row in rows] + [{"graphs": False, **row} for row in eager]
+            facts["without_graphs"] = eager_facts
     name = f"chat_http_{kind}_{'tiny' if arguments.tiny else model}"
     path = write(name, rows, model=model, flags=settings, **facts)
     print(facts)

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """result: stem of the file in benchmarks/results. peers: names that `benchmarks.peers` runs in the same run."""
+    """result: stem of the file in benchmarks/results. peers: names of benchmarks.peers that do the same work."""
 
     what: str
     result: str
     command: str
     peers: str = ""
+
+    @property
+    def with_peers(self) -> str:
+        """Runs `command`, and then those peers that are installed, on the same machine."""
+        return f"python -m benchmarks.peers {self.peers} --with {self.result}" if self.peers else ""
 
 
 _CHAT = ("qwen2_vl_2b", "qwen2_vl_7b", "minicpmv_4_5", "kimi_vl_a3b")
@@ -36,6 +41,11 @@ COMMANDS: tuple[Command, ...] = (
         )
         for name in _CHAT
         if name != "minicpmv_4_5"
+    ),
+    Command(
+        "time to first token of two pictures a prompt at 8 prompts a second, with graphs and without",
+        "chat_http_pairs_kimi_vl_a3b",
+        "python -m benchmarks.chat_http pairs kimi_vl_a3b",
     ),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
     Command(
