@@ -42,7 +42,7 @@ serve: $(SERVE)  ## Start the server, on the embedded models unless ARGS="--mode
 test: $(TEST)  ## Run the test suite (Python packages only, under 10 minutes on 2 cores)
 	$(BIN)/pytest $(ARGS)
 
-test-all: $(ALL)  ## Run what `test` leaves out; needs the Debian packages prometheus, buildah, debootstrap
+test-all: $(ALL)  ## Run what `test` leaves out; needs the Debian packages that .ci/run installs
 	$(BIN)/pytest -m 'slow and not gpu' --timeout 1800 $(ARGS)
 
 lint: $(TEST)  ## Check style
