@@ -20,7 +20,7 @@ from benchmarks.record import table, write
 from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
 from service.bench.run import run_load, summary
-from service.bench.spec import SpeechLoad
+from service.bench.spec import Record, SpeechLoad
 
 MODEL = "voxcpm2"
 SOLVER_STEPS = 10
@@ -96,7 +96,12 @@ def _sustained(row: dict[str, Any]) -> bool:
 
 
 def _row(load: SpeechLoad, processes: int) -> dict[str, Any]:
-    result = summary(load, run_load(load, processes=processes))
+    return figures(load, run_load(load, processes=processes))
+
+
+def figures(load: SpeechLoad, records: list[Record]) -> dict[str, Any]:
+    """A row of what the clients of `load` saw."""
+    result = summary(load, records)
     row = {"format": load.response_format, "utterance_s": load.seconds}
     row |= {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
     if not result["succeeded"]:

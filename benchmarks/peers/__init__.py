@@ -1,0 +1,1 @@
+"""Adapters that give other engines our workloads and time them with our code; each is imported only where installed."""

@@ -1,0 +1,96 @@
+"""The scripts of benchmarks/ run, and the report understands what they write; on miniatures."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import chat_http, peers, speech_http, startup
+from benchmarks.commands import COMMANDS
+from benchmarks.peers import __main__ as compare
+from benchmarks.reading import PEERS, RESULTS, Results
+from benchmarks.report import ROOT
+from benchmarks.tables import TABLES
+
+
+def accept(written: Path, name: str) -> Results:
+    """The tiny result under the name of the full one, its model called like a published one."""
+    content = json.loads(written.read_text())
+    content["model"] = "voxcpm2" if "speech" in name else "qwen2_vl_2b"
+    shutil.copy(RESULTS / PEERS, written.parent)
+    (written.parent / f"{name}.json").write_text(json.dumps(content))
+    return Results(written.parent)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    results = accept(speech_http.main(["closed", "--tiny"]), "speech_http_closed")
+    accept(speech_http.main(["open", "--tiny"]), "speech_http_open")
+    facts = results["speech_http_closed"].facts
+    assert facts["prefix_cache_hit_tokens"] == 0 and facts["steps"]["vae replay captured"] > 0
+    for name in ("speech-http", "speech-open", "memory", "caches"):
+        assert "speech_http_" in TABLES[name](results), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    results = accept(chat_http.main(["latency", "--tiny"]), "chat_http_latency_qwen2_vl_2b")
+    facts = results["chat_http_latency_qwen2_vl_2b"].facts
+    assert facts["encoder_cache_hits"] == 0 == facts["prefix_cache_hit_tokens"]
+    assert facts["encoder_cache_misses"] >= 8
+    assert "| 112 x 112 JPEG |" in TABLES["chat-latency"](results)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    results = accept(startup.main(["voxcpm2", "--tiny"]), "startup")
+    rows = [line for line in TABLES["startup"](results).splitlines() if line.startswith("| VoxCPM2")]
+    assert [row.split(" | ")[2] for row in rows] == ["empty", *["full"] * (startup.WARM_STARTS + 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_transformers_beside_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    compare.main(["transformers", "--tiny"])
+    rows = json.loads((tmp_path / "peers_transformers_tiny.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == ["encoder", "first token", "decode step"]
+    assert all(0 < row["p10_ms"] <= row["ms"] <= row["p90_ms"] for row in rows)
+
+
+def test_a_peer_that_is_not_installed_is_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "version_of", lambda package: None)
+    compare.main(["vllm", "voxcpm", "nano_vllm_voxcpm"])
+    assert capsys.readouterr().out == "vllm: not installed\nvoxcpm: not installed\nnano-vllm-voxcpm: not installed\n"
+
+
+def test_every_command_names_a_module_and_every_peer_an_adapter() -> None:
+    for command in COMMANDS:
+        module = re.fullmatch(r"python -m benchmarks\.(\w+).*", command.command)
+        assert module and (ROOT / f"benchmarks/{module[1]}.py").exists(), command.command
+        for peer in command.peers.split():
+            assert peer in compare.PACKAGES
+            assert (Path(peers.__file__).parent / f"{peer}.py").exists()
+
+
+def test_nothing_of_the_benchmarks_needs_av() -> None:
+    """A machine that only measures may lack it."""
+    modules = {command.command.split()[2].removeprefix("benchmarks.") for command in COMMANDS}
+    scripts = [*sorted(modules), "report", "cpu", "peers.__main__"]
+    code = "import sys; sys.modules['av'] = None\n" + "\n".join(f"import benchmarks.{name}" for name in scripts)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
