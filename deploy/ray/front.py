@@ -65,17 +65,25 @@ class Front:
         )
 
         async def door(scope: Scope, receive: Receive, send: Send) -> None:
-            # A preflight carries no key: the replica says what pages may do.
-            await (self._answer if scope.get("method") == "OPTIONS" else guarded)(scope, receive, send)
+            if scope.get("method") == "OPTIONS":  # a preflight carries no key: the replica says what pages may do
+                await self._pass_on(Request(scope, receive), send)
+            else:
+                await guarded(scope, receive, send)
 
+        metrics = Metrics()
         app = FastAPI(openapi_url=None)
         app.mount("/", door)
         install_error_handlers(app)
         app.add_middleware(
             RequestMiddleware,
             endpoints=ENDPOINTS,
-            admission=Admission(self._max_in_flight, settings.max_pending_bytes, Metrics()),
-            metrics=Metrics(),
+            admission=Admission(
+                self._max_in_flight,
+                settings.max_pending_bytes,
+                metrics,
+                {"chat": settings.chat_share, "speech": settings.speech_share},
+            ),
+            metrics=metrics,
             max_body=settings.max_body,
             body_timeout=settings.body_timeout,
         )
