@@ -12,7 +12,7 @@ import pytest
 from benchmarks.commands import COMMANDS
 from benchmarks.plots import PLOTS, digest
 from benchmarks.reading import PEERS, RESULTS, Missing, Results
-from benchmarks.report import ROOT, filled, stale, write
+from benchmarks.report import ROOT, documents, filled, stale, write
 from benchmarks.search import highest
 from benchmarks.tables import TABLES, number, targets
 from benchmarks.targets import TARGETS
@@ -45,8 +45,7 @@ def test_the_committed_figures_are_those_of_the_results() -> None:
 
 
 def test_every_table_and_plot_is_shown_somewhere() -> None:
-    documents = [ROOT / "README.md", ROOT / "benchmarks/README.md", ROOT / "docs/performance.md"]
-    text = "".join(path.read_text() for path in documents)
+    text = "".join(path.read_text() for path in documents(ROOT))
     for name in (*TABLES, *PLOTS):
         assert f"<!-- figures: {name} -->" in text, name
 
@@ -73,6 +72,14 @@ def test_a_table_without_its_result_names_the_command(results: Results) -> None:
     assert "| 8 | 190 | not measured | 70.9 |" in table
     assert "`speech_http_closed.json`: a GPU, torch 2.11.0, commit 0123456, 2026-01-02" in table
     assert "| 64 |" not in table, "requests that all failed give no figure"
+
+
+def test_the_capacity_is_the_highest_rate_that_was_sustained(results: Results) -> None:
+    rows = [{"rate": rate, "sustained": rate < 65, "first_p95_ms": 2.0 * rate} for rate in (20.0, 60.0, 70.0)]
+    content = json.dumps({**FACTS, "model": "voxcpm2", "rows": rows})
+    (results.folder / "speech_http_open.json").write_text(content)
+    expected = "| a GPU | VoxCPM2 | utterances of 5.12 s | 60.0 | first audio, p95 120 ms |"
+    assert expected in TABLES["capacity"](results)
 
 
 def test_only_regions_are_replaced(results: Results) -> None:
