@@ -12,8 +12,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,11 +35,12 @@ from service.settings import ENV_PREFIX, Settings
 from tests.support.processes import ROOT, ServerProcess
 
 ADDRESS = "127.0.0.1:8000"
+EXAMPLE_SECONDS = 100
 ELSEWHERE = re.compile(
     r"""(?x) (?:sudo\s+)? (?:
         make | docker | podman | buildah | kubectl | helm | ray | serve | systemctl | git | apt-get | pip | nvidia-smi
         | \S*reprise\s+serve\b(?!\s+--help)   # runs until it is stopped, most examples with weights from a hub
-        | \S*python\S*\s+-m\s+(?:benchmarks|pytest)\b
+        | \S*python\S*\s+-m\s+(?:benchmarks|pytest)\S*
         | (?:promtool|prometheus|grafana-server)
     )(?:\s|$)"""
 )
@@ -115,11 +118,28 @@ def test_examples_run(document: Path, desk: tuple[Path, dict[str, str]], embedde
     for block in filter(lambda block: block.runs_here, blocks(document)):
         text = block.text.replace(ADDRESS, embedded_server.url.partition("//")[2])
         command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
-        done = subprocess.run(
-            [*command, text], cwd=directory, env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout.strip() or list(directory.glob("*.*")), f"nothing came of it:\n{block.text}"
+        status, output = run([*command, text], directory, environment)
+        assert status == 0, f"{block.text}\n{output}"
+        assert output.strip() or list(directory.glob("*.*")), f"nothing came of it:\n{block.text}"
+
+
+def run(command: list[str], directory: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Exit status and output; what takes too long is killed with all that it has started."""
+    with subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=EXAMPLE_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output
 
 
 def elsewhere() -> list[str]:
