@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.support.ports import free_port
 from tests.support.processes import ROOT
 from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:::ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore:::ray")]
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -35,6 +36,7 @@ ENVIRONMENT = {
 OBJECT_STORE_BYTES = 100 << 20
 SCALED = {"min_replicas": 1, "max_replicas": 2, "work_per_replica": 3, "upscale_delay": 0, "downscale_delay": 3}
 RUNNING = "reprise_requests_running"
+IDLE = 1008
 SPOKEN = "reprise_audio_generated_seconds_total"
 HITS, MISSES = "reprise_encoder_cache_hits_total", "reprise_encoder_cache_misses_total"
 
@@ -119,7 +121,8 @@ def ray_cluster() -> Iterator[Cluster]:
             "decode_buckets": "8",
             "encoder_buckets": "256",
             "max_running": 8,
-            "drain_timeout": 60,
+            "drain_timeout": 120,
+            "speech_idle": 3,
             "voices_dir": str(folder / "voices"),
         }
         yield Cluster(f"http://127.0.0.1:{port}", settings)
@@ -159,9 +162,9 @@ def test_streams_and_errors_pass_as_they_are(cluster: Cluster) -> None:
     for listener in (streamed, spoken, told, talk):
         listener.join(60)
     assert [listener.status for listener in (streamed, spoken, told)] == [200] * 3
-    assert streamed.data.count(b"data: ") >= 40 and streamed.data.endswith(b"data: [DONE]\n\n")
+    assert streamed.data.count(b"data: ") > 10 and streamed.data.endswith(b"data: [DONE]\n\n")
     assert len(spoken.data) > 10_000 and b"speech.audio.done" in told.data
-    assert talk.types()[-1] == "session.done" and talk.num_bytes > 10_000 and talk.code == 1000
+    assert "session.done" in talk.types() and talk.num_bytes > 10_000 and talk.code == IDLE
     answer = cluster.ask(temperature=9)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "temperature"
     named = httpx.get(f"{cluster.url}/v1/models", headers={"x-request-id": "mine"})
@@ -181,37 +184,43 @@ def test_work_ends_when_its_client_leaves(cluster: Cluster) -> None:
         cluster.wait_idle()
 
 
-def test_an_update_lets_streams_end(cluster: Cluster) -> None:
+@pytest.fixture(scope="module")
+def updated(cluster: Cluster) -> list[Listener]:
+    """Streams on every replica while all were replaced. From then on the cluster scales."""
     before = set(cluster.replicas())
-    streams = [cluster.listen(chat(tokens=1500, stream=True)) for _ in range(2)]
+    streams: list[Listener] = []
     while not all(cluster.metric(RUNNING).values()):
-        streams.append(cluster.listen(chat(tokens=1500, stream=True)))
-        assert len(streams) < 10 and streams[-1].begun.wait(20)
+        streams.append(cluster.listen(chat("Go on.", image_part(seed=len(streams)), tokens=400, stream=True)))
+        assert len(streams) < 16 and streams[-1].begun.wait(20)
     update = threading.Thread(target=cluster.deploy, kwargs=SCALED)
     update.start()
     while update.is_alive():
         assert cluster.ask(tokens=4).status_code == 200
+        time.sleep(0.5)
     assert not before & set(cluster.replicas()), "the update replaced no replica"
-    for stream in streams:
+    return streams
+
+
+def test_an_update_lets_streams_end(updated: list[Listener]) -> None:
+    for stream in updated:
         stream.join(60)
         assert stream.status == 200 and not stream.cut and stream.data.endswith(b"data: [DONE]\n\n")
-        assert stream.data.count(b"data: ") > 1500
+        assert b'"finish_reason":"length"' in stream.data
 
 
-def test_replicas_come_and_go_with_the_work(cluster: Cluster) -> None:
+def test_replicas_come_and_go_with_the_work(cluster: Cluster, updated: list[Listener]) -> None:
     """And one that is given back works on until its last client has gone."""
-    cluster.deploy(**SCALED)
-    wait(lambda: len(cluster.replicas()) == 1, 90, "an idle replica is given back")
+    wait(lambda: len(cluster.replicas()) == 1, 120, "an idle replica is given back")
     with contextlib.ExitStack() as long, contextlib.ExitStack() as short:
         long.enter_context(cluster.open(long_speech()))
         for _ in range(2 * SCALED["work_per_replica"]):
             short.enter_context(cluster.open(long_speech()))
-        wait(lambda: len(cluster.replicas()) == 2, 60, "a replica is added")
+        wait(lambda: len(cluster.replicas()) == 2, 120, "a replica is added")
         while not all(cluster.metric(RUNNING).values()):
             long.enter_context(cluster.open(long_speech()))
         both = set(cluster.replicas())
         short.close()
-        wait(lambda: len(cluster.replicas()) == 1, 90, "a replica is given back")
+        wait(lambda: len(cluster.replicas()) == 1, 120, "a replica is given back")
         (gone,) = both - set(cluster.replicas())
         made = cluster.scrape(gone, SPOKEN)
         wait(lambda: cluster.scrape(gone, SPOKEN) > made, 20, "the replica speaks on")

@@ -1,0 +1,123 @@
+"""What deploy/ray decides by itself: keys and rankings, how many replicas, and what the front lets through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.settings import Settings
+from tests.support.victims import chat, image_part, video_part
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray")]
+
+HALF = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\ndate: then\r\nx-request-id: r\r\n\r\ngood"
+
+
+def key(body: object) -> str | None:
+    from deploy.ray.routing import media_key
+
+    return media_key(body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def test_a_conversation_keeps_the_key_of_its_first_picture() -> None:
+    one, other = image_part(seed=1), image_part(seed=2)
+    first = chat("What?", one)
+    later = {**first, "messages": [*first["messages"], *chat("And this?", other)["messages"]], "temperature": 1}
+    assert key(first) == key(later) is not None
+    assert len({key(chat("?", part)) for part in (one, other, video_part())}) == 3
+    assert key(chat("?", {"image_url": one["image_url"]["url"]})) == key(first)
+
+
+@pytest.mark.parametrize("body", [chat("No picture."), {"messages": "?"}, [], b"", b"\xff", b"[" * 100_000])
+def test_no_picture_no_key(body: object) -> None:
+    assert key(body) is None
+
+
+names = st.lists(st.text("abcdef0123456789", min_size=4, max_size=8), min_size=2, max_size=6, unique=True)
+
+
+@given(st.text(), names)
+def test_only_the_keys_of_a_replica_that_goes_move(key: str, names: list[str]) -> None:
+    from deploy.ray.routing import ranked
+
+    order = ranked(key, names)
+    assert sorted(order) == sorted(names) and order == ranked(key, names[::-1])
+    for gone in names:
+        assert ranked(key, [name for name in names if name != gone]) == [name for name in order if name != gone]
+
+
+def test_replicas_follow_the_gauges() -> None:
+    from deploy.ray.replica import replicas_for_work
+
+    gauges = {"waiting": {"a": 6.0, "b": 0.0}, "running": {"a": 8.0, "b": 4.0}}
+    config = SimpleNamespace(get_target_ongoing_requests=lambda: 4.0)
+    busy: Any = SimpleNamespace(aggregated_metrics=gauges, total_queued_requests=2.0, config=config)
+    assert replicas_for_work(busy)[0] == 5.0
+    fresh: Any = SimpleNamespace(aggregated_metrics=None, total_queued_requests=None, config=config)
+    assert replicas_for_work(fresh)[0] == 0.0
+
+
+@asynccontextmanager
+async def front(answer: bytes, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, list[bytes]]]:
+    """A front before a replica that always gives this answer and hangs up; the heads that it was sent."""
+    from deploy.ray.front import Front
+
+    heads: list[bytes] = []
+
+    async def replica(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(replica, "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+
+    @asynccontextmanager
+    async def choose_replica(key: str | None) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(replica_metadata={"address": address})
+
+    handle: Any = SimpleNamespace(choose_replica=choose_replica)
+    app: Any = Front(Settings(**settings), 8, handle).__serve_build_asgi_app__()
+    async with server, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://cluster") as client:
+        yield client, heads
+
+
+async def test_half_an_answer_does_not_look_complete() -> None:
+    async with front(HALF) as (client, _):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.post("/v1/audio/speech", json={})
+
+
+async def test_a_replica_that_is_gone_is_worth_another_try() -> None:
+    async with front(b"") as (client, _):
+        answer = await client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+
+
+async def test_headers_of_a_connection_stay_on_it() -> None:
+    async with front(WHOLE) as (client, heads):
+        answer = await client.get("/v1/models?a=b%20c", headers={"te": "trailers", "x-mine": "1"})
+        assert answer.text == "good" and not {"connection", "date", "x-request-id"} & answer.headers.keys()
+        assert heads[0].startswith(b"GET /v1/models?a=b%20c HTTP/1.1\r\n")
+        assert b"\r\nx-mine: 1\r\n" in heads[0] and b"\r\nte:" not in heads[0]
+
+
+async def test_keys_and_origins_are_asked_for_at_the_door() -> None:
+    async with front(WHOLE, api_key="k", metrics_open=False) as (client, heads):
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/metrics/targets"), ("GET", "/v1/models")):
+            assert (await client.request(method, path)).status_code == 401
+        foreign = {"authorization": "Bearer k", "origin": "http://elsewhere"}
+        assert (await client.post("/v1/audio/speech", headers=foreign)).status_code == 403
+        assert not heads
+        assert (await client.options("/metrics/targets")).text == "good"  # the replica's to answer
+        assert (await client.get("/v1/models", headers={"authorization": "Bearer k"})).text == "good"
