@@ -23,7 +23,7 @@ from benchmarks.weights import write_weights
 MODELS = ("qwen2_vl_2b", "voxcpm2")
 SETTLED = 4.0
 """Seconds without a new recording, after which there is no more to come."""
-WARM_STARTS = 3
+WARM_STARTS = 2
 
 
 def measure(flags: list[str], kernels: Path) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> Path:
                 facts = {"model": name, "weights": weights, "kernel_cache": cache, "weight_bytes": num_bytes}
                 rows.append(facts | measure(flags, kernels))
                 print(table(rows[-1:]), flush=True)
-    path = write(f"startup{'_tiny' if arguments.tiny else ''}", rows)
+                path = write(f"startup{'_tiny' if arguments.tiny else ''}", rows)
     print(table(rows))
     return path
 
