@@ -12,7 +12,10 @@ from starlette.responses import HTMLResponse
 
 router = APIRouter()
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
 PAGE = Environment(
     loader=PackageLoader("service.api", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
 ).get_template("reference.html")
