@@ -132,7 +132,7 @@ class SpeechModel(Protocol):
     max_positions: int
     conditioning_width: int
     priming_patches: int
-    """Most patches of clips that `vae_prime` runs before a continuation."""
+    """A continuation's codec starts from silence and decodes, unheard, as many of its clip's last patches."""
 
     def cache_specs(self) -> list[CacheSpec]: ...
 
@@ -194,14 +194,7 @@ class SpeechModel(Protocol):
         """Output audio float32 [rows, samples_per_patch] of the last patches of `slots`, VAE state advanced.
 
         Run it after each decode_step or tail, on the same stream. A patch is decoded once: rows without a fresh patch
-        (surplus rows) give silence and leave their state.
-        """
-        ...
-
-    def vae_prime(self, state: Mapping[str, Tensor]) -> Capturable:
-        """VAE state of `slots` as after decoding patches [rows, patches, frames, channels] from silence.
-
-        Capacity {"rows": n, "patches": p}; 0 patches reset the state. Run it at admission with the last
-        min(priming_patches, n) audio positions where there is a prompt clip. No outputs.
+        (surplus rows) give silence and leave their state. A stream begins with zeros in its row of `vae`; to prime it,
+        run this step for each of its clip's last min(priming_patches, n) patches, as `last_patch` that is `fresh`.
         """
         ...

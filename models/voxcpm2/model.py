@@ -24,7 +24,6 @@ from models.voxcpm2.steps import (
     PatchMaker,
     State,
     Tail,
-    VAEPrime,
     VAEStep,
     advance_length,
     decode_rows,
@@ -126,9 +125,6 @@ class VoxCPM2:
 
     def vae_step(self, state: State) -> VAEStep:
         return VAEStep("vae_step", self.vae.decoder, state)
-
-    def vae_prime(self, state: State) -> VAEPrime:
-        return VAEPrime("vae_prime", self.vae.decoder, state, self.patch_shape)
 
     def solver(self, solver_steps: int) -> FlowSolver:
         """solver_steps is one of self.solver_steps."""

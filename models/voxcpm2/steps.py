@@ -159,27 +159,3 @@ class VAEStep:
         audio = self.decoder(latents.to(self.state["vae"].dtype), streams)[:, 0]
         self.state["fresh"].index_fill_(0, slots, False)
         return {"audio": torch.where(fresh[:, None], audio, 0.0)}
-
-
-@dataclass(frozen=True, eq=False)
-class VAEPrime:
-    """Patches of a clip -> the codec's memory after them."""
-
-    name: str
-    decoder: Decoder
-    state: State
-    patch_shape: tuple[int, int]
-
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        rows = capacity["rows"]
-        return {
-            "slots": BufferSpec((rows,), torch.int64),
-            "patches": BufferSpec((rows, capacity["patches"], *self.patch_shape), self.state["vae"].dtype),
-        }
-
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
-        slots = buffers["slots"]
-        self.state["vae"].index_fill_(0, slots, 0.0)
-        if capacity["patches"]:
-            self.decoder(buffers["patches"].flatten(1, 2).transpose(1, 2), Streams(self.state["vae"], slots))
-        return {}

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5
 """Seconds between states while nothing else happens."""
-QUIET_BEFORE_CAPTURE = 0.25
+QUIET_BEFORE_CAPTURE = 2.0
 """Seconds without work before an idle engine captures: a capture delays a request that comes while it runs."""
 
 WORKERS = {"chat": "service.engine.chat:create_worker", "speech": "service.engine.speech.worker:create_worker"}
@@ -103,7 +103,7 @@ class Engine:
             self._may_capture = any(worker.capture_next(idle=True) for worker in self.workers.values())
             return self._may_capture
         if not self._stopped:
-            self._receive(timeout=QUIET_BEFORE_CAPTURE if self._may_capture else HEARTBEAT)
+            self._receive(timeout=HEARTBEAT)
         return False
 
     def _wait_for_oldest(self) -> bool:

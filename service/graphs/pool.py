@@ -107,7 +107,7 @@ class GraphPool:
     def _end_recording(self) -> None:
         """torch leaves the allocator recording into the pool when the end of a capture fails."""
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), self._handle)
+            torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), self._handle)  # type: ignore[arg-type]
 
     def _record_call(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
         try:

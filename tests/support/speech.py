@@ -80,14 +80,11 @@ class SpeechRig:
         self.seats[slot] = Seat(utterance, pages)
         self.state["block_table"][slot] = 0
         self.state["block_table"][slot, : len(pages.pages)] = torch.tensor(pages.pages, dtype=torch.int32)
-        primed = utterance.patches[-self.model.priming_patches :] if utterance.prompt_patches else []
-        capacity = {"rows": 1, "patches": len(primed)}
-        prime = self.model.vae_prime(self.state)
-        buffers = self.buffers(prime, capacity)
-        buffers["slots"][:] = slot
-        if len(primed):
-            buffers["patches"][0] = primed
-        prime.forward(buffers, capacity)
+        self.state["vae"][slot] = 0.0
+        for patch in utterance.patches[-self.model.priming_patches :] if utterance.prompt_patches else []:
+            self.state["last_patch"][slot] = patch
+            self.state["fresh"][slot] = True
+            self.vae([slot])
 
     def prefill(self, chunks: Mapping[int, int], decodes: Sequence[int] = ()) -> tuple[list[int], Tensor]:
         """One backbone pass over `chunks` (slot -> positions; -1: all that are left) and decode rows.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.protocol import Capacity, Capturable, Plan, SpeechModel
+from models.protocol import Capacity, Capturable, SpeechModel
 from service.engine.arrival import Arrival
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import CostModel, Kind
@@ -97,7 +97,6 @@ class SpeechRunner:
         ]
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
         rows = [{"rows": bucket} for bucket in self.buckets]
-        primes = [{"rows": bucket, "patches": model.priming_patches} for bucket in self.buckets if bucket <= 4]
         default = model.solver_steps[0]
         self._decode = {
             steps: self._runner(
@@ -113,7 +112,6 @@ class SpeechRunner:
             for steps in model.solver_steps
         }
         self._vae = self._runner("vae", model.vae_step(self.state), rows, hot=None)
-        self._prime = self._runner("prime", model.vae_prime(self.state), primes, hot=())
 
     def _runner(
         self, kind: str, capturable: Capturable, ladder: Sequence[Capacity], hot: Sequence[Capacity] | None
@@ -131,7 +129,7 @@ class SpeechRunner:
         )
 
     def capture_next(self, *, idle: bool) -> bool:
-        runners = [*self._decode.values(), *self._tail.values(), self._vae, self._prime]
+        runners = [*self._decode.values(), *self._tail.values(), self._vae]
         return any(runner.capture_next(idle=idle) for runner in runners)
 
     # Steps
@@ -245,20 +243,22 @@ class SpeechRunner:
     # Parts of a prefill
 
     def _reset_codec(self, sequences: Sequence[SpeechSequence]) -> None:
-        """The codec's memory of new streams: silence, or the end of the clip that they continue."""
-        by_length: dict[int, list[SpeechSequence]] = {}
-        for sequence in sequences:
-            by_length.setdefault(len(sequence.prompt.primed), []).append(sequence)
-        for length, group in by_length.items():
-            plan = Plan(
-                arrays={
-                    "slots": slots_of(group),
-                    "patches": np.stack([sequence.prompt.primed for sequence in group]),
-                },
-                needs={"rows": len(group), "patches": length},
-            )
-            # A recording's padding patches would be heard: only full lengths are replayed.
-            self._prime.run(plan, eager=None if length == self.model.priming_patches else "no_bucket")
+        """The codec's memory of new streams: silence, or the end of the clip that they continue, decoded unheard."""
+        if not sequences:
+            return
+        slots = upload({"slots": slots_of(sequences)}, self._device)["slots"]
+        self.state["vae"].index_fill_(0, slots, 0.0)
+        for turn in range(max(len(sequence.prompt.primed) for sequence in sequences)):
+            group = [sequence for sequence in sequences if turn < len(sequence.prompt.primed)]
+            arrays = {
+                "slots": slots_of(group),
+                "patches": np.stack([sequence.prompt.primed[turn] for sequence in group]),
+            }
+            device = upload(arrays, self._device)
+            table = self.state["last_patch"]
+            table.index_copy_(0, device["slots"], device["patches"].to(table.dtype))
+            self.state["fresh"].index_fill_(0, device["slots"], True)
+            self._vae.run(slots_plan(arrays["slots"]))
 
     def _backbone(
         self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], riders: Sequence[SpeechSequence]

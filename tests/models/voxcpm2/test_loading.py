@@ -44,6 +44,12 @@ def load_codec(checkpoint: Path, condition_rate: int) -> AudioVAE:
     return vae
 
 
+def test_weights_lie_in_memory_as_their_kernels_read_them(checkpoint: Path) -> None:
+    """Transposed convolutions with the input channels innermost."""
+    for block in load_model(checkpoint, CPU, torch.float32).vae.decoder.blocks:
+        assert block.up.weight.stride(0) == 1
+
+
 def test_registry_leads_here() -> None:
     family = family_of(DIRECTORY)
     assert (family.name, family.kind) == ("voxcpm2", "speech")
