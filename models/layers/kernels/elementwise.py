@@ -11,12 +11,12 @@ from torch import Tensor
 from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
 
 
-@triton.jit
-def _silu_mul_kernel(x_ptr, out_ptr, total, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def _silu_mul_kernel(x_ptr, out_ptr, rows, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     release_next(PDL)
     wait_for_previous(PDL)
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = index < total
+    here = index < rows.to(tl.int64) * INNER
     source = x_ptr + index // INNER * (2 * INNER) + index % INNER
     gate = tl.load(source, mask=here, other=0.0).to(tl.float32)
     up = tl.load(source + INNER, mask=here, other=0.0).to(tl.float32)
@@ -37,12 +37,12 @@ def silu_mul_cuda(gate_up: Tensor) -> Tensor:
     # Whole blocks inside a row keep the loads wide.
     block = 1024 if inner % 1024 == 0 else 512
     _silu_mul_kernel[(triton.cdiv(total, block),)](
-        gate_up, out, total, INNER=inner, BLOCK=block, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {})
+        gate_up, out, total // inner, INNER=inner, BLOCK=block, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {})
     )
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _guided_euler_kernel(
     x_ptr, velocity_ptr, cfg_ptr, out_ptr, rows, width, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):

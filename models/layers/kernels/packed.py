@@ -128,10 +128,10 @@ def rotate_packed_cuda(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) ->
     )
 
 
-@triton.jit
-def _add_quick_gelu_kernel(x_ptr, bias_ptr, total, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize=["rows"])
+def _add_quick_gelu_kernel(x_ptr, bias_ptr, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = index < total
+    here = index < rows.to(tl.int64) * WIDTH
     bias = tl.load(bias_ptr + index % WIDTH, mask=here, other=0.0).to(tl.float32)
     release_next(PDL)
     wait_for_previous(PDL)
@@ -149,7 +149,7 @@ def add_quick_gelu_cuda(x: Tensor, bias: Tensor) -> Tensor:
         _add_quick_gelu_kernel[(triton.cdiv(total, 2048),)](
             x,
             bias,
-            total,
+            x.shape[0],
             WIDTH=bias.shape[0],
             BLOCK=2048,
             PDL=pdl,
@@ -159,12 +159,12 @@ def add_quick_gelu_cuda(x: Tensor, bias: Tensor) -> Tensor:
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _byte_lookup_kernel(
-    pixels_ptr, table_ptr, out_ptr, total, VALUES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+    pixels_ptr, table_ptr, out_ptr, rows, VALUES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
 ):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = index < total
+    here = index < rows.to(tl.int64) * (VALUES * CHANNELS)
     byte = tl.load(pixels_ptr + index, mask=here, other=0).to(tl.int32)
     channel = (index // VALUES % CHANNELS).to(tl.int32)
     tl.store(out_ptr + index, tl.load(table_ptr + channel * 256 + byte, mask=here, other=0.0), mask=here)
@@ -177,12 +177,19 @@ def byte_lookup_cuda(pixels: Tensor, table: Tensor) -> Tensor:
     if total:
         channels = table.shape[0]
         _byte_lookup_kernel[(triton.cdiv(total, 1024),)](
-            pixels, table, out, total, VALUES=pixels.shape[1] // channels, CHANNELS=channels, BLOCK=1024, num_warps=4
+            pixels,
+            table,
+            out,
+            pixels.shape[0],
+            VALUES=pixels.shape[1] // channels,
+            CHANNELS=channels,
+            BLOCK=1024,
+            num_warps=4,
         )
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_axis", "stride_row"])
 def _rotary_cos_sin_kernel(
     positions_ptr,
     frequencies_ptr,

@@ -17,16 +17,17 @@ from models.layers.kernels.launch import (
 )
 
 _LOG2_E = 1.4426950408889634
+_FEW_SPLITS = 16
 _MAX_SPLITS = 64
 
 
 @triton.jit
-def _split_length(length, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
+def _split_length(length, splits, BLOCK_N: tl.constexpr):
     """Keys of one split: the sequence in equal shares of whole blocks."""
-    return tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS), 1) * BLOCK_N
+    return tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), splits), 1) * BLOCK_N
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table", "splits"])
 def _decode_kernel(
     q_ptr,
     k_ptr,
@@ -41,6 +42,7 @@ def _decode_kernel(
     stride_k,
     stride_v,
     stride_table,
+    splits,
     Q_HEAD: tl.constexpr,
     K_HEAD: tl.constexpr,
     V_HEAD: tl.constexpr,
@@ -55,21 +57,21 @@ def _decode_kernel(
     V2: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     VALUES_IN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: the query heads of one key head, one row, one share of its keys. With one split it writes the
-    output, otherwise a normalised partial and the base-2 logarithm of its softmax sum."""
+    """One program: the query heads of one key head, one row, one of `splits` shares of its keys. Without SPLIT it
+    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_previous(PDL)
     release_next(PDL)
     length = tl.load(lengths_ptr + row)
-    share = _split_length(length, BLOCK_N, SPLITS)
+    share = _split_length(length, splits, BLOCK_N)
     begin = split * share
     end = tl.minimum(begin + share, length)
-    if SPLITS > 1:  # noqa: SIM102 (a constant first: Triton drops the branch)
+    if SPLIT:  # noqa: SIM102 (a constant first: Triton drops the branch)
         if begin >= end:
             return
     group = tl.arange(0, BLOCK_G)
@@ -118,14 +120,14 @@ def _decode_kernel(
             v2 = tl.load(v_rows + v_rest, mask=present[:, None] & (v_rest < DV), other=0.0)
             acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
     norm = (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    if SPLITS == 1:
+    if not SPLIT:
         out_rows = out_ptr + (row.to(tl.int64) * (KV_HEADS * GROUP) + heads[:, None]) * DV
         kind = out_ptr.dtype.element_ty
         tl.store(out_rows + v_columns, (acc1 * norm).to(kind), mask=real & (v_columns < DV))
         if V2 > 0:
             tl.store(out_rows + v_rest, (acc2 * norm).to(kind), mask=real & (v_rest < DV))
     else:
-        slot = (row.to(tl.int64) * (KV_HEADS * GROUP) + heads) * SPLITS + split
+        slot = (row.to(tl.int64) * (KV_HEADS * GROUP) + heads) * splits + split
         out_rows = partial_ptr + slot[:, None] * DV
         tl.store(out_rows + v_columns, acc1 * norm, mask=real & (v_columns < DV))
         if V2 > 0:
@@ -133,17 +135,17 @@ def _decode_kernel(
         tl.store(log_sum_ptr + slot, peak + tl.log2(total), mask=group < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _combine_kernel(
     partial_ptr,
     log_sum_ptr,
     lengths_ptr,
     out_ptr,
+    splits,
     HEADS: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -152,17 +154,17 @@ def _combine_kernel(
     wait_for_previous(PDL)
     release_next(PDL)
     length = tl.load(lengths_ptr + row)
-    used = tl.cdiv(length, _split_length(length, BLOCK_N, SPLITS))
-    splits = tl.arange(0, BLOCK_S)
-    slot = (row.to(tl.int64) * HEADS + head) * SPLITS
-    log_sums = tl.load(log_sum_ptr + slot + splits, mask=splits < used, other=float("-inf"))
+    used = tl.cdiv(length, _split_length(length, splits, BLOCK_N))
+    split = tl.arange(0, BLOCK_S)
+    slot = (row.to(tl.int64) * HEADS + head) * splits
+    log_sums = tl.load(log_sum_ptr + slot + split, mask=split < used, other=float("-inf"))
     peak = tl.where(used > 0, tl.max(log_sums, 0), 0.0)
     weights = tl.exp2(log_sums - peak)
     total = tl.sum(weights, 0)
     weights = weights / tl.where(total == 0.0, 1.0, total)
     columns = tl.arange(0, BLOCK_V)
-    here = (splits[:, None] < used) & (columns[None, :] < DV)
-    values = tl.load(partial_ptr + (slot + splits)[:, None] * DV + columns[None, :], mask=here, other=0.0)
+    here = (split[:, None] < used) & (columns[None, :] < DV)
+    values = tl.load(partial_ptr + (slot + split)[:, None] * DV + columns[None, :], mask=here, other=0.0)
     out = tl.sum(values * weights[:, None], 0)
     out_row = out_ptr + (row.to(tl.int64) * HEADS + head) * DV
     tl.store(out_row + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
@@ -215,6 +217,7 @@ def paged_decode_attention_cuda(
         k_cache.stride(0),
         v_cache.stride(0),
         block_tables.stride(0),
+        splits,
         Q_HEAD=q.stride(1),
         K_HEAD=k_cache.stride(1),
         V_HEAD=v_cache.stride(1),
@@ -229,7 +232,7 @@ def paged_decode_attention_cuda(
         V2=v2,
         PAGE=page_size,
         BLOCK_N=block_n,
-        SPLITS=splits,
+        SPLIT=splits > 1,
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=product_precision(q),
         PDL=pdl,
@@ -243,12 +246,12 @@ def paged_decode_attention_cuda(
             log_sum,
             seq_lens,
             out,
+            splits,
             HEADS=heads,
             DV=value_width,
             BLOCK_V=triton.next_power_of_2(value_width),
             BLOCK_N=block_n,
-            SPLITS=splits,
-            BLOCK_S=triton.next_power_of_2(splits),
+            BLOCK_S=_FEW_SPLITS if splits <= _FEW_SPLITS else _MAX_SPLITS,
             PDL=pdl,
             num_warps=4,
             **launch,

@@ -54,7 +54,7 @@ def _row_and_time(tile, LENGTH: tl.constexpr, BLOCK_T: tl.constexpr):
     return row, t
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _depthwise_kernel(
     x_ptr,
     alpha_in_ptr,
@@ -64,7 +64,7 @@ def _depthwise_kernel(
     memory_ptr,
     slots_ptr,
     out_ptr,
-    columns,
+    rows,
     stride_slot,
     WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -80,7 +80,7 @@ def _depthwise_kernel(
     PAD: tl.constexpr = (KERNEL - 1) * DILATION
     tile = tl.program_id(0)
     row, t = _row_and_time(tile, LENGTH, BLOCK_T)
-    here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < columns
+    here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < rows * LENGTH
     first_t = tl.min(t, 0)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     alpha = tl.load(alpha_in_ptr + channel)[:, None]
@@ -106,7 +106,7 @@ def _depthwise_kernel(
     tl.store(target, _operand(_snake(hidden, alpha_out), ROUND), mask=here[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _pointwise_kernel(
     hidden_ptr,
     x_ptr,
@@ -116,8 +116,7 @@ def _pointwise_kernel(
     memory_ptr,
     slots_ptr,
     out_ptr,
-    columns,
-    tiles_t,
+    rows,
     stride_slot,
     WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
@@ -135,7 +134,9 @@ def _pointwise_kernel(
     release_next(PDL)
     wait_for_previous(PDL)
     program = tl.program_id(0)
-    if program < tiles_t * TILES_C:
+    columns = rows * LENGTH
+    tiles = tl.cdiv(columns, BLOCK_T) * TILES_C
+    if program < tiles:
         # Tiles of the same columns lie together: the hidden values they share stay in L2.
         out_channel = program % TILES_C * BLOCK_C + tl.arange(0, BLOCK_C)
         tile = program // TILES_C
@@ -156,7 +157,7 @@ def _pointwise_kernel(
         tl.store(out_ptr + place, acc, mask=here[None, :])
     elif PAD > 0:
         # The memory of MOVE_C channels of one row becomes the last PAD of (memory, snake(x)).
-        mover = program - tiles_t * TILES_C
+        mover = program - tiles
         mover_row = (mover // (WIDTH // MOVE_C)).to(tl.int64)
         channel = (mover % (WIDTH // MOVE_C) * MOVE_C + tl.arange(0, MOVE_C))[:, None]
         index = tl.arange(0, BLOCK_P)[None, :]
@@ -219,13 +220,13 @@ def _snake_kernel(
         tl.store(target, _operand(before, ROUND))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _upsample_kernel(
     hidden_ptr,
     weight_ptr,
     bias_ptr,
     out_ptr,
-    columns,
+    rows,
     stride_in,
     stride_out,
     stride_tap,
@@ -247,7 +248,7 @@ def _upsample_kernel(
     real = channel < OUT_WIDTH
     tile = program // (TILES_N * STRIDE)
     row, t = _row_and_time(tile, LENGTH, BLOCK_T)
-    here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < columns
+    here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < rows * LENGTH
     k = tl.arange(0, BLOCK_K)
     weights = weight_ptr + (channel * stride_out + phase * stride_tap)[:, None] + (k * stride_in)[None, :]
     source = hidden_ptr + ((row * (LENGTH + 1) + t) * WIDTH)[:, None] + k[None, :]
@@ -312,7 +313,7 @@ def residual_unit_cuda(
         memory,
         slots,
         hidden,
-        columns,
+        rows,
         stride_slot,
         WIDTH=width,
         LENGTH=length,
@@ -340,8 +341,7 @@ def residual_unit_cuda(
         memory,
         slots,
         out,
-        columns,
-        tiles_t,
+        rows,
         stride_slot,
         WIDTH=width,
         LENGTH=length,
@@ -417,7 +417,7 @@ def snake_upsample_cuda(
         weight,
         bias,
         out,
-        columns,
+        rows,
         weight.stride(0),
         weight.stride(1),
         weight.stride(2),

@@ -88,7 +88,7 @@ def _attend_block(
     return acc1, acc2, new_peak, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_segments"])
 def _varlen_kernel(
     q_ptr,
     k_ptr,
@@ -243,7 +243,7 @@ def varlen_attention_cuda(
         CAUSAL=causal,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_S=min(1024, triton.next_power_of_2(segments + 1)),
+        BLOCK_S=16 if segments < 16 else 256,
         PRECISION=product_precision(q),
         num_warps=num_warps,
         num_stages=num_stages,
