@@ -154,8 +154,18 @@ class SpeechModel(Protocol):
     def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
         """Ragged backbone over packed prompt rows -> conditioning [rows, conditioning_width] of the rows in `last`.
 
-        plan: token_ids and positions int64 [n]; audio_rows int64 [a], the packed rows that hold patches; patches
-        [a, frames, channels]; last int64 [rows], the packed rows that end a prompt (a chunk before the end has none).
+        plan: token_ids and positions int64 [n]; patches [a, frames, channels]; patch_index int64 [n], which of them a
+        packed row holds, -1 at text; last int64 [rows], the packed rows that end a prompt (a chunk before the end has
+        none).
+        """
+        ...
+
+    def prefill_step(self, caches: Sequence[Mapping[str, Tensor]], page_size: int) -> Capturable:
+        """prefill of chunks without a past, each from its prompt's first position on.
+
+        Capacity: tokens; audio (0: for text alone, without the work of patches); sequences. Buffers: those of
+        prefill's plan, slot_mapping int64 [tokens] and cu_seqlens int32 [sequences + 1]; fill with 0, patch_index
+        with -1 and cu_seqlens with the number of real tokens. Output: conditioning [sequences, conditioning_width].
         """
         ...
 

@@ -22,6 +22,7 @@ from models.voxcpm2.network import FlowSolver, VoxCPM2Network, network_rules
 from models.voxcpm2.steps import (
     DecodeStep,
     PatchMaker,
+    PrefillStep,
     State,
     Tail,
     VAEStep,
@@ -82,19 +83,23 @@ class VoxCPM2:
     def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
         embeds = self.network.embed_patches(plan["patches"].to(self.dtype))
         lm, residual = self.network.prompt_backbone(
-            plan["token_ids"], plan["audio_rows"], embeds, plan["positions"], batch
+            plan["token_ids"], plan["patch_index"], embeds, plan["positions"], batch
         )
-        return torch.cat((lm, residual), dim=-1).index_select(0, plan["last"])
+        last = plan["last"]
+        return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
+
+    def prefill_step(self, caches: Sequence[Mapping[str, Tensor]], page_size: int) -> PrefillStep:
+        return PrefillStep("prefill", self.prefill, caches, page_size, self.patch_shape)
 
     def mixed(self, plan: Mapping[str, Tensor], batch: PagedBatch, state: State, slots: Tensor) -> Tensor:
         rows = decode_rows(state, slots, batch.page_size)
         count = slots.shape[0]
-        front = torch.arange(count, device=slots.device)
+        front, index = torch.arange(count, device=slots.device), plan["patch_index"]
         joint = {
             "token_ids": torch.cat((torch.zeros_like(slots), plan["token_ids"])),
             "positions": torch.cat((rows.positions, plan["positions"])),
-            "audio_rows": torch.cat((front, plan["audio_rows"] + count)),
             "patches": torch.cat((rows.patches, plan["patches"].to(self.dtype))),
+            "patch_index": torch.cat((front, torch.where(index < 0, index, index + count))),
             "last": torch.cat((front, plan["last"] + count)),
         }
         batch = replace(

@@ -146,14 +146,19 @@ class VoxCPM2Network(nn.Module):
         return lm, self.residual(self.fuse(lm, embeds), batch)
 
     def prompt_backbone(
-        self, token_ids: Tensor, audio_rows: Tensor, embeds: Tensor, positions: Tensor, batch: PagedBatch
+        self, token_ids: Tensor, patch_index: Tensor, embeds: Tensor, positions: Tensor, batch: PagedBatch
     ) -> tuple[Tensor, Tensor]:
-        """Rows of text, and of patches (embedded [a, H]) at audio_rows int64 [a]: FSQ and the RALM's second input are
-        theirs alone. -> like audio_backbone."""
-        hidden = self.semantic(self.embed_tokens(token_ids).index_copy(0, audio_rows, embeds), positions, batch)
-        lm = hidden.index_copy(0, audio_rows, self.fsq_layer(hidden.index_select(0, audio_rows)))
-        second = torch.zeros_like(lm).index_copy(0, audio_rows, embeds)
-        return lm, self.residual(self.fuse(lm, second), batch)
+        """Rows of text, and of patches: patch_index int64 [n] is a row's in `embeds` [a, H], -1 at text. FSQ and the
+        RALM's second input are for patches alone. -> like audio_backbone."""
+        tokens = self.embed_tokens(token_ids)
+        if embeds.shape[0] == 0:
+            lm = self.semantic(tokens, positions, batch)
+            return lm, self.residual(self.fuse(lm, torch.zeros_like(lm)), batch)
+        is_patch = (patch_index >= 0)[:, None]
+        patches = embeds.index_select(0, patch_index.clamp(min=0))
+        hidden = self.semantic(torch.where(is_patch, patches, tokens), positions, batch)
+        lm = torch.where(is_patch, self.fsq_layer(hidden), hidden)
+        return lm, self.residual(self.fuse(lm, torch.where(is_patch, patches, 0.0)), batch)
 
     def semantic(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """TSLM: [n, H] -> [n, H]."""

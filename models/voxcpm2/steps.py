@@ -1,7 +1,7 @@
-"""What is recorded of VoxCPM2: the decode step, the tail of a prefill, and the codec's step. Slot state in, slot state
-out; the state tables are described at models.protocol.SpeechModel.
+"""What is recorded of VoxCPM2: the prefill of prompts without a past, its tail, the decode step and the codec's step.
 
-A step is given more rows than it has streams: padding points at slot 0, and a stream that ended may appear once more.
+All but the prefill have slot state in and slot state out; the tables are described at models.protocol.SpeechModel. A
+step is given more rows than it has streams: padding points at slot 0, and a stream that ended may appear once more.
 Both are inactive, so everything that they would write goes to scratch or repeats what was there.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -117,9 +118,51 @@ class DecodeStep:
         return self.make_patch(self.state, slots, lm, residual)
 
 
+class Prefill(Protocol):
+    """models.protocol.SpeechModel.prefill."""
+
+    def __call__(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class PrefillStep:
+    """Whole prompts, or their first chunks, packed. Padded rows belong to no sequence and write to the scratch page."""
+
+    name: str
+    prefill: Prefill
+    caches: Sequence[Mapping[str, Tensor]]
+    page_size: int
+    patch_shape: tuple[int, int]
+
+    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+        tokens, sequences = capacity["tokens"], capacity["sequences"]
+        return {
+            "token_ids": BufferSpec((tokens,), torch.int64),
+            "positions": BufferSpec((tokens,), torch.int64),
+            "patch_index": BufferSpec((tokens,), torch.int64),
+            "patches": BufferSpec((capacity["audio"], *self.patch_shape), torch.float32),
+            "slot_mapping": BufferSpec((tokens,), torch.int64),
+            "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
+            "last": BufferSpec((sequences,), torch.int64),
+        }
+
+    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        batch = PagedBatch(
+            caches=self.caches,
+            page_size=self.page_size,
+            slot_mapping=buffers["slot_mapping"],
+            num_decode_rows=0,
+            cu_seqlens_q=buffers["cu_seqlens"],
+            cu_seqlens_k=buffers["cu_seqlens"],
+            max_seqlen_q=capacity["tokens"],
+            max_seqlen_k=capacity["tokens"],
+        )
+        return {"conditioning": self.prefill(buffers, batch)}
+
+
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """Hidden vectors of an eager backbone pass -> the rows' next patches."""
+    """Hidden vectors of a prefill -> the rows' next patches."""
 
     name: str
     make_patch: PatchMaker

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.layers.kv_cache import PagedBatch
 from models.processor import SpeechLayout
-from models.protocol import Capturable, Plan, SpeechModel
+from models.protocol import Capacity, Capturable, Plan, SpeechModel
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
@@ -52,9 +53,12 @@ class SpeechRig:
         device: str = "cpu",
         page_size: int = 16,
         buckets: Sequence[int] = (),
+        prefills: Sequence[Capacity] = (),
     ) -> None:
+        """prefills: capacities of recorded prefills; every prefill of whole prompts alone must then be held by one."""
         self.model = model
-        self.ladder = [{"rows": bucket} for bucket in buckets]
+        self.ladder: list[Capacity] = [{"rows": bucket} for bucket in buckets]
+        self.prefills = prefills
         self.runners: dict[str, GraphRunner] = {}
         self.device = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
@@ -91,14 +95,15 @@ class SpeechRig:
 
         Returns the slots that now have conditioning, decode rows first, and the conditioning.
         """
-        ids, positions, audio, patches, last, parts, ready = [], [], [], [], [], [], []
+        ids, positions, index, patches, last, parts, ready = [], [], [], [], [], [], []
         for slot, count in chunks.items():
             seat = self.seats[slot]
             layout = seat.utterance.layout
             stop = len(layout.token_ids) if count < 0 else seat.done + count
             mask = layout.audio_mask[seat.done : stop]
             before = int(layout.audio_mask[: seat.done].sum())
-            audio += list(np.flatnonzero(mask) + len(ids))
+            packed = sum(map(len, patches))
+            index += list(np.where(mask, packed + np.cumsum(mask) - 1, -1))
             patches.append(seat.utterance.patches[before : before + int(mask.sum())])
             ids += list(layout.token_ids[seat.done : stop])
             positions += list(range(seat.done, stop))
@@ -110,12 +115,15 @@ class SpeechRig:
         plan = {
             "token_ids": self._int64(ids),
             "positions": self._int64(positions),
-            "audio_rows": self._int64(audio),
             "patches": torch.cat(patches).to(self.device),
+            "patch_index": self._int64(index),
             "last": self._int64(last),
         }
+        whole = not decodes and len(last) == len(parts) and all(pages.length == 0 for pages, _ in parts)
         batch = self.cache.batch(prefills=parts)
-        if decodes:
+        if whole and self.prefills:
+            conditioning = self._replay_prefill(plan, batch)
+        elif decodes:
             conditioning = self.model.mixed(plan, batch, self.state, self._int64(decodes))
         else:
             conditioning = self.model.prefill(plan, batch)
@@ -169,13 +177,28 @@ class SpeechRig:
             buffers["conditioning"][: len(slots)] = conditioning
         return {name: value[: len(slots)] for name, value in step.forward(buffers, capacity).items()}
 
-    def _replay(self, step: Capturable, slots: Sequence[int], conditioning: Tensor | None) -> dict[str, Tensor]:
+    def _replay_prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
+        assert batch.cu_seqlens_q is not None
+        tokens, sequences = len(plan["token_ids"]), len(plan["last"])
+        runner = self._runner(self.model.prefill_step(self.cache.caches, self.cache.page_size), self.prefills)
+        arrays = {name: plan[name].cpu().numpy() for name in plan}
+        arrays |= {"slot_mapping": batch.slot_mapping.cpu().numpy(), "cu_seqlens": batch.cu_seqlens_q.cpu().numpy()}
+        needs = {"tokens": tokens, "audio": len(plan["patches"]), "sequences": sequences}
+        run = runner.run(Plan(arrays, needs, fills={"patch_index": -1, "cu_seqlens": tokens}))
+        assert run.route == "replay"
+        return run.outputs["conditioning"][:sequences].clone()
+
+    def _runner(self, step: Capturable, ladder: Sequence[Capacity]) -> GraphRunner:
         runner = self.runners.get(step.name)
         if runner is None:
             pool = GraphPool(self.device, 8 << 30)
-            runner = self.runners[step.name] = GraphRunner("test", step.name, step, self.ladder, pool, Observations())
+            runner = self.runners[step.name] = GraphRunner("test", step.name, step, ladder, pool, Observations())
             while runner.capture_next(idle=True):
                 pass
+        return runner
+
+    def _replay(self, step: Capturable, slots: Sequence[int], conditioning: Tensor | None) -> dict[str, Tensor]:
+        runner = self._runner(step, self.ladder)
         tensors = {} if conditioning is None else {"conditioning": [conditioning]}
         plan = Plan({"slots": np.array(slots, dtype=np.int64)}, {"rows": len(slots)}, tensors)
         run = runner.run(plan)

@@ -40,9 +40,9 @@ def ragged_plan(
     chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], page_size: int, patch_shape: tuple[int, int]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], int, int]:
     """The model's inputs, the batch's arrays and the longest query and key segments of packed prompt chunks."""
-    ids, positions, audio_rows, patches, last, rows, keys = [], [], [], [], [], [], []
+    ids, positions, index, patches, last, rows, keys = [], [], [], [], [], [], []
     lengths_q, lengths_k = [], []
-    packed = 0
+    packed = audio = 0
     for chunk, sequence in chunks:
         prompt = sequence.prompt
         stop = chunk.start + chunk.length
@@ -52,20 +52,21 @@ def ragged_plan(
         key_rows = np.array(sequence.stream.pages, dtype=np.int64)[at // page_size] * page_size + at % page_size
         ids.append(prompt.token_ids[chunk.start : stop])
         positions.append(at[chunk.start :])
-        audio_rows.append(packed + np.flatnonzero(mask))
+        index.append(np.where(mask, audio + np.cumsum(mask) - 1, -1))
         patches.append(prompt.patches[before : before + int(mask.sum())])
         rows.append(key_rows[chunk.start :])
         keys.append(key_rows)
         lengths_q.append(chunk.length)
         lengths_k.append(stop)
         packed += chunk.length
+        audio += int(mask.sum())
         if chunk.last:
             last.append(packed - 1)
     plan = {
         "token_ids": np.concatenate(ids),
         "positions": np.concatenate(positions),
-        "audio_rows": np.concatenate(audio_rows),
         "patches": np.concatenate([np.zeros((0, *patch_shape), np.float32), *patches]),
+        "patch_index": np.concatenate(index),
         "last": np.array(last, dtype=np.int64),
     }
     batch = {

@@ -327,7 +327,7 @@ class SpeechRunner:
         arrays: dict[str, np.ndarray] = {
             "token_ids": np.zeros(length, dtype=np.int64),
             "positions": np.arange(length) % self.model.max_positions,
-            "audio_rows": np.arange(length),
+            "patch_index": np.arange(length),
             "patches": np.zeros((length, *self.model.patch_shape), dtype=np.float32),
             "last": np.array([length - 1]),
             "slot_mapping": np.zeros(length, dtype=np.int64),

@@ -120,7 +120,7 @@ def test_prompt_layout_and_hidden_states(mode: str) -> None:
     sequence, length = cache.new_sequence(64), len(layout.token_ids)
     lm, residual = network.prompt_backbone(
         torch.from_numpy(layout.token_ids).long(),
-        mask.nonzero()[:, 0],
+        torch.where(mask, mask.cumsum(0) - 1, -1),
         network.embed_patches(request.patches),
         torch.arange(length),
         cache.batch(prefills=[(sequence, length)]),
