@@ -121,6 +121,13 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "graph_captures_total", "Captures by outcome (captured, failed, refused).", "model", "kind", "outcome"
         ),
         _histogram("graph_capture_duration_seconds", "One capture.", STEP, "model", "kind"),
+        _counter(
+            "kernel_compilations_total",
+            "GPU kernels that came to be, by phase (start, serving) and whether Triton's cache had them. While serving "
+            "each holds up every request: there should be none.",
+            "phase",
+            "cached",
+        ),
         _gauge("graph_bytes", "Device memory held by recorded graphs."),
         _gauge("gpu_memory_bytes", "Device memory by state (tensors, cached, other, free), which add up.", "state"),
         _histogram("model_load_duration_seconds", "Reading a checkpoint.", LOAD, "model"),

@@ -103,6 +103,10 @@ class ChatWorker:
         runners = (self._vision.runner, *self._runner.graph_runners)
         return any(runner.capture_next(idle=idle) for runner in runners)
 
+    def warm_up(self) -> None:
+        self._runner.warm_up()
+        self._vision.warm_up()
+
     # Commands
 
     def submit(self, request: Request) -> None:

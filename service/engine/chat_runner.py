@@ -17,9 +17,9 @@ from service.engine.sampler import log_probabilities
 from service.engine.scheduler import Chunk, Grant, Step
 from service.engine.sequence import Sequence
 from service.engine.slot_state import MAX_BIASES, MAX_STOP_IDS, Float, Int, SlotState
-from service.engine.worker import MemoryNeeds, WorkerContext
+from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryNeeds, WorkerContext
 from service.graphs.accounting import Route
-from service.graphs.buckets import row_ladder
+from service.graphs.buckets import octaves, row_ladder
 from service.graphs.buffers import upload
 from service.graphs.runner import GraphRunner
 
@@ -127,7 +127,7 @@ class ChatRunner:
             spec.allocate(1, self._page_size, device, self._context.dtype) for spec in self._decoder.cache_specs()
         ]
         tokens = min(config.max_step_tokens, self._max_pages * self._page_size)
-        prefill = peak_bytes(lambda: self._prefill_scratch(caches, tokens), device)
+        prefill = peak_bytes(lambda: self._scratch_pass(caches, [tokens]), device)
         state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
         sampling = Sampling(self._decoder, state, self._vocab_limit, full=True)
         step = DecodeStep(self._decoder, state, caches, self._page_size, sampling)
@@ -137,20 +137,56 @@ class ChatRunner:
         num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit)
         return MemoryNeeds(workspace=max(prefill, decode), graphs=max(prefill, decode), state=num_bytes)
 
-    def _prefill_scratch(self, caches: list[dict[str, Tensor]], tokens: int) -> None:
-        rows = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
-        ends = torch.tensor([0, tokens], dtype=torch.int32, device=self._context.device)
+    def warm_up(self) -> None:
+        """What may run eagerly, on the scratch slot and page: steps and prefills of each octave, prefills with a past,
+        of many sequences and beside decode rows."""
+        config = self._context.config
+        if self._context.device.type != "cuda":
+            return
+        rows = octaves(config.max_running)
+        for full in (False, True):
+            self._decode[full].warm_up({"rows": count, "pages": self._max_pages} for count in rows)
+            self._sample[full].warm_up({"rows": count} for count in rows)
+        for tokens in octaves(min(config.max_step_tokens, WARM_TOKENS)):
+            self._scratch_pass(self._caches, [tokens])
+        self._scratch_pass(self._caches, [1, 2], past=self._page_size)
+        self._scratch_pass(self._caches, [1] * WARM_SEQUENCES)
+        for count in rows:
+            self._scratch_pass(self._caches, [1], rows=count)
+
+    def _scratch_pass(
+        self, caches: list[dict[str, Tensor]], lengths: list[int], *, past: int = 0, rows: int = 0
+    ) -> None:
+        """The backbone over prompts of these lengths, each behind `past` keys, and over decode rows beside them."""
+        sizes = np.array(lengths)
+        tokens = rows + int(sizes.sum())
+        arrays = {
+            "cache_rows": np.zeros(tokens, dtype=np.int64),
+            "cu_seqlens_q": _offsets(sizes),
+            "cu_seqlens_k": _offsets(sizes + past),
+            "slots": np.zeros(rows, dtype=np.int64),
+        }
+        if past:
+            arrays["key_rows"] = np.zeros(int((sizes + past).sum()), dtype=np.int64)
+        sent = upload(arrays, self._context.device)
+        tables = seq_lens = None
+        if rows:
+            *_, tables, seq_lens = decode_rows(sent["slots"], self._state, self._max_pages, self._page_size)
         batch = PagedBatch(
             caches=caches,
             page_size=self._page_size,
-            slot_mapping=rows,
-            num_decode_rows=0,
-            cu_seqlens_q=ends,
-            cu_seqlens_k=ends,
-            max_seqlen_q=tokens,
-            max_seqlen_k=tokens,
+            slot_mapping=sent["cache_rows"],
+            num_decode_rows=rows,
+            block_tables=tables,
+            seq_lens=seq_lens,
+            cu_seqlens_q=sent["cu_seqlens_q"],
+            cu_seqlens_k=sent["cu_seqlens_k"],
+            key_rows=sent.get("key_rows"),
+            max_seqlen_q=max(lengths),
+            max_seqlen_k=max(lengths) + past,
         )
-        self._decoder.forward(self._decoder.embed(rows), rows.expand(self._decoder.position_axes, -1), batch)
+        zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
+        self._decoder.forward(self._decoder.embed(zeros), zeros.expand(self._decoder.position_axes, -1), batch)
 
     def launch(self, step: Step, embeds: Embeds) -> Launched:
         """Runs one batch.
@@ -176,9 +212,13 @@ class ChatRunner:
         return self._prefill_rows(step, embeds, kind, replayed=replayed and not len(step.slots))
 
     def _decode_rows(self, step: Step) -> Launched:
-        needs = {"rows": len(step.slots), "pages": step.num_pages}
+        needs = {"rows": len(step.slots), "pages": self._table_width(step)}
         run = self._decode[step.full].run(Plan(arrays={"slots": step.slots}, needs=needs))
         return Launched(self._results(run.outputs, len(step.slots), step.logprobs), run.route, "decode")
+
+    def _table_width(self, step: Step) -> int:
+        """Pages per row of the block tables. A GPU reads no more than a row's length; one width is one kernel."""
+        return self._max_pages if self._context.device.type == "cuda" else step.num_pages
 
     def _prefill_rows(self, step: Step, embeds: Embeds, kind: str, *, replayed: bool) -> Launched:
         route: Route = "replay" if replayed else "eager"
@@ -218,7 +258,7 @@ class ChatRunner:
         tables = seq_lens = None
         if len(step.slots):
             decode_tokens, decode_positions, decode_cache_rows, tables, seq_lens = decode_rows(
-                sent["slots"], self._state, step.num_pages, self._page_size
+                sent["slots"], self._state, self._table_width(step), self._page_size
             )
             tokens = torch.cat((decode_tokens, tokens))
             positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)

@@ -19,6 +19,7 @@ import torch
 
 from models.registry import family_of, resolve
 from service.engine.arbiter import Arbiter
+from service.engine.compilations import Compilations
 from service.engine.config import Channel, EngineConfig, ModelConfig
 from service.engine.memory import device_memory, size_pages
 from service.engine.messages import (
@@ -76,10 +77,11 @@ class Engine:
         self._may_capture = True
 
     def capture_first(self) -> None:
-        """Makes the recordings that must exist before the first request."""
+        """Makes the recordings that must exist before the first request, and runs what may run without one."""
         for worker in self.workers.values():
             while worker.capture_next(idle=False):
                 self._send(self._clock(), detail=worker.name)
+            worker.warm_up()
         self._phase = "ready"
         self._busy_at = self._clock()
 
@@ -170,18 +172,20 @@ class Engine:
 def serve(config: EngineConfig, channel: Channel) -> None:
     """Loads, captures and runs until Stop: the engine process's whole life."""
     device = resolve_device(config)
-    with torch.inference_mode(), engine_stream(device):
-        engine = build_engine(config, channel, device)
+    observations = Observations()
+    compilations = Compilations(observations)
+    with torch.inference_mode(), engine_stream(device), compilations.counted(device):
+        engine = build_engine(config, channel, device, observations)
         engine.capture_first()
+        compilations.phase = "serving"
         # What is alive now lives as long as the process: the collector need not look at it again in a step.
         gc.collect()
         gc.freeze()
         engine.run()
 
 
-def build_engine(config: EngineConfig, channel: Channel, device: torch.device) -> Engine:
+def build_engine(config: EngineConfig, channel: Channel, device: torch.device, observations: Observations) -> Engine:
     """Loads the models and sizes memory. The caller holds the engine's stream and inference mode."""
-    observations = Observations()
     pool = GraphPool(device, config.graph_memory_bytes)
     workers = []
     for model in config.models:

@@ -100,6 +100,11 @@ class VisionStage:
         peak = peak_bytes(lambda: encoder.forward(buffers, largest), device)
         return MemoryNeeds(workspace=peak, graphs=peak, state=self.cache.limit_bytes)
 
+    def warm_up(self) -> None:
+        """The smallest rung; the largest was run by `measure`."""
+        if self._context.device.type == "cuda":
+            self.runner.warm_up(self.runner.ladder[:1])
+
     def has_work(self) -> bool:
         return bool(self._wanted)
 

@@ -33,6 +33,9 @@ LAUNCH_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, Asse
 the device, is a RuntimeError too: it is let through, since nothing works after it but a new process."""
 QUEUE_RETRY_AFTER = 5.0
 """Seconds; said to a client whose request waited in vain."""
+WARM_TOKENS = 256
+WARM_SEQUENCES = 16
+"""An eager prefill of more tokens or sequences needs the same kernels as one of so many."""
 
 Request = ChatRequest | SpeechRequest | EncodeReference
 Control = SpeechAppend | Abort | Pause
@@ -78,7 +81,7 @@ class ModelWorker(Protocol):
     min_pages: int
     """With fewer it cannot serve one request of its context length."""
 
-    # Start: measure, allocate, then capture_next until it returns False.
+    # Start: measure, allocate, capture_next until it returns False, warm_up.
 
     def measure(self) -> MemoryNeeds:
         """Runs the largest admitted shapes once."""
@@ -94,6 +97,11 @@ class ModelWorker(Protocol):
         idle False: before readiness, only those without which the first requests would be slow. idle True: the rest
         of the ladder and what demand has shown.
         """
+        ...
+
+    def warm_up(self) -> None:
+        """On a GPU, runs once what may later run without a recording, at every size at which a kernel is another one:
+        after it no kernel is compiled. Nothing may be in flight; state and pages are as before."""
         ...
 
     # Commands. None of these raises for what a client sent: a bad request ends as Failed in collect's Outputs.

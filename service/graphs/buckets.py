@@ -47,6 +47,12 @@ def cheapest(ladder: Iterable[Capacity], needed: Capacity) -> Capacity | None:
     return min((capacity for capacity in ladder if fits(capacity, needed)), key=cost_of, default=None)
 
 
+def octaves(largest: int) -> list[int]:
+    """1, 2, 4, ... and `largest`: sizes that meet every kernel variant. A kernel that chooses its tile by the number of
+    rows keeps a choice from some size to twice that size at least (tests/models/kernels/test_variants.py)."""
+    return [*(1 << power for power in range((largest - 1).bit_length())), largest]
+
+
 def row_ladder(largest: int) -> list[int]:
     """Default batch sizes up to `largest`: every power of two to 8, then steps of at most a third."""
     steps = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -136,6 +136,15 @@ class GraphRunner:
             return False
         self._capture(wanted)
         return True
+
+    def warm_up(self, capacities: Iterable[Capacity]) -> None:
+        """Runs forward once at those capacities that have no recording: later calls and captures find its kernels
+        compiled. Nothing is counted."""
+        for capacity in capacities:
+            if key_of(capacity) not in self._buckets:
+                specs = self.capturable.buffer_specs(capacity)
+                buffers = exact_buffers(specs, Plan(arrays={}, needs=capacity), self._pool.device)
+                self.capturable.forward(buffers, capacity)
 
     def _capture(self, capacity: Capacity) -> None:
         started = time.monotonic()

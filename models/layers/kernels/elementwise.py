@@ -37,7 +37,14 @@ def silu_mul_cuda(gate_up: Tensor) -> Tensor:
     # Whole blocks inside a row keep the loads wide.
     block = 1024 if inner % 1024 == 0 else 512
     _silu_mul_kernel[(triton.cdiv(total, block),)](
-        gate_up, out, total // inner, INNER=inner, BLOCK=block, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {})
+        gate_up,
+        out,
+        total // inner,
+        INNER=inner,
+        BLOCK=block,
+        PDL=pdl,
+        num_warps=4,
+        **({"launch_pdl": True} if pdl else {}),
     )
     return out
 

@@ -6,7 +6,7 @@ recordings. One packed upload per pass, one packed copy down per step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,7 +22,8 @@ from service.engine.speech.costs import CostModel, Kind
 from service.engine.speech.plans import pages_for, ragged_plan, seat_arrays, slot_state, slots_of, slots_plan
 from service.engine.speech.scheduler import PrefillChunk
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.worker import LAUNCH_ERRORS, WorkerContext
+from service.engine.worker import LAUNCH_ERRORS, WARM_SEQUENCES, WARM_TOKENS, WorkerContext
+from service.graphs.buckets import octaves
 from service.graphs.buffers import upload
 from service.graphs.runner import GraphRunner, Run
 
@@ -265,7 +266,10 @@ class SpeechRunner:
     ) -> Tensor:
         """Conditioning [riders + prompts that end, width]."""
         plan, batch_arrays, max_q, max_k = ragged_plan(chunks, self._page_size, self.model.patch_shape)
-        arrays = plan | batch_arrays | {"riders": slots_of(riders)}
+        return self._ragged(plan | batch_arrays | {"riders": slots_of(riders)}, plan.keys(), max_q, max_k)
+
+    def _ragged(self, arrays: Mapping[str, np.ndarray], inputs: Iterable[str], max_q: int, max_k: int) -> Tensor:
+        """The model's pass over these arrays; `inputs` names those that are its own."""
         device = upload(arrays, self._device)
         batch = PagedBatch(
             caches=self.caches,
@@ -278,10 +282,10 @@ class SpeechRunner:
             max_seqlen_q=max_q,
             max_seqlen_k=max_k,
         )
-        inputs = {name: device[name] for name in plan}
-        if riders:
-            return self.model.mixed(inputs, batch, self.state, device["riders"])
-        return self.model.prefill(inputs, batch)
+        plan = {name: device[name] for name in inputs}
+        if len(device["riders"]):
+            return self.model.mixed(plan, batch, self.state, device["riders"])
+        return self.model.prefill(plan, batch)
 
     def _seat(self, sequences: Sequence[SpeechSequence]) -> None:
         """Writes the slots' rows of streams whose prompt is in the cache; their first patch comes next."""
@@ -310,7 +314,7 @@ class SpeechRunner:
             costs.observe("tail", steps, bucket, self._timed(partial(self._tail[steps].run, tail)))
             costs.observe("vae", 0, bucket, self._timed(partial(self._vae.run, plan)))
         for length in prompt_lengths:
-            costs.observe("prefill", 0, length, self._timed(partial(self.scratch_prefill, length)))
+            costs.observe("prefill", 0, length, self._timed(partial(self.scratch_prefill, [length])))
 
     def _timed(self, launch: Callable[[], object]) -> float:
         """Seconds of the second run: the first one may compile or allocate."""
@@ -322,29 +326,42 @@ class SpeechRunner:
             torch.cuda.synchronize(self._device)
         return self.clock.seconds(start, end)
 
-    def scratch_prefill(self, length: int) -> Tensor:
-        """A prompt of audio positions alone, the costliest, whose keys go to the scratch page."""
-        arrays: dict[str, np.ndarray] = {
+    def warm_up(self) -> None:
+        """What may run eagerly, on the scratch slot and page: steps and prefills of each octave, prefills with a past,
+        of many prompts and beside decode rows. Numbers of solver steps share their kernels."""
+        if self._device.type != "cuda":
+            return
+        config, steps = self._context.config, self.model.solver_steps[0]
+        rows = octaves(config.max_running)
+        for runner in (self._decode[steps], self._tail[steps], self._vae):
+            runner.warm_up({"rows": count} for count in rows)
+        for length in octaves(min(config.max_step_tokens, WARM_TOKENS)):
+            self.scratch_prefill([length])
+        self.scratch_prefill([1, 2], past=self._page_size)
+        self.scratch_prefill([1] * WARM_SEQUENCES)
+        for count in rows:
+            self.scratch_prefill([1], riders=count)
+
+    def scratch_prefill(self, lengths: Sequence[int], *, past: int = 0, riders: int = 0) -> Tensor:
+        """Prompts of audio positions alone, the costliest, each behind `past` keys, and decode rows beside them."""
+        sizes = np.array(lengths)
+        length = int(sizes.sum())
+        inputs: dict[str, np.ndarray] = {
             "token_ids": np.zeros(length, dtype=np.int64),
             "positions": np.arange(length) % self.model.max_positions,
             "patch_index": np.arange(length),
             "patches": np.zeros((length, *self.model.patch_shape), dtype=np.float32),
-            "last": np.array([length - 1]),
-            "slot_mapping": np.zeros(length, dtype=np.int64),
-            "cu_seqlens": np.array([0, length], dtype=np.int32),
+            "last": np.cumsum(sizes) - 1,
         }
-        device = upload(arrays, self._device)
-        batch = PagedBatch(
-            caches=self.caches,
-            page_size=self._page_size,
-            slot_mapping=device.pop("slot_mapping"),
-            num_decode_rows=0,
-            cu_seqlens_q=device["cu_seqlens"],
-            cu_seqlens_k=device.pop("cu_seqlens"),
-            max_seqlen_q=length,
-            max_seqlen_k=length,
-        )
-        return self.model.prefill(device, batch)
+        arrays = inputs | {
+            "slot_mapping": np.zeros(length, dtype=np.int64),
+            "cu_seqlens_q": np.cumsum([0, *sizes], dtype=np.int32),
+            "cu_seqlens_k": np.cumsum([0, *(sizes + past)], dtype=np.int32),
+            "riders": np.zeros(riders, dtype=np.int64),
+        }
+        if past:
+            arrays["key_rows"] = np.zeros(int((sizes + past).sum()), dtype=np.int64)
+        return self._ragged(arrays, inputs.keys(), max(lengths), max(lengths) + past)
 
     def largest_shapes(self, tokens: int, clip_samples: int) -> None:
         """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a clip's piece."""
@@ -352,7 +369,7 @@ class SpeechRunner:
         plan = slots_plan(np.zeros(rows, dtype=np.int64))
         tail = slots_plan(np.zeros(rows, dtype=np.int64))
         tail.tensors["conditioning"] = [self._conditioning(rows)]
-        self.scratch_prefill(tokens)
+        self.scratch_prefill([tokens])
         steps = self.model.solver_steps[0]
         self._decode[steps].run(plan, eager="disabled")
         self._tail[steps].run(tail, eager="disabled")

@@ -153,6 +153,9 @@ class SpeechWorker:
             buckets, lengths = sorted({buckets[0], buckets[-1]}), lengths[:1]
         self._runner.calibrate(self._costs, buckets, lengths)
 
+    def warm_up(self) -> None:
+        self._runner.warm_up()
+
     # Commands
 
     def submit(self, request: Request) -> None:

@@ -10,6 +10,7 @@ import torch
 from service.engine.config import EngineConfig, ModelConfig
 from service.engine.engine import build_engine
 from service.engine.messages import ChatRequest, SamplingParams
+from service.graphs.accounting import Observations
 from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt
 from tests.support.inline_engine import ListChannel
 
@@ -28,7 +29,7 @@ def test_greedy_tokens_in_company(graphs: bool) -> None:
     )
     channel = ListChannel()
     with torch.inference_mode():
-        engine = build_engine(config, channel, torch.device("cpu"))
+        engine = build_engine(config, channel, torch.device("cpu"), Observations())
         engine.capture_first()
         for version, name in PROMPTS:
             sampling = SamplingParams(max_tokens=16, temperature=0.0)
