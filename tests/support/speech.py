@@ -90,6 +90,15 @@ class SpeechRig:
             self.state["fresh"][slot] = True
             self.vae([slot])
 
+    def clear(self) -> None:
+        """All streams leave; nothing of them is left in the cache."""
+        pages = [page for seat in self.seats.values() for page in seat.pages.pages]
+        for layer in self.cache.caches:
+            for values in layer.values():
+                values.unflatten(0, (-1, self.cache.page_size))[pages] = float("nan")
+        self.cache.free += pages
+        self.seats.clear()
+
     def prefill(self, chunks: Mapping[int, int], decodes: Sequence[int] = ()) -> tuple[list[int], Tensor]:
         """One backbone pass over `chunks` (slot -> positions; -1: all that are left) and decode rows.
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from models.processor import SpeechLayout
 from service.graphs.audit import audit
 from tests.models.voxcpm2.company import TOLERANCE, check, request, serve, voice
-from tests.support.speech import SpeechRig
+from tests.support.speech import SpeechRig, Utterance
 
 
 @pytest.mark.parametrize("buckets", [(), (1, 2, 4, 8)], ids=["eager", "replayed"])
@@ -39,6 +43,55 @@ def test_prefill_in_chunks(sizes: tuple[int, ...]) -> None:
         ready, conditioning = rig.prefill({2: size})
         assert bool(ready) == (size < 0)
     torch.testing.assert_close(conditioning, expected, **TOLERANCE)
+
+
+PROMPTS = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 8), st.booleans()), min_size=1, max_size=16)
+RUNGS = [
+    {"tokens": tokens, "audio": audio, "sequences": 16}
+    for tokens in (32, 64, 96, 192, 288, 386)
+    for audio in (0, tokens)
+]
+
+
+@cache
+def prefill_rigs() -> tuple[SpeechRig, SpeechRig]:
+    """One that runs prefills eagerly and one that replays them."""
+    eager, replaying = (SpeechRig(voice(), num_slots=18, num_pages=200, prefills=rungs) for rungs in ((), RUNGS))
+    return eager, replaying
+
+
+def prompt(number: int, text: int, clip: int, *, continued: bool) -> Utterance:
+    """`text` tokens and a clip of `clip` patches before or behind them."""
+    rng = np.random.default_rng(number)
+    ids, mask = rng.integers(3, 90, text + clip), np.zeros(text + clip, dtype=np.bool_)
+    mask[text if continued else 0 :][:clip] = True
+    patches = torch.from_numpy(rng.standard_normal((clip, 4, 8)).astype(np.float32))
+    return Utterance(SpeechLayout(ids, mask), patches, seed=number, prompt_patches=clip if continued else 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(prompts=PROMPTS, edge=st.sampled_from([None, -1, 0, 1]))
+@example(prompts=[(1, 0, False)] * 16, edge=None)
+@example(prompts=[(32, 0, False)], edge=None)
+@example(prompts=[(0, 32, True)], edge=None)
+def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edge: int | None) -> None:
+    """Any mix of prompts; with `edge`, the last one grows to the next rung or a token around it."""
+    if edge is not None:
+        tokens = sum(text + clip for text, clip, _ in prompts)
+        rung = next(rung["tokens"] for rung in RUNGS if rung["tokens"] > tokens)
+        text, clip, continued = prompts[-1]
+        prompts = [*prompts[:-1], (text + min(rung + edge, 386) - tokens, clip, continued)]
+    results = []
+    for rig in prefill_rigs():
+        rig.clear()
+        for slot, (text, clip, continued) in enumerate(prompts, start=1):
+            rig.seat(slot, prompt(slot, text, clip, continued=continued))
+        slots, conditioning = rig.prefill(dict.fromkeys(range(1, len(prompts) + 1), -1))
+        # The next step reads the keys that the prefill wrote.
+        results.append((conditioning, rig.tail(slots, conditioning)["patch"], rig.decode(slots)["patch"]))
+    for one, other in zip(*results, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other, **TOLERANCE)
 
 
 def test_surplus_rows_change_nothing() -> None:
@@ -88,9 +141,13 @@ def test_steps_can_be_captured() -> None:
     rows = {"rows": 3}
     patch, flags = ((3, 4, 8), torch.float32), ((3,), torch.bool)
     made = {"patch": patch, "stopped": flags, "finished": flags}
+    prefill = voice().prefill_step(rig.cache.caches, rig.cache.page_size)
+    conditioning = {"conditioning": ((3, voice().conditioning_width), torch.float32)}
     for step, capacity, outputs in (
         (voice().decode_step(10, rig.state, rig.cache.caches, rig.cache.page_size), rows, made),
         (voice().tail(10, rig.state), rows, made),
+        (prefill, {"tokens": 64, "audio": 0, "sequences": 3}, conditioning),
+        (prefill, {"tokens": 64, "audio": 32, "sequences": 3}, conditioning),
         (voice().vae_step(rig.state), rows, {"audio": ((3, 7680), torch.float32)}),
     ):
         audited = audit(step, capacity)
