@@ -113,7 +113,12 @@ class AudioVAE(nn.Module):
         group = hop * frames
         piece = _ENCODE_SECONDS * self.sample_rate // group * group
         for part in wave.split(piece):
-            yield self.encoder(part[None, None], streams)[0]
+            length = part.shape[0]
+            if wave.is_cuda:
+                # One length for all: every other one would be a set of kernels to compile. What is added comes behind
+                # the signal and its latents, which causal convolutions do not see.
+                part = nn.functional.pad(part, (0, piece - length))
+            yield self.encoder(part[None, None], streams)[0][:, : length // hop]
 
 
 def rate_bucket(sample_rate: int, boundaries: tuple[int, ...]) -> int:
