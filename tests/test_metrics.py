@@ -86,6 +86,6 @@ def test_the_heartbeat_sets_the_gauges_that_routers_scrape() -> None:
 def test_labels_are_of_low_cardinality() -> None:
     allowed = {
         *("model", "endpoint", "status", "outcome", "reason", "kind", "route", "state", "format", "underrun", "part"),
-        *("version", "python", "device"),
+        *("version", "python", "device", "phase", "cached"),
     }
     assert {label for spec in SPECS for label in spec.labels} <= allowed

@@ -308,6 +308,12 @@ ENGINE = Dashboard(
                 Panel("Bucket occupancy", quantiles("bucket_occupancy_ratio", "kind"), "percentunit"),
                 Panel("Captures", ((rate("graph_captures_total", "kind, outcome"), "{{kind}} {{outcome}}"),), "ops"),
                 Panel("Capture time", mean("graph_capture_duration_seconds", "kind"), "s", description=SINCE_START),
+                Panel(
+                    "Kernels compiled",
+                    (("sum by (phase, cached) (reprise_kernel_compilations_total)", "{{phase}}, cached {{cached}}"),),
+                    "short",
+                    description="Any while serving held up every request; the log names it.",
+                ),
             ),
         ),
         (

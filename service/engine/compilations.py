@@ -22,7 +22,7 @@ class Compilations:
     """Compilations of this process, by phase."""
 
     def __init__(self, observations: Observations) -> None:
-        self.phase: Literal["start", "serving"] = "start"
+        self._phase: Literal["start", "serving"] = "start"
         self._observations = observations
 
     @contextmanager
@@ -39,10 +39,16 @@ class Compilations:
         finally:
             knobs.compilation.listener = before
 
+    def serve(self) -> None:
+        """The engine is ready. What is counted from now on begins at 0: a rate of what is not there is none."""
+        self._phase = "serving"
+        for cached in ("true", "false"):
+            self._observations.count("kernel_compilations_total", 0.0, phase=self._phase, cached=cached)
+
     def compiled(self, *, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
         """triton.knobs.CompilationListener: a kernel that this process had not, from the compiler or from its cache."""
         cached = "true" if cache_hit else "false"
-        self._observations.count("kernel_compilations_total", phase=self.phase, cached=cached)
-        if self.phase == "serving":
+        self._observations.count("kernel_compilations_total", phase=self._phase, cached=cached)
+        if self._phase == "serving":
             how = "read from the cache" if cache_hit else f"compiled in {times.total / 1e6:.2f} s"
             log.warning("kernel %s was %s while serving; it should have been warmed up", src.name, how)

@@ -177,7 +177,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
     with torch.inference_mode(), engine_stream(device), compilations.counted(device):
         engine = build_engine(config, channel, device, observations)
         engine.capture_first()
-        compilations.phase = "serving"
+        compilations.serve()
         # What is alive now lives as long as the process: the collector need not look at it again in a step.
         gc.collect()
         gc.freeze()

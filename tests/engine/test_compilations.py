@@ -1,0 +1,140 @@
+"""Kernels are compiled before the engine is ready; one that is compiled later is counted and named."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.engine.compilations import Compilations
+from service.graphs.accounting import Observations
+from service.graphs.buckets import octaves
+from tests.media.samples import sound, tone
+from tests.support import processes
+from tests.support.processes import ROOT, served
+from tests.support.victims import chat, data_url, image_part, speech, video_part
+
+
+def counts(observations: Observations) -> dict[tuple[str, str], float]:
+    return {(event.labels["phase"], event.labels["cached"]): event.value for event in observations.drain()}
+
+
+def compiled(compilations: Compilations, *, cache_hit: bool) -> None:
+    source, times = SimpleNamespace(name="_some_kernel"), SimpleNamespace(total=2_500_000)
+    compilations.compiled(src=source, metadata={}, metadata_group={}, times=times, cache_hit=cache_hit)
+
+
+def test_what_is_compiled_while_serving_is_counted_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    observations = Observations()
+    compilations = Compilations(observations)
+    with caplog.at_level(logging.WARNING):
+        compiled(compilations, cache_hit=False)
+        compiled(compilations, cache_hit=True)
+        assert counts(observations) == {("start", "false"): 1, ("start", "true"): 1}
+        assert not caplog.messages
+        compilations.serve()
+        assert counts(observations) == {("serving", "false"): 0, ("serving", "true"): 0}
+        compiled(compilations, cache_hit=False)
+    assert counts(observations) == {("serving", "false"): 1}
+    (message,) = caplog.messages
+    assert "_some_kernel" in message and "2.50 s" in message
+
+
+def test_on_a_cpu_triton_is_left_alone() -> None:
+    knobs = pytest.importorskip("triton").knobs
+    with Compilations(Observations()).counted(torch.device("cpu")):
+        assert knobs.compilation.listener is None
+
+
+@pytest.mark.parametrize(("largest", "sizes"), [(1, [1]), (2, [1, 2]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
+def test_octaves(largest: int, sizes: list[int]) -> None:
+    assert octaves(largest) == sizes
+
+
+MODELS = ("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(ROOT / "models/embedded/voxcpm2"))
+START_SECONDS = 480
+"""With nothing in Triton's cache."""
+
+
+def compilations_of(url: str) -> dict[str, float]:
+    """By phase."""
+    totals = {"start": 0.0, "serving": 0.0}
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+        for sample in family.samples:
+            if sample.name == "reprise_kernel_compilations_total":
+                totals[sample.labels["phase"]] += sample.value
+    return totals
+
+
+def chats(seed: int) -> list[dict[str, Any]]:
+    """Questions of many lengths, with pictures of many sizes, answered in many ways."""
+    chance = random.Random(seed)
+    ways: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.2},
+        {"logprobs": True, "top_logprobs": 5},
+    ]
+    asked = []
+    for words in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377):
+        text = " ".join(chance.choices(("red", "boat", "sea", "a", "and"), k=words + seed))
+        sides = [28 * chance.randint(1, 12) for _ in range(2)]
+        media = [[], [image_part(*sides, seed=seed + words)], [video_part(4)]][chance.choice((0, 0, 1, 2))]
+        asked.append(chat(text, *media, tokens=chance.randint(1, 12), **chance.choice(ways)))
+    return asked
+
+
+def spoken(seed: int) -> list[dict[str, Any]]:
+    """Texts of many lengths, in voices of many clips, by every number of solver steps."""
+    chance = random.Random(seed)
+    asked = []
+    for words in (1, 2, 4, 8, 16, 32, 64, 96):
+        fields: dict[str, Any] = {"inference_timesteps": chance.choice((4, 10)), "max_len": chance.randint(2, 12)}
+        if chance.random() < 0.5:
+            clip = sound(tone(220, 16_000, chance.uniform(0.5, 9.0)), 16_000, "WAV")
+            fields["ref_audio"] = data_url(clip, "audio/wav")
+        asked.append(speech(" ".join(chance.choices(("yes", "no", "perhaps"), k=words + seed)), **fields))
+    return asked
+
+
+def load(url: str, seed: int) -> None:
+    """Everything alone, then all of it at once. Speech that would be late may be refused."""
+    requests = [("/v1/chat/completions", body) for body in chats(seed)]
+    requests += [("/v1/audio/speech", body) for body in spoken(seed)]
+
+    def ask(request: tuple[str, dict[str, Any]]) -> int:
+        return httpx.post(url + request[0], json=request[1], timeout=120).status_code
+
+    assert set(map(ask, requests)) == {200}
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(ask, requests * 2)) <= {200, 503}
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "settings",
+    [("--max-running", "12"), ("--max-running", "12", "--decode-buckets", "12"), ("--max-running", "6", "--no-graphs")],
+    ids=["default ladders", "one bucket", "eager"],
+)
+def test_nothing_is_compiled_after_readiness(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "START_SECONDS", START_SECONDS)
+    with served(
+        *MODELS, "--device", "cuda", "--max-step-tokens", "192", "--kv-cache-tokens", "16384", *settings
+    ) as server:
+        load(server.url, seed=1)
+        time.sleep(8)  # an idle engine records what was asked for
+        load(server.url, seed=2)
+        time.sleep(1)  # a heartbeat
+        total = compilations_of(server.url)
+        named = [line for line in server.log if "while serving" in line]
+    assert total["start"] > 0
+    assert total["serving"] == 0, named
