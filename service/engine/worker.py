@@ -34,7 +34,7 @@ the device, is a RuntimeError too: it is let through, since nothing works after 
 QUEUE_RETRY_AFTER = 5.0
 """Seconds; said to a client whose request waited in vain."""
 WARM_TOKENS = 256
-WARM_SEQUENCES = 16
+WARM_SEQUENCES = 32
 """An eager prefill of more tokens or sequences needs the same kernels as one of so many."""
 
 Request = ChatRequest | SpeechRequest | EncodeReference

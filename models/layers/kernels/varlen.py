@@ -10,6 +10,8 @@ from torch import Tensor
 from models.layers.kernels.launch import product_precision, split_width
 
 _LOG2_E = 1.4426950408889634
+_FEW_SEGMENTS, _MANY_SEGMENTS = 32, 256
+"""Ends that are read at a time: those of a prefill in one warp, those of a video's frames in two turns."""
 
 
 @triton.jit
@@ -243,7 +245,7 @@ def varlen_attention_cuda(
         CAUSAL=causal,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_S=16 if segments < 16 else 256,
+        BLOCK_S=_FEW_SEGMENTS if segments < _FEW_SEGMENTS else _MANY_SEGMENTS,
         PRECISION=product_precision(q),
         num_warps=num_warps,
         num_stages=num_stages,
