@@ -141,8 +141,6 @@ class ChatRunner:
         """What may run eagerly, on the scratch slot and page: steps and prefills of each octave, prefills with a past,
         of many sequences and beside decode rows."""
         config = self._context.config
-        if self._context.device.type != "cuda":
-            return
         rows = octaves(config.max_running)
         for full in (False, True):
             self._decode[full].warm_up({"rows": count, "pages": self._max_pages} for count in rows)

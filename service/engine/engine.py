@@ -81,7 +81,8 @@ class Engine:
         for worker in self.workers.values():
             while worker.capture_next(idle=False):
                 self._send(self._clock(), detail=worker.name)
-            worker.warm_up()
+            if self._pool.device.type == "cuda":
+                worker.warm_up()
         self._phase = "ready"
         self._busy_at = self._clock()
 

@@ -102,8 +102,7 @@ class VisionStage:
 
     def warm_up(self) -> None:
         """The smallest rung; the largest was run by `measure`."""
-        if self._context.device.type == "cuda":
-            self.runner.warm_up(self.runner.ladder[:1])
+        self.runner.warm_up(self.runner.ladder[:1])
 
     def has_work(self) -> bool:
         return bool(self._wanted)

@@ -100,8 +100,8 @@ class ModelWorker(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """On a GPU, runs once what may later run without a recording, at every size at which a kernel is another one:
-        after it no kernel is compiled. Nothing may be in flight; state and pages are as before."""
+        """Runs once what may later run without a recording, at every size at which a kernel is another one: after it no
+        kernel is compiled. Called on a GPU, with nothing in flight; state and pages are as before."""
         ...
 
     # Commands. None of these raises for what a client sent: a bad request ends as Failed in collect's Outputs.

@@ -5,21 +5,29 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
+from torch import Tensor
 
 from service.engine.compilations import Compilations
 from service.graphs.accounting import Observations
 from service.graphs.buckets import octaves
+from tests.engine.speech.rig import WorkerRig
+from tests.engine.speech.test_worker import request, segment
 from tests.media.samples import sound, tone
+from tests.models.voxcpm2 import golden
 from tests.support import processes
+from tests.support.inline_engine import InlineEngine
 from tests.support.processes import ROOT, served
+from tests.support.tiny_chat import tiny_item, tiny_prompt
 from tests.support.victims import chat, data_url, image_part, speech, video_part
 
 
@@ -57,6 +65,40 @@ def test_on_a_cpu_triton_is_left_alone() -> None:
 @pytest.mark.parametrize(("largest", "sizes"), [(1, [1]), (2, [1, 2]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
 def test_octaves(largest: int, sizes: list[int]) -> None:
     assert octaves(largest) == sizes
+
+
+def snapshot(tables: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
+    """All but the scratch slot or page."""
+    return [values[1:].clone() for table in tables for values in table.values()]
+
+
+def test_a_warm_chat_model_is_as_it_was() -> None:
+    with torch.inference_mode():
+        engine = InlineEngine(graphs=False)
+        engine.submit("first", tiny_prompt([[1, 2, 3], tiny_item(1, [8, 6]), [4]]), temperature=1.0, seed=5)
+        engine.run()
+        runner, tables = engine.worker._runner, vars(engine.worker._runner._state)
+        pages = [{name: cache.unflatten(0, (-1, 4)) for name, cache in layer.items()} for layer in runner._caches]
+        state = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
+        before = snapshot([state, *pages])
+        engine.worker.warm_up()
+        torch.testing.assert_close(snapshot([state, *pages]), before, rtol=0, atol=0)
+        engine.submit("again", tiny_prompt([[1, 2, 3], tiny_item(1, [8, 6]), [4]]), temperature=1.0, seed=5)
+        engine.run()
+    assert engine.tokens("again") == engine.tokens("first")
+    engine.assert_nothing_left()
+
+
+def test_a_warm_speech_model_is_as_it_was() -> None:
+    rig = WorkerRig(golden.model(), golden.processor(), max_running=2, buckets=(2,), step_tokens=16, graphs=False)
+    first = rig.alone(request("first", segment("Two red boats.")))
+    runner = rig.worker._runner
+    pages = [{name: cache.unflatten(0, (-1, 16)) for name, cache in layer.items()} for layer in runner.caches]
+    before = snapshot([runner.state, *pages])
+    rig.worker.warm_up()
+    torch.testing.assert_close(snapshot([runner.state, *pages]), before, rtol=0, atol=0)
+    np.testing.assert_array_equal(rig.alone(request("again", segment("Two red boats."))).audio, first.audio)
+    rig.assert_clean()
 
 
 MODELS = ("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(ROOT / "models/embedded/voxcpm2"))

@@ -237,3 +237,18 @@ def test_an_idle_runner_captures_what_demand_shows(device: str) -> None:
     replayed, run = encode(runner, [tiny_item(3, [60])])
     assert run.route == "replay" and run.outputs["embeds"].shape[0] == 32
     torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_warming_up_runs_what_has_no_recording_and_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, observations = encoder_runner("cpu", hot=tiny_model().encoder.default_ladder()[:1])
+    run: list[Capacity] = []
+    forward = runner.capturable.forward
+
+    def spy(buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+        run.append(capacity)
+        return forward(buffers, capacity)
+
+    monkeypatch.setattr(runner.capturable, "forward", spy)
+    runner.warm_up(runner.ladder)
+    assert run == runner.ladder[1:]
+    assert not observations.drain()
