@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Literal
 
-Kind = Literal["prefill", "tail", "decode", "vae", "clip"]
+Kind = Literal["prefill", "text_prefill", "clip_prefill", "tail", "decode", "vae", "clip"]
+"""prefill is the eager pass; the other two are replayed: rungs for text alone, and rungs that hold patches."""
 
 _WEIGHT = 0.2
 _DEVIATIONS = 2.0
@@ -14,9 +15,9 @@ _DEVIATIONS = 2.0
 class CostModel:
     """Running means of seconds per (kind, solver steps, size), with the deviations that make them safe bounds.
 
-    Size is tokens for "prefill", bucket rows for a step and 1 for a piece of a clip; solver steps is 0 where a cost
-    has none. Means and
-    deviations are exponentially weighted, as TCP estimates a round trip (RFC 6298). A size never seen is interpolated
+    Size is tokens for "prefill", the rung's tokens for replayed prefills, bucket rows for a step and 1 for a piece of
+    a clip; solver steps is 0 where a cost has none. Means and deviations are exponentially weighted, as TCP estimates
+    a round trip (RFC 6298). A size never seen is interpolated
     between its neighbours; above the largest seen, cost grows in proportion; below the smallest, it stays.
     """
 

@@ -1,7 +1,8 @@
-"""Runs a scheduled step on the model: slot state, ragged prefill, then tail or decode step, then the codec.
+"""Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
-The backbone of prompts is ragged and runs eagerly; what has one row per stream (tail, decode step, codec) goes through
-recordings. One packed upload per pass, one packed copy down per step.
+What has one row per stream (tail, decode step, codec) goes through recordings, and so do prefills of prompts without a
+past. Other prefills run eagerly in one ragged pass, decode rows included. One packed upload per pass, one packed copy
+down per step.
 """
 
 from __future__ import annotations
@@ -15,19 +16,25 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.protocol import Capacity, Capturable, SpeechModel
+from models.protocol import Capturable, Plan, SpeechModel
 from service.engine.arrival import Arrival
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import CostModel, Kind
 from service.engine.speech.plans import pages_for, ragged_plan, seat_arrays, slot_state, slots_of, slots_plan
-from service.engine.speech.scheduler import PrefillChunk
+from service.engine.speech.scheduler import Capacity, PrefillChunk, prefill_needs, replayed_prefill
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.worker import LAUNCH_ERRORS, WARM_SEQUENCES, WARM_TOKENS, WorkerContext
+from service.graphs.accounting import Route
 from service.graphs.buckets import octaves
 from service.graphs.buffers import upload
 from service.graphs.runner import GraphRunner, Run
 
-"""What a launch raises when it cannot be made, torch.OutOfMemoryError among them."""
+_PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
+"""Rungs of recorded prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens
+launches, and not the GPU, bound an eager prefill."""
+_HOT_PREFILLS = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
+"""Tokens of the rungs that are recorded before readiness: for text alone, with patches."""
+_PREFILL_SEQUENCES = 16
 
 
 class PrefillError(Exception):
@@ -113,6 +120,8 @@ class SpeechRunner:
             for steps in model.solver_steps
         }
         self._vae = self._runner("vae", model.vae_step(self.state), rows, hot=None)
+        ladder, hot = prefill_ladder(context.device.type, context.config.max_step_tokens)
+        self._prefill = self._runner("prefill", model.prefill_step(self.caches, self._page_size), ladder, hot=hot)
 
     def _runner(
         self, kind: str, capturable: Capturable, ladder: Sequence[Capacity], hot: Sequence[Capacity] | None
@@ -130,8 +139,13 @@ class SpeechRunner:
         )
 
     def capture_next(self, *, idle: bool) -> bool:
-        runners = [*self._decode.values(), *self._tail.values(), self._vae]
+        runners = [*self._decode.values(), *self._tail.values(), self._vae, self._prefill]
         return any(runner.capture_next(idle=idle) for runner in runners)
+
+    def recorded_prefill(self, needs: Capacity) -> Capacity | None:
+        """Capacity of the recording that replays a prefill of these needs."""
+        bucket = self._prefill.bucket_for(needs)
+        return None if bucket is None else bucket.capacity
 
     # Steps
 
@@ -143,7 +157,8 @@ class SpeechRunner:
         start = self.clock.mark()
         run = self._decode[solver_steps].run(slots_plan(slots))
         middle = self.clock.mark()
-        flight = self._deliver(sequences, slots, [(run, list(range(len(sequences))))], predicted, now, "decode")
+        rows = list(range(len(sequences)))
+        flight = self._deliver(sequences, slots, [(run, rows)], predicted, now, "decode", run.route)
         bucket = self._bucket(len(sequences))
         flight.timings = [
             Timing("decode", solver_steps, bucket, start, middle),
@@ -159,40 +174,51 @@ class SpeechRunner:
         predicted: float,
         now: float,
     ) -> Flight:
-        """One ragged pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit.
+        """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit.
 
-        Raises PrefillError when the ragged pass failed: the decode rows are as they were.
+        Raises PrefillError when the pass failed: the decode rows are as they were.
         """
+        needs = prefill_needs([chunk for chunk, _ in chunks])
+        capacity = None if needs is None or riders else self.recorded_prefill(needs)
         start = self.clock.mark()
         try:
             self._reset_codec([sequence for chunk, sequence in chunks if chunk.start == 0 and sequence.segment == 0])
-            conditioning = self._backbone(chunks, riders)
+            if needs is None or capacity is None:
+                conditioning = self._backbone(chunks, riders)
+            else:
+                conditioning = self._replay_prompts(chunks, needs)
         except torch.AcceleratorError:
             raise
         except LAUNCH_ERRORS as error:
             raise PrefillError(f"the prompt's pass failed ({type(error).__name__})") from error
         ready = [sequence for chunk, sequence in chunks if chunk.last]
         self._seat(ready)
+        kind = "mixed" if riders else "prefill"
+        route: Route = "eager" if capacity is None else "replay"
+        part: Kind = "prefill"
+        size = sum(chunk.length for chunk, _ in chunks) + len(riders)
+        if capacity is None:
+            self._context.observations.count("steps_total", model=self._name, kind=kind, route=route, reason="ragged")
+        else:
+            part, size = replayed_prefill(capacity)
+        timings = [Timing(part, 0, size, start, self.clock.mark())]
         emitting = [*riders, *ready]
-        after_backbone = self.clock.mark()
-        tokens = sum(chunk.length for chunk, _ in chunks) + len(riders)
-        timings = [Timing("prefill", 0, tokens, start, after_backbone)]
         runs: list[tuple[Run, list[int]]] = []
         for solver_steps in sorted({sequence.request.solver_steps for sequence in emitting}):
             rows = [i for i, sequence in enumerate(emitting) if sequence.request.solver_steps == solver_steps]
-            begin = self.clock.mark()
             plan = slots_plan(slots_of([emitting[i] for i in rows]))
-            plan.tensors["conditioning"] = [conditioning[i : i + 1] for i in rows]
-            runs.append((detach(self._tail[solver_steps].run(plan)), rows))
-            timings.append(Timing("tail", solver_steps, self._bucket(len(rows)), begin, self.clock.mark()))
-        after_tail = self.clock.mark()
-        kind = "mixed" if riders else "prefill"
-        self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason="ragged")
-        flight = self._deliver(emitting, slots_of(emitting), runs, predicted, now, kind)
+            plan.tensors["conditioning"] = consecutive(conditioning, rows)
+            runs.append((self._tail[solver_steps].run(plan), rows))
+            timings.append(self._timing("tail", solver_steps, len(rows), timings))
+        flight = self._deliver(emitting, slots_of(emitting), runs, predicted, now, kind, route)
         if emitting:
-            timings.append(Timing("vae", 0, self._bucket(len(emitting)), after_tail, self.clock.mark()))
+            timings.append(self._timing("vae", 0, len(emitting), timings))
         flight.timings = timings
         return flight
+
+    def _timing(self, kind: Kind, solver_steps: int, rows: int, before: Sequence[Timing]) -> Timing:
+        """Of the part that has just been launched, behind those `before`."""
+        return Timing(kind, solver_steps, self._bucket(rows), before[-1].end, self.clock.mark())
 
     def _deliver(
         self,
@@ -202,9 +228,9 @@ class SpeechRunner:
         predicted: float,
         now: float,
         kind: str,
+        route: Route,
     ) -> Flight:
         """Codec step of the rows, then everything down in one copy: audio, patch, stopped, finished per row."""
-        route = runs[0][0].route if runs else "eager"
         if not sequences:
             return Flight([], Arrival({}, self._device), predicted, now, kind, route)
         results = [cut(run, len(rows)) for run, rows in runs]
@@ -268,6 +294,12 @@ class SpeechRunner:
         plan, batch_arrays, max_q, max_k = ragged_plan(chunks, self._page_size, self.model.patch_shape)
         return self._ragged(plan | batch_arrays | {"riders": slots_of(riders)}, plan.keys(), max_q, max_k)
 
+    def _replay_prompts(self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], needs: Capacity) -> Tensor:
+        """Conditioning of the prompts that end, in the leading rows."""
+        inputs, batch, _, _ = ragged_plan(chunks, self._page_size, self.model.patch_shape)
+        arrays = inputs | {"slot_mapping": batch["slot_mapping"], "cu_seqlens": batch["cu_seqlens_q"]}
+        return self._prefill.run(prefill_plan(arrays, needs)).outputs["conditioning"]
+
     def _ragged(self, arrays: Mapping[str, np.ndarray], inputs: Iterable[str], max_q: int, max_k: int) -> Tensor:
         """The model's pass over these arrays; `inputs` names those that are its own."""
         device = upload(arrays, self._device)
@@ -315,6 +347,9 @@ class SpeechRunner:
             costs.observe("vae", 0, bucket, self._timed(partial(self._vae.run, plan)))
         for length in prompt_lengths:
             costs.observe("prefill", 0, length, self._timed(partial(self.scratch_prefill, [length])))
+        for capacity in self._prefill.recorded:
+            kind, size = replayed_prefill(capacity)
+            costs.observe(kind, 0, size, self._timed(partial(self._prefill.run, scratch_plan(self.model, capacity))))
 
     def _timed(self, launch: Callable[[], object]) -> float:
         """Seconds of the second run: the first one may compile or allocate."""
@@ -329,8 +364,6 @@ class SpeechRunner:
     def warm_up(self) -> None:
         """What may run eagerly, on the scratch slot and page: steps and prefills of each octave, prefills with a past,
         of many prompts and beside decode rows. Numbers of solver steps share their kernels."""
-        if self._device.type != "cuda":
-            return
         config, steps = self._context.config, self.model.solver_steps[0]
         rows = octaves(config.max_running)
         for runner in (self._decode[steps], self._tail[steps], self._vae):
@@ -388,6 +421,35 @@ def cut(run: Run, rows: int) -> dict[str, Tensor]:
     return {name: run.outputs[name][:rows] for name in RESULTS}
 
 
-def detach(run: Run) -> Run:
-    """Outputs of their own: the next replay of the same runner must not overwrite them."""
-    return Run({name: value.clone() for name, value in run.outputs.items()}, run.route)
+def consecutive(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
+    """Ascending rows of x, as one view where they have no gaps: each view is a copy to launch."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return [x[rows[0] : rows[-1] + 1]]
+    return [x[row : row + 1] for row in rows]
+
+
+def prefill_ladder(device: str, most: int) -> tuple[list[Capacity], list[Capacity]]:
+    """Capacities of recorded prefills of at most `most` tokens, and those of them to record before readiness."""
+
+    def rungs(tokens: Sequence[int], *, audio: bool) -> list[Capacity]:
+        sizes = sorted({min(size, most) for size in tokens})
+        return [{"tokens": n, "audio": n if audio else 0, "sequences": min(n, _PREFILL_SEQUENCES)} for n in sizes]
+
+    ladder = [rung for audio in (False, True) for rung in rungs(_PREFILL_TOKENS[device], audio=audio)]
+    text, clips = _HOT_PREFILLS[device]
+    return ladder, [*rungs(text, audio=False), *rungs(clips, audio=True)]
+
+
+def prefill_plan(arrays: dict[str, np.ndarray], needs: Capacity) -> Plan:
+    return Plan(arrays, needs, fills={"patch_index": -1, "cu_seqlens": needs["tokens"]})
+
+
+def scratch_plan(model: SpeechModel, capacity: Capacity) -> Plan:
+    """A prompt that fills a recorded prefill; its keys go to the scratch page."""
+    tokens, audio = capacity["tokens"], capacity["audio"]
+    arrays = {
+        "positions": np.arange(tokens) % model.max_positions,
+        "patch_index": np.where(np.arange(tokens) < audio, np.arange(tokens), -1),
+        "cu_seqlens": np.array([0, tokens], dtype=np.int32),
+    }
+    return prefill_plan(arrays, capacity)

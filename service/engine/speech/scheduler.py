@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from service.engine.pages import PagePool
 from service.engine.slots import SlotPool
-from service.engine.speech.costs import CostModel
+from service.engine.speech.costs import CostModel, Kind
 from service.engine.speech.stream import Phase, Stream
 
 
@@ -59,6 +59,32 @@ class PrefillChunk:
     def last(self) -> bool:
         return self.start + self.length == self.stream.prompt_tokens
 
+    @property
+    def audio(self) -> int:
+        """Most patches among its positions."""
+        return min(self.length, self.stream.prompt_audio)
+
+
+Capacity = Mapping[str, int]
+Recorded = Callable[[Capacity], Capacity | None]
+"""Capacity of the recording that would replay a prefill of these needs; None when it would run eagerly."""
+
+
+def prefill_needs(chunks: Sequence[PrefillChunk]) -> Capacity | None:
+    """What a recorded prefill must hold (models.protocol.SpeechModel.prefill_step); None where a chunk has a past."""
+    if any(chunk.start for chunk in chunks):
+        return None
+    return {
+        "tokens": sum(chunk.length for chunk in chunks),
+        "audio": sum(chunk.audio for chunk in chunks),
+        "sequences": len(chunks),
+    }
+
+
+def replayed_prefill(capacity: Capacity) -> tuple[Kind, int]:
+    """Kind and size under which the cost of a recorded prefill is known."""
+    return ("clip_prefill" if capacity["audio"] else "text_prefill", capacity["tokens"])
+
 
 @dataclass(frozen=True)
 class Step:
@@ -85,13 +111,15 @@ class Refusal:
 class SpeechScheduler:
     """Holds every stream of one model from submission to release."""
 
-    def __init__(self, policy: Policy, costs: CostModel, pages: PagePool) -> None:
+    def __init__(self, policy: Policy, costs: CostModel, pages: PagePool, recorded: Recorded) -> None:
         self.policy = policy
         self.costs = costs
+        self._recorded = recorded
         self._pages = pages
         self._slots = SlotPool(policy.max_streams)
         self._waiting: list[Stream] = []
         self._running: list[Stream] = []
+        self._prefilled_last = False
         self._used_of_cap = 0.5
         """Running mean of generated patches over their cap: the expected length of a stream."""
 
@@ -154,15 +182,7 @@ class SpeechScheduler:
         ahead = [other for other in (*self._running, *self._waiting) if other.live and other.prompt_left]
         largest = min(max(1, len(self._running)), self.policy.buckets[-1])
         under_way = self._decode_cost(stream.solver_steps, largest) if self._running else 0.0
-        tokens = sum(other.prompt_left for other in ahead) + stream.prompt_left
-        rows = Counter(other.solver_steps for other in ahead)
-        rows[stream.solver_steps] += 1
-        batches = max(1, math.ceil(tokens / self.policy.prefill_tokens))
-        work = batches * self._prefill_cost(math.ceil(tokens / batches), Counter())
-        work += sum(
-            self.costs.mean("tail", steps, self._bucket(count)) + self.costs.mean("vae", 0, self._bucket(count))
-            for steps, count in rows.items()
-        )
+        work = self._prompts_cost([*ahead, stream])
         idle_share = max(0.1, 1.0 - self.load())
         return under_way + work / idle_share + self._wait_for_room(stream)
 
@@ -212,6 +232,8 @@ class SpeechScheduler:
         """The best batch to launch for a GPU that is free at `start`; None when no stream can run."""
         slacks = dict(self._slacks(start))
         candidates = self._candidates(start, slacks)
+        if self._gathers(candidates, slacks):
+            return self._decode_step(slacks, cheapest=False)
         step = self._prefill_step(candidates, slacks, start) if candidates else None
         if step is None:
             step = self._decode_step(slacks, cheapest=any(stream.live for stream in candidates))
@@ -219,8 +241,17 @@ class SpeechScheduler:
             step = self._prefill_step(candidates, {}, start)
         return step
 
+    def _gathers(self, candidates: Sequence[Stream], slacks: dict[Stream, float]) -> bool:
+        """Where many rows wait, a decode step goes between two prefills: more prompts come together for the second.
+
+        A prompt alone costs nearly as much as several, and under load that is what the decode rows then lack.
+        """
+        many = 2 * sum(stream.decodable for stream in self._running) >= self.policy.buckets[-1]
+        return self._prefilled_last and many and not any(stream in slacks for stream in candidates)
+
     def launch(self, step: Step, start: float) -> None:
         """Books a step as launched for a GPU that is free at `start`."""
+        self._prefilled_last = bool(step.prefills)
         for chunk in step.prefills:
             if chunk.stream.phase is Phase.WAITING:
                 self._admit(chunk.stream)
@@ -274,14 +305,18 @@ class SpeechScheduler:
             own = slacks.get(stream, stream.arrival + policy.first_audio_target - start)
             others = [slack for other, slack in slacks.items() if other is not stream and (slack >= 0 or slack < own)]
             budget = min(others, default=math.inf) - policy.guard
-            rows = len(chunks) + 1
-            if rows > policy.buckets[-1]:
+            if len(chunks) >= policy.buckets[-1]:
                 break
+            whole = stream.prefilled == 0 and self.replayable(stream.prompt_tokens, stream.prompt_audio)
+            # What is left of a prompt that was cut runs eagerly, so one that can be replayed is not cut.
+            least = stream.prompt_left if whole else policy.min_chunk
             length = min(stream.prompt_left, policy.prefill_tokens - sum(chunk.length for chunk in chunks))
+            if length < stream.prompt_left and whole:
+                break
             forced = stream in slacks and own <= budget + policy.guard
             while length > 0 and not forced and self._grown_bound(chunks, stream, length) + rounds > budget:
-                length = length // 2 if length // 2 >= policy.min_chunk else 0
-            if length <= 0:
+                length = length // 2 if length // 2 >= least else 0
+            if length <= 0 or (chunks and not self._joins(chunks, PrefillChunk(stream, stream.prefilled, length))):
                 break
             chunks.append(PrefillChunk(stream, stream.prefilled, length))
         if not chunks:
@@ -298,7 +333,11 @@ class SpeechScheduler:
         return sum(self.decode_bound(steps, min(count, largest)) for steps, count in decoding.items())
 
     def _with_riders(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
-        """Rows that would have to run right after the prefill anyway run inside it: the tail and the VAE are shared."""
+        """Rows that would have to run right after an eager prefill anyway run inside it: the tail and the VAE are
+        shared. A replayed one takes none: it is over before the rows would be, and they go in a full batch after it.
+        """
+        if self._recording(chunks) is not None:
+            return Step(tuple(chunks), (), self._chunks_cost(chunks, (), bound=False))
         alone = self._chunks_cost(chunks, (), bound=True)
         ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
         room = self.policy.buckets[-1] - len(chunks)
@@ -368,18 +407,49 @@ class SpeechScheduler:
         bucket = self._bucket(rows)
         return self.costs.bound("decode", steps, bucket) + self.costs.bound("vae", 0, bucket)
 
-    def _prefill_cost(self, tokens: int, emitting: Counter[int], *, bound: bool = False) -> float:
-        """Ragged backbone over `tokens`, then one tail for each solver-step value and the VAE of all emitting rows."""
+    def _recording(self, chunks: Sequence[PrefillChunk]) -> Capacity | None:
+        """Capacity of what replays a pass over chunks alone."""
+        needs = prefill_needs(chunks)
+        return None if needs is None else self._recorded(needs)
+
+    def _chunks_cost(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream], *, bound: bool) -> float:
+        """Seconds of a pass over chunks and riders, one tail for each number of solver steps, and the audio of all."""
         of = self.costs.bound if bound else self.costs.mean
-        cost = of("prefill", 0, tokens)
+        capacity = None if riders else self._recording(chunks)
+        if capacity is None:
+            cost = of("prefill", 0, sum(chunk.length for chunk in chunks) + len(riders))
+        else:
+            kind, size = replayed_prefill(capacity)
+            cost = of(kind, 0, size)
+        emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
+        emitting.update(stream.solver_steps for stream in riders)
         cost += sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
         return cost + of("vae", 0, self._bucket(emitting.total()))
 
-    def _chunks_cost(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream], *, bound: bool) -> float:
-        tokens = sum(chunk.length for chunk in chunks) + len(riders)
-        emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
-        emitting.update(stream.solver_steps for stream in riders)
-        return self._prefill_cost(tokens, emitting, bound=bound)
+    def _prompts_cost(self, streams: Sequence[Stream]) -> float:
+        """Expected seconds of what is left of their prompts, in passes as `_prefill_step` fills them."""
+        chunks: list[PrefillChunk] = []
+        cost = 0.0
+        for stream in streams:
+            chunk = PrefillChunk(stream, stream.prefilled, stream.prompt_left)
+            if chunks and not self._joins(chunks, chunk):
+                cost += self._chunks_cost(chunks, (), bound=False)
+                chunks = []
+            chunks.append(chunk)
+        return cost + self._chunks_cost(chunks, (), bound=False)
+
+    def _joins(self, chunks: Sequence[PrefillChunk], chunk: PrefillChunk) -> bool:
+        """A pass over all of them costs less than two: a prompt does not turn a replayed pass into an eager one."""
+        policy = self.policy
+        if len(chunks) >= policy.buckets[-1] or sum(c.length for c in chunks) + chunk.length > policy.prefill_tokens:
+            return False
+        apart = self._chunks_cost(chunks, (), bound=False) + self._chunks_cost([chunk], (), bound=False)
+        return self._chunks_cost([*chunks, chunk], (), bound=False) < apart
+
+    def replayable(self, tokens: int, audio: int) -> bool:
+        """A prompt of these sizes, in a pass of its own and whole, is replayed."""
+        needs = {"tokens": tokens, "audio": audio, "sequences": 1}
+        return tokens <= self.policy.prefill_tokens and self._recorded(needs) is not None
 
     # Life of a stream
 
@@ -404,10 +474,16 @@ class SpeechScheduler:
         stream.positions = max(stream.positions, positions)
         return True
 
-    def begin_segment(self, stream: Stream, prompt_tokens: int, max_patches: int, prefilled: int = 0) -> None:
-        """A stream whose segment has ended gets the next one; `prefilled` positions are in its cache already."""
-        stream.prompt_tokens, stream.max_patches = prompt_tokens, max_patches
-        stream.prefilled, stream.launched = prefilled, 0
+    def begin_segment(
+        self, stream: Stream, prompt_tokens: int, prompt_audio: int, max_patches: int, cached: int = 0
+    ) -> None:
+        """A stream whose segment has ended gets the next one; `cached` leading positions are in its cache already.
+
+        They are computed again where the whole prompt is replayed: a pass behind a past is an eager one.
+        """
+        stream.prompt_tokens, stream.prompt_audio, stream.max_patches = prompt_tokens, prompt_audio, max_patches
+        stream.prefilled = 0 if self.replayable(prompt_tokens, prompt_audio) else cached
+        stream.launched = 0
         stream.phase = Phase.PREFILL
 
     def end_segment(self, stream: Stream, patches: int) -> None:

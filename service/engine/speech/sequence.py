@@ -87,6 +87,7 @@ class SpeechSequence:
             solver_steps=request.solver_steps,
             prompt_tokens=len(self.prompt.token_ids),
             max_patches=self.prompt.max_patches,
+            prompt_audio=len(self.prompt.patches),
             positions=max([self.prompt.positions, *map(self.later_positions, self.segments)]),
         )
 

@@ -56,6 +56,7 @@ class Stream:
     """Written by the scheduler, except where a field says so.
 
     live: a listener plays the audio while it is made.
+    prompt_audio: those of the prompt's positions that hold patches.
     positions: most cache positions that any segment known so far needs, prompt and patches together.
     paused: the transport takes no more (set by the worker).
     """
@@ -67,6 +68,7 @@ class Stream:
     prompt_tokens: int
     max_patches: int
     positions: int
+    prompt_audio: int = 0
     phase: Phase = Phase.WAITING
     slot: int = 0
     pages: list[int] = field(default_factory=list)

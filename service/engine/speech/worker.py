@@ -126,7 +126,7 @@ class SpeechWorker:
             max_load=config.max_speech_load or (MAX_LOAD if on_gpu else math.inf),
             prefill_tokens=config.max_step_tokens,
         )
-        self._scheduler = SpeechScheduler(policy, self._costs, self._pages)
+        self._scheduler = SpeechScheduler(policy, self._costs, self._pages, self._runner.recorded_prefill)
 
     def _make_runner(self, num_pages: int) -> SpeechRunner:
         return SpeechRunner(
@@ -370,7 +370,8 @@ class SpeechWorker:
         for timing in flight.timings:
             seconds = self._runner.clock.seconds(timing.start, timing.end)
             self._costs.observe(timing.kind, timing.solver_steps, timing.size, seconds)
-            observe("speech_part_duration_seconds", seconds, model=self.name, part=timing.kind)
+            part = "prefill" if timing.kind in ("text_prefill", "clip_prefill") else timing.kind
+            observe("speech_part_duration_seconds", seconds, model=self.name, part=part)
             actual += seconds
         observe("step_duration_seconds", now - flight.launched, model=self.name, kind=flight.kind, route=flight.route)
         if actual and flight.predicted:
@@ -412,7 +413,9 @@ class SpeechWorker:
             sequence.idle = False
             prompt = sequence.prompt
             shared = min(prompt.common_prefix(before), len(prompt.token_ids) - 1)
-            self._scheduler.begin_segment(sequence.stream, len(prompt.token_ids), prompt.max_patches, shared)
+            self._scheduler.begin_segment(
+                sequence.stream, len(prompt.token_ids), len(prompt.patches), prompt.max_patches, shared
+            )
         elif not sequence.open:
             nothing = np.zeros(0, dtype=np.float32)
             self._deltas.append(SpeechDelta(sequence.request.request_id, nothing, sequence.segment, finished=True))

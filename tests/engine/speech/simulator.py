@@ -10,7 +10,17 @@ from typing import Protocol
 
 from service.engine.pages import PagePool
 from service.engine.speech.costs import CostModel, Kind
-from service.engine.speech.scheduler import Policy, PrefillChunk, Refusal, SpeechScheduler, Step
+from service.engine.speech.scheduler import (
+    Capacity,
+    Policy,
+    PrefillChunk,
+    Recorded,
+    Refusal,
+    SpeechScheduler,
+    Step,
+    prefill_needs,
+    replayed_prefill,
+)
 from service.engine.speech.stream import Phase, Stream
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -25,12 +35,38 @@ RECORDED: dict[Kind, dict[int, float]] = {
 }
 
 
-def recorded_costs(scale: float = 1.0) -> CostModel:
+# Seconds on an H100 with the fused kernels, and with prefills that are replayed.
+FUSED: dict[Kind, dict[int, float]] = {
+    "decode": {1: 0.0054, 8: 0.0072, 32: 0.011, 64: 0.015, 128: 0.03},
+    "tail": {1: 0.0033, 8: 0.0047, 32: 0.0082, 64: 0.0121, 128: 0.0242},
+    "vae": {1: 0.0004, 8: 0.0008, 32: 0.0025, 64: 0.0047, 128: 0.0094},
+    "prefill": {1: 0.020, 512: 0.020, 2048: 0.040},
+    "text_prefill": {32: 0.0027, 1024: 0.0086},
+    "clip_prefill": {32: 0.0037, 1024: 0.0156},
+}
+FUSED_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
+RUNGS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def recorded_costs(scale: float = 1.0, recorded: dict[Kind, dict[int, float]] = RECORDED) -> CostModel:
     costs = CostModel()
-    for kind, sizes in RECORDED.items():
+    for kind, sizes in recorded.items():
         for size, seconds in sizes.items():
-            costs.observe(kind, 0 if kind in ("prefill", "vae") else 10, size, seconds * scale)
+            costs.observe(kind, 10 if kind in ("decode", "tail") else 0, size, seconds * scale)
     return costs
+
+
+def eager(needs: Capacity) -> Capacity | None:
+    """No prefill is recorded."""
+    return None
+
+
+def replayed(needs: Capacity) -> Capacity | None:
+    """The recordings of a GPU: 16 prompts, for text alone or with patches."""
+    tokens = next((rung for rung in RUNGS if rung >= needs["tokens"]), None)
+    if tokens is None or needs["sequences"] > 16:
+        return None
+    return {"tokens": tokens, "audio": tokens if needs["audio"] else 0, "sequences": 16}
 
 
 @dataclass(eq=False)
@@ -40,6 +76,7 @@ class Arrival:
     time: float
     patches: int
     prompt_tokens: int = 40
+    prompt_audio: int = 0
     live: bool = True
     solver_steps: int = 10
     cap_factor: float = 2.0
@@ -52,6 +89,7 @@ class Arrival:
             arrival=self.time,
             solver_steps=self.solver_steps,
             prompt_tokens=self.prompt_tokens,
+            prompt_audio=self.prompt_audio,
             max_patches=cap,
             positions=self.prompt_tokens + cap,
         )
@@ -95,10 +133,13 @@ class Simulation:
         jitter: float = 0.05,
         seed: int = 0,
         far_ahead: float = 2.0,
+        buckets: tuple[int, ...] = BUCKETS,
+        costs: dict[Kind, dict[int, float]] = RECORDED,
+        recorded: Recorded = eager,
     ) -> None:
         self.trace = sorted(trace, key=lambda arrival: arrival.time)
         policy = Policy(
-            buckets=BUCKETS,
+            buckets=buckets,
             max_streams=slots,
             patch_seconds=PATCH_SECONDS,
             max_waiting=10_000,
@@ -107,24 +148,31 @@ class Simulation:
             far_ahead=far_ahead,
         )
         self.pages = PagePool(pages + 1, page_size=16)
-        self.true = recorded_costs(scale)
-        self.scheduler = SpeechScheduler(policy, recorded_costs(scale), self.pages)
+        self.buckets = buckets
+        self.recorded = recorded
+        self.true = recorded_costs(scale, costs)
+        self.scheduler = SpeechScheduler(policy, recorded_costs(scale, costs), self.pages, recorded)
         self.random = random.Random(seed)
         self.jitter = jitter
         self.outcome = Outcome()
 
     def seconds(self, step: Step) -> float:
-        emitting = Counter(chunk.stream.solver_steps for chunk in step.prefills if chunk.last)
-        if step.prefills:
-            emitting.update(stream.solver_steps for stream in step.decodes)
-            tokens = sum(chunk.length for chunk in step.prefills) + len(step.decodes)
-            total = self.true.mean("prefill", 0, tokens)
-            total += sum(self.true.mean("tail", steps, bucket(rows)) for steps, rows in emitting.items())
-            total += self.true.mean("vae", 0, bucket(emitting.total()))
+        mean = self.true.mean
+        rows = Counter(stream.solver_steps for stream in step.emitting)
+        total = mean("vae", 0, self.bucket(rows.total()))
+        if not step.prefills:
+            total += sum(mean("decode", steps, self.bucket(count)) for steps, count in rows.items())
         else:
-            rows = bucket(len(step.decodes))
-            total = self.true.mean("decode", step.decodes[0].solver_steps, rows) + self.true.mean("vae", 0, rows)
+            needs = None if step.decodes else prefill_needs(step.prefills)
+            capacity = None if needs is None else self.recorded(needs)
+            tokens = sum(chunk.length for chunk in step.prefills) + len(step.decodes)
+            kind, size = ("prefill", tokens) if capacity is None else replayed_prefill(capacity)
+            total += mean(kind, 0, size)
+            total += sum(mean("tail", steps, self.bucket(count)) for steps, count in rows.items())
         return total * (1 + self.random.uniform(-self.jitter, self.jitter))
+
+    def bucket(self, rows: int) -> int:
+        return next((size for size in self.buckets if size >= rows), self.buckets[-1]) if rows else 0
 
     def run(self, chooser: Chooser | None = None) -> Outcome:
         chooser = chooser or self.scheduler
@@ -173,16 +221,12 @@ class Simulation:
         """What every step must be, whoever chose it."""
         streams = [chunk.stream for chunk in step.prefills] + list(step.decodes)
         assert streams and len(set(streams)) == len(streams)
-        assert len(step.emitting) <= BUCKETS[-1]
+        assert len(step.emitting) <= self.buckets[-1]
         assert all(stream.decodable and stream.launched < stream.max_patches for stream in step.decodes)
         for chunk in step.prefills:
             assert chunk.length > 0 and chunk.start == chunk.stream.prefilled
         if not step.prefills:
             assert len({stream.solver_steps for stream in step.decodes}) == 1
-
-
-def bucket(rows: int) -> int:
-    return next((size for size in BUCKETS if size >= rows), BUCKETS[-1]) if rows else 0
 
 
 class PrefillFirst:

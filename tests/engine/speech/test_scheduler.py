@@ -10,16 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.pages import PagePool
-from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
+from service.engine.speech.scheduler import Policy, Recorded, SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Stream
 from tests.engine.speech.simulator import (
     BUCKETS,
+    FUSED,
+    FUSED_BUCKETS,
     PATCH_SECONDS,
+    RECORDED,
     Arrival,
     DecodeFirst,
+    Outcome,
     PrefillFirst,
     Simulation,
+    eager,
     recorded_costs,
+    replayed,
 )
 
 
@@ -38,9 +44,10 @@ def poisson(
     return trace
 
 
-def scheduler(streams: int = 64, pages: int = 10_000, **policy: float) -> SpeechScheduler:
+def scheduler(streams: int = 64, pages: int = 10_000, recorded: Recorded = eager, **policy: float) -> SpeechScheduler:
     settings_ = Policy(buckets=BUCKETS, max_streams=streams, patch_seconds=PATCH_SECONDS, **policy)  # type: ignore[arg-type]
-    return SpeechScheduler(settings_, recorded_costs(), PagePool(pages + 1, page_size=16))
+    costs = recorded_costs(recorded=RECORDED | {"text_prefill": FUSED["text_prefill"]})
+    return SpeechScheduler(settings_, costs, PagePool(pages + 1, page_size=16), recorded)
 
 
 def stream(name: str = "new", *, live: bool = True, prompt: int = 40, arrival: float = 0.0, steps: int = 10) -> Stream:
@@ -115,6 +122,101 @@ def test_admission_keeps_the_promise_under_overload() -> None:
     assert outcome.p95() < 0.5
     assert outcome.underrun_seconds == 0
     assert len(outcome.refused) + outcome.finished == len(trace)
+
+
+def short_utterances(rate: float, seconds: float, *, clips: float = 0.0) -> list[Arrival]:
+    """An open loop of 5.12 s of audio each; a share `clips` of the prompts has a clip of 3 to 10 s."""
+    rng = random.Random(1)
+    trace: list[Arrival] = []
+    time = 0.0
+    while (time := time + rng.expovariate(rate)) < seconds:
+        audio = rng.randint(20, 60) if rng.random() < clips else 0
+        prompt = audio + rng.randint(20, 40)
+        trace.append(Arrival(time, 32, prompt, prompt_audio=audio, cap_factor=rng.uniform(2, 5)))
+    return trace
+
+
+def open_loop(trace: list[Arrival], recorded: Recorded, **options: float) -> Outcome:
+    """A server's policy on the measured costs of the fused kernels."""
+    return Simulation(
+        trace,
+        slots=128,
+        buckets=FUSED_BUCKETS,
+        costs=FUSED,
+        recorded=recorded,
+        target=2.0,
+        max_load=0.8,
+        **options,  # type: ignore[arg-type]
+    ).run()
+
+
+@pytest.mark.parametrize(
+    "rate, clips, scale, p95",
+    [
+        pytest.param(60, 0.0, 1.0, 0.03, id="target rate"),
+        pytest.param(60, 0.3, 1.0, 0.03, id="a third with clips"),
+        pytest.param(60, 0.0, 1.3, 0.06, id="everything takes a third longer"),
+        pytest.param(80, 0.0, 1.0, 0.06, id="near the limit"),
+    ],
+)
+def test_replayed_prefills_carry_an_open_loop_of_short_utterances(
+    rate: float, clips: float, scale: float, p95: float
+) -> None:
+    outcome = open_loop(short_utterances(rate, 12, clips=clips), replayed, scale=scale)
+    assert not outcome.refused
+    assert outcome.underrun_seconds == 0
+    assert outcome.p95() < p95
+    assert not any(step.prefills and step.decodes for step in outcome.steps)
+
+
+def test_eager_prefills_do_not_carry_it() -> None:
+    outcome = open_loop(short_utterances(60, 6), eager)
+    assert outcome.p95() > 0.15
+    assert outcome.underrun_seconds == 0
+
+
+def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
+    sched = scheduler(recorded=replayed)
+    for index in range(18):
+        sched.submit(stream(f"new {index}"), 0.0)
+    first = sched.next_step(0.0)
+    assert first is not None and len(first.prefills) == 16
+    sched.launch(first, 0.0)
+    second = sched.next_step(0.0)
+    assert second is not None and len(second.prefills) == 2
+    assert first.predicted == pytest.approx(
+        sched.costs.mean("text_prefill", 0, 768) + sched.costs.mean("tail", 10, 16) + sched.costs.mean("vae", 0, 16)
+    )
+
+
+def test_a_prompt_that_can_be_replayed_is_not_cut() -> None:
+    sched = scheduler(recorded=replayed, prefill_tokens=1000)
+    sched.submit(stream("a", prompt=600), 0.0)
+    sched.submit(stream("b", prompt=600), 0.0)
+    step = sched.next_step(0.0)
+    assert step is not None
+    assert [(chunk.length, chunk.last) for chunk in step.prefills] == [(600, True)]
+
+
+def test_what_is_cached_of_a_prompt_is_computed_again_where_that_is_a_replay() -> None:
+    for recorded, prefilled in ((replayed, 0), (eager, 50)):
+        sched = scheduler(recorded=recorded)
+        (talker,) = playing(sched, 1, slack=1.0)
+        sched.end_segment(talker, talker.launched)
+        sched.begin_segment(talker, prompt_tokens=90, prompt_audio=40, max_patches=100, cached=50)
+        assert talker.prefilled == prefilled
+
+
+def test_under_load_a_decode_step_lets_prompts_gather() -> None:
+    sched = scheduler(recorded=replayed)
+    playing(sched, 40, slack=1.0)
+    for index, prefills in enumerate((True, False, True)):
+        sched.submit(stream(f"new {index}", arrival=100.0), 100.0)
+        step = sched.next_step(100.0)
+        assert step is not None and bool(step.prefills) == prefills
+        assert not (step.prefills and step.decodes)
+        sched.launch(step, 100.0)
+    assert len(step.prefills) == 2
 
 
 def test_the_prediction_of_first_audio_is_close() -> None:
@@ -243,7 +345,7 @@ def test_the_next_segment_of_a_stream_goes_before_new_streams() -> None:
     (talker,) = playing(sched, 1, slack=0.03)
     sched.end_segment(talker, talker.launched)
     assert sched.least_slack(100.0) == math.inf
-    sched.begin_segment(talker, prompt_tokens=60, max_patches=100)
+    sched.begin_segment(talker, prompt_tokens=60, prompt_audio=0, max_patches=100)
     sched.submit(stream(arrival=90.0), 100.0)
     step = sched.next_step(100.0)
     assert step is not None and step.prefills[0].stream is talker

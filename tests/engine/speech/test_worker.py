@@ -90,7 +90,9 @@ def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
         np.testing.assert_allclose(audio, expected[name][0].numpy(), atol=AUDIO, rtol=0)
     rig.assert_clean()
     routes = {(o.labels["kind"], o.labels["route"]) for o in rig.observations.drain() if o.name == "steps_total"}
-    assert (("decode", "replay") in routes) == graphs and (("tail", "replay") in routes) == graphs
+    assert {kind for kind, route in routes if route == "replay"} == (
+        {"prefill", "tail", "decode", "vae"} if graphs else set()
+    )
 
 
 def test_a_natural_stop_ends_the_stream_without_its_surplus_patch() -> None:
@@ -280,19 +282,21 @@ def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
     small.assert_clean()
 
 
+@pytest.mark.parametrize("graphs, name", [(True, "_replay_prompts"), (False, "_backbone")], ids=["replayed", "eager"])
 def test_a_step_that_fails_ends_its_own_requests_alone(
-    model: VoxCPM2, rig: WorkerRig, monkeypatch: pytest.MonkeyPatch
+    model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, graphs: bool, name: str
 ) -> None:
+    rig = WorkerRig(model, golden.processor(), graphs=graphs)
     runner = rig.worker._runner
-    backbone = runner._backbone
+    launch = getattr(runner, name)
 
-    def failing(chunks, riders):  # type: ignore[no-untyped-def]
+    def failing(chunks, rest):  # type: ignore[no-untyped-def]
         if any(sequence.request.request_id == "bad" for _, sequence in chunks):
             raise torch.OutOfMemoryError("no memory")
-        return backbone(chunks, riders)
+        return launch(chunks, rest)
 
     whole = rig.alone(request("good alone"))
-    monkeypatch.setattr(runner, "_backbone", failing)
+    monkeypatch.setattr(runner, name, failing)
     heard = rig.run({0: [request("good")], 2: [request("bad", live=False)]})
     assert heard["bad"].failed is not None and heard["bad"].failed.status == 503
     np.testing.assert_allclose(heard["good"].audio, whole.audio, atol=AUDIO, rtol=0)
@@ -333,8 +337,8 @@ def test_decode_rows_that_ride_in_every_prefill_change_nothing(
         np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
         np.testing.assert_allclose(got.audio, alone[name].audio, atol=AUDIO, rtol=0)
     rig.assert_clean()
-    kinds = [event.labels["kind"] for event in rig.observations.drain() if event.name == "step_duration_seconds"]
-    assert kinds.count("mixed") > 4
+    labels = [event.labels for event in rig.observations.drain() if event.name == "step_duration_seconds"]
+    assert sum((of["kind"], of["route"]) == ("mixed", "eager") for of in labels) > 4
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "pause", "go on"])))
