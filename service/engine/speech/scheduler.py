@@ -244,10 +244,16 @@ class SpeechScheduler:
     def _gathers(self, candidates: Sequence[Stream], slacks: dict[Stream, float]) -> bool:
         """Where many rows wait, a decode step goes between two prefills: more prompts come together for the second.
 
-        A prompt alone costs nearly as much as several, and under load that is what the decode rows then lack.
+        A prompt alone costs nearly as much as several, and under load that is what the decode rows then lack. An eager
+        prefill takes rows along instead (`_with_riders`).
         """
         many = 2 * sum(stream.decodable for stream in self._running) >= self.policy.buckets[-1]
-        return self._prefilled_last and many and not any(stream in slacks for stream in candidates)
+        return (
+            self._prefilled_last
+            and many
+            and not any(stream in slacks for stream in candidates)
+            and all(self.replayable(stream.prompt_tokens, stream.prompt_audio) for stream in candidates[:1])
+        )
 
     def launch(self, step: Step, start: float) -> None:
         """Books a step as launched for a GPU that is free at `start`."""
