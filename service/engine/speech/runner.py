@@ -21,7 +21,7 @@ from service.engine.arrival import Arrival
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import CostModel, Kind
 from service.engine.speech.plans import pages_for, ragged_plan, seat_arrays, slot_state, slots_of, slots_plan
-from service.engine.speech.scheduler import Capacity, PrefillChunk, prefill_needs, replayed_prefill
+from service.engine.speech.scheduler import Capacity, PrefillChunk, eager_prefill, prefill_needs, replayed_prefill
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.worker import LAUNCH_ERRORS, WARM_SEQUENCES, WARM_TOKENS, WorkerContext
 from service.graphs.accounting import Route
@@ -195,9 +195,8 @@ class SpeechRunner:
         self._seat(ready)
         kind = "mixed" if riders else "prefill"
         route: Route = "eager" if capacity is None else "replay"
-        part: Kind = "prefill"
-        size = sum(chunk.length for chunk, _ in chunks) + len(riders)
         if capacity is None:
+            part, size = eager_prefill(sum(chunk.length for chunk, _ in chunks) + len(riders))
             self._context.observations.count("steps_total", model=self._name, kind=kind, route=route, reason="ragged")
         else:
             part, size = replayed_prefill(capacity)

@@ -86,6 +86,10 @@ def replayed_prefill(capacity: Capacity) -> tuple[Kind, int]:
     return ("clip_prefill" if capacity["audio"] else "text_prefill", capacity["tokens"])
 
 
+def eager_prefill(tokens: int) -> tuple[Kind, int]:
+    return ("prefill", tokens)
+
+
 @dataclass(frozen=True)
 class Step:
     """One batch: prompt chunks, rows that advance one patch, or both (mixed). Decode-only rows share solver steps."""
@@ -193,23 +197,29 @@ class SpeechScheduler:
         pages = self._pages.num_available - sum(self._pages_for(other.positions) for other in waiting)
         needed = self._pages_for(stream.positions)
         wait = 0.0
-        for finish, freed in sorted((self._remaining(other), len(other.pages)) for other in self._running):
+        if slots >= 1 and pages >= needed:
+            return wait
+        for finish, freed in sorted((seconds, len(other.pages)) for other, seconds in self._remaining()):
             if slots >= 1 and pages >= needed:
                 break
             wait, slots, pages = finish, slots + 1, pages + freed
         return wait
 
-    def _remaining(self, stream: Stream) -> float:
-        """Expected seconds until a running stream has launched its last patch."""
+    def _remaining(self) -> list[tuple[Stream, float]]:
+        """Expected seconds until each running stream has launched its last patch."""
         rows = len(self._running)
         rounds = math.ceil(rows / self.policy.buckets[-1])
-        return self._patches_left(stream) * rounds * self._decode_cost(stream.solver_steps, math.ceil(rows / rounds))
+        a_patch = {
+            steps: rounds * self._decode_cost(steps, math.ceil(rows / rounds))
+            for steps in {stream.solver_steps for stream in self._running}
+        }
+        return [(stream, self._patches_left(stream) * a_patch[stream.solver_steps]) for stream in self._running]
 
     def _patches_left(self, stream: Stream) -> float:
         return max(1.0, self._used_of_cap * stream.max_patches - stream.launched)
 
     def _next_finish(self) -> float:
-        return max(1.0, min((self._remaining(stream) for stream in self._running), default=1.0))
+        return max(1.0, min((seconds for _, seconds in self._remaining()), default=1.0))
 
     # The next step
 
@@ -420,29 +430,34 @@ class SpeechScheduler:
 
     def _chunks_cost(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream], *, bound: bool) -> float:
         """Seconds of a pass over chunks and riders, one tail for each number of solver steps, and the audio of all."""
-        of = self.costs.bound if bound else self.costs.mean
-        capacity = None if riders else self._recording(chunks)
-        if capacity is None:
-            cost = of("prefill", 0, sum(chunk.length for chunk in chunks) + len(riders))
-        else:
-            kind, size = replayed_prefill(capacity)
-            cost = of(kind, 0, size)
         emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
         emitting.update(stream.solver_steps for stream in riders)
-        cost += sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
-        return cost + of("vae", 0, self._bucket(emitting.total()))
+        tokens = sum(chunk.length for chunk in chunks) + len(riders)
+        return self._pass_cost(tokens, None if riders else self._recording(chunks), emitting, bound=bound)
+
+    def _pass_cost(self, tokens: int, recording: Capacity | None, emitting: Counter[int], *, bound: bool) -> float:
+        of = self.costs.bound if bound else self.costs.mean
+        kind, size = eager_prefill(tokens) if recording is None else replayed_prefill(recording)
+        cost = of(kind, 0, size) + of("vae", 0, self._bucket(emitting.total()))
+        return cost + sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
 
     def _prompts_cost(self, streams: Sequence[Stream]) -> float:
-        """Expected seconds of what is left of their prompts, in passes as `_prefill_step` fills them."""
-        chunks: list[PrefillChunk] = []
-        cost = 0.0
+        """Expected seconds of what is left of their prompts, in about the passes that `_prefill_step` makes of them."""
+        total = 0.0
+        tokens, audio, emitting = 0, 0, Counter[int]()
+        recording: Capacity | None = None
         for stream in streams:
-            chunk = PrefillChunk(stream, stream.prefilled, stream.prompt_left)
-            if chunks and not self._joins(chunks, chunk):
-                cost += self._chunks_cost(chunks, (), bound=False)
-                chunks = []
-            chunks.append(chunk)
-        return cost + self._chunks_cost(chunks, (), bound=False)
+            count = emitting.total()
+            left, patches = stream.prompt_left, stream.prompt_audio
+            more = {"tokens": tokens + left, "audio": audio + patches, "sequences": count + 1}
+            joint = self._recorded(more)
+            if count and (more["tokens"] > self.policy.prefill_tokens or (joint is None and recording is not None)):
+                total += self._pass_cost(tokens, recording, emitting, bound=False)
+                tokens, audio, emitting = 0, 0, Counter()
+                joint = self._recorded({"tokens": left, "audio": patches, "sequences": 1})
+            tokens, audio, recording = tokens + left, audio + patches, joint
+            emitting[stream.solver_steps] += 1
+        return total + self._pass_cost(tokens, recording, emitting, bound=False)
 
     def _joins(self, chunks: Sequence[PrefillChunk], chunk: PrefillChunk) -> bool:
         """A pass over all of them costs less than two: a prompt does not turn a replayed pass into an eager one."""
