@@ -39,8 +39,10 @@ $(ALL): pyproject.toml constraints.txt | $(BIN)/python
 serve: $(SERVE)  ## Start the server, on the embedded models unless ARGS="--model ..." names others
 	$(BIN)/reprise serve $(ARGS)
 
+# One thread for each of the processes that share the cores; a file's tests share what they start.
+test: export OMP_NUM_THREADS = 1
 test: $(TEST)  ## Run the test suite (Python packages only, under 10 minutes on 2 cores)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 test-all: $(ALL)  ## Run what `test` leaves out; needs the Debian packages that .ci/run installs
 	$(BIN)/pytest -m 'slow and not gpu' --timeout 1800 $(ARGS)

@@ -231,7 +231,7 @@ def test_sigterm_drains(tmp_path: Path) -> None:
     """Readiness turns red first, what outlasts the drain hears of it, nothing is left over."""
     golden = str(ROOT / "tests/golden/qwen2_vl")
     quick = ("--decode-buckets", "1", "--encoder-buckets", "256", "--max-running", "2")
-    drain = ("--drain-delay", "1", "--drain-timeout", "1")
+    drain = ("--drain-delay", "4", "--drain-timeout", "1")
     with served("--model", golden, *quick, *drain, TMPDIR=str(tmp_path), HOME=str(tmp_path)) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         children = _children(server.process.pid)
