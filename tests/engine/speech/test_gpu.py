@@ -62,7 +62,7 @@ def test_streams_that_come_and_go_equal_themselves_alone(
         for event in rig.observations.drain()
         if event.name == "steps_total"
     }
-    assert {("decode", "replay"), ("tail", "replay"), ("vae", "replay")} <= routes
+    assert {("prefill", "replay"), ("decode", "replay"), ("tail", "replay"), ("vae", "replay")} <= routes
     assert ("decode", "eager") not in routes and ("vae", "eager") not in routes
 
 
@@ -80,3 +80,20 @@ def test_predicted_step_times_are_close_to_measured_ones(model: VoxCPM2) -> None
     ]
     assert len(ratios) > 50
     assert 0.7 < float(np.median(ratios)) < 1.4
+
+
+def test_a_replayed_prefill_is_launched_by_one_replay_and_costs_less_than_an_eager_one(model: VoxCPM2) -> None:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        rig = WorkerRig(model, golden.processor(), max_running=16, buckets=(1, 8, 16), device="cuda", capture_all=True)
+        rig.observations.drain()
+        heard = rig.run({0: [request(f"{i}", segment("Two red boats.", 4), arrival=0.0) for i in range(12)]})
+    assert len(heard) == 12 and all(one.deltas[-1].finished for one in heard.values())
+    counts = {
+        (event.labels["kind"], event.labels["route"]): event.value
+        for event in rig.observations.drain()
+        if event.name == "steps_total"
+    }
+    assert 1 <= counts["prefill", "replay"] <= 3
+    assert ("prefill", "eager") not in counts and ("mixed", "eager") not in counts
+    costs = rig.worker._costs
+    assert costs.mean("text_prefill", 0, 64) < costs.mean("prefill", 0, 64)

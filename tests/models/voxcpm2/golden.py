@@ -18,6 +18,10 @@ from tests.support.speech import Utterance
 
 DIRECTORY = Path(__file__).parents[2] / "golden" / "voxcpm2"
 MODES = ("zero_shot", "reference", "continuation", "combined")
+PREFILLS = [
+    {"tokens": tokens, "audio": audio, "sequences": 16} for tokens in (32, 64, 128, 256, 512) for audio in (0, tokens)
+]
+"""Capacities of recorded prefills."""
 INPUTS = json.loads((DIRECTORY / "inputs.json").read_text())
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.voxcpm2.solver import euler_times, sinusoid, time_span
-from tests.models.voxcpm2.golden import INPUTS, MODES, clip, expected, model, utterance
+from tests.models.voxcpm2.golden import INPUTS, MODES, PREFILLS, clip, expected, model, utterance
 from tests.support.paged import PagedCache
 from tests.support.speech import SpeechRig
 
@@ -141,7 +141,8 @@ def test_prompt_layout_and_hidden_states(mode: str) -> None:
 @pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (8, ()), (0, (2, 4))], ids=["exact", "padded", "replayed"])
 @pytest.mark.parametrize("mode", MODES)
 def test_free_running(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
-    patches, audio = SpeechRig(model(), buckets=buckets).speak({5: utterance(mode)}, rows)
+    rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())
+    patches, audio = rig.speak({5: utterance(mode)}, rows)
     close(patches[5], f"{mode}.patches", HIDDEN)
     recorded = {"zero_shot": "audio", "continuation": "audio_first1", "combined": "audio_first3"}.get(mode)
     if recorded is not None:
@@ -152,7 +153,7 @@ def test_free_running(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (7, ()), (0, (3, 8))], ids=["exact", "padded", "replayed"])
 def test_all_modes_in_one_batch(rows: int, buckets: tuple[int, ...]) -> None:
     slots = dict(zip((3, 1, 6, 2), MODES, strict=True))
-    rig = SpeechRig(model(), buckets=buckets)
+    rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())
     patches, _ = rig.speak({slot: utterance(mode) for slot, mode in slots.items()}, rows)
     for slot, mode in slots.items():
         close(patches[slot], f"{mode}.patches", HIDDEN)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
 from models.voxcpm2.model import load_model
 from tests.models.voxcpm2.company import check, serve
-from tests.models.voxcpm2.golden import DIRECTORY, MODES, expected, model, utterance
+from tests.models.voxcpm2.golden import DIRECTORY, MODES, PREFILLS, expected, model, utterance
+from tests.models.voxcpm2.test_streams import EDGES, PROMPTS, compare_prefills
 from tests.support.speech import SpeechRig
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +30,7 @@ def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("buckets", [(), (4,), (1, 16)], ids=["eager", "replayed", "replayed_more"])
 def test_free_running(buckets: tuple[int, ...]) -> None:
-    rig = SpeechRig(model(torch.float32, "cuda"), device="cuda", buckets=buckets)
+    rig = SpeechRig(model(torch.float32, "cuda"), device="cuda", buckets=buckets, prefills=PREFILLS if buckets else ())
     slots = dict(zip((3, 1, 6, 2), MODES, strict=True))
     patches, audio = rig.speak({slot: utterance(mode) for slot, mode in slots.items()})
     for slot, mode in slots.items():
@@ -73,11 +75,18 @@ def test_streams_in_company(count: int) -> None:
     check(takes, "cuda")
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompts=PROMPTS, edge=EDGES)
+def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edge: int | None) -> None:
+    compare_prefills(prompts, edge, "cuda")
+
+
 @pytest.mark.parametrize("solver_steps", [10, 4, 6, 16])
 def test_bfloat16_replay_equals_eager(solver_steps: int) -> None:
     results = []
     for buckets in ((), (8,)):
-        rig = SpeechRig(model(torch.bfloat16, "cuda"), device="cuda", buckets=buckets)
+        prefills = PREFILLS if buckets else ()
+        rig = SpeechRig(model(torch.bfloat16, "cuda"), device="cuda", buckets=buckets, prefills=prefills)
         for slot, mode in enumerate(MODES, start=1):
             rig.seat(slot, utterance(mode))
         slots, conditioning = rig.prefill(dict.fromkeys(range(1, 5), -1))

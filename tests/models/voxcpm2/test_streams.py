@@ -46,6 +46,7 @@ def test_prefill_in_chunks(sizes: tuple[int, ...]) -> None:
 
 
 PROMPTS = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 8), st.booleans()), min_size=1, max_size=16)
+EDGES = st.sampled_from([None, -1, 0, 1])
 RUNGS = [
     {"tokens": tokens, "audio": audio, "sequences": 16}
     for tokens in (32, 64, 96, 192, 288, 386)
@@ -54,9 +55,11 @@ RUNGS = [
 
 
 @cache
-def prefill_rigs() -> tuple[SpeechRig, SpeechRig]:
+def prefill_rigs(device: str) -> tuple[SpeechRig, SpeechRig]:
     """One that runs prefills eagerly and one that replays them."""
-    eager, replaying = (SpeechRig(voice(), num_slots=18, num_pages=200, prefills=rungs) for rungs in ((), RUNGS))
+    eager, replaying = (
+        SpeechRig(voice(device), num_slots=18, num_pages=200, prefills=rungs, device=device) for rungs in ((), RUNGS)
+    )
     return eager, replaying
 
 
@@ -69,20 +72,15 @@ def prompt(number: int, text: int, clip: int, *, continued: bool) -> Utterance:
     return Utterance(SpeechLayout(ids, mask), patches, seed=number, prompt_patches=clip if continued else 0)
 
 
-@settings(max_examples=15, deadline=None)
-@given(prompts=PROMPTS, edge=st.sampled_from([None, -1, 0, 1]))
-@example(prompts=[(1, 0, False)] * 16, edge=None)
-@example(prompts=[(32, 0, False)], edge=None)
-@example(prompts=[(0, 32, True)], edge=None)
-def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edge: int | None) -> None:
+def compare_prefills(prompts: list[tuple[int, int, bool]], edge: int | None, device: str = "cpu") -> None:
     """Any mix of prompts; with `edge`, the last one grows to the next rung or a token around it."""
     if edge is not None:
         tokens = sum(text + clip for text, clip, _ in prompts)
         rung = next(rung["tokens"] for rung in RUNGS if rung["tokens"] > tokens)
         text, clip, continued = prompts[-1]
-        prompts = [*prompts[:-1], (text + min(rung + edge, 386) - tokens, clip, continued)]
+        prompts = [*prompts[:-1], (text + min(rung + edge, RUNGS[-1]["tokens"]) - tokens, clip, continued)]
     results = []
-    for rig in prefill_rigs():
+    for rig in prefill_rigs(device):
         rig.clear()
         for slot, (text, clip, continued) in enumerate(prompts, start=1):
             rig.seat(slot, prompt(slot, text, clip, continued=continued))
@@ -92,6 +90,15 @@ def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edg
     for one, other in zip(*results, strict=True):
         assert one.isfinite().all()
         torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+@settings(max_examples=15, deadline=None)
+@given(prompts=PROMPTS, edge=EDGES)
+@example(prompts=[(1, 0, False)] * 16, edge=None)
+@example(prompts=[(32, 0, False)], edge=None)
+@example(prompts=[(0, 32, True)], edge=None)
+def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edge: int | None) -> None:
+    compare_prefills(prompts, edge)
 
 
 def test_surplus_rows_change_nothing() -> None:
