@@ -21,7 +21,7 @@ SPEECH = "reprise/voxcpm2"
 FLAGS = ("--decode-buckets", "1", "--decode-buckets", "2", "--max-running", "4")
 PATCH_SECONDS = 0.16
 BYTES_PER_SECOND = 96_000
-SHARE = 0.25
+SHARE = 0.15
 """Of the speed at which this machine speaks to one listener alone: no CPU that runs tests is one for real time, so the
 listeners' clocks run slower. The rest is for the other listeners and the questions."""
 LISTENERS = 2
