@@ -290,6 +290,25 @@ def chat_arrivals(results: Results) -> str:
     return _each(results, ["chat_http_arrivals_qwen2_vl_7b"], block, head)
 
 
+def chat_pairs(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                "replayed" if row["graphs"] else "eager",
+                number(row["first_mean_ms"]),
+                number(row["first_p50_ms"]),
+                number(row["first_p90_ms"]),
+                number(row["first_p99_ms"]),
+                str(row["cached_tokens"]),
+            ]
+            for row in result.rows
+            if row["succeeded"]
+        ]
+
+    head = ["encoder and steps", "time to first token, mean, ms", "p50, ms", "p90, ms", "p99, ms", "cached tokens"]
+    return _each(results, ["chat_http_pairs_kimi_vl_a3b"], block, head)
+
+
 def startup(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [
@@ -404,6 +423,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "chat-latency": chat_latency,
     "chat-decode": chat_decode,
     "chat-arrivals": chat_arrivals,
+    "chat-pairs": chat_pairs,
     "startup": startup,
     "memory": memory,
     "caches": caches,
