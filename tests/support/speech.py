@@ -193,6 +193,11 @@ class SpeechRig:
         arrays = {name: plan[name].cpu().numpy() for name in plan}
         arrays |= {"slot_mapping": batch.slot_mapping.cpu().numpy(), "cu_seqlens": batch.cu_seqlens_q.cpu().numpy()}
         needs = {"tokens": tokens, "audio": len(plan["patches"]), "sequences": sequences}
+        bucket = runner.bucket_for(needs)
+        assert bucket is not None
+        # What an earlier call left must not show: NaN in every float, indices out of range.
+        bucket.static.device.fill_(0xFF)
+        bucket.recording.outputs["conditioning"].fill_(float("nan"))
         run = runner.run(Plan(arrays, needs, fills={"patch_index": -1, "cu_seqlens": tokens}))
         assert run.route == "replay"
         return run.outputs["conditioning"][:sequences].clone()
