@@ -1,11 +1,13 @@
 """Uploaded voices on disk: each a directory with the encoded latents and what is known of it.
 
 A voice appears under its final name in one rename, whole or not at all, and survives a restart without being encoded
-again. Names of files and directories are ids made here; nothing of a client's input gets into a path.
+again. Servers may share the directory: each sees what the others keep and delete. Names of files and directories are
+ids made here; nothing of a client's input gets into a path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -27,6 +29,10 @@ log = logging.getLogger(__name__)
 METADATA = "voice.json"
 LATENTS = "latents.safetensors"
 UNFINISHED = ".unfinished-"
+ABANDONED_SECONDS = 3600.0
+"""An unfinished upload as old as this is nobody's any more."""
+CLOCK_TICK = 2_000_000_000
+"""Two changes of a directory that are this near (ns) may bear the same time."""
 CACHED_LATENTS = 32
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No room left: on the device, in the quota, under the limit on a file's size."""
@@ -63,33 +69,53 @@ class VoiceStore:
         self._max_voices = max_voices
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, dict[str, np.ndarray]] = OrderedDict()
-        self._voices = self._load()
+        self._voices: dict[str, Voice] = {}
+        self._changed = -1
+        """When the directory last changed, as far as is known here (ns)."""
+        self._remove_abandoned()
+        self._refresh()
 
-    def _load(self) -> dict[str, Voice]:
-        """Voices on disk; what an interrupted upload left behind is removed, what cannot be read is skipped."""
-        voices: dict[str, Voice] = {}
-        if not self._directory.is_dir():
-            return voices
-        for path in sorted(self._directory.iterdir()):
-            if path.name.startswith(UNFINISHED):
-                shutil.rmtree(path, ignore_errors=True)
-                continue
-            try:
-                voice = msgspec.json.decode((path / METADATA).read_bytes(), type=Voice)
-            except (OSError, msgspec.DecodeError) as error:
-                log.warning("voice %s cannot be read and is left out: %s", path.name, error)
-                continue
-            if voice.id == path.name and (path / LATENTS).is_file():
-                voices[voice.id] = voice
-        return voices
+    def _remove_abandoned(self) -> None:
+        """What interrupted uploads left behind; those of other servers may be under way."""
+        limit = time.time() - ABANDONED_SECONDS
+        for path in self._directory.glob(f"{UNFINISHED}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < limit:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _refresh(self) -> None:
+        """Takes over what has changed on disk since the last call; what cannot be read is left out."""
+        try:
+            changed = self._directory.stat().st_mtime_ns
+            if changed == self._changed and time.time_ns() - changed > CLOCK_TICK:
+                return
+            names = [path.name for path in self._directory.iterdir() if not path.name.startswith(UNFINISHED)]
+        except FileNotFoundError:
+            changed, names = -1, []
+        self._changed = changed
+        self._voices = {name: self._voices[name] for name in names if name in self._voices}
+        for name in sorted(set(names) - self._voices.keys()):
+            voice = self._read(self._directory / name)
+            if voice is not None:
+                self._voices[name] = voice
+
+    def _read(self, path: Path) -> Voice | None:
+        try:
+            voice = msgspec.json.decode((path / METADATA).read_bytes(), type=Voice)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("voice %s cannot be read and is left out: %s", path.name, error)
+            return None
+        return voice if voice.id == path.name and (path / LATENTS).is_file() else None
 
     def voices(self) -> list[Voice]:
         with self._lock:
+            self._refresh()
             return sorted(self._voices.values(), key=lambda voice: (voice.created_at, voice.id))
 
     def find(self, key: str) -> Voice | None:
         """By id or by name."""
         with self._lock:
+            self._refresh()
             return self._voices.get(key) or self._by_name(key)
 
     def _by_name(self, name: str) -> Voice | None:
@@ -101,6 +127,7 @@ class VoiceStore:
             self._check_room(name)
 
     def _check_room(self, name: str) -> None:
+        self._refresh()
         if self._by_name(name) is not None:
             raise VoiceStoreError("exists", "a voice of that name exists; delete it first")
         if len(self._voices) >= self._max_voices:
@@ -144,11 +171,15 @@ class VoiceStore:
     def delete(self, id_: str) -> None:
         """KeyError for an id that is not kept."""
         with self._lock:
+            self._refresh()
             del self._voices[id_]
             self._cache.pop(id_, None)
-            # Out of sight in one step; what a crash leaves of it is removed at the next start.
+            # Out of sight in one step; what a crash leaves of it is removed by a later start.
             doomed = self._directory / f"{UNFINISHED}{id_}"
-            (self._directory / id_).rename(doomed)
+            try:
+                (self._directory / id_).rename(doomed)
+            except FileNotFoundError as error:
+                raise KeyError(id_) from error
             shutil.rmtree(doomed, ignore_errors=True)
 
     def latents(self, voice: Voice) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,17 +209,32 @@ def test_the_store_is_what_was_put_into_it(tmp_path_factory: pytest.TempPathFact
             np.testing.assert_array_equal(store.latents(voice)["reference"], patches(count)["reference"])
 
 
+def test_servers_share_a_directory(tmp_path: Path) -> None:
+    ours, theirs = VoiceStore(tmp_path / "voices", 2), VoiceStore(tmp_path / "voices", 2)
+    voice = ours.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
+    assert theirs.voices() == [voice] and theirs.find("ada") == voice
+    with pytest.raises(VoiceStoreError, match="exists"):
+        theirs.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
+    theirs.delete(voice.id)
+    assert ours.find(voice.id) is None and not ours.voices()
+    with pytest.raises(KeyError):
+        ours.delete(voice.id)
+
+
 def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
     store = VoiceStore(tmp_path, 10)
     good, bad = (store.add(name=n, encoder="e", consent="c", seconds=1, latents=patches(1)) for n in ("good", "bad"))
     (tmp_path / bad.id / "latents.safetensors").write_bytes(b"nonsense")
-    (tmp_path / f"{UNFINISHED}voice_1").mkdir()
+    abandoned, under_way = (tmp_path / f"{UNFINISHED}voice_{number}" for number in (1, 4))
+    abandoned.mkdir()
+    os.utime(abandoned, times=(0, 0))
+    under_way.mkdir()
     (tmp_path / "voice_2").mkdir()
     (tmp_path / "voice_2" / "voice.json").write_bytes(b"{")
     (tmp_path / "voice_3").mkdir()
     (tmp_path / "voice_3" / "voice.json").write_bytes(msgspec.json.encode(good))
     again = VoiceStore(tmp_path, 10)
     assert {voice.id for voice in again.voices()} == {good.id, bad.id}
-    assert not list(tmp_path.glob(f"{UNFINISHED}*"))
+    assert list(tmp_path.glob(f"{UNFINISHED}*")) == [under_way]
     with pytest.raises(VoiceStoreError):
         again.latents(bad)
