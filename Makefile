@@ -5,6 +5,8 @@ VENV        ?= .venv
 # An extra index to take torch from, e.g. one with CPU builds; empty: the default one.
 TORCH_INDEX ?=
 ARGS        ?=
+# Beside a torch for the CPU, which brings none, its interpreter runs the kernels at tiny sizes.
+TRITON      := 3.7.1
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt \
@@ -30,6 +32,7 @@ $(SERVE): pyproject.toml constraints.txt | $(BIN)/python
 
 $(TEST): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[test]'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname -s)" != Linux ] || $(PIP) triton==$(TRITON)
 	@touch $@ $(SERVE)
 
 $(ALL): pyproject.toml constraints.txt | $(BIN)/python
