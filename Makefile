@@ -35,9 +35,9 @@ $(TEST): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname -s)" != Linux ] || $(PIP) triton==$(TRITON)
 	@touch $@ $(SERVE)
 
-$(ALL): pyproject.toml constraints.txt | $(BIN)/python
+$(ALL): $(TEST)
 	$(PIP) -e '.[test,test-all]'
-	@touch $@ $(TEST) $(SERVE)
+	@touch $@
 
 serve: $(SERVE)  ## Start the server, on the embedded models unless ARGS="--model ..." names others
 	$(BIN)/reprise serve $(ARGS)
