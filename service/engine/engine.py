@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 0.5
 """Seconds between states while nothing else happens."""
-QUIET_BEFORE_CAPTURE = 2.0
+QUIET_BEFORE_CAPTURE = 0.25
 """Seconds without work before an idle engine captures: a capture delays a request that comes while it runs."""
 
 WORKERS = {"chat": "service.engine.chat:create_worker", "speech": "service.engine.speech.worker:create_worker"}
@@ -106,7 +106,7 @@ class Engine:
             self._may_capture = any(worker.capture_next(idle=True) for worker in self.workers.values())
             return self._may_capture
         if not self._stopped:
-            self._receive(timeout=HEARTBEAT)
+            self._receive(timeout=QUIET_BEFORE_CAPTURE if self._may_capture else HEARTBEAT)
         return False
 
     def _wait_for_oldest(self) -> bool:
