@@ -2,8 +2,8 @@
 
 Least recently launched first, but whatever would delay a live listener's next step past its slack has to wait: the
 worker is given the seconds that the others can spare. When nothing fits, the most pressing worker steps. A worker
-that has been passed over for `PATIENCE` seconds gets one launch all the same, so that overload slows everybody
-instead of starving those without a playback clock.
+that has been passed over for `PATIENCE` seconds gets one launch all the same, the smallest that it can make, so that
+overload slows everybody instead of starving those without a playback clock.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ class Arbiter:
             return False
         backlog = sum(worker.backlog(now) for worker in self._workers)
         for worker in sorted(ready, key=lambda worker: self._launched[worker.name]):
-            others = (other.slack(now) for other in self._workers if other is not worker)
-            allowance = min(others, default=math.inf) - backlog
-            if now - self._waiting_since[worker.name] > PATIENCE:
-                allowance = math.inf
-            if allowance > 0 and worker.tick(now, allowance):
+            allowance = self._allowance(worker, now, backlog)
+            overdue = now - self._waiting_since[worker.name] > PATIENCE
+            if (allowance > 0 or overdue) and worker.tick(now, allowance, must=overdue):
                 return self._note(worker, now)
         pressing = min(ready, key=lambda worker: worker.slack(now))
-        return pressing.tick(now, math.inf) and self._note(pressing, now)
+        allowance = self._allowance(pressing, now, backlog)
+        return pressing.tick(now, allowance, must=True) and self._note(pressing, now)
+
+    def _allowance(self, worker: ModelWorker, now: float, backlog: float) -> float:
+        others = (other.slack(now) for other in self._workers if other is not worker)
+        return min(others, default=math.inf) - backlog
 
     def _note(self, worker: ModelWorker, now: float) -> bool:
         self._launched[worker.name] = now

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 2
 _LEAST_CONTEXT = 512
+_LEAST_TOKENS = 128
+"""Prefilled in a step that has to be made although nothing fits."""
 
 
 @dataclass(eq=False)
@@ -168,12 +170,12 @@ class ChatWorker:
         started = max(self._in_flight[0].launched, self._last_arrival)
         return max(0.0, sum(launch.predicted for launch in self._in_flight) - (now - started))
 
-    def tick(self, now: float, allowance: float) -> bool:
+    def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         """One encoder pass or one step. They take turns while both have work, so that neither stops the other."""
         self._request_embeddings()
         turns = (self._launch_step, self._launch_encode)
         for launch in turns if self._encoded_last else turns[::-1]:
-            if launch(now, allowance):
+            if launch(now, allowance, must):
                 self._encoded_last = launch == self._launch_encode
                 return True
         return False
@@ -183,13 +185,14 @@ class ChatWorker:
             if sequence.prompt.items and not self._vision.request(sequence):
                 break
 
-    def _launch_encode(self, now: float, allowance: float) -> bool:
+    def _launch_encode(self, now: float, allowance: float, must: bool) -> bool:
         if not self._vision.has_work():
             return False
         parts = self._vision.next_group()
         patches = sum(part.item.num_patches for part in parts)
-        predicted = self._costs.predict("encoder", patches)
-        if predicted > allowance:
+        while (predicted := self._costs.predict("encoder", patches)) > allowance and len(parts) > 1:
+            patches -= parts.pop().item.num_patches
+        if predicted > allowance and not must:
             return False
         started = time.perf_counter()
         try:
@@ -203,14 +206,15 @@ class ChatWorker:
             self._in_flight.append(InFlight("encoder", patches, encoded.route, now, host_seconds, predicted, arrival))
         return True
 
-    def _launch_step(self, now: float, allowance: float) -> bool:
+    def _launch_step(self, now: float, allowance: float, must: bool) -> bool:
         started = time.perf_counter()
         preemptions = self._scheduler.num_preemptions
         rows = len(self._scheduler.rows.slots)
         decode = self._costs.predict("decode", rows) if rows else 0.0
-        if decode > allowance:
+        if decode > allowance and not must:
             return False
-        step = self._scheduler.schedule(self._vision.has_embeddings, self._affordable_tokens(allowance - decode))
+        tokens = max(self._affordable_tokens(allowance - decode), _LEAST_TOKENS if must else 0)
+        step = self._scheduler.schedule(self._vision.has_embeddings, tokens)
         if self._scheduler.num_preemptions > preemptions:
             count = self._scheduler.num_preemptions - preemptions
             self._observations.count("preemptions_total", count, model=self.name)
@@ -249,7 +253,7 @@ class ChatWorker:
         if math.isinf(seconds):
             return most
         whole = max(self._costs.predict("prefill", most), self._costs.predict("mixed", most))
-        return most if whole <= seconds else int(most * seconds / whole)
+        return most if whole <= seconds else max(0, int(most * seconds / whole))
 
     def _after_chunk(self, chunk: Chunk, now: float) -> None:
         sequence = chunk.sequence

@@ -131,10 +131,11 @@ class ModelWorker(Protocol):
         """Predicted seconds of launched work that has not finished."""
         ...
 
-    def tick(self, now: float, allowance: float) -> bool:
-        """Launches one unit of work that is predicted to take at most `allowance` seconds.
+    def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
+        """Launches as much of its work as is predicted to take at most `allowance` seconds in one go.
 
-        Returns False when nothing that fits could be launched. With an infinite allowance and has_work it launches.
+        Returns False when nothing that fits could be launched. must: when nothing fits, the smallest unit of work is
+        launched all the same.
         A launch that fails (also for lack of memory) fails its own requests and no other.
         """
         ...

@@ -72,6 +72,9 @@ class GraphPool:
         self.graph_bytes = 0
         self.static_bytes = 0
         self._handle = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._handle_bytes = 0
+        """Of graph_bytes, those that recordings made now can share."""
+        self._abandoned: list[torch.cuda.CUDAGraph] = []
 
     @property
     def num_bytes(self) -> int:
@@ -98,16 +101,22 @@ class GraphPool:
         except CAPTURE_ERRORS as error:
             # An illegal call ends the capture and leaves the device usable; a fault of the device itself shows in
             # the next synchronisation and ends the engine.
-            self._end_recording()
             gc.collect()
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
             raise CaptureError(f"{capturable.name} at {dict(capacity)}: {error}") from error
 
-    def _end_recording(self) -> None:
-        """torch leaves the allocator recording into the pool when the end of a capture fails."""
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Goes on in a new pool: when a capture ends in an error, torch's allocators stay recording into its pool.
+
+        The device's can be told to stop, the pinned host memory's cannot. It asks the graph what to record, and a graph
+        that lives on answers for its own capture alone, which is over.
+        """
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), self._handle)  # type: ignore[arg-type]
+        self._abandoned.append(graph)
+        self._handle = torch.cuda.graph_pool_handle()
+        self._handle_bytes = 0
 
     def _record_call(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
         try:
@@ -128,7 +137,7 @@ class GraphPool:
             outputs = {name: torch.empty_like(v) for name, v in capturable.forward(buffers, capacity).items()}
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        if self.num_bytes + max(0, peak - self.graph_bytes) > self.limit_bytes:
+        if self.num_bytes + max(0, peak - self._handle_bytes) > self.limit_bytes:
             raise CaptureError(
                 f"{capturable.name} at {dict(capacity)} works in {peak} bytes; {self.num_bytes} of "
                 f"{self.limit_bytes} are used",
@@ -149,10 +158,12 @@ class GraphPool:
                     outputs[name].copy_(value)
         except CAPTURE_ERRORS:
             self.static_bytes -= _num_bytes(outputs)
+            self._abandon(graph)
             raise
         torch.cuda.synchronize(self.device)
         taken = max(0, free - torch.cuda.mem_get_info(self.device)[0])
         self.graph_bytes += taken
+        self._handle_bytes += taken
         log.info(
             "captured %s at %s: %.1f MiB more, %.2f s",
             capturable.name,

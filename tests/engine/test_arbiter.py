@@ -33,8 +33,8 @@ class FakeWorker:
     def backlog(self, now: float) -> float:
         return self.waiting
 
-    def tick(self, now: float, allowance: float) -> bool:
-        if self.cost > allowance or not self.work:
+    def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
+        if (self.cost > allowance and not must) or not self.work:
             return False
         self.launches.append(now)
         self.deadline += self.gain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -330,6 +331,38 @@ def test_short_prompts_overtake_long_ones_and_age_lifts_the_long_ones() -> None:
 
 def arrived(request: ChatRequest, arrival: float, name: str | None = None) -> ChatRequest:
     return ChatRequest(name or request.request_id, request.model, request.prompt, request.sampling, arrival)
+
+
+def test_an_encoder_pass_is_cut_to_the_seconds_that_listeners_can_spare() -> None:
+    engine = InlineEngine(graphs=False, max_running=8)
+    for index in range(4):
+        engine.submit(str(index), tiny_prompt([[1], tiny_item(index, [16]), [2]]))
+        engine.engine._receive(0.0)
+    worker = engine.engine.workers["tiny"]
+    worker._request_embeddings()
+    for size in (16, 32, 64):
+        worker._costs.learn("encoder", size, size / 100)
+    launched = []
+    for allowance, must in ((0.35, False), (0.05, False), (0.05, True), (math.inf, False)):
+        if worker._launch_encode(0.0, allowance, must):
+            launched.append((allowance, worker._in_flight[-1].size))
+    assert launched == [(0.35, 32), (0.05, 16), (math.inf, 16)]
+    engine.run()
+    assert all(len(engine.tokens(str(index))) == 8 for index in range(4))
+    engine.assert_nothing_left()
+
+
+def test_a_step_that_must_be_made_beside_listeners_is_a_small_one() -> None:
+    engine = InlineEngine(graphs=False, max_step_tokens=512)
+    engine.submit("long", tiny_prompt([[1] * 200]), max_tokens=1)
+    engine.engine._receive(0.0)
+    worker = engine.engine.workers["tiny"]
+    worker._costs.learn("prefill", 512, 10.0)
+    assert not worker.tick(0.0, 0.0)
+    assert worker.tick(0.0, 0.0, must=True) and worker._in_flight[-1].size == 128
+    engine.run()
+    assert len(engine.tokens("long")) == 1
+    engine.assert_nothing_left()
 
 
 def test_logprobs_are_reported_where_asked() -> None:

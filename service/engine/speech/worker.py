@@ -243,7 +243,9 @@ class SpeechWorker:
     def backlog(self, now: float) -> float:
         return max(0.0, self._free_at - now) if self._flights else 0.0
 
-    def tick(self, now: float, allowance: float) -> bool:
+    def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
+        if must:
+            allowance = math.inf  # What it plans is the smallest unit: the listeners have one clock.
         step = self._plan(now)
         self._planned = None
         if self._clip_goes_first(step, now):
