@@ -36,6 +36,7 @@ from service.engine.slot_state import MAX_BIASES, MAX_STOP_IDS
 from service.engine.slots import SlotPool
 from service.engine.vision import EncodeError, VisionStage
 from service.engine.worker import LAUNCH_ERRORS, QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
+from service.graphs.runner import GraphRunner
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +102,12 @@ class ChatWorker:
         self._pages = PagePool(num_pages, config.page_size)
         self._scheduler = Scheduler(self._pages, SlotPool(config.max_running), config.max_step_tokens)
 
+    @property
+    def graph_runners(self) -> list[GraphRunner]:
+        return [self._vision.runner, *self._runner.graph_runners]
+
     def capture_next(self, *, idle: bool) -> bool:
-        runners = (self._vision.runner, *self._runner.graph_runners)
-        return any(runner.capture_next(idle=idle) for runner in runners)
+        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
 
     def warm_up(self) -> None:
         self._runner.warm_up()

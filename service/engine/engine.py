@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -47,6 +48,11 @@ HEARTBEAT = 0.5
 QUIET_BEFORE_CAPTURE = 0.25
 """Seconds without work before an idle engine captures: a capture delays a request that comes while it runs."""
 
+MISSES_BEFORE_CAPTURE = 32
+"""Eager calls for want of one recording after which a busy engine makes it."""
+MISSES_BEFORE_PAUSE = 256
+"""After so many it does so even if listeners hear the pause."""
+
 WORKERS = {"chat": "service.engine.chat:create_worker", "speech": "service.engine.speech.worker:create_worker"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -75,11 +81,14 @@ class Engine:
         self._state_sent = float("-inf")
         self._busy_at = clock()
         self._may_capture = True
+        self._runners = [runner for worker in workers for runner in worker.graph_runners]
+        self._capture_seconds = 0.0
+        """What the last capture took."""
 
     def capture_first(self) -> None:
         """Makes the recordings that must exist before the first request, and runs what may run without one."""
         for worker in self.workers.values():
-            while worker.capture_next(idle=False):
+            while self._timed(partial(worker.capture_next, idle=False)):
                 self._send(self._clock(), detail=worker.name)
             if self._pool.device.type == "cuda":
                 worker.warm_up()
@@ -94,6 +103,7 @@ class Engine:
     def turn(self) -> bool:
         """Receives, launches, collects and sends once. False when there was nothing to do."""
         self._receive(timeout=0.0)
+        self._capture_missed()
         now = self._clock()
         launched = self._arbiter.launch(now)
         waited = not launched and self._wait_for_oldest()
@@ -103,11 +113,32 @@ class Engine:
             self._may_capture = True
             return True
         if now - self._busy_at >= QUIET_BEFORE_CAPTURE and self._may_capture:
-            self._may_capture = any(worker.capture_next(idle=True) for worker in self.workers.values())
+            captures = (partial(worker.capture_next, idle=True) for worker in self.workers.values())
+            self._may_capture = any(self._timed(capture) for capture in captures)
             return self._may_capture
         if not self._stopped:
             self._receive(timeout=QUIET_BEFORE_CAPTURE if self._may_capture else HEARTBEAT)
         return False
+
+    def _capture_missed(self) -> None:
+        """Makes the recording that a busy engine misses most, once listeners have enough audio for the pause."""
+        runner = max(self._runners, key=lambda runner: runner.misses)
+        if runner.misses < MISSES_BEFORE_CAPTURE:
+            return
+        now = self._clock()
+        slack = min(worker.slack(now) - worker.backlog(now) for worker in self.workers.values())
+        if slack < self._capture_seconds and runner.misses < MISSES_BEFORE_PAUSE:
+            return
+        while self._wait_for_oldest():
+            self._send(self._clock())
+        self._timed(runner.capture_missed)
+
+    def _timed(self, capture: Callable[[], bool]) -> bool:
+        started = self._clock()
+        captured = capture()
+        if captured:
+            self._capture_seconds = self._clock() - started
+        return captured
 
     def _wait_for_oldest(self) -> bool:
         """Waits for the results that arrive next; all workers launch on one stream, so that is the oldest launch."""

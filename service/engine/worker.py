@@ -8,7 +8,7 @@ behind the launch and read by `collect` when their event has fired, as a rule on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from service.engine.messages import (
 )
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner
 
 LAUNCH_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
 """What a launch may raise for what is in its batch, torch.OutOfMemoryError among it. torch.AcceleratorError, a fault of
@@ -89,6 +90,11 @@ class ModelWorker(Protocol):
 
     def allocate(self, num_pages: int) -> None:
         """Allocates caches of `num_pages` pages (the scratch page among them) and slot state."""
+        ...
+
+    @property
+    def graph_runners(self) -> Sequence[GraphRunner]:
+        """All of its captured computations, once `allocate` has run."""
         ...
 
     def capture_next(self, *, idle: bool) -> bool:

@@ -1,13 +1,15 @@
 """One capturable computation and its two routes.
 
 `run` replays the cheapest recording that holds the plan, or runs forward on buffers of the exact size and counts why.
-`capture_next` makes recordings: the ladder's hot rungs before readiness, the rest and what demand shows while idle.
+`capture_next` makes recordings: the ladder's hot rungs before readiness, the rest and what demand shows while idle;
+`capture_missed` makes the one that a busy engine does without.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +72,7 @@ class GraphRunner:
         self._choices: dict[CapacityKey, Bucket | None] = {}
         self._static: StaticBuffers | None = None
         self._demand = Demand(self.ladder)
+        self._missed: Counter[CapacityKey] = Counter()
 
     @property
     def recorded(self) -> list[Capacity]:
@@ -87,6 +90,8 @@ class GraphRunner:
             if bucket is not None:
                 return self._replay(bucket, plan)
             eager = self._reason(plan.needs)
+            if eager == "no_bucket" and (rung := cheapest(self._untried(), plan.needs)) is not None:
+                self._missed[key_of(rung)] += 1
         self._observations.count("steps_total", **self._labels, route="eager", reason=eager)
         buffers = exact_buffers(self.capturable.buffer_specs(plan.needs), plan, self._pool.device)
         return Run(self.capturable.forward(buffers, plan.needs), "eager")
@@ -127,15 +132,30 @@ class GraphRunner:
         """
         if not self._enabled:
             return False
-        tried = self._buckets.keys() | self._failed.keys() | self._refused.keys()
-        rungs = [c for c in reversed(self.ladder) if key_of(c) not in tried and (idle or key_of(c) in self._hot)]
-        wanted = rungs[0] if rungs else None
+        rungs = (c for c in reversed(self._untried()) if idle or key_of(c) in self._hot)
+        wanted = next(rungs, None)
         if wanted is None and idle:
             wanted = self._demand.propose(self.recorded, (*self._failed.values(), *self._refused.values()))
         if wanted is None:
             return False
         self._capture(wanted)
         return True
+
+    @property
+    def misses(self) -> int:
+        """Eager calls so far that the most missed rung would have replayed."""
+        return max(self._missed.values(), default=0)
+
+    def capture_missed(self) -> bool:
+        """Makes the recording of the most missed rung; False when none was missed. Nothing may be in flight."""
+        for key, _ in self._missed.most_common(1):
+            self._capture(dict(key))
+            return True
+        return False
+
+    def _untried(self) -> list[Capacity]:
+        tried = self._buckets.keys() | self._failed.keys() | self._refused.keys()
+        return [capacity for capacity in self.ladder if key_of(capacity) not in tried]
 
     def warm_up(self, capacities: Iterable[Capacity]) -> None:
         """Runs forward once at those capacities that have no recording: later calls and captures find its kernels
@@ -156,6 +176,7 @@ class GraphRunner:
             (self._refused if error.refused else self._failed)[key_of(capacity)] = capacity
             log.warning("capture %s, calls of this size run eagerly: %s", outcome, error)
         self._choices.clear()
+        self._missed.clear()
         self._observations.count("graph_captures_total", **self._labels, outcome=outcome)
         self._observations.observe("graph_capture_duration_seconds", time.monotonic() - started, **self._labels)
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.engine import HEARTBEAT, Engine
+from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, MISSES_BEFORE_PAUSE, Engine
 from service.engine.messages import ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
 from service.engine.scheduler import priority
 from service.graphs.audit import audit
+from service.graphs.runner import GraphRunner
 from tests.support.devices import DEVICES
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import CONTEXT, VOCABULARY, tiny_item, tiny_prompt
@@ -278,6 +279,42 @@ def test_idle_time_is_used_for_captures_and_the_state_is_a_heartbeat() -> None:
     assert len(states) >= 60 * 0.3 / HEARTBEAT / 2
     assert states[-1].phase == "ready" and states[-1].graph_bytes == engine.pool.num_bytes
     assert states[-1].models[0].pages_total == 63
+
+
+def without_recordings(engine: InlineEngine) -> GraphRunner:
+    """The decode step of plain rows, as if it had never been captured."""
+    runner = engine.worker._runner._decode[False]
+    runner._buckets.clear()
+    runner._choices.clear()
+    return runner
+
+
+def test_a_busy_engine_makes_the_recording_that_it_misses() -> None:
+    engine = InlineEngine(page_size=128)
+    runner = without_recordings(engine)
+    engine.submit("it", TEXT, max_tokens=MISSES_BEFORE_CAPTURE + 40)
+    engine.run()
+    steps = engine.steps()
+    assert steps["decode", "eager", "no_bucket"] == MISSES_BEFORE_CAPTURE
+    assert steps["decode", "replay", "captured"] >= 39 and len(runner.recorded) == 1
+    eager = InlineEngine(graphs=False)
+    eager.submit("it", TEXT, max_tokens=MISSES_BEFORE_CAPTURE + 40)
+    eager.run()
+    assert engine.tokens("it") == eager.tokens("it")
+    engine.assert_nothing_left()
+
+
+def test_listeners_who_would_hear_it_put_a_capture_off_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine(page_size=128)
+    runner = without_recordings(engine)
+    monkeypatch.setattr(engine.worker, "slack", lambda now: 0.1)
+    engine.engine._capture_seconds = 0.2
+    engine.submit("it", TEXT, max_tokens=200)
+    engine.run()
+    assert engine.steps()["decode", "eager", "no_bucket"] == 199 and not runner.recorded
+    engine.submit("again", TEXT, max_tokens=100)
+    engine.run()
+    assert engine.steps()["decode", "eager", "no_bucket"] == MISSES_BEFORE_PAUSE and len(runner.recorded) == 1
 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:

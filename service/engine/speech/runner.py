@@ -138,9 +138,9 @@ class SpeechRunner:
             hot=hot,
         )
 
-    def capture_next(self, *, idle: bool) -> bool:
-        runners = [*self._decode.values(), *self._tail.values(), self._vae, self._prefill]
-        return any(runner.capture_next(idle=idle) for runner in runners)
+    @property
+    def graph_runners(self) -> list[GraphRunner]:
+        return [*self._decode.values(), *self._tail.values(), self._vae, self._prefill]
 
     def recorded_prefill(self, needs: Capacity) -> Capacity | None:
         """Capacity of the recording that replays a prefill of these needs."""

@@ -48,6 +48,7 @@ from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import Phase, Stream
 from service.engine.worker import LAUNCH_ERRORS, QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
 from service.graphs.buckets import row_ladder
+from service.graphs.runner import GraphRunner
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +139,12 @@ class SpeechWorker:
             buckets=self._buckets,
         )
 
+    @property
+    def graph_runners(self) -> list[GraphRunner]:
+        return self._runner.graph_runners
+
     def capture_next(self, *, idle: bool) -> bool:
-        if self._runner.capture_next(idle=idle):
+        if any(runner.capture_next(idle=idle) for runner in self.graph_runners):
             return True
         if not self._calibrated:
             self._calibrated = True
