@@ -20,11 +20,16 @@ PACKAGES = ("triton", "transformers", "numpy", "pillow", "fastapi", "uvicorn", "
 
 def write(name: str, rows: list[dict[str, Any]], **facts: Any) -> Path:
     """Write `name`.json to the folder $OUT, or to benchmarks/results without it."""
-    folder = Path(os.environ.get("OUT") or RESULTS)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
+    path = folder() / f"{name}.json"
     path.write_text(json.dumps({"name": name, **environment(), **facts, "rows": rows}, indent=1) + "\n")
     return path
+
+
+def folder() -> Path:
+    """Where results go; it exists."""
+    chosen = Path(os.environ.get("OUT") or RESULTS)
+    chosen.mkdir(parents=True, exist_ok=True)
+    return chosen
 
 
 def environment() -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""Runs the commands behind the results one after the other, each in a process of its own.
+
+    python -m benchmarks                         # all of benchmarks/README.md's table
+    python -m benchmarks speech_steps startup    # these results, in this order
+    python -m benchmarks --minutes 9             # as many as fit; what is cut short leaves no result
+
+Output of each goes to <result>.log beside its JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.commands import BY_RESULT, Command
+from benchmarks.record import folder
+
+LEAST_SECONDS = 20.0
+"""With less left nothing is begun."""
+TAIL_LINES = 12
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when every command ran to its end."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", nargs="*", metavar="result", help="stems of benchmarks/README.md's results")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="for all of them together")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.results if name not in BY_RESULT]
+    if unknown:
+        parser.error(f"unknown result {unknown[0]!r}; known are {', '.join(BY_RESULT)}")
+    deadline = time.monotonic() + 60 * options.minutes
+    names = options.results or list(BY_RESULT)
+    outcomes = [run(BY_RESULT[name], deadline) for name in names]
+    return 0 if all(outcomes) else 1
+
+
+def run(command: Command, deadline: float) -> bool:
+    """Runs one command until `deadline` (time.monotonic) at most and prints how it ended."""
+    left = deadline - time.monotonic()
+    if left < LEAST_SECONDS:
+        print(f"{command.result}: no time left", flush=True)
+        return False
+    log = folder() / f"{command.result}.log"
+    began = time.monotonic()
+    python, *words = shlex.split(command.command)
+    assert python == "python"
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT)
+        try:
+            outcome = f"exit status {process.wait(None if left == float('inf') else left)}"
+        except subprocess.TimeoutExpired:
+            # As an interrupt from the keyboard: it ends the servers and clients that it started.
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            outcome = "cut short"
+    print(f"{command.result}: {outcome}, {time.monotonic() - began:.0f} s", flush=True)
+    print(tail(log), flush=True)
+    return process.returncode == 0
+
+
+def tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
