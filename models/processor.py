@@ -46,7 +46,7 @@ class ChatProcessor(Protocol):
     ) -> Prompt:
         """Chat template, placeholder expansion, positions. options: enable_thinking, add_vision_id.
 
-        Raises models.errors.InputError that names the field.
+        Raises models.errors.InputError that names the field, or the option that would change nothing.
         """
         ...
 

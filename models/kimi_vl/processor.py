@@ -117,6 +117,8 @@ class KimiVLProcessor:
         """
         if "enable_thinking" in options:
             raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
+        if options.get("add_vision_id"):
+            raise InputError("add_vision_id", "Kimi-VL does not number pictures")
         builder = _PromptBuilder(self.tokenizer, self.config, items)
         if not messages or messages[0].role != "system":
             builder.turn("system", [_DEFAULT_SYSTEM])

@@ -30,8 +30,8 @@ _NORM_EPS = 1e-5
 _ROPE_THETA = 10000.0
 _CACHED_GRIDS = 64
 _LADDER = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480, 5504, 6912, 8960)
-"""Patches; steps of about 1.25 where pictures of one to four in a tick lie. 4480 and 8960 hold one and two pictures over
-in_token_limit, which have 4096 to 4480 patches after padding. It goes on to the largest picture."""
+"""Patches; steps of about 1.25 where pictures of one to four in a tick lie. 4480 and 8960 hold one and two pictures
+over in_token_limit, which have 4096 to 4480 patches after padding. It goes on to the largest picture."""
 
 
 class Projector(nn.Module):

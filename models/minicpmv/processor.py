@@ -136,6 +136,8 @@ class MiniCPMVProcessor:
         enable_thinking = options.get("enable_thinking") or False
         if enable_thinking and self.reasoning_markers is None:
             raise InputError("enable_thinking", f"MiniCPM-V {self.config.version} has no reasoning mode")
+        if options.get("add_vision_id"):
+            raise InputError("add_vision_id", "MiniCPM-V numbers pictures by a rule of its own")
         order = [part.item for message in messages for part in message.content if part.item is not None]
         texts = [part.text for message in messages for part in message.content if part.text is not None]
         shield = unused_character(texts)

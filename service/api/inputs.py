@@ -52,10 +52,21 @@ async def build_prompt(context: ServerContext, model: HostedModel, body: ChatReq
         [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references]
     )
     began = time.monotonic()
-    prompt = await context.in_thread(lambda: model.chat_processor.prompt(messages, items, options=options))
+    prompt = await context.in_thread(lambda: _lay_out(model.chat_processor, messages, items, options))
     context.metrics.observe("tokenize_duration_seconds", time.monotonic() - began, model=model.name)
     _count(context, model.name, prompt)
     return prompt
+
+
+def _lay_out(
+    processor: ChatProcessor, messages: Sequence[ChatMessage], items: Sequence[MediaItem], options: dict[str, bool]
+) -> Prompt:
+    try:
+        return processor.prompt(messages, items, options=options)
+    except InputError as error:
+        if error.field not in TEMPLATE_OPTIONS:
+            raise
+        raise InputError(f"chat_template_kwargs.{error.field}", str(error)) from error
 
 
 def opens_reasoning(processor: ChatProcessor, prompt: Prompt) -> bool:

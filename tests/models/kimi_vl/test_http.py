@@ -143,13 +143,15 @@ def test_a_picture_that_is_too_long_is_named(client: OpenAI) -> None:
     assert refused.value.param == "messages[0].content[1].image_url.url"
 
 
-def test_reasoning_cannot_be_switched(client: OpenAI) -> None:
-    with pytest.raises(BadRequestError, match="no switch"):
+@pytest.mark.parametrize(("option", "reason"), [("enable_thinking", "no switch"), ("add_vision_id", "not number")])
+def test_options_of_other_templates_are_refused(client: OpenAI, option: str, reason: str) -> None:
+    with pytest.raises(BadRequestError, match=reason) as refused:
         client.chat.completions.create(
             model="kimi",
             messages=[{"role": "user", "content": "why ?"}],
-            extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+            extra_body={"chat_template_kwargs": {option: True}},
         )
+    assert refused.value.param == f"chat_template_kwargs.{option}"
 
 
 THOUGHTS = [

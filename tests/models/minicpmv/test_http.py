@@ -111,24 +111,34 @@ def test_videos(client: OpenAI, version: str, frames: int, rate: int, fps: float
     assert last.usage.prompt_tokens == len(owner.prompt([message], [item], options={}).token_ids)
 
 
-def test_reasoning_is_apart(client: OpenAI) -> None:
-    for thinking in (True, False):
-        answer = client.chat.completions.create(
-            model="4.5",
-            messages=[{"role": "user", "content": "why ?"}],
-            max_tokens=8,
-            temperature=0,
-            extra_body={"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": thinking}},
-        )
-        message = answer.choices[0].message
-        assert bool(message.model_extra and message.model_extra.get("reasoning_content")) == thinking
-        assert bool(message.content) != thinking
+@pytest.mark.parametrize("thinking", (True, False))
+def test_reasoning_is_apart(client: OpenAI, thinking: bool) -> None:
+    arguments: dict[str, Any] = {
+        "model": "4.5",
+        "messages": [{"role": "user", "content": "why ?"}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": thinking}},
+    }
+    message = client.chat.completions.create(**arguments).choices[0].message
+    reasoning = (message.model_extra or {}).get("reasoning_content")
+    assert (bool(reasoning), bool(message.content)) == (thinking, not thinking)
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**arguments, stream=True)]
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == (reasoning or "")
 
 
-def test_thinking_is_refused_where_there_is_none(client: OpenAI) -> None:
-    with pytest.raises(BadRequestError, match="no reasoning mode"):
+@pytest.mark.parametrize(
+    ("version", "option", "reason"),
+    [("2.6", "enable_thinking", "no reasoning mode"), ("4.5", "add_vision_id", "a rule of its own")],
+)
+def test_an_option_that_a_version_does_not_have_is_refused(
+    client: OpenAI, version: str, option: str, reason: str
+) -> None:
+    with pytest.raises(BadRequestError, match=reason) as refused:
         client.chat.completions.create(
-            model="2.6",
+            model=version,
             messages=[{"role": "user", "content": "why ?"}],
-            extra_body={"chat_template_kwargs": {"enable_thinking": True}},
+            extra_body={"chat_template_kwargs": {option: True}},
         )
+    assert refused.value.param == f"chat_template_kwargs.{option}"
