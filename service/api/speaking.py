@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from service.api.speech_schema import SpeechOptions
 from service.catalog import HostedModel
 from service.engine.messages import EncodeReference, SpeechRequest, SpeechSegment
 from service.media.audio_out import FORMATS, StreamingEncoder
-from service.text.cleaning import clean_text, strip_markup
-from service.text.splitting import TextSplitter
+from service.text.cleaning import MarkupStripper, strip_markup
+from service.text.splitting import Granularity, TextSplitter
 from service.voices import Voice, VoiceStoreError
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class SpeechJob:
     response_format: str
     sample_rate: int
     speed: float
-    granularity: Literal["none", "sentence", "clause"]
+    granularity: Granularity
     markup: bool
     segment_length: int
     record: RequestRecord
@@ -95,9 +95,9 @@ class SpeechJob:
         """A whole text before it is split: what spans lines goes, line breaks stay, since they are borders."""
         return strip_markup(text) if self.markup else text
 
-    def clean(self, text: str) -> str:
-        """One segment, as the talker gets it."""
-        return clean_text(text, markup=self.markup)
+    def stripper(self) -> MarkupStripper | None:
+        """`strip` for a text that arrives in pieces."""
+        return MarkupStripper() if self.markup else None
 
     def segment(self, text: str) -> SpeechSegment:
         """InputError when the text cannot be spoken."""
@@ -142,7 +142,12 @@ class SpeechJob:
 
 
 async def prepare(
-    context: ServerContext, options: SpeechOptions, record: RequestRecord, *, default_format: str
+    context: ServerContext,
+    options: SpeechOptions,
+    record: RequestRecord,
+    *,
+    default_format: str,
+    default_granularity: Granularity,
 ) -> SpeechJob:
     """ApiError or InputError names the field that does not fit."""
     model = speech_model(context, options.model, record)
@@ -167,7 +172,7 @@ async def prepare(
         response_format=name,
         sample_rate=sample_rate,
         speed=options.speed,
-        granularity=options.split_granularity or "none",
+        granularity=options.split_granularity or default_granularity,
         markup=settings.clean_markup,
         segment_length=settings.speech_segment_length,
         record=record,

@@ -24,6 +24,7 @@ from service.api.speech_schema import SpeechAudioDelta, SpeechAudioDone, SpeechR
 from service.api.streaming import EVENT_STREAM, KEEP_ALIVE, ClientLeft, LiveResponse, error_event, unless_disconnected
 from service.engine.messages import SpeechRequest
 from service.media.audio_out import FORMATS
+from service.text.cleaning import clean_text
 
 router = APIRouter()
 
@@ -85,12 +86,12 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
         raise bad_request("stream: events are always streamed.", "stream")
     if body.stream is False and len(body.input) > MAX_WHOLE_CHARS:
         raise bad_request(f"stream: a text of more than {MAX_WHOLE_CHARS} characters must be streamed.", "stream")
-    job = await prepare(context, body, record, default_format="mp3")
+    job = await prepare(context, body, record, default_format="mp3", default_granularity="none")
 
     def build() -> tuple[SpeechRequest, list[str]]:
         splitter = job.splitter()
         pieces = [*splitter.feed(job.strip(body.input)), *splitter.flush()]
-        texts = [text for piece in pieces if speakable(text := job.clean(piece).strip())]
+        texts = [text for piece in pieces if speakable(text := clean_text(piece).strip())]
         if not texts:
             raise InputError("input", "the text holds nothing to speak")
         segments = [job.segment(text) for text in texts]

@@ -30,6 +30,7 @@ from service.api.speech_schema import SpeechOptions
 from service.engine.client import EngineError
 from service.engine.messages import SpeechAppend, SpeechSegment
 from service.media.audio_out import StreamingEncoder
+from service.text.cleaning import clean_text
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class Session:
         match message:
             case SessionConfig():
                 await self._finish_utterance(ended_by="session.config")
-                self._job = await prepare(self._context, message, self._record, default_format="wav")
+                self._job = await self._prepare(message)
             case InputText():
                 await self._say(message.text, last=False)
             case InputDone():
@@ -218,12 +219,15 @@ class Session:
                 await self._finish_utterance(ended_by="session.close")
                 raise Goodbye
 
+    async def _prepare(self, options: SpeechOptions) -> SpeechJob:
+        return await prepare(self._context, options, self._record, default_format="wav", default_granularity="clause")
+
     async def _say(self, text: str, *, last: bool) -> None:
         if self._utterance is not None and self._utterance.complete:
             await self._finish_utterance()
         if self._utterance is None:
             if self._job is None:
-                self._job = await prepare(self._context, SpeechOptions(), self._record, default_format="wav")
+                self._job = await self._prepare(SpeechOptions())
             self._utterance = Utterance(self._context, self._socket, self._job, self._number)
             self._number += 1
         await self._utterance.write(text, last=last)
@@ -265,6 +269,7 @@ class Utterance:
         self._job = job
         self._number = number
         self._arrival = time.monotonic()
+        self._stripper = job.stripper()
         self._splitter = job.splitter()
         self._characters = 0
         self._texts: deque[str] = deque()
@@ -280,10 +285,12 @@ class Utterance:
         most = self._context.settings.max_speech_chars
         if self._characters > most:
             raise bad_request(f"text: an utterance has at most {most} characters.", "text")
-        splitter = self._splitter
+        splitter, stripper = self._splitter, self._stripper
+        if stripper is not None:
+            text = stripper.feed(text) + (stripper.flush() if last else "")
         texts = [*splitter.feed(text), *(splitter.flush() if last else ())]
         self.complete = last
-        texts = [cleaned for piece in texts if speakable(cleaned := self._job.clean(piece).strip())]
+        texts = [cleaned for piece in texts if speakable(cleaned := clean_text(piece).strip())]
         try:
             segments = await self._context.in_thread(lambda: [self._job.segment(piece) for piece in texts])
         except InputError:

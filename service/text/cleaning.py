@@ -26,6 +26,17 @@ _MODIFIER = "[\ufe0f\u20e3\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]"
 # A zero-width joiner belongs to an emoji only between two of them; Indic scripts and Persian need theirs.
 EMOJI = re.compile(f"{_PICTURE}{_MODIFIER}*(?:\u200d{_PICTURE}{_MODIFIER}*)*|{_MODIFIER}")
 
+# How a piece of a text may end in the middle of a mark, once the complete ones are gone.
+OPENING = re.compile(r"[`<\[]")
+OPEN_CODE = re.compile(r"`[^`\n]*\Z")
+OPEN_TARGET = re.compile(r"\]\([^()\n]*(?:\([^()\n]*\)?[^()\n]*)?\Z")
+OPEN_TAG = re.compile(r"</?[A-Za-z][^<>]{0,2000}\Z")
+SOLID = re.compile(r"[^\s*+•>#_~-]")
+"""In front of it in a line there may be marks of lines; behind it no more."""
+PLAIN = frozenset(".,;:?…。，！？；：、")
+_OPENINGS_TRIED = 3
+_LONGEST_SIGNS = 64
+
 STRAIGHT_QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "‚": "'"})
 UNSPEAKABLE = re.compile("[\x00-\x08\x0e-\x1f\x7f\ufeff\ud800-\udfff]")
 WHITESPACE = re.compile(r"\s+")
@@ -47,12 +58,88 @@ def strip_markup(text: str) -> str:
     return EMOJI.sub("", text).translate(STRAIGHT_QUOTES)
 
 
-def clean_text(text: str, *, markup: bool) -> str:
+class MarkupStripper:
+    """`strip_markup` of a text that arrives in pieces: what comes out, joined, is the same for any cutting.
+
+    What may belong to a mark that is not complete yet is held back, at most `longest` characters of it: of a link
+    that is still open then, say, the signs stay. Code is dropped as it comes.
+    """
+
+    def __init__(self, longest: int = 4096) -> None:
+        self._longest = longest
+        self._pending = ""
+        self._before = ""
+        """What stands for the text in front of the pending one: where there is none, a line begins."""
+
+    def feed(self, text: str) -> str:
+        """What is decided now."""
+        pending = self._pending = self._without_code(self._pending + text)
+        # Candidates: the end, and before each of the last signs that may have opened something.
+        openings = [match.start() for match in OPENING.finditer(pending)][-_OPENINGS_TRIED:]
+        for stop in (len(pending), *reversed(openings)):
+            place = self._place(stop)
+            if place and self._is_decided(pending[:place]):
+                return self._release(place)
+        return self._release(self._place(len(pending)) or len(pending)) if len(pending) > self._longest else ""
+
+    def flush(self) -> str:
+        """The rest, as if the text ended here. Feeding may go on with a new text."""
+        rest = self._release(len(self._pending))
+        self._before = ""
+        return rest
+
+    def _without_code(self, text: str) -> str:
+        """Of a fence that is still open, only what may be the beginning of its end is needed."""
+        begin = _open(FENCED_CODE, text, "```", "```")
+        return text if begin is None else text[: begin + 3] + text[max(begin + 3, len(text) - 2) :]
+
+    def _place(self, stop: int) -> int:
+        """The last place up to `stop` that no mark can reach over but one that is open; 0 if there is none near it."""
+        pending = self._pending
+        for place in range(stop, max(0, stop - _LONGEST_SIGNS), -1):
+            if _plain(pending[place - 1]) or (place < len(pending) and pending[place].isspace()):
+                return place
+        return 0
+
+    def _is_decided(self, text: str) -> bool:
+        """Whatever follows, the marks in text are what they are now."""
+        text = self._before + text
+        if _open(FENCED_CODE, text, "```", "```") is not None:
+            return False
+        for mark in (FENCED_CODE, INLINE_CODE, IMAGE):
+            text = mark.sub("", text)
+        text = LINK.sub(r"\1", text)
+        if OPEN_CODE.search(text) or text.rfind("[") > text.rfind("]") or OPEN_TARGET.search(text):
+            return False
+        if _open(HTML_COMMENT, text, "<!--", "-->") is not None:
+            return False
+        text = HTML_TAG.sub("", HTML_COMMENT.sub("", text))
+        return not OPEN_TAG.search(text) and SOLID.search(text, text.rfind("\n") + 1) is not None
+
+    def _release(self, place: int) -> str:
+        text, self._pending = self._pending[:place], self._pending[place:]
+        stripped = strip_markup(self._before + text)[len(self._before) :]
+        if text:
+            self._before = text[-1] if _plain(text[-1]) else "x"
+        return stripped
+
+
+def _open(mark: re.Pattern[str], text: str, begin: str, end: str) -> int | None:
+    """Where the last match begins, if it has no end: the text ended first."""
+    matches = [*mark.finditer(text)]
+    if not matches or (matches[-1][0].endswith(end) and len(matches[-1][0]) >= len(begin + end)):
+        return None
+    return matches[-1].start()
+
+
+def _plain(character: str) -> bool:
+    """No mark has it at either end."""
+    return character.isalnum() or character in PLAIN
+
+
+def clean_text(text: str) -> str:
     """What a talker is given: line breaks and runs of whitespace become one space each, control characters go.
 
-    Spaces at either end stay (one each), as the reference leaves them. markup: also `strip_markup`, for text written
-    by a chat model.
+    Spaces at either end stay (one each), as the reference leaves them.
     """
-    if markup:
-        text = strip_markup(text)
     return WHITESPACE.sub(" ", UNSPEAKABLE.sub("", text))

@@ -58,12 +58,17 @@ async def until(socket: ClientConnection, last: str = "session.done") -> list[An
 
 
 def config(**fields: Any) -> dict[str, Any]:
-    return {"response_format": "pcm", "seed": 5, "max_len": 3, "split_granularity": "clause", **fields}
+    return {"response_format": "pcm", "seed": 5, "max_len": 3, **fields}
 
 
 @pytest.fixture(scope="module")
 def whole(server: RunningServer) -> bytes:
-    body = config(input=TEXT)
+    return post(server, TEXT)
+
+
+def post(server: RunningServer, text: str) -> bytes:
+    """The text in one request, cut at the borders that a session cuts at."""
+    body = config(input=text, split_granularity="clause")
     answer = httpx.post(f"{server.url}/v1/audio/speech", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.content
@@ -88,6 +93,21 @@ async def test_text_in_pieces_sounds_as_one_post_of_the_whole(server: RunningSer
     assert [event["sentence_index"] for event in starts] == [event["sentence_index"] for event in dones]
     assert events[-1] == {"type": "session.done", "total_sentences": len(starts)}
     assert sum(event["total_bytes"] for event in dones) == len(audio)
+
+
+async def test_markup_in_pieces_is_taken_out_as_from_the_whole(server: RunningServer) -> None:
+    text = "Look:\n- **one** thing, [this one, here](http://x.y/z)\n- two\n"
+    text += "```py\nf(1, 2)\ng(3)\n```\n# So\nThat `is, it`. Yes."
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config(max_len=1))
+        for start in range(0, len(text), 3):
+            await tell(socket, "input.text", text=text[start : start + 3])
+        await tell(socket, "input.done")
+        received = await until(socket)
+    audio = b"".join(message for message in received if isinstance(message, bytes))
+    spoken = [message["sentence_text"] for message in received if type(message) is dict and "sentence_text" in message]
+    assert " ".join(spoken) == "Look: one thing, this one, here two So That . Yes."
+    assert len(audio) == len(spoken) * 2 * 7680 and len(spoken) > 2
 
 
 async def test_a_clause_is_spoken_before_the_text_ends(server: RunningServer) -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.text.cleaning import clean_text, strip_markup
+from service.text.cleaning import MarkupStripper, clean_text, strip_markup
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,19 @@ def test_writing_stays(text: str) -> None:
 
 
 def test_whitespace_rule() -> None:
-    assert clean_text(" a\r\n\n b\tc\u3000d  ", markup=False) == " a b c d "
-    assert clean_text("# a\n\n**b** 😀", markup=True) == "a b "
-    assert clean_text("# a\n**b** 😀", markup=False) == "# a **b** 😀"
+    assert clean_text(" a\r\n\n b\tc\u3000d  ") == " a b c d "
+    assert clean_text(strip_markup("# a\n\n**b** 😀")) == "a b "
+    assert clean_text("# a\n**b** 😀") == "# a **b** 😀"
 
 
 def test_what_cannot_be_encoded_goes() -> None:
-    assert clean_text("a\x00b\ud800c\ufeffd\x7f", markup=False) == "abcd"
+    assert clean_text("a\x00b\ud800c\ufeffd\x7f") == "abcd"
 
 
 @given(st.text(alphabet=st.characters() | st.sampled_from("*_`[]()<>#!-~ \n\ud800"), max_size=80))
 def test_result_is_clean(text: str) -> None:
-    for markup in (False, True):
-        cleaned = clean_text(text, markup=markup)
+    for given_ in (text, strip_markup(text)):
+        cleaned = clean_text(given_)
         cleaned.encode()
         assert "\n" not in cleaned and "  " not in cleaned
         assert len(cleaned) <= len(text)
@@ -72,5 +72,94 @@ def test_result_is_clean(text: str) -> None:
 )
 def test_time_is_linear(unit: str) -> None:
     begin = time.process_time()
-    clean_text(unit * (100_000 // len(unit)), markup=True)
+    clean_text(strip_markup(unit * (100_000 // len(unit))))
     assert time.process_time() - begin < 2
+
+
+MARKDOWN = """Here is **a list**, as asked:
+- one thing, really
+- *two* things
+
+# A heading
+Some text, with `a, b` code and snake_case.
+```py
+x = f(1, 2)  # 3 < 4
+```
+And this is [a link, see](http://a.b/c_(d)), <b>bold</b>.
+
+---
+> 你好，**世界**！ <!-- not - this --> ![picture](x.png)The end 😀.
+"""
+PIECES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
+SIGNS = [
+    "**",
+    "*",
+    "_",
+    "`",
+    "```",
+    "[",
+    "]",
+    "](",
+    ")",
+    "(",
+    "![",
+    "<",
+    "<b>",
+    "</",
+    ">",
+    "<!--",
+    "-->",
+    "- ",
+    "# ",
+    "---",
+]
+WRITTEN = st.lists(
+    st.sampled_from([*SIGNS, "\n", " ", "a", "1", "so ", "你好，", ". ", "😀", "\ufe0f", "\u200d", "“"]), max_size=40
+)
+
+
+def in_pieces(text: str, sizes: list[int], **options: int) -> list[str]:
+    stripper, out, at = MarkupStripper(**options), [], 0
+    while at < len(text):
+        size = sizes[len(out) % len(sizes)]
+        out.append(stripper.feed(text[at : at + size]))
+        at += size
+    return [*out, stripper.flush()]
+
+
+@settings(max_examples=600, deadline=None)
+@given(WRITTEN.map("".join), PIECES)
+@example(MARKDOWN, [1])
+@example("foo```code```bar", [4])
+@example("a `x` b*<b>* c", [2])
+def test_markup_goes_from_text_in_pieces_as_from_the_whole(text: str, sizes: list[int]) -> None:
+    assert "".join(in_pieces(text, sizes)) == strip_markup(text)
+
+
+def test_text_in_pieces_is_not_held_back() -> None:
+    stripper = MarkupStripper()
+    assert stripper.feed("One two. Thr") == "One two. Thr"
+    assert stripper.feed("ee **four") == "ee four"
+    assert stripper.feed("** [fi") == ""
+    assert stripper.feed("ve](x) six，七") == " five six，七"
+    assert stripper.feed(" `") + stripper.flush() == " `"
+    assert stripper.feed("# A new text") == "A new text"
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    stripper = MarkupStripper(longest=100)
+    for unit in ("```", "x = 1; " * 50):
+        assert stripper.feed(unit) == ""
+    assert len(stripper._pending) < 10
+    assert stripper.feed("``` so") == " so"
+    out = "".join(stripper.feed("[ab ") for _ in range(60))
+    assert len(out) > 100 and len(out + stripper.flush()) == 240
+
+
+@pytest.mark.parametrize("unit", ["[", "](", "`", "<a ", "<!-- ", "a ", "[a](b) ", "# "])
+def test_dribbled_text_costs_a_bounded_time_a_piece(unit: str) -> None:
+    stripper = MarkupStripper()
+    begin = time.process_time()
+    for _ in range(1000):
+        stripper.feed(unit)
+    assert time.process_time() - begin < 3
