@@ -26,9 +26,14 @@ def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a full-precision checkpoint; adapters and quantised checkpoints are refused by name."""
+    """config.json of a full-precision checkpoint. Adapters, which often have none, and quantised checkpoints are
+    refused by name."""
     if (directory / "adapter_config.json").exists():
         raise CheckpointError(f"{directory}: adapter_config.json: adapter checkpoints are not hosted")
+    if not (directory / "config.json").exists():
+        gguf = sorted(directory.glob("*.gguf"))
+        found = f": {gguf[0].name}: GGUF checkpoints are not hosted" if gguf else ""
+        raise CheckpointError(f"{directory}: no readable config.json{found}")
     config = read_json(directory, "config.json")
     sections = {"": config, **{f"{key}.": value for key, value in config.items() if isinstance(value, dict)}}
     for prefix, section in sections.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from models.errors import CheckpointError
+from models.published import read_config
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,10 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_of(directory: Path) -> Family:
-    """The family that hosts the checkpoint in `directory`; CheckpointError names what its config.json says instead."""
-    try:
-        config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{directory}: no readable config.json ({error})") from error
-    architectures = [*config.get("architectures", ()), *filter(None, [config.get("architecture")])]
+    """The family that hosts the checkpoint in `directory`; CheckpointError names what it is instead: an adapter,
+    quantised, or of another architecture."""
+    config = read_config(directory)
+    architectures = [*(config.get("architectures") or ()), *filter(None, [config.get("architecture")])]
     for family in FAMILIES:
         if set(architectures) & set(family.architectures):
             return family

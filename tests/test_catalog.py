@@ -105,8 +105,28 @@ def test_checkpoints_that_are_not_hosted_are_refused_by_name(
         load(str(tmp_path / "model"))
 
 
-def test_adapters_are_refused_by_name(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN, tmp_path / "model")
-    (tmp_path / "model/adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="adapter"):
-        load(str(tmp_path / "model"))
+@pytest.mark.parametrize("merged", (True, False))
+def test_adapters_are_refused_by_name(tmp_path: Path, merged: bool) -> None:
+    """A published adapter has no config.json of its own."""
+    model = tmp_path / "model"
+    if merged:
+        shutil.copytree(GOLDEN, model)
+    else:
+        model.mkdir()
+    (model / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json: adapter checkpoints are not hosted"):
+        load(str(model))
+
+
+def test_gguf_files_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "model-q4_k_m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match="GGUF"):
+        load(str(tmp_path))
+
+
+def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no readable config\.json"):
+        load(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"architectures": null}')
+    with pytest.raises(CheckpointError, match="is not hosted"):
+        load(str(tmp_path))
