@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
     """Like read_json, and {} when there is no such file."""
     return read_json(directory, name) if (directory / name).exists() else {}
+
+
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
+    """Sampling fields of a generation_config.json; one that says "do_sample": false asks for greedy decoding."""
+    defaults = {name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None}
+    return {**defaults, "temperature": 0.0} if generation.get("do_sample") is False else defaults
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from models.media import (
     VideoMetadata,
     media_digest,
 )
-from models.published import read_json, read_optional_json
+from models.published import read_json, read_optional_json, sampling_defaults
 
 _DEFAULT_SYSTEM = "You are a helpful assistant"
 _ROLE_TOKENS = {"system": "<|im_system|>", "user": "<|im_user|>", "assistant": "<|im_assistant|>"}
@@ -37,7 +37,6 @@ _LOW_DETAIL_DIVISOR = 4
 _MAX_SIDE = 512
 """Sides of this many patches and more are outside the rotary table of the published tower."""
 _DEFAULT_VIDEO_FPS = 1.0
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class KimiVLProcessor:
         # published code bars none of them, and they have no text.
         self.vocab_size = tokenizer.vocab_size
         self.stop_token_ids = _stop_token_ids(config, tokenizer, generation)
-        self.generation_defaults = _generation_defaults(generation)
+        self.generation_defaults = sampling_defaults(generation)
         self.max_item_embeds = self.context_length
 
     def tokenize(self, text: str) -> list[int]:
@@ -216,11 +215,6 @@ def _stop_token_ids(config: KimiVLConfig, tokenizer: KimiTokenizer, generation: 
     eos = generation.get("eos_token_id", [])
     named = [tokenizer.special_tokens[name] for name in _STOP_TOKENS if name in tokenizer.special_tokens]
     return frozenset([config.text.eos_token_id, *(eos if isinstance(eos, list) else [eos]), *named])
-
-
-def _generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
-    defaults = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
-    return {**defaults, "temperature": 0.0} if generation.get("do_sample") is False else defaults
 
 
 def load_image_settings(directory: Path) -> ImageSettings:

@@ -29,7 +29,7 @@ from models.minicpmv.video import (
     sample_unfused,
     temporal_ids,
 )
-from models.published import read_optional_json
+from models.published import read_optional_json, sampling_defaults
 from models.tokenizer import Tokenizer, load_tokenizer
 
 NO_TIME = -1
@@ -41,7 +41,6 @@ _STOP_TOKENS = {
     "4.0": ("<|im_end|>", "</s>"),
     "4.5": ("<|im_end|>", "<|endoftext|>"),
 }
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class MiniCPMVProcessor:
@@ -68,7 +67,7 @@ class MiniCPMVProcessor:
         self.vocab_size = min(tokenizer.vocab_size, int(config.text["vocab_size"]))
         self.context_length = int(config.text["max_position_embeddings"])
         self.stop_token_ids = self._stop_token_ids(generation)
-        self.generation_defaults = _generation_defaults(generation)
+        self.generation_defaults = sampling_defaults(generation)
         special = tokenizer.special_ids
         self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= special.keys() else None
         rule = config.slicing
@@ -231,8 +230,3 @@ def load_processor(directory: Path) -> MiniCPMVProcessor:
         load_chat_template(directory),
         read_optional_json(directory, "generation_config.json"),
     )
-
-
-def _generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
-    defaults = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
-    return {**defaults, "temperature": 0.0} if generation.get("do_sample") is False else defaults

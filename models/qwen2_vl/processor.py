@@ -21,7 +21,7 @@ from models.media import (
     VideoMetadata,
     media_digest,
 )
-from models.published import read_optional_json
+from models.published import read_optional_json, sampling_defaults
 from models.qwen2_vl.config import Qwen2VLConfig, load_config
 from models.qwen2_vl.pictures import VideoLimits, official_video_limits, resize, sample_frames, smart_resize
 from models.qwen2_vl.positions import mrope_positions
@@ -29,7 +29,6 @@ from models.tokenizer import Tokenizer, load_tokenizer
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "repetition_penalty")
 _LOW_DETAIL_PIXELS = 512 * 512
 
 
@@ -58,7 +57,7 @@ class Qwen2VLProcessor:
         self.vocab_size = tokenizer.vocab_size
         self.context_length = int(config.text["max_position_embeddings"])
         self.stop_token_ids = _stop_token_ids(config, tokenizer, generation)
-        self.generation_defaults = _generation_defaults(generation)
+        self.generation_defaults = sampling_defaults(generation)
         self.max_item_embeds = self.context_length
         self._settings = repr((config.vision, config.images, video_limits)).encode()
         rows = int(config.text["vocab_size"])
@@ -203,9 +202,3 @@ def _stop_token_ids(config: Qwen2VLConfig, tokenizer: Tokenizer, generation: Map
     eos = generation.get("eos_token_id", config.text.get("eos_token_id", []))
     named = [tokenizer.special_ids[name] for name in _STOP_TOKENS if name in tokenizer.special_ids]
     return frozenset([*(eos if isinstance(eos, list) else [eos]), *named])
-
-
-def _generation_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
-    """A file without do_sample asks for greedy decoding; no file asks for nothing."""
-    defaults = {name: generation[name] for name in _SAMPLING_FIELDS if generation.get(name) is not None}
-    return {**defaults, "temperature": 0.0} if generation and not generation.get("do_sample") else defaults

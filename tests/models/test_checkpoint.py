@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule, load_parameters
 from models.errors import CheckpointError
-from models.published import read_config
+from models.published import read_config, sampling_defaults
 
 RULES = [
     Rule("net.{i}.q.weight", "blocks.{i}.qk.weight", rows=(0, 2)),
@@ -198,3 +198,11 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
         read_config(tmp_path)
+
+
+def test_what_a_generation_config_says_of_sampling() -> None:
+    published = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05}
+    assert sampling_defaults({**published, "do_sample": True, "eos_token_id": 2}) == published
+    assert sampling_defaults(published) == published
+    assert sampling_defaults({"do_sample": False, "top_k": 5, "top_p": None}) == {"top_k": 5, "temperature": 0.0}
+    assert sampling_defaults({}) == {}
