@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +16,7 @@ from models.qwen2_vl.pictures import official_video_limits, sample_frames, smart
 from models.qwen2_vl.positions import mrope_positions
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
 
+GOLDEN = Path(__file__).parents[2] / "golden/qwen2_vl"
 PUBLISHED = {"factor": 28, "min_pixels": 3136, "max_pixels": 12_845_056}
 
 
@@ -255,3 +259,17 @@ def test_generation_defaults_and_stops(processor: Qwen2VLProcessor) -> None:
     special = processor.tokenizer.special_ids
     assert processor.stop_token_ids == {special["<|im_end|>"], special["<|endoftext|>"]}
     assert processor.max_item_embeds == processor.context_length
+
+
+def test_answers_end_at_a_turns_end_whatever_the_files_say(tmp_path: Path) -> None:
+    shutil.copytree(DIRECTORY, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").unlink()
+    bare = load_processor(tmp_path)
+    special = bare.tokenizer.special_ids
+    assert {special["<|im_end|>"], special["<|endoftext|>"]} <= bare.stop_token_ids
+    assert bare.generation_defaults == {}
+
+
+def test_padding_rows_of_the_embedding_are_no_tokens() -> None:
+    golden = load_processor(GOLDEN)
+    assert golden.vocab_size == 1 + golden.tokenizer.special_ids["<|video_pad|>"] < golden.config.text["vocab_size"]
