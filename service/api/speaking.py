@@ -138,6 +138,7 @@ class SpeechJob:
             transcript_ids=self.transcript_ids(first_text),
             reference=self.speaker.reference,
             prompt=self.speaker.prompt,
+            speed=self.speed,
         )
 
 

@@ -74,6 +74,8 @@ class SpeechRequest(Struct, frozen=True):
     """Patches float32 [n, frames, channels] of the reference clip."""
     prompt: np.ndarray | None = None
     """Patches of the continuation prompt."""
+    speed: float = 1.0
+    """Seconds of the audio that a live listener hears in a second."""
 
 
 class SpeechAppend(Struct, frozen=True):

@@ -189,6 +189,16 @@ def test_speed_and_sample_rate(http: httpx.Client, reference: np.ndarray) -> Non
     assert abs(len(low.content) / 2 - len(reference) / 3) < 100
 
 
+def test_the_engine_knows_how_fast_is_listened(
+    talker: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, asked = talker.context.engine, []
+    submit = engine.submit
+    monkeypatch.setattr(engine, "submit", lambda request: (asked.append(request), submit(request))[1])
+    assert speak(http, speed=2.0).status_code == 200
+    assert [request.speed for request in asked] == [2.0]
+
+
 def test_seed_guidance_steps_and_design_change_the_audio(http: httpx.Client, reference: np.ndarray) -> None:
     for change in (
         {"seed": 2},

@@ -11,9 +11,10 @@ Pure Python on the caller's clock; times are seconds of one monotonic clock.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from service.engine.pages import PagePool
@@ -166,16 +167,26 @@ class SpeechScheduler:
         return [stream for stream in (*self._running, *self._waiting) if stream.live]
 
     def load(self, extra: Stream | None = None) -> float:
-        """Seconds of decode steps that one second of every live stream takes, `extra` included."""
-        rows = Counter(stream.solver_steps for stream in self._live())
-        if extra is not None:
-            rows[extra.solver_steps] += 1
-        largest = self.policy.buckets[-1]
+        """Seconds of decode steps that one second of every live stream takes, `extra` included.
+
+        Who listens faster needs more steps: those of the fastest alone, then together with the next, and so on.
+        """
+        live = self._live() if extra is None else [*self._live(), extra]
+        speeds: defaultdict[int, Counter[float]] = defaultdict(Counter)
+        for stream in live:
+            speeds[stream.solver_steps][stream.playback.speed] += 1
         seconds = 0.0
-        for steps, count in rows.items():
-            full, rest = divmod(count, largest)
-            seconds += full * self._decode_cost(steps, largest) + self._decode_cost(steps, rest)
+        for steps, counts in speeds.items():
+            rows, falling = 0, sorted(counts, reverse=True)
+            for speed, next_speed in pairwise([*falling, 0.0]):
+                rows += counts[speed]
+                seconds += (speed - next_speed) * self._round_cost(steps, rows)
         return seconds / self.policy.patch_seconds
+
+    def _round_cost(self, steps: int, rows: int) -> float:
+        """Seconds in which each of `rows` streams advances a patch."""
+        full, rest = divmod(rows, self.policy.buckets[-1])
+        return full * self._decode_cost(steps, self.policy.buckets[-1]) + self._decode_cost(steps, rest)
 
     def predict_first_audio(self, stream: Stream) -> float:
         """Seconds from now to the first audio of a live stream submitted now.

@@ -11,7 +11,7 @@ import numpy as np
 from models.errors import InputError
 from models.processor import SpeechProcessor
 from service.engine.messages import SpeechRequest, SpeechSegment
-from service.engine.speech.stream import Stream
+from service.engine.speech.stream import Playback, Stream
 
 CONTINUITY_PATCHES = 64
 """Patches of the first segment (10 s) that condition the voice of those after it."""
@@ -88,6 +88,7 @@ class SpeechSequence:
             prompt_tokens=len(self.prompt.token_ids),
             max_patches=self.prompt.max_patches,
             prompt_audio=len(self.prompt.patches),
+            playback=Playback(request.speed),
             positions=max([self.prompt.positions, *map(self.later_positions, self.segments)]),
         )
 

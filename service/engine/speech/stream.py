@@ -9,10 +9,12 @@ from enum import Enum
 class Playback:
     """The listener's clock. Playing starts with the first audio and stalls when audio comes too late.
 
-    `pending` is audio that has been launched and not yet delivered; the scheduler counts on it.
+    speed: seconds of audio that are heard in a second; what is kept here are seconds of listening. `pending` is what
+    has been launched and not yet delivered; the scheduler counts on it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, speed: float = 1.0) -> None:
+        self.speed = speed
         self.started: float | None = None
         self.delivered = 0.0
         self.pending = 0.0
@@ -23,14 +25,16 @@ class Playback:
         return (start if self.started is None else self.started) + self.delivered + self.pending
 
     def launch(self, seconds: float) -> None:
-        self.pending += seconds
+        """Takes note of seconds of audio."""
+        self.pending += seconds / self.speed
 
     def drop(self, seconds: float) -> None:
         """A launched patch turned out to be surplus: it follows its segment's end."""
-        self.pending -= seconds
+        self.pending -= seconds / self.speed
 
     def deliver(self, now: float, seconds: float) -> float:
         """Takes delivery and returns how many seconds the listener waited in silence for it."""
+        seconds /= self.speed
         self.pending -= seconds
         if self.started is None:
             self.started = now

@@ -21,7 +21,7 @@ from service.engine.speech.scheduler import (
     prefill_needs,
     replayed_prefill,
 )
-from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.stream import Phase, Playback, Stream
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 PATCH_SECONDS = 0.16
@@ -80,6 +80,8 @@ class Arrival:
     live: bool = True
     solver_steps: int = 10
     cap_factor: float = 2.0
+    speed: float = 1.0
+    speed_known: bool = True
 
     def stream(self, number: int) -> Stream:
         cap = int(self.patches * self.cap_factor)
@@ -91,6 +93,7 @@ class Arrival:
             prompt_tokens=self.prompt_tokens,
             prompt_audio=self.prompt_audio,
             max_patches=cap,
+            playback=Playback(self.speed if self.speed_known else 1.0),
             positions=self.prompt_tokens + cap,
         )
 
@@ -178,6 +181,7 @@ class Simulation:
         chooser = chooser or self.scheduler
         scheduler, outcome = self.scheduler, self.outcome
         lengths: dict[Stream, int] = {}
+        listeners: dict[Stream, Playback] = {}
         arrivals = list(self.trace)
         ended: list[Stream] = []
         clock = 0.0
@@ -186,6 +190,7 @@ class Simulation:
                 arrival = arrivals.pop(0)
                 stream = arrival.stream(len(lengths))
                 lengths[stream] = arrival.patches
+                listeners[stream] = Playback(arrival.speed)
                 if refusal := scheduler.submit(stream, clock):
                     outcome.refused.append(refusal)
             step = chooser.next_step(clock)
@@ -201,6 +206,7 @@ class Simulation:
                     if stream.playback.started is None and stream.live:
                         outcome.first_audio.append(clock - stream.arrival)
                     stream.playback.deliver(clock, PATCH_SECONDS)
+                    listeners[stream].deliver(clock, PATCH_SECONDS)
                     if stream.launched == lengths[stream]:
                         ended.append(stream)
             for stream in late:
@@ -208,7 +214,7 @@ class Simulation:
                 scheduler.release(stream)
                 outcome.finished += 1
                 if stream.live:
-                    outcome.underruns.append(stream.playback.underrun)
+                    outcome.underruns.append(listeners[stream].underrun)
                 assert abs(stream.playback.pending) < 1e-9
             if step is None and not ended and not late:
                 if not arrivals:

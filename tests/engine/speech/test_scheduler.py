@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from service.engine.pages import PagePool
 from service.engine.speech.scheduler import Policy, Recorded, SpeechScheduler, Step
-from service.engine.speech.stream import Phase, Stream
+from service.engine.speech.stream import Phase, Playback, Stream
 from tests.engine.speech.simulator import (
     BUCKETS,
     FUSED,
@@ -367,6 +367,29 @@ def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
     sched.release(a)
     step = sched.next_step(0.0)
     assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["b"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_who_listens_faster_is_served_faster(known: bool) -> None:
+    """Listeners at double and at half speed, with prompts that come all the time."""
+    rng = random.Random(5)
+    trace = [Arrival(0.02 * i, 120, speed=2.0 if i % 4 else 0.5, speed_known=known) for i in range(24)]
+    for _ in range(120):
+        trace.append(Arrival(rng.uniform(1, 9), 4, rng.randint(200, 600), speed=2.0, speed_known=known))
+    outcome = Simulation(trace).run()
+    assert outcome.finished == len(trace)
+    assert (outcome.underrun_seconds == 0) == known
+
+
+def test_the_load_of_a_listener_grows_with_the_speed() -> None:
+    sched = scheduler()
+    alone = sched.load(extra=stream())
+    fast, slow = stream("fast"), stream("slow")
+    fast.playback, slow.playback = Playback(4.0), Playback(0.5)
+    assert sched.load(extra=fast) == pytest.approx(4 * alone)
+    sched.submit(slow, 0.0)
+    one, two = (sched.costs.mean("decode", 10, rows) + sched.costs.mean("vae", 0, rows) for rows in (1, 2))
+    assert sched.load(extra=fast) == pytest.approx((3.5 * one + 0.5 * two) / PATCH_SECONDS)
 
 
 def test_late_audio_counts_as_underrun_and_moves_the_clock() -> None:

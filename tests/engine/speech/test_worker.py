@@ -95,6 +95,18 @@ def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
     )
 
 
+def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
+    rig = WorkerRig(model, golden.processor())
+    rig.worker.submit(request("fast", segment(TEXTS[0], 40), speed=4.0))
+    for _ in range(6):
+        rig.turn()
+    (stream,) = rig.worker._scheduler.running
+    heard = stream.playback.delivered + stream.playback.pending
+    assert heard == pytest.approx(0.04 * stream.launched) and stream.launched > 2
+    rig.run({0: [Abort("fast")]})
+    rig.assert_clean()
+
+
 def test_a_natural_stop_ends_the_stream_without_its_surplus_patch() -> None:
     rig = WorkerRig(golden.model(), golden.processor())
     heard = rig.alone(
