@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import msgspec
 from PIL import Image
 
 from models.errors import InputError
@@ -17,7 +18,7 @@ from models.processor import ChatProcessor
 from service.api.admission import Ticket
 from service.api.context import ServerContext
 from service.api.errors import ApiError, bad_request
-from service.api.schema import ChatRequestBody, ContentPart, MediaUrl, Message
+from service.api.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, Message
 from service.catalog import HostedModel
 from service.media.loader import MediaBudget
 
@@ -34,11 +35,12 @@ OPENING_TOKENS = 16
 
 @dataclass(frozen=True)
 class MediaReference:
-    """field: where in the request it stands."""
+    """field: where in the request it stands. sampling: where fps and max_frames of a video stand."""
 
     kind: str
     media: MediaUrl
     field: str
+    sampling: str
 
 
 async def build_prompt(context: ServerContext, model: HostedModel, body: ChatRequestBody, ticket: Ticket) -> Prompt:
@@ -157,13 +159,27 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
         raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
     if role != "user":
         raise bad_request(f"{field}: images and videos belong into user messages.", field)
-    at = f"{field}.{kind}"
+    _refuse_pixel_bounds(part, field)
+    at = sampling = f"{field}.{kind}"
     if isinstance(media, str):
         media = MediaUrl(media)
     else:
+        _refuse_pixel_bounds(media, at)
         at += ".url"
-    references.append(MediaReference(kind.removesuffix("_url"), media, at))
+    if media.fps is None and media.max_frames is None:
+        media, sampling = msgspec.structs.replace(media, fps=part.fps, max_frames=part.max_frames), field
+    references.append(MediaReference(kind.removesuffix("_url"), media, at, sampling))
     return PromptPart(item=len(references) - 1)
+
+
+def _refuse_pixel_bounds(fields: ContentPart | MediaUrl, at: str) -> None:
+    for name in PIXEL_BOUNDS:
+        if getattr(fields, name) is not None:
+            raise bad_request(
+                f"{at}.{name}: not supported by this server; detail bounds a picture, fps and max_frames a video.",
+                f"{at}.{name}",
+                "unsupported_parameter",
+            )
 
 
 async def _load(
@@ -209,14 +225,14 @@ async def _load_video(
 ) -> MediaItem:
     settings = context.settings
     media = reference.media
-    parent = reference.field.removesuffix(".url")
+    at = reference.sampling
     if media.fps is not None and media.fps > settings.max_fps:
-        raise bad_request(f"{parent}.fps: at most {settings.max_fps:g} can be asked for.", f"{parent}.fps")
+        raise bad_request(f"{at}.fps: at most {settings.max_fps:g} can be asked for.", f"{at}.fps")
     share = max(1, settings.max_frames // videos)
     if media.max_frames is not None and media.max_frames > share:
         raise bad_request(
-            f"{parent}.max_frames: at most {share} frames of each video of this request are taken.",
-            f"{parent}.max_frames",
+            f"{at}.max_frames: at most {share} frames of each video of this request are taken.",
+            f"{at}.max_frames",
         )
     max_frames = media.max_frames or share
 

@@ -12,22 +12,42 @@ from service.api.text import FinishReason, TokenLogprob
 # Requests
 
 
+Fps = Annotated[float, Meta(gt=0)]
+Frames = Annotated[int, Meta(ge=1)]
+PixelBound = Annotated[Any, Meta(description="refused: detail bounds a picture, max_frames a video")]
+
+
 class MediaUrl(msgspec.Struct, frozen=True):
     """url: data: or https:. detail: low is a small pixel budget. fps, max_frames: how a video is sampled."""
 
     url: str
-    detail: Literal["auto", "low", "high"] = "auto"
-    fps: Annotated[float, Meta(gt=0)] | None = None
-    max_frames: Annotated[int, Meta(ge=1)] | None = None
+    detail: Literal["auto", "low", "high", "original"] = "auto"
+    fps: Fps | None = None
+    max_frames: Frames | None = None
+    min_pixels: PixelBound = None
+    max_pixels: PixelBound = None
+    total_pixels: PixelBound = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """type: text, image_url or video_url; may be left out where one of these fields says it."""
+    """type: text, image_url or video_url; may be left out where one of these fields says it.
+
+    fps, max_frames: of a video_url that does not say them itself.
+    """
 
     type: str | None = None
     text: str | None = None
     image_url: MediaUrl | str | None = None
     video_url: MediaUrl | str | None = None
+    fps: Fps | None = None
+    max_frames: Frames | None = None
+    min_pixels: PixelBound = None
+    max_pixels: PixelBound = None
+    total_pixels: PixelBound = None
+
+
+PIXEL_BOUNDS = ("min_pixels", "max_pixels", "total_pixels")
+"""Fields that other servers of these models take, in a part or in its URL object."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -105,6 +125,17 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     skip_special_tokens: Refused = None
     include_stop_str_in_output: Refused = None
     truncate_prompt_tokens: Refused = None
+    media_io_kwargs: Refused = None
+    enable_thinking: Refused = None
+    thinking_token_budget: Refused = None
+    include_reasoning: Refused = None
+    separate_reasoning: Refused = None
+    return_tokens_as_token_ids: Refused = None
+    regex: Refused = None
+    ebnf: Refused = None
+    no_stop_trim: Refused = None
+    lora_path: Refused = None
+    moderation: Refused = None
 
 
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -137,6 +168,17 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "truncate_prompt_tokens": (),
+    "media_io_kwargs": ({},),
+    "enable_thinking": (False,),
+    "thinking_token_budget": (),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "regex": (),
+    "ebnf": (),
+    "no_stop_trim": (False,),
+    "lora_path": (),
+    "moderation": (),
 }
 """Fields that would change the answer and are not honoured, with the values under which they change nothing."""
 

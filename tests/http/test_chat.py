@@ -139,6 +139,27 @@ def test_pictures_and_frame_lists(client: OpenAI) -> None:
     assert (details.text_tokens, details.image_tokens, details.video_tokens) == (6, 8, 4)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_how_a_video_is_sampled_may_stand_beside_its_url(client: OpenAI, beside: bool) -> None:
+    """The fake model's text does not tell frames apart: the metrics do."""
+    sampling = {"max_frames": 3}
+    part: dict[str, Any] = {"type": "video_url", "video_url": {"url": frame_list(5), **({} if beside else sampling)}}
+    seen = frames_seen(client)
+    ask(client, [part | (sampling if beside else {})])
+    assert frames_seen(client) - seen == 3
+
+
+def frames_seen(client: OpenAI) -> float:
+    text = httpx.get(str(client.base_url).removesuffix("/v1/") + "/metrics").text
+    line = next(line for line in text.splitlines() if line.startswith("reprise_request_video_frames_sum"))
+    return float(line.split()[-1])
+
+
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original"])
+def test_every_detail_of_the_client_library_is_taken(client: OpenAI, detail: str) -> None:
+    assert ask(client, [{"type": "image_url", "image_url": {"url": picture(), "detail": detail}}]).usage
+
+
 def test_unknown_fields_and_neutral_values_change_nothing(client: OpenAI) -> None:
     extra = {"safety_identifier": "x", "cache_salt": 3, "tools": [], "response_format": {"type": "text"}, "n": None}
     assert ask(client, "same", user="me", extra_body=extra).choices[0].message.content == "same"

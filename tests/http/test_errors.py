@@ -102,6 +102,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         video(frame_list(2), max_frames=10**6),
         "messages[0].content[0].video_url.max_frames",
     ),
+    "pixel bound of a picture": (
+        parts({"type": "image_url", "image_url": {"url": picture(), "max_pixels": 3136}}),
+        "messages[0].content[0].image_url.max_pixels",
+    ),
+    "pixel bound beside a video": (
+        parts({"type": "video_url", "video_url": frame_list(2), "total_pixels": 3136}),
+        "messages[0].content[0].total_pixels",
+    ),
+    "fps beside a video": (
+        parts({"type": "video_url", "video_url": frame_list(2), "fps": 1000}),
+        "messages[0].content[0].fps",
+    ),
     "prompt over the context": ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
     "temperature": ({"temperature": 2.5}, "temperature"),
     "temperature is text": ({"temperature": "hot"}, "temperature"),
@@ -128,6 +140,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "guided_json": ({"guided_json": {"type": "object"}}, "guided_json"),
     "modalities": ({"modalities": ["text", "audio"]}, "modalities"),
     "template from the client": ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    "media options": ({"media_io_kwargs": {"video": {"num_frames": 2}}}, "media_io_kwargs"),
+    "thinking outside the template's options": ({"enable_thinking": True}, "enable_thinking"),
+    "reasoning left out": ({"include_reasoning": False}, "include_reasoning"),
     "processor options": ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs"),
     "template option": ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
     "template option's type": (
