@@ -34,9 +34,19 @@ class TextFormatter(logging.Formatter):
         return super().format(record) + suffix
 
 
+class _Stderr:
+    """What sys.stderr is at the moment: a live display on a terminal takes its place, so that lines go above it."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def configure_logging(level: str, log_format: str) -> None:
     """Send everything to stderr. log_format: "text" or "json"."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_Stderr())
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("httpx", "httpcore", "PIL", "asyncio"):

@@ -23,7 +23,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from service.engine.messages import EngineState, Observation
+from service.engine.messages import EngineState, ModelState, Observation
 
 PREFIX = "reprise"
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -174,7 +174,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
         _gauge("event_loop_lag_seconds", "Delay of a timer in the API process."),
         _gauge("event_loop_tasks", "Tasks of the API process."),
-        _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "device"),
+        _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "torch"),
+        _gauge("engine_info", "Always 1; the name of what the engine runs on.", "device"),
     ),
 }
 
@@ -236,6 +237,8 @@ class Metrics:
 
     def observe_state(self, state: EngineState) -> None:
         """Gauges from the engine's heartbeat."""
+        if state.device:
+            self.observe("engine_info", 1, device=state.device)
         self.observe("graph_bytes", state.graph_bytes)
         for kind, size in state.device_memory.items():
             self.observe("gpu_memory_bytes", size, state=kind)
@@ -249,6 +252,11 @@ class Metrics:
             self.observe("kv_cache_pages", model.pages_cached, model=name, state="cached")
             self.observe("kv_cache_pages", model.pages_total, model=name, state="total")
             self.observe("encoder_cache_bytes", model.encoder_cache_bytes, model=name)
+
+    def observe_end(self, last: EngineState) -> None:
+        """The engine has ended: nothing of what its last heartbeat told is held any more."""
+        models = tuple(ModelState(model.model, 0, 0, 0, 0, 0, 0) for model in last.models)
+        self.observe_state(EngineState("down", "", models, 0, dict.fromkeys(last.device_memory, 0)))
 
     def exposition(self) -> bytes:
         """Prometheus text format."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable
+from errno import EADDRINUSE
 from functools import partial
 from types import FrameType
 from typing import Any, Literal, cast
@@ -21,9 +23,9 @@ from service.catalog import DEMO_NOTICE, Catalog, engine_config
 from service.connections import BoundedConnection, raise_descriptor_limit, set_options
 from service.engine.client import EngineError
 from service.engine.config import EngineConfig
-from service.engine.messages import EngineState
 from service.engine.supervisor import EngineLink, InlineLink, ProcessLink
 from service.logs import configure_logging
+from service.progress import StartProgress, log_phase
 from service.settings import Settings, SettingsError
 
 log = logging.getLogger("reprise")
@@ -77,7 +79,6 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         context, settings = self.context, self.context.settings
         log.info("draining %d requests", context.admission.in_flight)
-        context.metrics.observe("ready", 0)
         await asyncio.sleep(settings.drain_delay)
         context.engine.drain()
         context.drain_begun.set()
@@ -117,16 +118,25 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
     """Serve until a signal; the exit status. 1 when the engine cannot be started."""
     server = create_server(settings, catalog)
     context = server.context
+    progress = None
+    if sys.stderr.isatty():
+        progress = context.engine.on_state = StartProgress(Console(stderr=True))
     failed = False
+
+    def end_progress(good: bool) -> None:
+        if progress is not None:
+            progress.end(good=good)
 
     async def announce() -> None:
         nonlocal failed
         try:
             await context.engine.wait_ready()
         except EngineError as error:
+            end_progress(good=False)
             log.error("%s", error.message)
             failed = server.should_exit = True
         else:
+            end_progress(good=True)
             print_banner(context, _url(listener))
 
     task = asyncio.create_task(announce())
@@ -134,18 +144,21 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
         await server.serve([listener])
     finally:
         task.cancel()
+        end_progress(good=False)
     return 1 if failed or not server.started else 0
 
 
 def bind(settings: Settings) -> socket.socket:
     """The listening socket, made before anything is loaded. SettingsError when the address cannot be had."""
+    where = f"host, port: {settings.host}:{settings.port} cannot be bound"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except socket.gaierror as error:
+        raise SettingsError(f"{where} ({error.strerror})") from error
     except OSError as error:
-        raise SettingsError(
-            f"host, port: {settings.host}:{settings.port} cannot be bound ({error.strerror})"
-        ) from error
+        hint = "; another server may be running there, --port 0 picks a free one" if error.errno == EADDRINUSE else ""
+        raise SettingsError(f"{where} ({os.strerror(error.errno or 0)}{hint})") from error
     set_options(listener)
     return listener
 
@@ -158,10 +171,6 @@ def run(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
     return asyncio.run(serve(settings, catalog, listener))
 
 
-def log_phase(state: EngineState) -> None:
-    log.info("engine: %s%s", state.phase, f" ({state.detail})" if state.detail else "")
-
-
 def _url(listener: socket.socket) -> str:
     host, port, *_ = listener.getsockname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -170,10 +179,12 @@ def _url(listener: socket.socket) -> str:
 def print_banner(context: ServerContext, url: str) -> None:
     """URLs and models: a box on a terminal, a log line otherwise."""
     names = [name for model in context.catalog.models for name in model.names]
+    state = context.engine.state
+    device = state.device if state is not None else ""
     if not sys.stderr.isatty():
-        log.info("ready at %s", url, extra={"models": ",".join(names)})
+        log.info("ready at %s", url, extra={"models": ",".join(names), "device": device})
         return
-    lines = [f"[bold]{url}/v1[/bold]", f"docs     {url}/docs", f"metrics  {url}/metrics", ""]
+    lines = [f"[bold]{url}/v1[/bold]", f"docs     {url}/docs", f"metrics  {url}/metrics", f"device   {device}", ""]
     for model in context.catalog.models:
         does = {"chat": "sees", "speech": "speaks"}[model.kind]
         lines.append(f"{', '.join(model.names)} [dim]({does})[/dim]")

@@ -86,6 +86,23 @@ def test_the_heartbeat_sets_the_gauges_that_routers_scrape() -> None:
 def test_labels_are_of_low_cardinality() -> None:
     allowed = {
         *("model", "endpoint", "status", "outcome", "reason", "kind", "route", "state", "format", "underrun", "part"),
-        *("version", "python", "device", "phase", "cached"),
+        *("version", "python", "torch", "device", "phase", "cached"),
     }
     assert {label for spec in SPECS for label in spec.labels} <= allowed
+
+
+def test_the_device_is_named_and_what_ended_holds_nothing() -> None:
+    metrics = Metrics()
+    state = EngineState("ready", "", (ModelState("m", 2, 3, 2, 100, 25, 10, 7),), 4096, {"tensors": 9}, "a GPU")
+    metrics.observe_state(state)
+    assert 'reprise_engine_info{device="a GPU"} 1.0' in metrics.exposition().decode()
+    metrics.observe_end(state)
+    text = metrics.exposition().decode()
+    for line in (
+        'requests_running{model="m"} 0.0',
+        'requests_waiting{model="m"} 0.0',
+        'kv_cache_usage_ratio{model="m"} 0.0',
+        'gpu_memory_bytes{state="tensors"} 0.0',
+        "graph_bytes 0.0",
+    ):
+        assert f"{PREFIX}_{line}" in text

@@ -48,6 +48,8 @@ ENDPOINTS = {
     "/v1/audio/voices": "voices",
 }
 """Paths with admission and metrics of their own."""
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-sample-rate", "x-channels", "x-bits-per-sample")
+"""Headers of answers that pages of other origins may read."""
 BYTES_PER_PIXEL = 3
 LAG_PERIOD = 0.5
 
@@ -56,7 +58,11 @@ def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[],
     """What routes share; nothing runs before the application starts."""
     metrics = Metrics(model.name for model in catalog.models)
     metrics.observe(
-        "build_info", 1, version=operations.server_version(), python=platform.python_version(), device=settings.device
+        "build_info",
+        1,
+        version=operations.server_version(),
+        python=platform.python_version(),
+        torch=operations.version_of("torch"),
     )
     workers = WorkerPool(settings.media_workers, WorkerLimits())
     return ServerContext(
@@ -137,14 +143,6 @@ def create_app(context: ServerContext) -> FastAPI:
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.docs_open else [])]
     app.add_middleware(AuthMiddleware, keys=KeyRing(settings.keys()), open_paths=open_paths)
     app.add_middleware(OriginMiddleware, allowed=settings.cors_origin)
-    if settings.cors_origin:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origin,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
     app.add_middleware(
         RequestMiddleware,
         endpoints=ENDPOINTS,
@@ -153,6 +151,14 @@ def create_app(context: ServerContext) -> FastAPI:
         max_body=settings.max_body,
         body_timeout=settings.body_timeout,
     )
+    if settings.cors_origin:  # outermost: a page must be able to read a refusal, too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     return app
 
 

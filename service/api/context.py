@@ -54,6 +54,11 @@ class ServerContext:
     async def in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.threads, step)
 
+    @property
+    def ready(self) -> bool:
+        """Requests are taken: loaded, captured, not draining."""
+        return self.engine.ready and not self.draining
+
     def require_ready(self) -> None:
         """ApiError 503 with Retry-After unless requests are taken."""
         if self.draining:

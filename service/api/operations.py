@@ -44,10 +44,15 @@ class Version(msgspec.Struct, frozen=True):
 
 
 def server_version() -> str:
+    return version_of("reprise") or "0+checkout"
+
+
+def version_of(package: str) -> str:
+    """The installed version; empty where the package is not installed."""
     try:
-        return version("reprise")
-    except PackageNotFoundError:  # run from a checkout
-        return "0+checkout"
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _json(payload: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -100,15 +105,16 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     context = context_of(request)
     engine = context.engine
-    taken = engine.ready and not context.draining
     detail = engine.state.detail if engine.state is not None else ""
-    answer = Readiness("ready" if taken else "not_ready", engine.phase, detail, context.draining)
-    return _json(answer, *((200, {}) if taken else (503, RETRY)))
+    answer = Readiness("ready" if context.ready else "not_ready", engine.phase, detail, context.draining)
+    return _json(answer, *((200, {}) if context.ready else (503, RETRY)))
 
 
 @router.get("/metrics", openapi_extra=operation("Metrics for Prometheus.", {"text/plain": None}))
 async def metrics(request: Request) -> Response:
     context = context_of(request)
+    context.metrics.observe("ready", float(context.ready))
+    context.metrics.observe("engine_up", float(context.engine.alive))
     return Response(await context.in_thread(context.metrics.exposition), headers={"content-type": CONTENT_TYPE})
 
 

@@ -198,9 +198,12 @@ class EngineClient:
         self._send(Stop())
         if self._supervisor is None:
             return
-        _, running = await asyncio.wait({self._supervisor}, timeout=grace)
+        # One that loads or captures reads no commands, one that is down is not waited for.
+        listens = self.phase in ("ready", "draining")
+        _, running = await asyncio.wait({self._supervisor}, timeout=grace if listens else 0.0)
         if running:
-            log.warning("the engine did not stop within %.0f s; it is killed", grace)
+            if listens:
+                log.warning("the engine did not stop within %.0f s; it is killed", grace)
             self._supervisor.cancel()
             await asyncio.wait(running)
 
@@ -258,11 +261,11 @@ class EngineClient:
             exit = await self._live()
             if self._stopping:
                 return
-            log.error("engine: %s", exit.reason)
-            if exit.permanent or not self._was_ready:
+            if not self._was_ready:  # whoever waits for it says why
                 self.failure = exit
                 self._changed.set()
                 return
+            log.error("engine: %s", exit.reason)
             if time.monotonic() - started > STEADY_SECONDS:
                 attempt = 0
             await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
@@ -280,9 +283,9 @@ class EngineClient:
         finally:
             watchdog.cancel()
             self._link = None
+            if self.state is not None:
+                self._metrics.observe_end(self.state)
             self.state = None
-            self._metrics.observe("engine_up", 0)
-            self._metrics.observe("ready", 0)
             self._fail_all(_unavailable("The engine stopped while the request was in progress; it is being restarted."))
             self._changed.set()
 
@@ -354,8 +357,6 @@ class EngineClient:
         self.state = state
         self._was_ready |= state.phase == "ready"
         self._metrics.observe_state(state)
-        self._metrics.observe("engine_up", 1)
-        self._metrics.observe("ready", float(self.ready))
         if changed:
             self._changed.set()
             if self.on_state is not None:

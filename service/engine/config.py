@@ -18,6 +18,10 @@ LoadFormat = Literal["published", "random"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
+class ConfigurationError(ValueError):
+    """An engine cannot start as it is configured; the message names the setting or the model."""
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
     """One hosted model. `name` is its first served name: requests and metric labels use it."""
 

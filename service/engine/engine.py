@@ -21,8 +21,8 @@ import torch
 from models.registry import family_of, resolve
 from service.engine.arbiter import Arbiter
 from service.engine.compilations import Compilations
-from service.engine.config import Channel, EngineConfig, ModelConfig
-from service.engine.memory import device_memory, size_pages
+from service.engine.config import Channel, ConfigurationError, EngineConfig, ModelConfig
+from service.engine.memory import device_memory, device_name, size_pages
 from service.engine.messages import (
     Abort,
     ChatRequest,
@@ -82,6 +82,7 @@ class Engine:
         self._busy_at = clock()
         self._may_capture = True
         self._runners = [runner for worker in workers for runner in worker.graph_runners]
+        self._device_name = device_name(pool.device)
         self._capture_seconds = 0.0
         """What the last capture took."""
 
@@ -198,7 +199,8 @@ class Engine:
 
     def state(self, detail: str = "") -> EngineState:
         models = tuple(worker.state() for worker in self.workers.values())
-        return EngineState(self._phase, detail, models, self._pool.num_bytes, device_memory(self._pool.device))
+        memory = device_memory(self._pool.device)
+        return EngineState(self._phase, detail, models, self._pool.num_bytes, memory, self._device_name)
 
 
 def serve(config: EngineConfig, channel: Channel) -> None:
@@ -221,7 +223,7 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
     pool = GraphPool(device, config.graph_memory_bytes)
     workers = []
     for model in config.models:
-        channel.send(Outputs(state=EngineState("loading", model.name, (), 0)))
+        channel.send(Outputs(state=EngineState("loading", model.name, (), 0, device=device_name(device))))
         started = time.monotonic()
         workers.append(load_worker(config, model, device, pool, observations))
         observations.observe("model_load_duration_seconds", time.monotonic() - started, model=model.name)
@@ -245,11 +247,12 @@ def load_worker(
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """auto: the GPU when there is one."""
-    name = config.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device("cpu")
+    """auto: the GPU when there is one. ConfigurationError when CUDA is wanted and cannot be had."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigurationError("device: torch finds no CUDA device; `reprise doctor` says what is missing")
+    use_cuda = has_cuda and config.device != "cpu"
+    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
 
 
 def engine_stream(device: torch.device) -> AbstractContextManager[object]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from service.engine.config import EngineConfig
+from service.engine.config import ConfigurationError, EngineConfig
 from service.engine.worker import MemoryNeeds, ModelWorker
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 CPU_CACHE_TOKENS = 16384
 
 
-class MemoryPlanError(RuntimeError):
+class MemoryPlanError(ConfigurationError):
     """The hosted models do not fit; the message names the one that got too little."""
 
 
@@ -103,6 +103,11 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     run()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def device_name(device: torch.device) -> str:
+    """ "NVIDIA H100 80GB HBM3" or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def device_memory(device: torch.device) -> dict[str, int]:

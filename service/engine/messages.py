@@ -183,13 +183,14 @@ class ModelState(Struct, frozen=True):
 
 class EngineState(Struct, frozen=True):
     """Sent at least once a second: the heartbeat. phase: "loading", "capturing", "ready", "draining".
-    device_memory: bytes by state, see memory.py; empty on a CPU."""
+    device_memory: bytes by state, see memory.py; empty on a CPU. device: what the engine runs on, by name."""
 
     phase: str
     detail: str
     models: tuple[ModelState, ...]
     graph_bytes: int
     device_memory: dict[str, int] = {}
+    device: str = ""
 
 
 class Outputs(Struct, frozen=True):

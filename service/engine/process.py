@@ -6,6 +6,7 @@ is how it learns that the process that started it is gone.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -16,12 +17,14 @@ import zmq
 from models.errors import CheckpointError
 from models.registry import resolve
 from service.engine import wire
-from service.engine.config import EngineConfig
+from service.engine.config import ConfigurationError, EngineConfig
 from service.engine.messages import Command, Outputs
 from service.logs import configure_logging
 
+log = logging.getLogger("reprise.engine")
+
 CONFIGURATION_ERROR = 3
-"""Exit status of an engine that cannot start with this configuration: starting it again would not help."""
+"""Exit status of an engine that cannot start as it is configured; it has said why."""
 
 
 class ZmqChannel:
@@ -70,8 +73,8 @@ def main(arguments: list[str]) -> int:
     channel = ZmqChannel(address)
     try:
         resolve(entry)(config, channel)
-    except CheckpointError as error:
-        print(f"reprise: {error}", file=sys.stderr)
+    except (CheckpointError, ConfigurationError) as error:
+        log.error("%s", error)
         return CONFIGURATION_ERROR
     finally:
         channel.close()

@@ -22,7 +22,7 @@ import zmq.asyncio
 from models.errors import CheckpointError
 from models.registry import resolve
 from service.engine import wire
-from service.engine.config import EngineConfig, EngineEntry
+from service.engine.config import ConfigurationError, EngineConfig, EngineEntry
 from service.engine.messages import Command, Outputs, Stop
 from service.engine.process import CONFIGURATION_ERROR
 
@@ -32,11 +32,9 @@ OnOutputs = Callable[[Outputs], None]
 
 
 class EngineExit(msgspec.Struct, frozen=True):
-    """How an engine ended. `permanent`: the configuration is at fault, another start would end the same way."""
+    """How an engine ended."""
 
     reason: str
-    clean: bool = False
-    permanent: bool = False
 
 
 class EngineLink(Protocol):
@@ -92,9 +90,11 @@ class ProcessLink:
             status = exited.result()
             await self._drain(reader)
             if status == 0:
-                return EngineExit("stopped", clean=True)
+                return EngineExit("stopped")
+            if status == CONFIGURATION_ERROR:
+                return EngineExit("it cannot run as it is configured")
             cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-            return EngineExit(f"the engine process ended with {cause}", permanent=status == CONFIGURATION_ERROR)
+            return EngineExit(f"the engine process ended with {cause}")
         finally:
             reader.cancel()
             if process.returncode is None:
@@ -150,9 +150,9 @@ class InlineLink:
             try:
                 entry = resolve(self._entry) if isinstance(self._entry, str) else self._entry
                 entry(self._config, channel)
-                exit = EngineExit("stopped", clean=True)
-            except CheckpointError as error:
-                exit = EngineExit(str(error), permanent=True)
+                exit = EngineExit("stopped")
+            except (CheckpointError, ConfigurationError) as error:
+                exit = EngineExit(str(error))
             finally:
                 post(finish, exit)
 

@@ -66,7 +66,6 @@ async def test_many_requests_at_once(kind: str) -> None:
         assert client.in_flight == 0
         exposition = client._metrics.exposition().decode()
         assert 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}' in exposition
-        assert "reprise_engine_up 1.0" in exposition
 
 
 async def test_what_is_not_taken_is_merged() -> None:
@@ -135,6 +134,37 @@ async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:
         await client.wait_ready()
     assert client.phase == "failed"
     await client.stop()
+
+
+async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> None:
+    """Memory that a dead process still holds, a disk that is away for a moment: the next start may succeed."""
+    good, broken = _links("process"), _links("process", EngineConfig((ModelConfig("tiny", "/unfit"),)))
+    lives = iter([good, broken, good])
+    client = EngineClient(lambda: next(lives)(), Metrics())
+    client.start()
+    async with asyncio.timeout(30):
+        await client.wait_ready()
+        with pytest.raises(EngineError):
+            await _answer(client, _request("crash", "!crash please"))
+        await client.wait_ready()
+    assert client.restarts == 2
+    assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
+    await client.stop()
+
+
+async def test_an_engine_that_ended_holds_nothing() -> None:
+    async with _running("process") as client:
+        waiting = asyncio.create_task(_answer(client, _request("r", "!endless", max_tokens=10**6)))
+        running = 'reprise_requests_running{model="tiny"}'
+        while f"{running} 1.0" not in client._metrics.exposition().decode():
+            await asyncio.sleep(0.02)
+        with pytest.raises(EngineError):
+            await _answer(client, _request("crash", "!crash please"))
+        assert client.phase == "down" and f"{running} 0.0" in client._metrics.exposition().decode()
+        with pytest.raises(EngineError):
+            await waiting
+        began = time.monotonic()
+    assert time.monotonic() - began < 2, "an engine that is down was waited for"
 
 
 async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,3 +152,23 @@ def test_websockets_of_other_origins_are_refused(server: RunningServer) -> None:
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(server: RunningServer) -> None:
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * (16 * 4096 + 1)))
     assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_pages_that_may_call_can_read_refusals(server: RunningServer) -> None:
+    origin = {"origin": "https://app.example"}
+    refused = httpx.post(f"{server.url}/v1/chat/completions", headers={**origin, "content-encoding": "gzip"})
+    assert refused.status_code == 415 and refused.headers["access-control-allow-origin"] == "https://app.example"
+    assert "retry-after" in refused.headers["access-control-expose-headers"]
+    preflight = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    asked = httpx.options(f"{server.url}/v1/chat/completions", headers=preflight)
+    assert asked.status_code == 200 and asked.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_the_gauge_of_readiness_says_what_the_probe_says() -> None:
+    """Also while it drains and the engine still works."""
+    with running_server() as server:
+        assert "reprise_ready 1.0" in httpx.get(f"{server.url}/metrics").text
+        server.context.draining = True
+        text = httpx.get(f"{server.url}/metrics").text
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert "reprise_ready 0.0" in text and "reprise_engine_up 1.0" in text

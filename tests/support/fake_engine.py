@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.engine.config import Channel, EngineConfig
+from service.engine.config import Channel, ConfigurationError, EngineConfig
 from service.engine.messages import (
     Abort,
     ChatDelta,
@@ -50,6 +50,8 @@ def serve(config: EngineConfig, channel: Channel) -> None:
     channel.send(Outputs(state=_state(config, "loading", 0)))
     if any(model.directory == "/broken" for model in config.models):
         raise RuntimeError("broken by request")
+    if any(model.directory == "/unfit" for model in config.models):
+        raise ConfigurationError("unfit by request")
     chats: dict[str, Answer] = {}
     speeches: dict[str, Speech] = {}
     channel.send(Outputs(state=_state(config, "ready", 0)))

@@ -1,0 +1,55 @@
+"""What the engine does until it takes requests: a live line for each phase on a terminal, a log line otherwise."""
+
+from __future__ import annotations
+
+import logging
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from service.engine.messages import EngineState
+
+log = logging.getLogger("reprise")
+
+STARTING = ("loading", "capturing")
+
+
+def log_phase(state: EngineState) -> None:
+    log.info("engine: %s%s", state.phase, f" ({state.detail})" if state.detail else "")
+
+
+class StartProgress:
+    """Phases of the first start, each with a clock that stops when the next one begins. Later phases are logged."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (SpinnerColumn(finished_text="[green]✓[/green]"), TextColumn("{task.description}"))
+        self._display = Progress(*columns, TimeElapsedColumn(), console=console)
+        self._task: TaskID | None = None
+        self._ended = False
+        self._display.start()
+        self._begin("starting the engine")
+
+    def __call__(self, state: EngineState) -> None:
+        """A state that differs from the last one."""
+        if self._ended:
+            log_phase(state)
+        elif state.phase in STARTING:
+            self._begin(f"{state.phase} {state.detail}".rstrip())
+
+    def end(self, *, good: bool) -> None:
+        """Leaves the phases on the terminal. good: the engine is ready."""
+        if not self._ended:
+            self._finish(good)
+            self._display.stop()
+            self._ended = True
+
+    def _begin(self, description: str) -> None:
+        self._finish(good=True)
+        self._task = self._display.add_task(escape(description), total=1)
+
+    def _finish(self, good: bool) -> None:
+        if self._task is not None and good:
+            self._display.update(self._task, completed=1)
+        elif self._task is not None:
+            self._display.stop_task(self._task)

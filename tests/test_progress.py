@@ -1,0 +1,48 @@
+"""Phases of a start on a terminal."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+
+import pytest
+from rich.console import Console
+
+from service.engine.messages import EngineState
+from service.progress import StartProgress
+
+
+def state(phase: str, detail: str = "") -> EngineState:
+    return EngineState(phase, detail, (), 0)
+
+
+def lines(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def test_phases_stay_on_the_terminal_with_their_times(caplog: pytest.LogCaptureFixture) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+    progress = StartProgress(console)
+    for phase in (state("loading", "a/[b]"), state("capturing", "a/[b]"), state("ready")):
+        progress(phase)
+    progress.end(good=True)
+    last = [line for line in lines(console) if line.startswith("✓")][-3:]
+    assert [line.split("0:00")[0].strip() for line in last] == [
+        "✓ starting the engine",
+        "✓ loading a/[b]",
+        "✓ capturing a/[b]",
+    ]
+    with caplog.at_level(logging.INFO):
+        progress(state("loading", "a/[b]"))
+    assert caplog.messages == ["engine: loading (a/[b])"], "a restart is told in the log"
+
+
+def test_a_start_that_fails_is_not_ticked_off() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+    progress = StartProgress(console)
+    progress(state("loading", "m"))
+    progress.end(good=False)
+    assert not [line for line in lines(console) if line.startswith("✓ loading")]
