@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-import types
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,7 +21,16 @@ from service.bench.command import bench
 from service.bench.run import BenchError
 from service.client import ServerSaid
 from service.options import DEFAULT_URL, Key, Local, Model, Url, connect
-from service.settings import Settings, SettingsError, describe, load_settings, panel, unknown_variables
+from service.settings import (
+    Settings,
+    SettingsError,
+    describe,
+    load_settings,
+    panel,
+    placeholder,
+    shown_default,
+    unknown_variables,
+)
 
 app = typer.Typer(
     name="reprise",
@@ -35,42 +43,55 @@ app = typer.Typer(
 app.add_typer(bench)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(server_version())
+        raise typer.Exit()
+
+
+@app.callback()
+def command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
 def _settings_command(command: Any) -> Any:
     """Give `command(config, print_config, **flags)` one option for each setting, documented where it is defined."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, default, annotation in (
             ("config", None, Annotated[Path | None, typer.Option(help="YAML file of settings.")]),
-            ("print_config", False, Annotated[bool, typer.Option(help="Print the effective settings and leave.")]),
+            (
+                "print_config",
+                False,
+                Annotated[bool, typer.Option("--print-config", help="Print the effective settings and leave.")],
+            ),
         )
     ]
     for name, field in Settings.model_fields.items():
-        kind, default = _flag_type(field.annotation)
-        shown = field.get_default()
+        kind = _flag_type(field.annotation)
+        shown = shown_default(name)
         option = typer.Option(
-            help=field.description,
+            help=f"{escape(field.description or '')}{escape(f' [{shown}]') if shown else ''}",
+            metavar=None if field.annotation is bool else placeholder(name),
             rich_help_panel=panel(name),
-            show_default=str(shown) if shown not in (None, ()) else False,
         )
         parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
         )
     command.__signature__ = inspect.Signature(parameters)
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
-def _flag_type(annotation: Any) -> tuple[Any, Any]:
-    """(type of the option, its value when it is not given)."""
-    origin = typing.get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        inner = [part for part in typing.get_args(annotation) if part is not type(None)]
-        return _flag_type(inner[0])
-    if origin is tuple:
-        return list[str] | None, None
-    if annotation is bool:
-        return bool | None, None
-    return str | None, None
+def _flag_type(annotation: Any) -> Any:
+    """The settings know their types: a flag is a switch, a text, or several texts. None: it is not given."""
+    if typing.get_origin(annotation) is tuple:
+        return list[str] | None
+    return bool | None if annotation is bool else str | None
 
 
 @app.command()
@@ -177,6 +198,11 @@ def main() -> None:
         app()
     except (ServerSaid, BenchError) as error:
         typer.echo(f"reprise: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # a file that the command line names
+        if error.filename is None:
+            raise
+        typer.echo(f"reprise: {error.filename}: {error.strerror}", err=True)
         sys.exit(1)
 
 

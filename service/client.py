@@ -38,10 +38,12 @@ class ApiClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._http.close()
-        if isinstance(error, httpx.TransportError):
+        if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol):
             raise ServerSaid(
                 f"no server at {self.url} ({error}); start one with `reprise serve`, or add --local"
             ) from error
+        if isinstance(error, httpx.TransportError):
+            raise ServerSaid(f"the connection to {self.url} broke ({error})") from error
 
     def models(self) -> list[dict[str, Any]]:
         response = self._http.get("/v1/models")
@@ -67,10 +69,10 @@ class ApiClient:
                     if "error" in chunk:
                         raise ServerSaid(chunk["error"]["message"])
                     for choice in chunk["choices"]:
-                        yield choice["delta"].get("content", "")
+                        yield choice["delta"].get("content") or ""
 
     def say(self, text: str, out: Path, model: str, voice: str) -> int:
-        """Bytes written to `out`."""
+        """Bytes written to `out`, which is removed when the audio does not end as it should."""
         body = {
             "model": model or self.first("speech"),
             "input": text,
@@ -80,7 +82,11 @@ class ApiClient:
         with self._http.stream("POST", "/v1/audio/speech", json=body) as response:
             _check(response)
             with out.open("wb") as file:
-                return sum(file.write(piece) for piece in response.iter_bytes())
+                try:
+                    return sum(file.write(piece) for piece in response.iter_bytes())
+                except BaseException:
+                    out.unlink()
+                    raise
 
     def first(self, kind: str) -> str:
         """Name of the first model that is "chat" or "speech"; ServerSaid when there is none."""

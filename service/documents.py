@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from service.metrics import GROUPS, PREFIX
-from service.settings import GIB, MIB, Bytes, Settings, panel
+from service.settings import Settings, choices, panel, shown_default
 
 DOCS = Path(__file__).parents[1] / "docs"
 FLAG = re.compile(r"--[a-z][a-z-]+")
@@ -65,27 +64,14 @@ PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
 
 
 def _default(name: str) -> str:
-    value = Settings.model_fields[name].get_default()
-    if value is None or value == ():
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int) and _is_bytes(name):
-        return next(
-            (f"`{value // size}{unit}`" for size, unit in ((GIB, "G"), (MIB, "M")) if value % size == 0), f"`{value}`"
-        )
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-
-def _is_bytes(name: str) -> bool:
-    return typing.get_args(Bytes)[1] in Settings.model_fields[name].metadata
+    value = shown_default(name)
+    is_word = not value or isinstance(Settings.model_fields[name].get_default(), bool)
+    return value if is_word else f"`{value}`"
 
 
 def _choices(annotation: Any) -> str:
-    """The values of a Literal, also beside None."""
-    if typing.get_origin(annotation) is Literal:
-        return f"One of {', '.join(f'`{value}`' for value in typing.get_args(annotation))}."
-    return next((text for part in typing.get_args(annotation) if (text := _choices(part))), "")
+    values = choices(annotation)
+    return f"One of {', '.join(f'`{value}`' for value in values)}." if values else ""
 
 
 def _cell(text: str) -> str:

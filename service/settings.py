@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 import re
+import typing
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -44,15 +45,19 @@ BYTE_UNITS = {"": 1, "K": 1 << 10, "M": MIB, "G": GIB}
 
 def _bytes(value: Any) -> Any:
     """ "512M" -> 536870912; plain numbers stay."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", value.strip(), re.I)):
-        return int(float(match[1]) * BYTE_UNITS[match[2].upper()])
-    return value
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", value.strip(), re.I)
+    if match is None:
+        raise ValueError("Input should be a number of bytes, such as 1048576, 512M or 4G")
+    return int(float(match[1]) * BYTE_UNITS[match[2].upper()])
 
 
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_words)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)]
-Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
+_BYTES = BeforeValidator(_bytes)
+Bytes = Annotated[int, _BYTES, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -216,14 +221,16 @@ class Settings(BaseSettings):
         return self
 
     def keys(self) -> tuple[str, ...]:
-        """All API keys, of the setting and of the file. Raises ValueError for a file that cannot be read."""
+        """All API keys, of the setting and of the file. ValueError for a file that cannot be read or holds none."""
         keys = [key.get_secret_value() for key in self.api_key]
         if self.api_key_file is not None:
             try:
-                lines = self.api_key_file.read_text().splitlines()
+                lines = [line.strip() for line in self.api_key_file.read_text("utf-8").splitlines()]
             except OSError as error:
                 raise ValueError(f"api_key_file: {self.api_key_file} cannot be read ({error.strerror})") from error
-            keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            except UnicodeDecodeError as error:
+                raise ValueError(f"api_key_file: {self.api_key_file} is no text in UTF-8") from error
+            keys += [line for line in lines if line and not line.startswith("#")]
             if not keys:
                 raise ValueError(f"api_key_file: {self.api_key_file} holds no key")
         return tuple(keys)
@@ -296,11 +303,48 @@ def panel(field: str) -> str:
     return str(extra["panel"])
 
 
+def shown_default(field: str) -> str:
+    """The default as an operator writes it: 512M, on, 0.75; empty where there is none."""
+    info = Settings.model_fields[field]
+    value = info.get_default()
+    if value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int) and _BYTES in info.metadata:
+        return next(
+            (f"{value // size}{unit}" for size, unit in ((GIB, "G"), (MIB, "M")) if value % size == 0), f"{value}"
+        )
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The values of a Literal, also beside None; of any other type none."""
+    if typing.get_origin(annotation) is Literal:
+        return tuple(str(value) for value in typing.get_args(annotation))
+    return next((found for part in typing.get_args(annotation) if (found := choices(part))), ())
+
+
+def placeholder(field: str) -> str:
+    """What stands for a value in `--help`: its choices, or its kind in capitals."""
+    info = Settings.model_fields[field]
+    if values := choices(info.annotation):
+        return "|".join(values)
+    if _BYTES in info.metadata:
+        return "BYTES"
+    inner = [part for part in typing.get_args(info.annotation) if part not in (type(None), ...)]
+    kind: Any = inner[0] if inner else info.annotation
+    kind = next(iter(typing.get_args(kind)), kind)  # of Annotated
+    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+
+
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path}: not a readable YAML file ({error})") from error
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path}: not a YAML file ({error})") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
     return {str(key).replace("-", "_"): value for key, value in values.items()}
