@@ -9,6 +9,7 @@ from benchmarks.kernels.timing import Case, Run
 from models.layers.fused import add_rms_norm_reference as add_rms_norm
 from models.layers.fused import silu_mul_reference as silu_mul
 from models.layers.kernels import linear
+from models.layers.kernels.routes import Tile
 
 BANDWIDTH = 3.0e6
 """Bytes per microsecond that a copy reaches on an H100."""
@@ -22,13 +23,13 @@ ADDED = [
     ("lm down", 6144, 2048),
     ("qwen2b down", 8960, 1536),
 ]
-TILES: dict[str, dict[str, int]] = {
-    "16x128x4": {"block_n": 16, "block_k": 128, "num_stages": 4},
-    "16x256x4": {"block_n": 16, "block_k": 256, "num_stages": 4},
-    "32x128x4": {"block_n": 32, "block_k": 128, "num_stages": 4},
-    "32x128x6": {"block_n": 32, "block_k": 128, "num_stages": 6},
-    "32x256x4": {"block_n": 32, "block_k": 256, "num_stages": 4},
-    "64x128x4": {"block_n": 64, "block_k": 128, "num_stages": 4},
+TILES = {
+    "16x128x4": Tile(64, 16, 128, stages=4),
+    "16x256x4": Tile(64, 16, 256, stages=4),
+    "32x128x4": Tile(64, 32, 128, stages=4),
+    "32x128x6": Tile(64, 32, 128, stages=6),
+    "32x256x4": Tile(64, 32, 256, stages=4),
+    "64x128x4": Tile(64, 64, 128, stages=4),
 }
 
 
@@ -42,48 +43,50 @@ def _weights(rows: int, inputs: int) -> list[torch.Tensor]:
     return [_random(rows, inputs, scale=inputs**-0.5) for _ in range(copies)]
 
 
-def _plain(rows: int, inputs: int, width: int, tiles: dict[str, int] | None) -> Run:
+def _plain(rows: int, inputs: int, width: int, tile: Tile | None) -> Run:
     x, weights = _random(rows, inputs), _weights(width, inputs)
-    if tiles is None:
+    if tile is None:
         return lambda i: F.linear(x, weights[i % len(weights)])
-    return lambda i: linear.linear_cuda(x, weights[i % len(weights)], None, **tiles)
+    return lambda i: linear.linear_cuda(x, weights[i % len(weights)], None, tile)
 
 
-def _gated(rows: int, inputs: int, inner: int, tiles: dict[str, int] | None) -> Run:
+def _gated(rows: int, inputs: int, inner: int, tile: Tile | None) -> Run:
     x, weights = _random(rows, inputs), _weights(2 * inner, inputs)
-    if tiles is None:
+    if tile is None:
         return lambda i: silu_mul(F.linear(x, weights[i % len(weights)]))
-    return lambda i: linear.linear_silu_mul_cuda(x, weights[i % len(weights)], **tiles)
+    return lambda i: linear.linear_silu_mul_cuda(x, weights[i % len(weights)], tile)
 
 
-def _added(rows: int, inputs: int, width: int, tiles: dict[str, int] | None) -> Run:
+def _added(rows: int, inputs: int, width: int, tile: Tile | None, split: int) -> Run:
     x, weights, residual, norm = _random(rows, inputs), _weights(width, inputs), _random(rows, width), _random(width)
-    if tiles is None:
+    if tile is None:
         return lambda i: add_rms_norm(F.linear(x, weights[i % len(weights)]), residual, norm, 1e-5)
-    return lambda i: linear.linear_add_rms_norm_cuda(x, weights[i % len(weights)], None, residual, norm, 1e-5, **tiles)
+    return lambda i: linear.linear_add_rms_norm_cuda(
+        x, weights[i % len(weights)], None, residual, norm, 1e-5, split=split, tile=tile
+    )
 
 
-def cases(row_counts: tuple[int, ...] = (1, 22), full: bool = True) -> list[Case]:
+def cases() -> list[Case]:
     found = []
-    for rows in row_counts:
+    for rows in (1, 22):
         for name, inputs, width in PLAIN:
             floor = inputs * width * 2 / BANDWIDTH
-            for variant, tiles in [("torch", None), *TILES.items()]:
-                make = lambda a=(rows, inputs, width, tiles): _plain(*a)  # noqa: E731
+            for variant, tile in [("torch", None), *TILES.items()]:
+                make = lambda a=(rows, inputs, width, tile): _plain(*a)  # noqa: E731
                 found.append(Case("linear", f"{rows} rows, {name}", variant, make, floor))
         for name, inputs, inner in GATED:
             floor = inputs * inner * 4 / BANDWIDTH
-            for variant, tiles in [("torch", None), *TILES.items()]:
-                make = lambda a=(rows, inputs, inner, tiles): _gated(*a)  # noqa: E731
+            for variant, tile in [("torch", None), *TILES.items()]:
+                make = lambda a=(rows, inputs, inner, tile): _gated(*a)  # noqa: E731
                 found.append(Case("linear+silu", f"{rows} rows, {name}", variant, make, floor))
         for name, inputs, width in ADDED:
             floor = inputs * width * 2 / BANDWIDTH
             splits = [s for s in (1, 2, 4, 5, 7) if inputs % (s * 256) == 0 and 64 <= width // 32 * s <= 300]
-            tiles_by_name: dict[str, dict[str, int] | None] = {"torch": None}
+            variants: dict[str, tuple[Tile | None, int]] = {"torch": (None, 1)}
             for split in splits[:3]:
-                for tile in ("16x256x4", "32x128x6", "32x256x4") if full else ("32x128x6",):
-                    tiles_by_name[f"{tile} split {split}"] = TILES[tile] | {"split": split}
-            for variant, tiles in tiles_by_name.items():
-                make = lambda a=(rows, inputs, width, tiles): _added(*a)  # noqa: E731
+                for name_of_tile in ("16x256x4", "32x128x6", "32x256x4"):
+                    variants[f"{name_of_tile} split {split}"] = TILES[name_of_tile], split
+            for variant, (tile, split) in variants.items():
+                make = lambda a=(rows, inputs, width, tile, split): _added(*a)  # noqa: E731
                 found.append(Case("linear+norm", f"{rows} rows, {name}", variant, make, floor))
     return found

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from models.layers.fused import rms_norm_reference as rms_norm
 from models.layers.fused import rotary_dense_attention_reference as rotary_dense_attention
 from models.layers.fused import silu_mul_reference as silu_mul
 from models.layers.kernels import elementwise, linear, norms, rotary
+from models.layers.kernels.routes import Tile
 from models.layers.rotary import rotate_half_split
 
 EPS = 1e-5
@@ -83,24 +83,24 @@ def _fused(x: Tensor, layers: list[Layer], attend: Attend) -> Tensor:
     return normed
 
 
-def _stream(x: Tensor, layers: list[Layer], attend: Attend, **tiles: Any) -> Tensor:
+def _stream(x: Tensor, layers: list[Layer], attend: Attend, tile: Tile | None = None) -> Tensor:
     normed = norms.rms_norm_cuda(x, layers[0].attention_norm, EPS)
     for index, layer in enumerate(layers):
-        attended = attend(linear.linear_cuda(normed, layer.qkv, None, **tiles), index)
-        normed, x = linear.linear_add_rms_norm_cuda(attended, layer.out, None, x, layer.mlp_norm, EPS, **tiles)
-        hidden = linear.linear_silu_mul_cuda(normed, layer.gate_up, **tiles)
-        normed, x = linear.linear_add_rms_norm_cuda(hidden, layer.down, None, x, layer.attention_norm, EPS, **tiles)
+        attended = attend(linear.linear_cuda(normed, layer.qkv, None, tile), index)
+        normed, x = linear.linear_add_rms_norm_cuda(attended, layer.out, None, x, layer.mlp_norm, EPS, tile=tile)
+        hidden = linear.linear_silu_mul_cuda(normed, layer.gate_up, tile)
+        normed, x = linear.linear_add_rms_norm_cuda(hidden, layer.down, None, x, layer.attention_norm, EPS, tile=tile)
     return normed
 
 
-def _mixed(x: Tensor, layers: list[Layer], attend: Attend, **tiles: Any) -> Tensor:
+def _mixed(x: Tensor, layers: list[Layer], attend: Attend) -> Tensor:
     """cuBLAS for qkv, the rest streamed."""
     normed = norms.rms_norm_cuda(x, layers[0].attention_norm, EPS)
     for index, layer in enumerate(layers):
         attended = attend(F.linear(normed, layer.qkv), index)
-        normed, x = linear.linear_add_rms_norm_cuda(attended, layer.out, None, x, layer.mlp_norm, EPS, **tiles)
-        hidden = linear.linear_silu_mul_cuda(normed, layer.gate_up, **tiles)
-        normed, x = linear.linear_add_rms_norm_cuda(hidden, layer.down, None, x, layer.attention_norm, EPS, **tiles)
+        normed, x = linear.linear_add_rms_norm_cuda(attended, layer.out, None, x, layer.mlp_norm, EPS)
+        hidden = linear.linear_silu_mul_cuda(normed, layer.gate_up)
+        normed, x = linear.linear_add_rms_norm_cuda(hidden, layer.down, None, x, layer.attention_norm, EPS)
     return normed
 
 
@@ -108,9 +108,9 @@ VARIANTS: dict[str, Callable[[Tensor, list[Layer], Attend], Tensor]] = {
     "plain": _plain,
     "fused": _fused,
     "stream": _stream,
-    "stream 32x128x4": partial(_stream, num_stages=4),
-    "stream 32x256x3": partial(_stream, block_k=256, num_stages=3),
-    "stream 64x128x4": partial(_stream, block_n=64, num_stages=4),
+    "stream 32x128x4": partial(_stream, tile=Tile(64, 32, 128, stages=4)),
+    "stream 32x256x3": partial(_stream, tile=Tile(64, 32, 256, stages=3)),
+    "stream 64x128x4": partial(_stream, tile=Tile(64, 64, 128, stages=4)),
     "mixed": _mixed,
 }
 

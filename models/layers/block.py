@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
-from models.layers.fused import linear, linear_add_rms_norm, linear_silu_mul
+from models.layers.fused import Unscaled, linear, linear_add_norm_for_product, linear_add_rms_norm, linear_silu_mul
 from models.layers.mlp import SwiGLU
 from models.layers.norms import RMSNorm
 
@@ -45,7 +45,7 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor | Unscaled) -> tuple[Tensor, Tensor, Tensor]:
         """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
         return self.split(linear(x, self.qkv.weight, self.qkv.bias))
 
@@ -77,14 +77,14 @@ def run_blocks(blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: 
     layers = list(blocks)
     if x.is_cuda and x.shape.numel() == x.shape[-1]:
         return _run_vector(layers, x, final_norm, attend)
-    norms = [*(block.attention_norm for block in layers[1:]), final_norm]
-    normed = layers[0].attention_norm(x)
-    for index, (block, following) in enumerate(zip(layers, norms, strict=True)):
+    normed: Tensor | Unscaled = layers[0].attention_norm(x)
+    for index, block in enumerate(layers):
         attended = attend(*block.attention.project(normed), index).flatten(-2)
-        normed, x = _add_norm(block.attention.out, attended, x, block.mlp_norm)
+        normed, x = add_norm_for_product(block.attention.out, attended, x, block.mlp_norm)
         hidden = linear_silu_mul(normed, block.mlp.gate_up.weight)
-        normed, x = _add_norm(block.mlp.down, hidden, x, following)
-    return normed
+        if index + 1 < len(layers):
+            normed, x = add_norm_for_product(block.mlp.down, hidden, x, layers[index + 1].attention_norm)
+    return add_norm(layers[-1].mlp.down, hidden, x, final_norm)[0]
 
 
 def _run_vector(layers: list[Block], x: Tensor, final_norm: RMSNorm, attend: Attend) -> Tensor:
@@ -103,8 +103,16 @@ def _run_vector(layers: list[Block], x: Tensor, final_norm: RMSNorm, attend: Att
     return final_norm(x.view(shape))
 
 
-def _add_norm(layer: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+def add_norm(layer: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    """(norm of the sum, the sum) of residual and layer(x)."""
     return linear_add_rms_norm(x, layer.weight, layer.bias, residual, norm.weight, norm.eps)
+
+
+def add_norm_for_product(
+    layer: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm
+) -> tuple[Tensor | Unscaled, Tensor]:
+    """add_norm whose norm is read by `linear` or `linear_silu_mul` alone."""
+    return linear_add_norm_for_product(x, layer.weight, layer.bias, residual, norm.weight, norm.eps)
 
 
 def block_rules(config: BlockConfig, published: str, ours: str) -> list[Rule]:

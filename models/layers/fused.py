@@ -6,12 +6,23 @@ CUDA runs models/layers/kernels.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.attention import dense_attention
 from models.layers.rotary import rotate_half_split
+
+
+class Unscaled(NamedTuple):
+    """Rows of an RMSNorm before their scale: x times the norm's weight [..., K], the squares of x summed in parts,
+    float32 [rows, parts], and eps. A product of them is scaled afterwards, which is the same but for rounding."""
+
+    rows: Tensor
+    squares: Tensor
+    eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,27 +67,39 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear; on a GPU, one row or few stream through kernels of their own."""
-    if x.is_cuda:
+def linear(x: Tensor | Unscaled, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear; on a GPU, one row, few rows and shapes of models.layers.kernels.routes have kernels of their own."""
+    if isinstance(x, Unscaled) or x.is_cuda:
         from models.layers.kernels.gemv import is_vector, vector_linear_cuda
         from models.layers.kernels.linear import linear_cuda, streams_alone
+        from models.layers.kernels.routes import route
 
+        if isinstance(x, Unscaled):
+            chosen = route("plain", x.rows, weight)
+            return linear_cuda(x, weight, bias, chosen.tile if chosen else None)
         if is_vector(x):
             return vector_linear_cuda(x, weight, bias)
+        if chosen := route("plain", x, weight):
+            return linear_cuda(x, weight, bias, chosen.tile)
         if streams_alone(x, weight):
             return linear_cuda(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
-def linear_silu_mul(x: Tensor, weight: Tensor) -> Tensor:
+def linear_silu_mul(x: Tensor | Unscaled, weight: Tensor) -> Tensor:
     """silu_mul of x times weight [2 * inner, width]: [..., width] -> [..., inner]."""
-    if x.is_cuda:
+    if isinstance(x, Unscaled) or x.is_cuda:
         from models.layers.kernels.gemv import is_vector, vector_linear_cuda
         from models.layers.kernels.linear import linear_silu_mul_cuda, streams
+        from models.layers.kernels.routes import route
 
+        if isinstance(x, Unscaled):
+            chosen = route("silu_mul", x.rows, weight)
+            return linear_silu_mul_cuda(x, weight, chosen.tile if chosen else None)
         if is_vector(x):
             return vector_linear_cuda(x, weight, silu_mul=True)
+        if chosen := route("silu_mul", x, weight):
+            return linear_silu_mul_cuda(x, weight, chosen.tile)
         if streams(x, weight):
             return linear_silu_mul_cuda(x, weight)
     return silu_mul(F.linear(x, weight))
@@ -88,14 +111,37 @@ def linear_add_rms_norm(
     """add_rms_norm of a projection: x [..., k], weight [width, k], residual [..., width]."""
     if x.is_cuda:
         from models.layers.kernels.gemv import is_vector, vector_linear_cuda
-        from models.layers.kernels.linear import linear_add_rms_norm_cuda, streams
+        from models.layers.kernels.linear import linear_add_rms_norm_cuda, linear_add_unscaled_cuda, streams
+        from models.layers.kernels.routes import route
 
         if is_vector(x):
             total = vector_linear_cuda(x, weight, bias, residual=residual)
             return rms_norm(total, norm_weight, eps), total
+        if chosen := route("add_norm", x, weight):
+            if chosen.deferred:
+                _, total = linear_add_unscaled_cuda(x, weight, bias, residual, norm_weight, eps, chosen.tile)
+                return rms_norm(total, norm_weight, eps), total
+            return linear_add_rms_norm_cuda(
+                x, weight, bias, residual, norm_weight, eps, split=chosen.split, tile=chosen.tile
+            )
         if streams(x, weight):
             return linear_add_rms_norm_cuda(x, weight, bias, residual, norm_weight, eps)
     return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
+
+
+def linear_add_norm_for_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor | Unscaled, Tensor]:
+    """linear_add_rms_norm whose norm is read by `linear` or `linear_silu_mul` alone, so that its scale may wait."""
+    if x.is_cuda:
+        from models.layers.kernels.gemv import is_vector
+        from models.layers.kernels.linear import linear_add_unscaled_cuda
+        from models.layers.kernels.routes import route
+
+        chosen = route("add_norm", x, weight)
+        if chosen and chosen.deferred and not is_vector(x):
+            return linear_add_unscaled_cuda(x, weight, bias, residual, norm_weight, eps, chosen.tile)
+    return linear_add_rms_norm(x, weight, bias, residual, norm_weight, eps)
 
 
 def rotary_dense_attention(

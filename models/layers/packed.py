@@ -48,8 +48,12 @@ def rotate_packed(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> None
 def linear_quick_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """y * sigmoid(1.702 y) of y = F.linear(x, weight, bias), x [n, k]."""
     if x.is_cuda:
+        from models.layers.kernels.linear import linear_quick_gelu_cuda
         from models.layers.kernels.packed import add_quick_gelu_cuda
+        from models.layers.kernels.routes import route
 
+        if chosen := route("quick_gelu", x, weight):
+            return linear_quick_gelu_cuda(x, weight, bias, chosen.tile)
         return add_quick_gelu_cuda(F.linear(x, weight), bias)
     y = F.linear(x, weight, bias)
     return y * torch.sigmoid(1.702 * y)

@@ -1,80 +1,153 @@
-"""Linear layers of few rows, bound by reading their weights once.
+"""Linear layers with what stands around them: a norm's scale before, a gate, a GELU, or a residual and a norm behind.
 
-Six stages of weights are in flight in every program. Prefetching them into L2 while the kernel before still runs was
-slower: 1563 us without, 1731 us with for VoxCPM2's language model at one row. Twins: linear, linear_silu_mul and
-linear_add_rms_norm of models.layers.fused.
+Few rows are bound by reading the weight once; six stages of weights are in flight in every program then. Prefetching
+them into L2 while the kernel before still runs was slower: 1563 us without, 1731 us with for VoxCPM2's language model
+at one row. Twins: linear, linear_silu_mul and linear_add_rms_norm of models.layers.fused, linear_quick_gelu of
+models.layers.packed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from models.layers.fused import Unscaled
 from models.layers.kernels.launch import dependent_launch, num_processors, release_next, wait_for_previous
 from models.layers.kernels.norms import sum_add_rms_norm_cuda
+from models.layers.kernels.routes import Tile
 
 BLOCK_K = 128
 _SMALL_WEIGHT = 8192 * 1024
 """The largest of VoxCPM2's local stacks: up to here 128 rows were measured, beyond it 64."""
+_ROW_TILES_TOGETHER = tl.constexpr(8)
+"""Row tiles whose programs run side by side over all columns, so that both operands come from L2."""
+
+Activation = Literal["", "silu_mul", "quick_gelu"]
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _linear_kernel(
-    x_ptr,
-    weight_ptr,
+    x_source,
+    weight_source,
     bias_ptr,
+    residual_ptr,
+    norm_ptr,
+    squares_ptr,
     out_ptr,
+    scaled_ptr,
     rows,
     stride_x,
     stride_weight,
+    eps,
     N: tl.constexpr,
+    K: tl.constexpr,
     K_SHARE: tl.constexpr,
+    ONE_ROW_TILE: tl.constexpr,
+    SQUARES: tl.constexpr,
     PARTIAL: tl.constexpr,
-    SILU_MUL: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
+    ADD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SWAP: tl.constexpr,
+    TMA: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: all rows of BLOCK_N columns over a share of K_SHARE inputs.
+    """One program: BLOCK_M rows of BLOCK_N columns over a share of K_SHARE inputs. The sources are pointers, with TMA
+    descriptors.
 
-    SILU_MUL: weight holds the rows of gate, then those of up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N].
+    SQUARES > 0: rows are scaled by the squares of their K inputs, [rows, SQUARES]. ACTIVATION "silu_mul": weight holds
+    the rows of gate, then those of up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum
+    with the residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written.
     """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if ONE_ROW_TILE:
+        first_row = 0
+        column_tile = tl.program_id(0)
+    else:
+        row_tiles = tl.cdiv(rows, BLOCK_M)
+        together = _ROW_TILES_TOGETHER * (N // BLOCK_N)
+        first_tile = tl.program_id(0) // together * _ROW_TILES_TOGETHER
+        tiles_here = tl.minimum(row_tiles - first_tile, _ROW_TILES_TOGETHER)
+        first_row = (first_tile + tl.program_id(0) % together % tiles_here) * BLOCK_M
+        column_tile = tl.program_id(0) % together // tiles_here
+    first_column = column_tile * BLOCK_N
+    n = first_column + tl.arange(0, BLOCK_N)
+    m = first_row + tl.arange(0, BLOCK_M)
+    x_here = m[:, None] < rows
     share = tl.program_id(1)
-    m = tl.arange(0, BLOCK_M)
-    k = tl.arange(0, BLOCK_K)
-    weight_rows = weight_ptr + n.to(tl.int64) * stride_weight + share * K_SHARE
     release_next(PDL)
     wait_for_previous(PDL)
-    x_rows = x_ptr + m[:, None] * stride_x + share * K_SHARE + k[None, :]
-    x_here = m[:, None] < rows
-    gate_rows = weight_rows[None, :] + k[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    acc_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, K_SHARE, BLOCK_K):
-        x = tl.load(x_rows + first, mask=x_here, other=0.0)
-        gate = tl.load(gate_rows + first, eviction_policy="evict_first")
-        acc = tl.dot(x, gate, acc=acc)
-        if SILU_MUL:
-            up = tl.load(gate_rows + first + N * stride_weight, eviction_policy="evict_first")
-            acc_up = tl.dot(x, up, acc=acc_up)
+    if SWAP:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    acc_up = acc
+    if TMA:
+        for first in range(share * K_SHARE, share * K_SHARE + K_SHARE, BLOCK_K):
+            x = x_source.load([first_row, first])
+            acc = _accumulate(x, weight_source.load([first_column, first]).T, acc, SWAP)
+            if ACTIVATION == "silu_mul":
+                acc_up = _accumulate(x, weight_source.load([N + first_column, first]).T, acc_up, SWAP)
+    else:
+        # Weights of one row tile are read once; several row tiles share them.
+        KEEP: tl.constexpr = "evict_first" if ONE_ROW_TILE else ""
+        k = tl.arange(0, BLOCK_K)
+        x_rows = x_source + m[:, None] * stride_x + share * K_SHARE + k[None, :]
+        weight_rows = weight_source + n.to(tl.int64) * stride_weight + share * K_SHARE
+        gate_rows = weight_rows[None, :] + k[:, None]
+        for first in range(0, K_SHARE, BLOCK_K):
+            x = tl.load(x_rows + first, mask=x_here, other=0.0)
+            gate = tl.load(gate_rows + first, eviction_policy=KEEP)
+            acc = _accumulate(x, gate, acc, SWAP)
+            if ACTIVATION == "silu_mul":
+                up = tl.load(gate_rows + first + N * stride_weight, eviction_policy=KEEP)
+                acc_up = _accumulate(x, up, acc_up, SWAP)
+    if SWAP:
+        acc = tl.trans(acc)
+        acc_up = tl.trans(acc_up)
     if PARTIAL:
         out = out_ptr + (share * rows + m[:, None]).to(tl.int64) * N + n[None, :]
         tl.store(out, acc, mask=x_here)
     else:
         kind = out_ptr.dtype.element_ty
+        if SQUARES > 0:
+            tile = tl.arange(0, triton.next_power_of_2(SQUARES))[None, :]
+            squares = tl.load(squares_ptr + m[:, None] * SQUARES + tile, mask=x_here & (tile < SQUARES), other=0.0)
+            scale = tl.rsqrt(tl.sum(squares, 1) / K + eps)[:, None]
+            acc *= scale
+            acc_up *= scale
         if BIAS:
             acc += tl.load(bias_ptr + n).to(tl.float32)[None, :]
-        if SILU_MUL:
+        if ACTIVATION == "silu_mul":
             gated = acc.to(kind).to(tl.float32)
             acc = (gated * tl.sigmoid(gated)).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)
-        tl.store(out_ptr + m[:, None] * N + n[None, :], acc.to(kind), mask=x_here)
+        if ACTIVATION == "quick_gelu":
+            acc *= tl.sigmoid(1.702 * acc)
+        place = m[:, None] * N + n[None, :]
+        if ADD:
+            # Rounded like the linear layer's output, then like the sum.
+            acc = acc.to(kind).to(tl.float32)
+            acc += tl.load(residual_ptr + place, mask=x_here, other=0.0).to(tl.float32)
+            acc = acc.to(kind).to(tl.float32)
+            tl.store(squares_ptr + m * (N // BLOCK_N) + column_tile, tl.sum(acc * acc, 1), mask=m < rows)
+            norm = tl.load(norm_ptr + n).to(tl.float32)[None, :]
+            tl.store(scaled_ptr + place, (acc * norm).to(kind), mask=x_here)
+        tl.store(out_ptr + place, acc.to(kind), mask=x_here)
+
+
+@triton.jit
+def _accumulate(x, weight, acc, SWAP: tl.constexpr):
+    if SWAP:
+        acc = tl.dot(tl.trans(weight), tl.trans(x), acc=acc)
+    else:
+        acc = tl.dot(x, weight, acc=acc)
+    return acc
 
 
 def streams(x: Tensor, weight: Tensor) -> bool:
@@ -95,21 +168,24 @@ def streams_alone(x: Tensor, weight: Tensor) -> bool:
     return weight.numel() <= _SMALL_WEIGHT and streams(x, weight)
 
 
-def linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None, **tiles: Any) -> Tensor:
+def streaming_tile(rows: int) -> Tile:
+    """For few rows. 64 rows even for one: products then run as wgmma, which was faster than mma on a smaller tile."""
+    return Tile(64, 32, BLOCK_K, warps=4, stages=6) if rows <= 64 else Tile(128, 32, BLOCK_K, warps=4, stages=4)
+
+
+def linear_cuda(x: Tensor | Unscaled, weight: Tensor, bias: Tensor | None, tile: Tile | None = None) -> Tensor:
     """x [..., K], weight [N, K] -> [..., N]."""
-    rows = x.reshape(-1, x.shape[-1])
-    out = torch.empty((rows.shape[0], weight.shape[0]), device=x.device, dtype=x.dtype)
-    _launch(rows, weight, bias, out, weight.shape[0], split=1, silu_mul=False, **tiles)
-    return out.view(*x.shape[:-1], -1)
+    return _activated(x, weight, bias, "", tile)
 
 
-def linear_silu_mul_cuda(x: Tensor, weight: Tensor, **tiles: Any) -> Tensor:
+def linear_silu_mul_cuda(x: Tensor | Unscaled, weight: Tensor, tile: Tile | None = None) -> Tensor:
     """x [..., K], weight [2 * inner, K], gate first -> silu(gate) * up [..., inner]."""
-    rows = x.reshape(-1, x.shape[-1])
-    inner = weight.shape[0] // 2
-    out = torch.empty((rows.shape[0], inner), device=x.device, dtype=x.dtype)
-    _launch(rows, weight, None, out, inner, split=1, silu_mul=True, **tiles)
-    return out.view(*x.shape[:-1], -1)
+    return _activated(x, weight, None, "silu_mul", tile)
+
+
+def linear_quick_gelu_cuda(x: Tensor, weight: Tensor, bias: Tensor, tile: Tile | None = None) -> Tensor:
+    """y * sigmoid(1.702 y) of y = linear(x), rounded once: x [..., K], weight [N, K], bias [N] -> [..., N]."""
+    return _activated(x, weight, bias, "quick_gelu", tile)
 
 
 def linear_add_rms_norm_cuda(
@@ -121,16 +197,61 @@ def linear_add_rms_norm_cuda(
     eps: float,
     *,
     split: int | None = None,
-    **tiles: Any,
+    tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(normed, total) of residual + linear(x); the shares of a split product are added by the norm's kernel."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = _rows(x)
     width = weight.shape[0]
     split = split or _split(width, weight.shape[1])
     partial = torch.empty((split, rows.shape[0], width), device=x.device, dtype=torch.float32)
-    _launch(rows, weight, None, partial, width, split=split, silu_mul=False, **tiles)
+    _launch(rows, weight, partial, width, tile, split=split)
     normed, total = sum_add_rms_norm_cuda(partial, bias, residual.reshape(-1, width).contiguous(), norm_weight, eps)
     return normed.view(residual.shape), total.view(residual.shape)
+
+
+def linear_add_unscaled_cuda(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    tile: Tile | None = None,
+) -> tuple[Unscaled, Tensor]:
+    """linear_add_rms_norm_cuda in one kernel, with the norm's scale left to the products that read it."""
+    rows = _rows(x)
+    width = weight.shape[0]
+    tile = tile or streaming_tile(rows.shape[0])
+    total, scaled = (torch.empty((rows.shape[0], width), device=x.device, dtype=x.dtype) for _ in range(2))
+    squares = torch.empty((rows.shape[0], width // tile.columns), device=x.device, dtype=torch.float32)
+    add = Addition(residual.reshape(-1, width).contiguous(), norm_weight, scaled, squares)
+    _launch(rows, weight, total, width, tile, bias=bias, add=add)
+    return Unscaled(scaled.view(residual.shape), squares, eps), total.view(residual.shape)
+
+
+class Addition(NamedTuple):
+    """What stands behind a product whose norm is deferred: residual and the norm's weight go in, the rest comes out."""
+
+    residual: Tensor
+    norm_weight: Tensor
+    scaled: Tensor
+    squares: Tensor
+
+
+def _rows(x: Tensor) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _activated(
+    x: Tensor | Unscaled, weight: Tensor, bias: Tensor | None, activation: Activation, tile: Tile | None
+) -> Tensor:
+    before, x = (x, x.rows) if isinstance(x, Unscaled) else (None, x)
+    rows = _rows(x)
+    columns = weight.shape[0] // (2 if activation == "silu_mul" else 1)
+    out = torch.empty((rows.shape[0], columns), device=rows.device, dtype=rows.dtype)
+    _launch(rows, weight, out, columns, tile, bias=bias, activation=activation, before=before)
+    return out.view(*x.shape[:-1], columns)
 
 
 def _split(width: int, inputs: int) -> int:
@@ -143,41 +264,57 @@ def _split(width: int, inputs: int) -> int:
 def _launch(
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     out: Tensor,
     columns: int,
+    tile: Tile | None,
     *,
-    split: int,
-    silu_mul: bool,
-    block_n: int = 32,
-    block_k: int = BLOCK_K,
-    num_warps: int = 4,
-    num_stages: int | None = None,
+    split: int = 1,
+    bias: Tensor | None = None,
+    activation: Activation = "",
+    before: Unscaled | None = None,
+    add: Addition | None = None,
 ) -> None:
-    if x.stride(1) != 1:
-        x = x.contiguous()
     rows, inputs = x.shape
-    # 64 rows even for one: the products then run as wgmma, which is faster than mma on a smaller tile.
-    block_m = 64 if rows <= 64 else 128
+    if rows == 0:
+        return
+    tile = tile or streaming_tile(rows)
+    if columns % tile.columns or inputs % (split * tile.depth):
+        raise ValueError(f"linear: {columns} columns of {inputs} inputs are not whole tiles of {tile}, split {split}")
+    row_tiles = triton.cdiv(rows, tile.rows)
+    sources: tuple[Any, Any] = (x, weight)
+    if tile.tma:
+        blocks = ([tile.rows, tile.depth], [tile.columns, tile.depth])
+        sources = tuple(TensorDescriptor.from_tensor(*pair) for pair in zip(sources, blocks, strict=True))
+    squares = before.squares if before is not None else add.squares if add is not None else None
     pdl = dependent_launch()
-    _linear_kernel[(columns // block_n, split)](
-        x,
-        weight,
+    _linear_kernel[(columns // tile.columns * row_tiles, split)](
+        *sources,
         bias if bias is not None else x,
+        add.residual if add is not None else x,
+        add.norm_weight if add is not None else x,
+        squares if squares is not None else x,
         out,
+        add.scaled if add is not None else out,
         rows,
         x.stride(0),
         weight.stride(0),
+        before.eps if before is not None else 0.0,
         N=columns,
+        K=inputs,
         K_SHARE=inputs // split,
+        ONE_ROW_TILE=row_tiles == 1,
+        SQUARES=before.squares.shape[1] if before is not None else 0,
         PARTIAL=out.dtype == torch.float32,
-        SILU_MUL=silu_mul,
+        ACTIVATION=activation,
         BIAS=bias is not None,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
+        ADD=add is not None,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.depth,
+        SWAP=tile.swap,
+        TMA=tile.tma,
         PDL=pdl,
-        num_warps=num_warps,
-        num_stages=num_stages or (6 if block_m == 64 else 4),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         **({"launch_pdl": True} if pdl else {}),
     )
