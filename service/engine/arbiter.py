@@ -1,9 +1,10 @@
 """The order in which the workers of one GPU launch.
 
 Least recently launched first, but whatever would delay a live listener's next step past its slack has to wait: the
-worker is given the seconds that the others can spare. When nothing fits, the most pressing worker steps. A worker
-that has been passed over for `PATIENCE` seconds gets one launch all the same, the smallest that it can make, so that
-overload slows everybody instead of starving those without a playback clock.
+worker is given the seconds that the others can spare. When nothing fits, the most pressing worker steps, or nobody
+while the last launch of that worker is still running. A worker that has been passed over for `PATIENCE` seconds gets
+one launch all the same, the smallest that it can make, so that overload slows everybody instead of starving those
+without a playback clock.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Arbiter:
             if (allowance > 0 or overdue) and worker.tick(now, allowance, must=overdue):
                 return self._note(worker, now)
         pressing = min(ready, key=lambda worker: worker.slack(now))
+        if any(other.backlog(now) > 0 and other.slack(now) < pressing.slack(now) for other in self._workers):
+            return False
         allowance = self._allowance(pressing, now, backlog)
         return pressing.tick(now, allowance, must=True) and self._note(pressing, now)
 

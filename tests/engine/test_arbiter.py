@@ -81,6 +81,18 @@ def test_an_idle_listener_still_bounds_the_others_but_the_gpu_does_not_wait_for_
     assert chat.launches == [0.0]
 
 
+def test_a_listener_without_slack_whose_step_is_running_comes_next() -> None:
+    """On a GPU a talker asks for its next step shortly before the last one ends: nothing is put in between."""
+    chat, speech = FakeWorker("chat", 0.005), FakeWorker("speech", 0.02, deadline=0.01, work=False, waiting=0.015)
+    both = arbiter(chat, speech)
+    assert not both.launch(0.0)
+    speech.work, speech.waiting = True, 0.004
+    assert both.launch(0.011) and speech.launches == [0.011]
+    speech.work, speech.waiting = False, 0.02
+    assert not both.launch(PATIENCE / 2)
+    assert both.launch(PATIENCE + 0.1) and chat.launches == [PATIENCE + 0.1]
+
+
 def test_overload_slows_everybody_and_starves_nobody() -> None:
     chat, speech = FakeWorker("chat", 0.05), FakeWorker("speech", 0.01, deadline=-10.0, gain=0.0)
     both = arbiter(chat, speech)
