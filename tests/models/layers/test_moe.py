@@ -52,6 +52,16 @@ def test_against_float64(layer: tuple[SigmoidRouter, Experts]) -> None:
     assert (experts_dense(x, weights, indices, experts.gate_up, experts.down).double() - expected).abs().max() < 1e-5
 
 
+def test_scores_are_not_rounded_to_the_models_dtype(layer: tuple[SigmoidRouter, Experts]) -> None:
+    """Near ties decide which expert runs: a product in bfloat16 moves weights by 1e-2."""
+    router, _ = layer
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(6)).bfloat16()
+    weights, indices = router(x)
+    scores = torch.sigmoid(x.double() @ router.weight.double().T).gather(-1, indices)
+    expected = SCALE * scores / scores.sum(-1, keepdim=True)
+    torch.testing.assert_close(weights.double(), expected, atol=1e-5, rtol=0)
+
+
 def test_bias_changes_the_choice_and_not_the_weights(layer: tuple[SigmoidRouter, Experts]) -> None:
     router, _ = layer
     x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2))
