@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -61,7 +62,7 @@ def load_chat_template(directory: Path) -> ChatTemplate:
 def unused_character(texts: Sequence[str]) -> str:
     """A character that occurs in none of `texts`."""
     used = set().union(*texts)
-    for point in [*range(_FIRST_UNUSED, _LAST_UNUSED + 1), *range(0xF0000, 0xFFFFE)]:
+    for point in chain(range(_FIRST_UNUSED, _LAST_UNUSED + 1), range(0xF0000, 0xFFFFE)):
         if chr(point) not in used:
             return chr(point)
     raise InputError("messages", "the text uses every private character of Unicode")
