@@ -22,7 +22,7 @@ from service.api.speech_schema import SpeechOptions
 from service.catalog import HostedModel
 from service.engine.messages import EncodeReference, SpeechRequest, SpeechSegment
 from service.media.audio_out import FORMATS, StreamingEncoder
-from service.text.cleaning import MarkupStripper, strip_markup
+from service.text.cleaning import MarkupStripper, clean_text, strip_markup
 from service.text.splitting import Granularity, TextSplitter
 from service.voices import Voice, VoiceStoreError
 
@@ -33,9 +33,11 @@ OPENAI_VOICES = {
     "alloy": "A neutral, balanced adult voice",
     "ash": "A calm, warm male voice",
     "ballad": "A gentle, expressive male voice",
+    "cedar": "A warm, natural male voice",
     "coral": "A bright, friendly female voice",
     "echo": "A clear, steady male voice",
     "fable": "A lively storyteller with a British accent",
+    "marin": "A clear, natural female voice",
     "nova": "An energetic young female voice",
     "onyx": "A deep, confident male voice",
     "sage": "A soft, thoughtful female voice",
@@ -153,7 +155,7 @@ async def prepare(
     """ApiError or InputError names the field that does not fit."""
     model = speech_model(context, options.model, record)
     processor, settings = model.speech_processor, context.settings
-    steps = options.inference_timesteps or processor.solver_steps[0]
+    steps = processor.solver_steps[0] if options.inference_timesteps is None else options.inference_timesteps
     if steps not in processor.solver_steps:
         allowed = ", ".join(map(str, sorted(processor.solver_steps)))
         raise bad_request(f"inference_timesteps: must be one of {allowed}.", "inference_timesteps")
@@ -199,7 +201,7 @@ def _default_rate(name: str, native: int, pcm_rate: int | None) -> int:
 
 
 async def _speaker(context: ServerContext, options: SpeechOptions, model: HostedModel) -> Speaker:
-    design = (options.instructions or "").translate(UNPRONOUNCED).strip()
+    design = clean_text((options.instructions or "").translate(UNPRONOUNCED)).strip()
     if options.instructions:
         _check_text(model, options.instructions, "instructions")
     if options.ref_text and not options.ref_audio:
@@ -212,10 +214,10 @@ async def _speaker(context: ServerContext, options: SpeechOptions, model: Hosted
             raise bad_request(message, "instructions")
         return await _clip_speaker(context, options.ref_audio, options.ref_text, model, design)
     name = options.voice if isinstance(options.voice, str) or options.voice is None else options.voice.id
-    voice = None if name is None else context.voices.find(name)
+    voice = context.voices.find(name) if name else None
     if voice is not None:
         return await _stored_speaker(context, voice, model, design)
-    if name is None or name == DEFAULT_VOICE:
+    if not name or name.lower() == DEFAULT_VOICE:
         return Speaker(design=design)
     if name.lower() in OPENAI_VOICES:
         return Speaker(design=design or OPENAI_VOICES[name.lower()])

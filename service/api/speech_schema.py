@@ -36,7 +36,7 @@ class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
     ref_text: ShortText | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
-    inference_timesteps: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    inference_timesteps: int | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     min_len: Annotated[int, Meta(ge=0, le=65536)] | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None

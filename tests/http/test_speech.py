@@ -8,6 +8,7 @@ import json
 import socket
 import struct
 import time
+import typing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import soundfile
 from openai import BadRequestError, OpenAI
+from openai.types.audio.speech_create_params import Voice
 
 from service.catalog import EMBEDDED, load_catalog
 from service.engine.supervisor import InlineLink
@@ -259,7 +261,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": "opus", "sample_rate": 44100}, "sample_rate", "48000"),
     ({"stream_format": "raw"}, "stream_format", ""),
     ({"stream_format": "sse", "stream": False}, "stream", ""),
-    ({"inference_timesteps": 7}, "inference_timesteps", "10"),
+    ({"inference_timesteps": 7}, "inference_timesteps", "4, 6, 10, 16"),
+    ({"inference_timesteps": 0}, "inference_timesteps", "4, 6, 10, 16"),
+    ({"inference_timesteps": 5000}, "inference_timesteps", "4, 6, 10, 16"),
     ({"cfg_value": -1}, "cfg_value", ""),
     ({"seed": 2**64}, "seed", ""),
     ({"max_len": 0}, "max_len", ""),
@@ -289,6 +293,23 @@ def test_a_long_text_is_not_held_in_memory_whole(http: httpx.Client, monkeypatch
     refused = speak(http, stream=False)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
     assert speak(http).status_code == 200
+
+
+def test_the_voices_that_the_openai_client_knows(http: httpx.Client, reference: np.ndarray) -> None:
+    names = next(typing.get_args(part) for part in typing.get_args(Voice) if typing.get_origin(part) is typing.Literal)
+    assert "alloy" in names
+    for name in names:
+        assert speak(http, voice=name, max_len=1).status_code == 200, name
+    for name in ("", "Default"):
+        np.testing.assert_allclose(pcm(speak(http, voice=name, response_format="pcm").content), reference, atol=3e-4)
+
+
+def test_a_description_is_one_line(http: httpx.Client) -> None:
+    one, lines = (
+        speak(http, instructions=text, response_format="pcm")
+        for text in ("An old (man), calm", "An  old man,\n\tcalm\n")
+    )
+    assert one.status_code == 200 and one.content == lines.content
 
 
 def test_unknown_models_and_voices(http: httpx.Client) -> None:
