@@ -256,8 +256,10 @@ class ChatWorker:
         most = self._context.config.max_step_tokens
         if math.isinf(seconds):
             return most
+        if seconds <= 0:
+            return 0
         whole = max(self._costs.predict("prefill", most), self._costs.predict("mixed", most))
-        return most if whole <= seconds else max(0, int(most * seconds / whole))
+        return most if whole <= seconds else int(most * seconds / whole)
 
     def _after_chunk(self, chunk: Chunk, now: float) -> None:
         sequence = chunk.sequence

@@ -402,6 +402,18 @@ def test_a_step_that_must_be_made_beside_listeners_is_a_small_one() -> None:
     engine.assert_nothing_left()
 
 
+def test_the_first_prefill_of_all_is_made_beside_listeners_who_are_behind() -> None:
+    engine = InlineEngine(graphs=False, max_step_tokens=512)
+    engine.submit("first", tiny_prompt([[1] * 200]), max_tokens=1)
+    engine.engine._receive(0.0)
+    worker = engine.engine.workers["tiny"]
+    assert not worker.tick(0.0, -0.1)
+    assert worker.tick(0.0, -0.1, must=True) and worker._in_flight[-1].size == 128
+    engine.run()
+    assert len(engine.tokens("first")) == 1
+    engine.assert_nothing_left()
+
+
 def test_logprobs_are_reported_where_asked() -> None:
     engine = InlineEngine()
     engine.submit("two", TEXT, logprobs=2)
