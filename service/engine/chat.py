@@ -19,6 +19,7 @@ from models.protocol import ChatModel
 from service.engine.arrival import Arrival
 from service.engine.chat_runner import MAX_LOGPROBS, ChatRunner
 from service.engine.costs import CostModel
+from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure
 from service.engine.messages import (
     Abort,
     ChatDelta,
@@ -30,12 +31,12 @@ from service.engine.messages import (
     TokenInfo,
 )
 from service.engine.pages import PagePool
-from service.engine.scheduler import Chunk, Scheduler, Step
+from service.engine.scheduler import Chunk, Scheduler
 from service.engine.sequence import Sequence
 from service.engine.slot_state import MAX_BIASES, MAX_STOP_IDS
 from service.engine.slots import SlotPool
 from service.engine.vision import EncodeError, VisionStage
-from service.engine.worker import LAUNCH_ERRORS, QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
+from service.engine.worker import QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
 from service.graphs.runner import GraphRunner
 
 log = logging.getLogger(__name__)
@@ -228,8 +229,11 @@ class ChatWorker:
             launched = self._runner.launch(step, self._vision.embeds)
         except torch.AcceleratorError:
             raise
+        except PrefillError as error:
+            self._fail([chunk.sequence for chunk in step.chunks], error)
+            return True
         except LAUNCH_ERRORS as error:
-            self._fail_step(step, error)
+            self._fail([*(chunk.sequence for chunk in step.chunks), *step.sequences], error)
             return True
         self._scheduler.launched(step)
         ends = tuple(chunk.sequence for chunk in step.chunks if chunk.is_last)
@@ -270,21 +274,10 @@ class ChatWorker:
         if sequence.pinned:
             self._vision.release(sequence, chunk.end)
 
-    def _fail_step(self, step: Step, error: Exception) -> None:
-        """A batch that could not be launched fails its prefills; without any it fails its rows. The rows of a mixed
-        batch have not advanced and go on."""
-        self._fail([chunk.sequence for chunk in step.chunks] or list(step.sequences), error)
-
     def _fail(self, sequences: Seq[Sequence], error: Exception) -> None:
         log.error("%d requests of %s fail", len(sequences), self.name, exc_info=error)
-        out_of_memory = isinstance(error, torch.OutOfMemoryError)
         for sequence in sequences:
-            name = sequence.request.request_id
-            if out_of_memory:
-                message = "the device ran out of memory for this request"
-                self._failed.append(Failed(name, 503, "out_of_memory", message, retry_after=1.0))
-            else:
-                self._failed.append(Failed(name, 500, "engine_error", "the model could not process this request"))
+            self._failed.append(launch_failure(sequence.request.request_id, error))
             self._finish(sequence)
 
     def oldest_launch(self) -> float | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Capacity, ChatModel, Plan
 from service.engine.decode_step import DecodeStep, PrefillStep, SampleStep, Sampling, decode_rows
+from service.engine.faults import prefill_errors
 from service.engine.memory import peak_bytes
 from service.engine.sampler import log_probabilities
 from service.engine.scheduler import Chunk, Grant, Step
@@ -191,6 +192,9 @@ class ChatRunner:
 
         Decode rows alone are replayed, and so are prefills without a past that a recording holds: a mixed batch of the
         two is two replays. What else is mixed runs eagerly, with replayed sampling.
+
+        Raises PrefillError when the chunks failed and the decode rows are as they were. After any other error rows may
+        have advanced on the device, and their tokens are lost.
         """
         if step.grants:
             self._write_grants(step.grants)
@@ -203,7 +207,8 @@ class ChatRunner:
         if replayed and len(step.slots) and step.logprobs is None:
             # Prefills first: where one fails, the decode rows have not advanced.
             alone = replace(step, slots=step.slots[:0], sequences=(), grants=())
-            prefilled = self._prefill_rows(alone, embeds, kind, replayed=True)
+            with prefill_errors():
+                prefilled = self._prefill_rows(alone, embeds, kind, replayed=True)
             decoded = self._decode_rows(step)
             parts = [part.results["results"] for part in (decoded, prefilled) if part.results]
             return Launched({"results": torch.cat(parts)}, decoded.route, kind)
@@ -222,7 +227,8 @@ class ChatRunner:
         route: Route = "replay" if replayed else "eager"
         if not replayed:
             self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason=kind)
-        hidden = self._backbone(step, embeds, replayed=replayed)
+        with prefill_errors():
+            hidden = self._backbone(step, embeds, replayed=replayed)
         ends = [chunk.sequence.slot for chunk in step.chunks if chunk.is_last]
         slots = np.concatenate((step.slots, np.array(ends, dtype=np.int64)))
         if not len(slots):

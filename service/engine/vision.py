@@ -13,9 +13,10 @@ from torch import Tensor
 from models.media import MediaItem
 from models.protocol import Capacity, Plan, VisionEncoder
 from service.engine.encoder_cache import EncoderCache
+from service.engine.faults import LAUNCH_ERRORS
 from service.engine.memory import peak_bytes
 from service.engine.sequence import Sequence
-from service.engine.worker import LAUNCH_ERRORS, MemoryNeeds, WorkerContext
+from service.engine.worker import MemoryNeeds, WorkerContext
 from service.graphs.accounting import Route
 from service.graphs.buffers import exact_buffers
 from service.graphs.packing import pack

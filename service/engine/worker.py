@@ -29,9 +29,6 @@ from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
-LAUNCH_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
-"""What a launch may raise for what is in its batch, torch.OutOfMemoryError among it. torch.AcceleratorError, a fault of
-the device, is a RuntimeError too: it is let through, since nothing works after it but a new process."""
 QUEUE_RETRY_AFTER = 5.0
 """Seconds; said to a client whose request waited in vain."""
 WARM_TOKENS = 256

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from service.engine import chat_runner
 from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, MISSES_BEFORE_PAUSE, Engine
 from service.engine.messages import ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
+from service.engine.sampler import log_probabilities
 from service.engine.scheduler import priority
 from service.graphs.audit import audit
 from service.graphs.runner import GraphRunner
@@ -181,6 +183,32 @@ def test_out_of_memory_in_a_prefill_fails_that_prefill_and_running_rows_go_on(mo
     engine.run()
     assert {name: (f.status, f.code) for name, f in engine.failures().items()} == {"unlucky": (503, "out_of_memory")}
     assert len(engine.tokens("running")) == 20 and len(engine.tokens("after")) == 8
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_an_answer_never_lacks_a_token_of_a_step_that_failed_after_sampling(
+    monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    """Sampling advances the rows on the device: what fails behind it has lost their tokens."""
+    engine = InlineEngine(graphs=graphs)
+    engine.submit("running", TEXT, max_tokens=20, logprobs=1)
+    for _ in range(4):
+        engine.turn()
+
+    def fail_in_company(logits: torch.Tensor, *args: Any) -> Any:
+        if len(logits) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return log_probabilities(logits, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_runner, "log_probabilities", fail_in_company)
+        engine.submit("unlucky", TEXT)
+        for _ in range(4):
+            engine.turn()
+    engine.submit("after", TEXT)
+    engine.run()
+    assert set(engine.failures()) == {"running", "unlucky"} and len(engine.tokens("after")) == 8
     engine.assert_nothing_left()
 
 

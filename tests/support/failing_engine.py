@@ -25,7 +25,8 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB"
 def serve(config: EngineConfig, channel: Channel) -> None:
     faults = Path(os.environ["REPRISE_TEST_FAULTS"])
     for owner, method, kind in (
-        (ChatRunner, "launch", "chat"),
+        (ChatRunner, "_decode_rows", "chat"),
+        (ChatRunner, "_backbone", "chat"),
         (SpeechRunner, "launch_decode", "speech"),
         (SpeechRunner, "_backbone", "speech"),
         (GraphRunner, "run", "encoder"),

@@ -18,12 +18,13 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Capturable, Plan, SpeechModel
 from service.engine.arrival import Arrival
+from service.engine.faults import prefill_errors
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import CostModel, Kind
 from service.engine.speech.plans import pages_for, ragged_plan, seat_arrays, slot_state, slots_of, slots_plan
 from service.engine.speech.scheduler import Capacity, PrefillChunk, eager_prefill, prefill_needs, replayed_prefill
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.worker import LAUNCH_ERRORS, WARM_SEQUENCES, WARM_TOKENS, WorkerContext
+from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, WorkerContext
 from service.graphs.accounting import Route
 from service.graphs.buckets import octaves
 from service.graphs.buffers import upload
@@ -35,10 +36,6 @@ launches, and not the GPU, bound an eager prefill."""
 _HOT_PREFILLS = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
 """Tokens of the rungs that are recorded before readiness: for text alone, with patches."""
 _PREFILL_SEQUENCES = 16
-
-
-class PrefillError(Exception):
-    """The pass over prompts failed before any state of decoding streams was touched."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,16 +178,12 @@ class SpeechRunner:
         needs = prefill_needs([chunk for chunk, _ in chunks])
         capacity = None if needs is None or riders else self.recorded_prefill(needs)
         start = self.clock.mark()
-        try:
+        with prefill_errors():
             self._reset_codec([sequence for chunk, sequence in chunks if chunk.start == 0 and sequence.segment == 0])
             if needs is None or capacity is None:
                 conditioning = self._backbone(chunks, riders)
             else:
                 conditioning = self._replay_prompts(chunks, needs)
-        except torch.AcceleratorError:
-            raise
-        except LAUNCH_ERRORS as error:
-            raise PrefillError(f"the prompt's pass failed ({type(error).__name__})") from error
         ready = [sequence for chunk, sequence in chunks if chunk.last]
         self._seat(ready)
         kind = "mixed" if riders else "prefill"

@@ -20,6 +20,7 @@ from models.errors import InputError
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
 from service.engine.arrival import Arrival
+from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure
 from service.engine.messages import (
     Abort,
     EncodeReference,
@@ -36,17 +37,11 @@ from service.engine.pages import PagePool
 from service.engine.speech.costs import CostModel
 from service.engine.speech.plans import pages_for, slot_state
 from service.engine.speech.references import ClipQueue
-from service.engine.speech.runner import (
-    Flight,
-    Outcome,
-    PrefillError,
-    SpeechRunner,
-    Timing,
-)
+from service.engine.speech.runner import Flight, Outcome, SpeechRunner, Timing
 from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import Phase, Stream
-from service.engine.worker import LAUNCH_ERRORS, QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
+from service.engine.worker import QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
 from service.graphs.buckets import row_ladder
 from service.graphs.runner import GraphRunner
 
@@ -272,7 +267,7 @@ class SpeechWorker:
             log.exception("a prefill failed; its requests end")
             for stream in step.decodes:
                 self._scheduler.undo(stream)
-            self._abandon_all([chunk.stream for chunk in step.prefills], error.__cause__)
+            self._abandon_all([chunk.stream for chunk in step.prefills], error)
             return True
         except LAUNCH_ERRORS as error:
             log.exception("a step failed; its requests end")
@@ -311,7 +306,7 @@ class SpeechWorker:
         except LAUNCH_ERRORS as error:
             log.exception("encoding a clip failed")
             self._clips.abort(request_id)
-            self._fail_launch(request_id, error)
+            self._failed.append(launch_failure(request_id, error))
             return True
         arrives = torch.zeros(1, device=self._context.device) if patches is None else patches
         flight = Flight([], Arrival({"patches": arrives}, self._context.device), predicted, now, "clip", "eager")
@@ -453,17 +448,10 @@ class SpeechWorker:
         self._release(sequence)
         self._fail(sequence.request.request_id, status, code, message, field=field)
 
-    def _abandon_all(self, streams: Sequence[Stream], error: BaseException | None) -> None:
+    def _abandon_all(self, streams: Sequence[Stream], error: Exception) -> None:
         for stream in streams:
             self._release(self._sequences[stream.request_id])
-            self._fail_launch(stream.request_id, error)
-
-    def _fail_launch(self, request_id: str, error: BaseException | None) -> None:
-        if isinstance(error, torch.OutOfMemoryError):
-            message = "the device ran out of memory for this request"
-            self._fail(request_id, 503, "out_of_memory", message, retry_after=1.0)
-        else:
-            self._fail(request_id, 500, "engine_error", "the model could not process this request")
+            self._failed.append(launch_failure(stream.request_id, error))
 
     def _release(self, sequence: SpeechSequence) -> None:
         """Slot and pages are free at once: what is launched later runs later, and overwrites them before it reads."""
