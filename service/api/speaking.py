@@ -206,13 +206,26 @@ async def _speaker(context: ServerContext, options: SpeechOptions, model: Hosted
         _check_text(model, options.instructions, "instructions")
     if options.ref_text and not options.ref_audio:
         raise bad_request("ref_text: belongs to a clip in ref_audio.", "ref_text")
+    if bool(options.prompt_audio) != bool(options.prompt_text):
+        missing = "prompt_text" if options.prompt_audio else "prompt_audio"
+        raise bad_request(f"{missing}: is needed, a clip to continue goes with what it says.", missing)
+    if options.prompt_audio and options.ref_text:
+        raise bad_request("ref_text: there is a clip to continue already (prompt_audio).", "ref_text")
+    if design and (options.ref_text or options.prompt_audio):
+        message = "instructions: a clip that is continued (ref_text, prompt_text) cannot be given a manner."
+        raise bad_request(message, "instructions")
     if options.ref_audio:
-        if design and options.ref_text:
-            message = (
-                "instructions: a clip that is continued (ref_text) cannot be given a manner; leave out one of both."
-            )
-            raise bad_request(message, "instructions")
-        return await _clip_speaker(context, options.ref_audio, options.ref_text, model, design)
+        speaker = await _clip_speaker(context, options.ref_audio, options.ref_text, model, design)
+    else:
+        speaker = await _named_speaker(context, options, model, design)
+    if not options.prompt_audio or not options.prompt_text:
+        return speaker
+    _check_text(model, options.prompt_text, "prompt_text")
+    wave = await _clip(context, options.prompt_audio, model, "prompt_audio")
+    return Speaker(speaker.reference, await _encode(context, model, wave, "left"), options.prompt_text)
+
+
+async def _named_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, design: str) -> Speaker:
     name = options.voice if isinstance(options.voice, str) or options.voice is None else options.voice.id
     voice = context.voices.find(name) if name else None
     if voice is not None:
@@ -225,14 +238,18 @@ async def _speaker(context: ServerContext, options: SpeechOptions, model: Hosted
 
 
 async def _clip_speaker(context: ServerContext, url: str, text: str | None, model: HostedModel, design: str) -> Speaker:
-    rate = model.speech_processor.reference_sample_rate
+    wave = await _clip(context, url, model, "ref_audio")
+    latents = await encode_clip(context, model, wave, text)
+    return Speaker(latents["reference"], latents.get("prompt"), text or "", design)
+
+
+async def _clip(context: ServerContext, url: str, model: HostedModel, field: str) -> np.ndarray:
     try:
-        wave = await context.media.audio(url, sample_rate=rate, field="ref_audio")
+        rate = model.speech_processor.reference_sample_rate
+        return await context.media.audio(url, sample_rate=rate, field=field)
     except InputError:
         context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
         raise
-    latents = await encode_clip(context, model, wave, text)
-    return Speaker(latents["reference"], latents.get("prompt"), text or "", design)
 
 
 async def _stored_speaker(context: ServerContext, voice: Voice, model: HostedModel, design: str) -> Speaker:

@@ -20,9 +20,11 @@ class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     voice: id or name of an uploaded voice, "default", or one of OpenAI's names. instructions: a description of the
     voice or the manner. ref_audio: a clip (data: URL, or https: where remote media are on) of the voice to speak in;
-    with ref_text, what the clip says, it is continued. seed: of the noise; the same request with the same seed gives
-    the same audio. cfg_value: guidance. inference_timesteps: solver steps, of the allowed ones. temperature: scale
-    of the noise. min_len, max_len: patches (160 ms) of each segment; max_new_tokens is another name of max_len.
+    with ref_text, what the clip says, it is continued. prompt_audio, prompt_text: a clip to continue and what it says,
+    by itself or in the voice of another (ref_audio, or an uploaded one). seed: of the noise; the same request with the
+    same seed gives the same audio. cfg_value: guidance. inference_timesteps: solver steps, of the allowed ones.
+    temperature: scale of the noise. min_len, max_len: patches (160 ms) of each segment; max_new_tokens is another name
+    of max_len.
     split_granularity: where the text is cut, besides where a segment would get too long.
     """
 
@@ -34,6 +36,8 @@ class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
     sample_rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
     ref_audio: str | None = None
     ref_text: ShortText | None = None
+    prompt_audio: str | None = None
+    prompt_text: ShortText | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
     inference_timesteps: int | None = None

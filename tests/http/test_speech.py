@@ -22,6 +22,7 @@ from openai import BadRequestError, OpenAI
 from openai.types.audio.speech_create_params import Voice
 
 from service.catalog import EMBEDDED, load_catalog
+from service.engine.messages import SpeechRequest
 from service.engine.supervisor import InlineLink
 from service.settings import load_settings
 from tests.support.servers import RunningServer, running_server
@@ -245,6 +246,32 @@ def test_a_clip_in_the_request_gives_the_voice(http: httpx.Client, reference: np
     assert cloned.content != continued.content
 
 
+def test_the_four_modes_and_what_each_asks_of_the_engine(
+    talker: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, asked = talker.context.engine, []
+    submit = engine.submit
+    monkeypatch.setattr(engine, "submit", lambda request: (asked.append(request), submit(request))[1])
+    voice, other = data_url(clip(0.6)), data_url(clip(0.9))
+    processor = talker.context.catalog.models[0].speech_processor
+    length = {None: None, voice: 4, other: 6}
+    for fields, reference, prompt in (
+        ({}, None, None),
+        ({"ref_audio": voice}, voice, None),
+        ({"prompt_audio": other, "prompt_text": "A tone. "}, None, other),
+        ({"ref_audio": voice, "ref_text": "A tone. "}, voice, voice),
+        ({"ref_audio": voice, "prompt_audio": other, "prompt_text": "A tone. "}, voice, other),
+    ):
+        asked.clear()
+        answer = speak(http, **fields)
+        assert answer.status_code == 200, answer.text
+        request = next(request for request in asked if isinstance(request, SpeechRequest))
+        patches = [None if part is None else len(part) for part in (request.reference, request.prompt)]
+        assert patches == [length[reference], length[prompt]]
+        together = tuple(processor.tokenize("A tone. Hello there."))
+        assert request.transcript_ids == (together if prompt else ())
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": ""}, "input", ""),
     ({"input": "  \n "}, "input", ""),
@@ -276,6 +303,16 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"ref_audio": data_url(clip(61))}, "ref_audio", "60"),
     ({"ref_audio": data_url(clip()), "ref_text": "A tone.", "instructions": "Calm"}, "instructions", ""),
     ({"ref_audio": data_url(clip()), "ref_text": "<|audio_start|>"}, "ref_text", "special token"),
+    ({"prompt_audio": data_url(clip())}, "prompt_text", "needed"),
+    ({"prompt_text": "A tone."}, "prompt_audio", "needed"),
+    ({"prompt_audio": data_url(clip()), "prompt_text": "<|audio_start|>"}, "prompt_text", "special token"),
+    ({"prompt_audio": "data:audio/wav;base64,AAAA", "prompt_text": "A tone."}, "prompt_audio", ""),
+    ({"prompt_audio": data_url(clip()), "prompt_text": "A tone.", "instructions": "Calm"}, "instructions", ""),
+    (
+        {"prompt_audio": data_url(clip()), "prompt_text": "A.", "ref_audio": data_url(clip()), "ref_text": "A."},
+        "ref_text",
+        "prompt_audio",
+    ),
 ]
 
 
