@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from models.protocol import Capacity, Capturable
+from service.graphs.buffers import StaticBuffers
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,16 @@ class GraphPool:
     def num_bytes(self) -> int:
         return self.graph_bytes + self.static_bytes
 
-    def reserve(self, num_bytes: int) -> None:
+    def allocate(self, num_bytes: int) -> StaticBuffers:
+        """Static buffers; CaptureError when they do not fit under the limit or on the device."""
+        self._reserve(num_bytes)
+        try:
+            return StaticBuffers(num_bytes, self.device)
+        except torch.OutOfMemoryError as error:
+            self.static_bytes -= num_bytes
+            raise CaptureError(f"{num_bytes} bytes of static buffers: {error}", refused=True) from error
+
+    def _reserve(self, num_bytes: int) -> None:
         """Accounts static buffers; CaptureError when they do not fit under the limit."""
         if self.num_bytes + num_bytes > self.limit_bytes:
             raise CaptureError(
@@ -123,7 +133,7 @@ class GraphPool:
             outputs = {name: value.clone() for name, value in capturable.forward(buffers, capacity).items()}
         except CAPTURE_ERRORS as error:
             raise CaptureError(f"{capturable.name} at {dict(capacity)}: {error}") from error
-        self.reserve(_num_bytes(outputs))
+        self._reserve(_num_bytes(outputs))
         return CallRecording(lambda: capturable.forward(buffers, capacity), outputs)
 
     def _record_graph(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
@@ -143,7 +153,7 @@ class GraphPool:
                 f"{self.limit_bytes} are used",
                 refused=True,
             )
-        self.reserve(_num_bytes(outputs))
+        self._reserve(_num_bytes(outputs))
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(self.device)[0]
         graph = torch.cuda.CUDAGraph()

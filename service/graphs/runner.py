@@ -184,7 +184,6 @@ class GraphRunner:
         layout = Layout.of(self.capturable.buffer_specs(capacity))
         if self._static is None or layout.num_bytes > self._static.num_bytes:
             # Earlier recordings keep the block that they were recorded over.
-            self._pool.reserve(layout.num_bytes)
-            self._static = StaticBuffers(layout.num_bytes, self._pool.device)
+            self._static = self._pool.allocate(layout.num_bytes)
         buffers = self._static.fill(layout, Plan(arrays={}, needs=capacity))
         return Bucket(capacity, layout, self._static, self._pool.record(self.capturable, capacity, buffers))

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from models.media import MediaItem
 from models.protocol import BufferSpec, Capacity, Plan
+from service.graphs import pool as pool_module
 from service.graphs.accounting import Observations
 from service.graphs.buckets import cheapest
+from service.graphs.buffers import StaticBuffers
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner, Run
 from tests.support.devices import DEVICES
@@ -184,6 +186,29 @@ def test_recordings_over_the_byte_limit_are_refused_and_smaller_ones_made(device
         pass
     outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
     assert outcomes.get("refused", 0) >= 2 and pool.num_bytes <= limit
+    _, run = encode(runner, [tiny_item(0, [90])])
+    assert run.route == "eager"
+
+
+def test_buffers_that_the_device_has_no_room_for_leave_their_calls_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = tiny_model("cpu").encoder
+    observations = Observations()
+    pool = GraphPool(torch.device("cpu"), LIMIT)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations)
+
+    def full(num_bytes: int, device: torch.device) -> StaticBuffers:
+        if num_bytes > 1500:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return StaticBuffers(num_bytes, device)
+
+    monkeypatch.setattr(pool_module, "StaticBuffers", full)
+    while runner.capture_next(idle=True):
+        pass
+    outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
+    assert outcomes == {"captured": 3, "refused": 1}
+    kept = {id(bucket.static): bucket.static for bucket in runner._buckets.values()}.values()
+    outputs = [output for bucket in runner._buckets.values() for output in bucket.recording.outputs.values()]
+    assert pool.num_bytes == sum(s.num_bytes for s in kept) + sum(o.numel() * o.element_size() for o in outputs)
     _, run = encode(runner, [tiny_item(0, [90])])
     assert run.route == "eager"
 
