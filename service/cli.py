@@ -122,18 +122,19 @@ def serve(config: Path | None = None, print_config: bool = False, **flags: Any) 
 
 @app.command()
 def ask(
-    image: Annotated[Path, typer.Argument(help="Picture file.", exists=True, dir_okay=False)],
-    question: Annotated[str, typer.Argument(help="What to ask about it.")],
+    files: Annotated[list[Path], typer.Argument(help="Picture and video files.", exists=True, dir_okay=False)],
+    question: Annotated[str, typer.Argument(help="What to ask about them.")],
     url: Url = DEFAULT_URL,
     key: Key = "none",
     model: Model = "",
     max_tokens: Annotated[int, typer.Option(help="Length of the answer.")] = 256,
     local: Local = False,
 ) -> None:
-    """Ask a server about a picture and print the answer as it comes."""
+    """Ask a server about pictures and videos and print the answer as it comes; reasoning goes to standard error."""
     with connect(url, key, local) as client:
-        for piece in client.ask(image, question, model, max_tokens):
-            typer.echo(piece, nl=False)
+        for reasoning, answer in client.ask(files, question, model, max_tokens):
+            typer.echo(reasoning, nl=False, err=True)
+            typer.echo(answer, nl=False)
         typer.echo()
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -50,11 +50,9 @@ class ApiClient:
         _check(response)
         return response.json()["data"]
 
-    def ask(self, image: Path, question: str, model: str, max_tokens: int) -> Iterator[str]:
-        """The answer, piece by piece."""
-        media_type = mimetypes.guess_type(image)[0] or "image/png"
-        picture = f"data:{media_type};base64,{base64.b64encode(image.read_bytes()).decode()}"
-        content = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": question}]
+    def ask(self, files: Sequence[Path], question: str, model: str, max_tokens: int) -> Iterator[tuple[str, str]]:
+        """(reasoning, answer), piece by piece. files: pictures and videos, told apart by their names' endings."""
+        content = [*map(_media_part, files), {"type": "text", "text": question}]
         body = {
             "model": model or self.first("chat"),
             "messages": [{"role": "user", "content": content}],
@@ -69,7 +67,7 @@ class ApiClient:
                     if "error" in chunk:
                         raise ServerSaid(chunk["error"]["message"])
                     for choice in chunk["choices"]:
-                        yield choice["delta"].get("content") or ""
+                        yield choice["delta"].get("reasoning_content") or "", choice["delta"].get("content") or ""
 
     def say(self, text: str, out: Path, model: str, voice: str) -> int:
         """Bytes written to `out`, which is removed when the audio does not end as it should."""
@@ -94,6 +92,12 @@ class ApiClient:
             if card["kind"] == kind:
                 return card["id"]
         raise ServerSaid(f"the server has no {kind} model")
+
+
+def _media_part(file: Path) -> dict[str, Any]:
+    media_type = mimetypes.guess_type(file)[0] or "image/png"
+    kind = "video_url" if media_type.startswith("video/") else "image_url"
+    return {"type": kind, kind: {"url": f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"}}
 
 
 def _check(response: httpx.Response) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -213,10 +214,19 @@ def test_the_api_process_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == 0
 
 
-def test_the_command_line_asks(server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "service.cli", "ask", str(PICTURE), "What?", "--url", server.url]
+def test_the_command_line_asks(server: ServerProcess, tmp_path: Path) -> None:
+    def video_tokens() -> float:
+        text = httpx.get(f"{server.url}/metrics").text
+        found = re.search(rf'reprise_prompt_tokens_total{{kind="video",model="{MODEL}"}} (.*)', text)
+        return float(found[1]) if found else 0.0
+
+    clip = tmp_path / "clip.mp4"
+    clip.write_bytes(video())
+    before = video_tokens()
+    command = [sys.executable, "-m", "service.cli", "ask", str(PICTURE), str(clip), "What?", "--url", server.url]
     done = subprocess.run([*command, "--max-tokens", "4"], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert video_tokens() > before
     listed = subprocess.run(
         [sys.executable, "-m", "service.cli", "models", "--url", server.url],
         capture_output=True,
