@@ -76,13 +76,16 @@ class Server:
 
 
 @contextmanager
-def serve(*flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """`reprise serve` with these flags on a free loopback port; SIGTERM at the end."""
+def serve(
+    *flags: str, environment: dict[str, str] | None = None, program: Sequence[str] = ("service.cli", "serve")
+) -> Iterator[Server]:
+    """`reprise serve` with these flags on a free loopback port; SIGTERM at the end. program: a module that does the
+    same otherwise, and its first arguments."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = Path(tempfile.mkstemp(prefix="reprise-", suffix=".log")[1])
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", str(port), *flags]
+    command = [sys.executable, "-m", *program, "--port", str(port), *flags]
     began = time.monotonic()
     with log.open("wb") as sink:
         process = subprocess.Popen(
