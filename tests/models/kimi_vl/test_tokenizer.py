@@ -9,6 +9,7 @@ import pytest
 import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from models.errors import CheckpointError
 from models.kimi_vl.tokenizer import SPLIT_PATTERN, KimiTokenizer, load_tokenizer
@@ -48,6 +49,30 @@ def test_equals_tiktoken(text: str) -> None:
     text = text.encode("utf-8", "ignore").decode()
     assert TOKENIZER.encode(text) == TIKTOKEN.encode(text, disallowed_special=())
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text.encode()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("123", "456", "7"),
+        ("a", "你好世界", "b"),
+        (" don't", " WE'LL", " x"),
+        ("it'S", " '", "ll", " we'VE"),
+        ("Camel", "Case", "HTTPServer", " ÀÉab"),
+        ("_snake", "_case", " x", "2", "y"),
+        (" x", " +=", " y", "!!\n\n", "z"),
+        ("a", "  ", " b"),
+        ("a", " \n \n", " b"),
+        ("x", "\r\n\r\n", "y"),
+        ("end", "  "),
+        ("한국어", " ", "123", "4"),
+        ("ʰa", " ǅx", " e\u0301", " E\u0301a"),
+    ],
+)
+def test_text_is_split_as_the_published_pattern_says(pieces: tuple[str, ...]) -> None:
+    """Written out by hand: the comparison with tiktoken uses our pattern on both sides."""
+    split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated").pre_tokenize_str("".join(pieces))
+    assert tuple(piece for piece, _ in split) == pieces
 
 
 @pytest.mark.parametrize("case", json.loads((DIRECTORY / "tokenizer_cases.json").read_text()))
