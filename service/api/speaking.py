@@ -23,7 +23,7 @@ from service.catalog import HostedModel
 from service.engine.messages import EncodeReference, SpeechRequest, SpeechSegment
 from service.media.audio_out import FORMATS, StreamingEncoder
 from service.text.cleaning import MarkupStripper, clean_text, strip_markup
-from service.text.splitting import Granularity, TextSplitter
+from service.text.splitting import CONTROL, Granularity, TextSplitter
 from service.voices import Voice, VoiceStoreError
 
 T = TypeVar("T")
@@ -108,6 +108,11 @@ class SpeechJob:
         if self.max_patches is not None:
             cap = min(cap, self.max_patches)
         return SpeechSegment(tuple(ids), min(self.min_patches, cap), cap)
+
+    def control_of(self, first_text: str) -> str:
+        """What a text says in front of how it is to be spoken: its later segments are told so, too."""
+        match = None if self.speaker.prompt is not None else CONTROL.match(first_text)
+        return match[0] if match else ""
 
     def transcript_ids(self, first_text: str) -> tuple[int, ...]:
         """Transcript of the prompt clip and the first segment's text, tokenized as one."""

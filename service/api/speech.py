@@ -94,7 +94,8 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
         texts = [text for piece in pieces if speakable(text := clean_text(piece).strip())]
         if not texts:
             raise InputError("input", "the text holds nothing to speak")
-        segments = [job.segment(text) for text in texts]
+        control = job.control_of(texts[0])
+        segments = [job.segment(texts[0]), *(job.segment(control + text) for text in texts[1:])]
         live = body.stream is not False
         return job.request(texts[0], segments, live=live, open=False, arrival=record.arrival), texts
 

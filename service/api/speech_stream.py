@@ -272,6 +272,7 @@ class Utterance:
         self._stripper = job.stripper()
         self._splitter = job.splitter()
         self._characters = 0
+        self._control: str | None = None
         self._texts: deque[str] = deque()
         """Texts of the segments that have not been spoken."""
         self._total = 0
@@ -291,8 +292,14 @@ class Utterance:
         texts = [*splitter.feed(text), *(splitter.flush() if last else ())]
         self.complete = last
         texts = [cleaned for piece in texts if speakable(cleaned := clean_text(piece).strip())]
+        told = texts
+        if self._control is not None:
+            told = [self._control + piece for piece in texts]
+        elif texts:
+            self._control = self._job.control_of(texts[0])
+            told = [texts[0], *(self._control + piece for piece in texts[1:])]
         try:
-            segments = await self._context.in_thread(lambda: [self._job.segment(piece) for piece in texts])
+            segments = await self._context.in_thread(lambda: [self._job.segment(piece) for piece in told])
         except InputError:
             self._hand_over([], [], last)
             raise

@@ -6,6 +6,7 @@ character that follows it (and the one after a space) is known.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from enum import IntEnum
 from typing import Literal
@@ -28,6 +29,10 @@ ABBREVIATIONS = frozenset(
 )
 BEFORE_NUMBERS = frozenset("no nr nos fig figs vol p pp art sec ch chap eq ref tab abb núm".split())  # noqa: SIM905
 LONGEST_WORD = 16
+
+CONTROL = re.compile(r"\([^()]{1,400}\)")
+"""At the very start of a text: how it is to be spoken (VoxCPM2, "(description)text")."""
+CONTROL_MAY_FOLLOW = re.compile(r"\([^()]{0,400}(?:\)[\W_]*)?")
 
 WIDE_LENGTH = 3
 """A Han, kana or hangul character takes about as long to say as three letters of an alphabet."""
@@ -71,7 +76,8 @@ class TextSplitter:
     A segment is at most `max_length` long (spoken_length). A longer one ends at its last sentence border, else at
     its last clause border, else between words; a single word that is longer is cut between characters. A clause
     shorter than `min_length` goes with the next one. Segments have no whitespace at their ends, single spaces
-    inside, and something to say: a letter or digit. Nothing else is lost or changed.
+    inside, and something to say: a letter or digit. Nothing else is lost or changed. There is no border in or right
+    behind a description at the start of the text (CONTROL), as far as max_length lets it be.
     """
 
     def __init__(self, granularity: Granularity, *, max_length: int, min_length: int = 16) -> None:
@@ -90,6 +96,7 @@ class TextSplitter:
         self._speakable = False
         self._stop_at = -1  # first of the stops that end at _at, closing quotes and brackets behind them included
         self._best: dict[Border, int] = {}  # the last border of each kind
+        self._first = True  # nothing of the text has been cut off
 
     def feed(self, text: str) -> list[str]:
         """The segments that are complete now."""
@@ -111,6 +118,7 @@ class TextSplitter:
         segments = self._cut(final=True)
         self._space, self._newlines, self._buffer = "", 0, ""
         self._restart(0)
+        self._first = True
         return segments
 
     def _append(self, text: str) -> None:
@@ -155,7 +163,7 @@ class TextSplitter:
                 self._stop_at = -1
             self._at = after
             border = self._border(after) if after < len(self._buffer) and self._speakable else None
-            if border is None:
+            if border is None or (self._first and CONTROL_MAY_FOLLOW.fullmatch(self._buffer, self._begin, after)):
                 continue
             self._best[border] = after
             if self._ends_at is None or border < self._ends_at:
@@ -172,6 +180,7 @@ class TextSplitter:
             segments.append(segment)
         while place < len(self._buffer) and self._buffer[place] in " \n":
             place += 1
+        self._first = False
         self._restart(place)
 
     def _border(self, place: int) -> Border | None:

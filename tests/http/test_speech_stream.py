@@ -110,6 +110,32 @@ async def test_markup_in_pieces_is_taken_out_as_from_the_whole(server: RunningSe
     assert len(audio) == len(spoken) * 2 * 7680 and len(spoken) > 2
 
 
+async def test_a_description_in_front_holds_for_the_whole_text(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "(A calm, old man.) One two three four, five six seven eight. Nine."
+    processor = server.context.catalog.models[0].speech_processor
+    wanted = [
+        tuple(processor.tokenize(f"(A calm, old man.){piece}"))
+        for piece in (" One two three four,", "five six seven eight.", "Nine.")
+    ]
+    engine, asked = server.context.engine, []
+    submit, send = engine.submit, engine.send
+    monkeypatch.setattr(engine, "submit", lambda request: (asked.append(request), submit(request))[1])
+    monkeypatch.setattr(engine, "send", lambda command: (asked.append(command), send(command)))
+    post(server, text)
+    assert [segment.text_ids for segment in asked.pop().segments] == wanted
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config())
+        for start in range(0, len(text), 5):
+            await tell(socket, "input.text", text=text[start : start + 5])
+        await tell(socket, "input.done")
+        received = await until(socket)
+    assert [segment.text_ids for command in asked for segment in command.segments] == wanted
+    starts = [message["sentence_text"] for message in received if type(message) is dict and "sentence_text" in message]
+    assert " ".join(starts) == text
+
+
 async def test_a_clause_is_spoken_before_the_text_ends(server: RunningServer) -> None:
     async with session(server) as socket:
         await tell(socket, "session.config", **config())

@@ -79,7 +79,7 @@ def clauses(text: str) -> list[str]:
         ["The U.S. Army is in the U.S. and elsewhere.", "Yes."],
         ["Visit www.example.com today.", "It is free."],
         ['"Really?" she asked.', '"Yes!"', "He left."],
-        ["(It was late.)", "She slept."],
+        ["He left.", "(It was late.)", "She slept."],
         ["Wait... what?", "Oh!!!", "Why?!"],
         ["Well… maybe.", "Perhaps…", "Or not."],
         ["1. First this.", "2. Then that."],
@@ -223,3 +223,20 @@ def test_time_is_linear(unit: str) -> None:
     split_text(text, max_length=300)
     in_pieces(text[:20_000], [7] * 3000, "clause", 300)
     assert time.process_time() - begin < 3
+
+
+@pytest.mark.parametrize("piece", [1, 3, 200])
+def test_a_description_in_front_is_not_cut_off(piece: int) -> None:
+    for text, first in (
+        (
+            "(A young woman, gentle and sweet) Hello there, my friend. So.",
+            "(A young woman, gentle and sweet) Hello there,",
+        ),
+        ("(Calm, slow. Very slow.) One two three four, five.", "(Calm, slow. Very slow.) One two three four,"),
+        ("(No end, and no end of it. So it goes", "(No end, and no end of it. So it goes"),
+        ("One two three four, five. (Six, seven, eight, nine ten.) So.", "One two three four,"),
+    ):
+        splitter = TextSplitter("clause", max_length=400)
+        segments = [segment for at in range(0, len(text), piece) for segment in splitter.feed(text[at : at + piece])]
+        assert [*segments, *splitter.flush()][0] == first
+    assert splitter.feed("(Calm, still and slow) yes, it is so. A") == ["(Calm, still and slow) yes,", "it is so."]
