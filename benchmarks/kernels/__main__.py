@@ -1,14 +1,19 @@
-"""python -m benchmarks.kernels [linear_layers|attention|vae|stacks ...] [--out FOLDER]"""
+"""python -m benchmarks.kernels [linear_layers|attention|vae|stacks|products|routed ...] [--out FOLDER]
+
+`routed` reads what `products` wrote to the folder; after it the best variants and the table are printed."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+from functools import partial
 from pathlib import Path
 
+from benchmarks.kernels import choose
 from benchmarks.kernels.timing import compile_all, measure, write
+from benchmarks.record import table
 
-NAMES = ("linear_layers", "attention", "vae", "stacks")
+NAMES = ("linear_layers", "attention", "vae", "stacks", "products", "routed")
 
 
 def main() -> None:
@@ -18,13 +23,18 @@ def main() -> None:
     parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk, measure nothing")
     parser.add_argument("--compiled", action="store_true", help="the cache is filled already")
     arguments = parser.parse_args()
-    benches = {name: importlib.import_module(f"benchmarks.kernels.{name}").cases for name in arguments.names}
-    if not arguments.compiled:
-        for cases in benches.values():
+    for name in arguments.names:
+        cases = importlib.import_module(f"benchmarks.kernels.{name}").cases
+        if name == "routed":
+            cases = partial(cases, arguments.out)
+        if not arguments.compiled:
             compile_all(cases)
-    if not arguments.compile_only:
-        for name, cases in benches.items():
+        if not arguments.compile_only:
             write(name, measure(cases()), arguments.out)
+    if "routed" in arguments.names and not arguments.compile_only:
+        times = choose.read(arguments.out, "products")
+        print(table(choose.summary(times)))
+        print(choose.source(choose.final(times, choose.read(arguments.out, "routed"))))
 
 
 if __name__ == "__main__":

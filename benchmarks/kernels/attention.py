@@ -92,9 +92,9 @@ def cases() -> list[Case]:
                 make = lambda a=(segments, length, heads, kv_heads, width, causal, variant): _varlen(*a)  # noqa: E731
                 found.append(Case("varlen", f"{segments} x {length}, {heads} x {width}", variant, make, floor))
     for name, heads, kv_heads, width, values in PAGED:
-        for rows, length in [(1, 400), (1, 2000), (8, 400), (32, 400), (64, 1000)]:
+        for rows, length in [(1, 400), (1, 2000), (8, 400), (8, 2000), (32, 400), (64, 1000)]:
             floor = rows * length * kv_heads * (width if values != width else 2 * width) * 2 / BANDWIDTH
-            for splits in (None, 4, 16):
+            for splits in (None, 4, 8, 16):
                 make = lambda a=(rows, heads, kv_heads, width, values, length, splits): _paged(*a)  # noqa: E731
                 variant = "chosen" if splits is None else f"{splits} splits"
                 found.append(Case("paged decode", f"{name}, {rows} x {length}", variant, make, floor))
@@ -102,7 +102,7 @@ def cases() -> list[Case]:
         for sequences in (2, 16, 64, 128):
             for variant, heads_here, plain in [
                 ("torch", None, True), ("chosen", None, False), ("1 head", 1, False), ("2 heads", 2, False),
-                ("8 heads", 8, False),
+                ("4 heads", 4, False), ("8 heads", 8, False),
             ]:  # fmt: skip
                 make = lambda a=(sequences, length, heads_here, plain): _local(*a)  # noqa: E731
                 found.append(Case("local", f"{sequences} x {length}", variant, make))

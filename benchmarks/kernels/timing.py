@@ -21,10 +21,14 @@ Run = Callable[[int], object]
 """Run once on input set number i (taken modulo the number of sets)."""
 
 
+class WrongResult(Exception):
+    """A variant computes something else; it is not timed."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One measurement: `make` builds the inputs and returns what to time; `floor_us` is what the bytes or operations
-    need at the measured rates of the card."""
+    need at the measured rates of the card, `predicted_us` what benchmarks.kernels.predict says."""
 
     group: str
     shape: str
@@ -32,6 +36,7 @@ class Case:
     make: Callable[[], Run]
     floor_us: float | None = None
     calls: int = 32
+    predicted_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Row:
     median_us: float
     spread_us: float
     floor_us: float | None
+    predicted_us: float | None
 
 
 def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:
@@ -72,7 +78,7 @@ def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:
 
 def _compile(cases: Sequence[Case]) -> None:
     for case in cases:
-        with suppress(OutOfResources):
+        with suppress(OutOfResources, WrongResult):
             case.make()(0)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -93,13 +99,14 @@ def measure(cases: Iterable[Case]) -> list[Row]:
     for case in cases:
         try:
             median, spread = replay_us(case.make(), case.calls)
-        except OutOfResources as error:
+        except (OutOfResources, WrongResult) as error:
             print(f"{case.group:14} {case.shape:34} {case.variant:22} {error}")
             continue
-        row = Row(case.group, case.shape, case.variant, round(median, 2), round(spread, 2), case.floor_us)
+        predicted = round(case.predicted_us, 2) if case.predicted_us is not None else None
+        row = Row(case.group, case.shape, case.variant, round(median, 2), round(spread, 2), case.floor_us, predicted)
         rows.append(row)
-        floor = f"{row.floor_us:8.2f}" if row.floor_us is not None else " " * 8
-        print(f"{row.group:14} {row.shape:34} {row.variant:22} {row.median_us:9.2f} +-{row.spread_us:5.2f} {floor}")
+        beside = "".join(f" {us:8.2f}" for us in (row.floor_us, row.predicted_us) if us is not None)
+        print(f"{row.group:14} {row.shape:34} {row.variant:32} {row.median_us:9.2f} +-{row.spread_us:5.2f}{beside}")
         torch.cuda.empty_cache()
     return rows
 

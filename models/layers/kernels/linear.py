@@ -202,7 +202,7 @@ def linear_add_rms_norm_cuda(
     """(normed, total) of residual + linear(x); the shares of a split product are added by the norm's kernel."""
     rows = _rows(x)
     width = weight.shape[0]
-    split = split or _split(width, weight.shape[1])
+    split = split or default_split(width, weight.shape[1])
     partial = torch.empty((split, rows.shape[0], width), device=x.device, dtype=torch.float32)
     _launch(rows, weight, partial, width, tile, split=split)
     normed, total = sum_add_rms_norm_cuda(partial, bias, residual.reshape(-1, width).contiguous(), norm_weight, eps)
@@ -254,7 +254,7 @@ def _activated(
     return out.view(*x.shape[:-1], columns)
 
 
-def _split(width: int, inputs: int) -> int:
+def default_split(width: int, inputs: int) -> int:
     """Shares of the inputs so that tiles of 32 columns fill the GPU about once."""
     wanted = max(1, round(num_processors() / (width // 32)))
     shares = [share for share in range(1, 9) if inputs % (share * BLOCK_K) == 0]

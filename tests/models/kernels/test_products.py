@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from models.layers import block
+from models.layers.block import BlockConfig, run_blocks
 from models.layers.fused import add_rms_norm_reference as add_rms_norm
 from models.layers.fused import rms_norm_reference as rms_norm
 from models.layers.fused import silu_mul_reference as silu_mul
+from models.layers.kernels import routes
 from models.layers.kernels.linear import (
     linear_add_rms_norm_cuda,
     linear_add_unscaled_cuda,
@@ -18,6 +23,7 @@ from models.layers.kernels.linear import (
 )
 from models.layers.kernels.routes import Tile
 from models.layers.packed import linear_quick_gelu
+from models.voxcpm2.stack import Stack
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
 EPS = 1e-5
@@ -164,3 +170,36 @@ def test_the_plain_twin_of_quick_gelu() -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5)
     y = x @ weight.T + bias
     torch.testing.assert_close(linear_quick_gelu(x, weight, bias), y * torch.sigmoid(1.702 * y))
+
+
+def test_blocks_whose_norms_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both stacks give what they give without a table; the kept rows of the last layer have their norm at once."""
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    stack = Stack(BlockConfig(128, 128, 2, 1, 64, EPS), 3)
+    stack.to(device, kind).requires_grad_(False)
+    for name, parameter in stack.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.copy_(torch.rand(parameter.shape) + 0.5)
+    x = torch.randn(2, 11, 128, device=device).to(kind)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        return q + v.mean(1, keepdim=True).repeat(1, 1, 2, 1)
+
+    def run() -> tuple[Tensor, Tensor]:
+        flat = run_blocks(stack.blocks()[:2], x.flatten(0, 1), stack.norm, lambda q, k, v, _: q)
+        return stack(x, attend, slice(7, 11)), flat
+
+    monkeypatch.setattr(routes, "ROUTES", {})
+    expected = run()
+    asked = 0
+
+    def deferred(*given: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return linear_add_unscaled_cuda(*given, TILES[0])
+
+    monkeypatch.setattr(block, "linear_add_norm_for_product", deferred)
+    for out, reference in zip(run(), expected, strict=True):
+        assert out.shape == reference.shape
+        assert relative_error(out, reference) < LIMIT
+    assert asked == 4 + 3

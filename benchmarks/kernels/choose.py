@@ -1,0 +1,175 @@
+"""The best variant of every product, and the table that whole stacks are fastest with.
+
+python -m benchmarks.kernels.choose [FOLDER] [--write]
+    prints both from products.json and routed.json in FOLDER; --write puts the table into models.layers.kernels.routes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernels.products import STACKS, Part, Stack, shape_name, variants
+from benchmarks.record import table
+from models.layers.kernels import routes
+from models.layers.kernels.routes import Choice, Shape, Variant
+
+Times = Mapping[tuple[str, str], dict[str, Any]]
+"""Rows of a result by shape and variant."""
+Routes = dict[Shape, tuple[Choice, ...]]
+TABLES = ("rules", "split", "deferred")
+"""No table; the best variants whose norms are kernels; the best where norms may also wait for the next product."""
+GAIN = 0.98
+"""A choice must take less than this of the time by the rules."""
+
+
+def read(folder: Path, name: str) -> Times:
+    rows = json.loads((folder / f"{name}.json").read_text())["rows"]
+    return {(row["shape"], row["variant"]): row for row in rows}
+
+
+def best(times: Times, stack: Stack, part: Part, rows: int, deferred: bool) -> tuple[Variant | None, dict[str, Any]]:
+    """The fastest variant measured and its row, None for the rules; a deferred norm only where it is allowed."""
+    shape = shape_name(stack, part, rows)
+    found: list[tuple[Variant | None, dict[str, Any]]] = [(None, times[shape, "rules"])]
+    for variant in variants(part, rows):
+        if variant.deferred <= deferred and (shape, str(variant)) in times:
+            found.append((variant, times[shape, str(variant)]))
+    return min(found, key=lambda pair: pair[1]["median_us"])
+
+
+def least_rows(stack: Stack, rows: int) -> int:
+    """The fewest rows that a choice measured at `rows` is for."""
+    return max((one + 1 for one in stack.rows if one < rows), default=stack.least)
+
+
+def chosen(times: Times, stack: Stack, rows: int, deferred: bool) -> dict[Shape, Choice]:
+    """Of one stack and number of rows. A norm waits only if the product that reads it has a variant of its own."""
+    found = {}
+    for part in stack.parts:
+        variant, _ = best(times, stack, part, rows, deferred)
+        if variant is None and deferred and part.kind != "add_norm":
+            variant = _best_variant(times, stack, part, rows)
+        if variant is not None:
+            shape = Shape(part.kind, part.inputs, part.outputs)
+            found[shape] = Choice(least_rows(stack, rows), rows, variant)
+    return found
+
+
+def _best_variant(times: Times, stack: Stack, part: Part, rows: int) -> Variant:
+    shape = shape_name(stack, part, rows)
+    measured = [variant for variant in variants(part, rows) if (shape, str(variant)) in times]
+    return min(measured, key=lambda variant: times[shape, str(variant)]["median_us"])
+
+
+def candidates(times: Times, stack: Stack) -> dict[str, Routes]:
+    """The tables of TABLES for one stack."""
+    return {
+        name: _together(chosen(times, stack, rows, name == "deferred") for rows in stack.rows)
+        if name != "rules"
+        else {}
+        for name in TABLES
+    }
+
+
+def _together(choices: Iterator[dict[Shape, Choice]]) -> Routes:
+    merged: Routes = {}
+    for choice in choices:
+        for shape, one in choice.items():
+            merged[shape] = (*merged.get(shape, ()), one)
+    return merged
+
+
+def final(times: Times, stacks: Times) -> Routes:
+    """For every stack and number of rows, the table that its whole stack was fastest with; the encoder's by itself."""
+    kept = []
+    for stack in STACKS:
+        for rows in stack.rows:
+            shape = f"{stack.name}, {rows} rows"
+            if (shape, "rules") in stacks:
+                by_name = {name: stacks[shape, name]["median_us"] for name in TABLES if (shape, name) in stacks}
+                name = min(by_name, key=lambda name: by_name[name])
+                worth = by_name[name] < GAIN * by_name["rules"]
+            else:
+                (part,) = stack.parts
+                name = "split"
+                rules = times[shape_name(stack, part, rows), "rules"]["median_us"]
+                worth = best(times, stack, part, rows, False)[1]["median_us"] < GAIN * rules
+            if worth:
+                kept.append(chosen(times, stack, rows, name == "deferred"))
+    return _together(iter(kept))
+
+
+def summary(times: Times) -> list[dict[str, Any]]:
+    """One line for every product and way to its norm, then the layer's sum."""
+    lines = []
+    for stack in STACKS:
+        for rows in stack.rows:
+            sums: dict[str, float] = {}
+            for part in stack.parts:
+                rules = times[shape_name(stack, part, rows), "rules"]
+                for deferred in (False, True) if part.kind == "add_norm" else (False,):
+                    variant, row = best(times, stack, part, rows, deferred)
+                    lines.append(_line(f"{stack.name} {part.name}", rows, str(variant or "rules"), rules, row))
+                    for table_name in ("split", "deferred") if part.kind != "add_norm" else (TABLES[1 + deferred],):
+                        sums[table_name] = sums.get(table_name, 0.0) + row["median_us"]
+                sums["rules"] = sums.get("rules", 0.0) + rules["median_us"]
+            lines += [
+                {"product": f"{stack.name} layer", "rows": rows, "best": name, "us": total, "rules_us": sums["rules"]}
+                for name, total in sums.items()
+                if name != "rules"
+            ]
+    return lines
+
+
+def _line(product: str, rows: int, name: str, rules: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "product": product,
+        "rows": rows,
+        "best": name,
+        "us": row["median_us"],
+        "predicted": row["predicted_us"],
+        "rules_us": rules["median_us"],
+        "rules_predicted": rules["predicted_us"],
+    }
+
+
+def source(found: Routes) -> str:
+    """The table as it stands in routes.py."""
+    lines = ["ROUTES: Mapping[Shape, tuple[Choice, ...]] = {"]
+    for shape, choices in found.items():
+        lines.append(f'    Shape("{shape.kind}", {shape.inputs}, {shape.outputs}): (')
+        for choice in choices:
+            tile, variant = choice.variant.tile, choice.variant
+            sizes = f"{tile.rows}, {tile.columns}, {tile.depth}, {tile.warps}, {tile.stages}"
+            extras = ", swap=True" * tile.swap + ", tma=True" * tile.tma
+            more = f", split={variant.split}" * (variant.split > 1) + ", deferred=True" * variant.deferred
+            lines.append(f"        Choice({choice.least}, {choice.most}, Variant(Tile({sizes}{extras}){more})),")
+        lines.append("    ),")
+    return "\n".join([*lines, "}"]).replace("{\n}", "{}")
+
+
+def write(found: Routes, path: Path) -> None:
+    text = path.read_text()
+    path.write_text(re.sub(r"^ROUTES: .*?^(?=\n|def )", lambda _: source(found) + "\n", text, flags=re.M | re.S))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("benchmarks/results/kernels"))
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    times, stacks = read(arguments.folder, "products"), read(arguments.folder, "routed")
+    print(table(summary(times)))
+    found = final(times, stacks)
+    print(source(found))
+    if arguments.write:
+        write(found, Path(routes.__file__))
+
+
+if __name__ == "__main__":
+    main()
