@@ -6,9 +6,10 @@ cardinality: `model` is a hosted model's first served name (or "unknown"), never
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from prometheus_client import (
@@ -26,6 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from service.engine.messages import EngineState, ModelState, Observation
 
 PREFIX = "reprise"
+ENDPOINTS = ("chat", "speech", "voices")
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 log = logging.getLogger(__name__)
@@ -59,10 +61,12 @@ class MetricSpec:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of labels all of whose values are known beforehand: such counters begin at 0."""
 
 
-def _counter(name: str, help: str, *labels: str) -> MetricSpec:
-    return MetricSpec("counter", name, help, labels)
+def _counter(name: str, help: str, *labels: str, **values: tuple[str, ...]) -> MetricSpec:
+    return MetricSpec("counter", name, help, labels, values=values)
 
 
 def _gauge(name: str, help: str, *labels: str) -> MetricSpec:
@@ -78,9 +82,16 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("requests_total", "Answered requests.", "model", "endpoint", "status", "outcome"),
         _histogram("request_duration_seconds", "Arrival to last byte.", REQUEST, "model", "endpoint", "outcome"),
         _gauge("http_requests_in_progress", "Requests being answered, by endpoint.", "endpoint"),
-        _counter("admission_rejections_total", "Requests refused because of load.", "endpoint", "reason"),
+        _counter(
+            "admission_rejections_total",
+            "Requests refused because of load, by reason (in_flight, bytes, queue_full, queue_timeout).",
+            "endpoint",
+            "reason",
+            endpoint=ENDPOINTS,
+            reason=("in_flight", "bytes", "queue_full", "queue_timeout"),
+        ),
         _gauge("admitted_bytes", "Bytes of bodies and decoded media that are being worked on."),
-        _counter("client_disconnects_total", "Requests whose client left early.", "endpoint"),
+        _counter("client_disconnects_total", "Requests whose client left early.", "endpoint", endpoint=ENDPOINTS),
         _histogram("request_input_tokens", "Prompt positions of a request, media included.", TOKENS, "model"),
         _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
         _histogram("request_images", "Images of a request.", COUNT, "model"),
@@ -153,7 +164,13 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _histogram("audio_realtime_factor", "Generation time by duration of the audio.", REALTIME_FACTOR, "model"),
         _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", STEP, "model"),
         _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", STEP, "model"),
-        _counter("audio_streams_total", "Finished live streams (underrun: true, false).", "model", "underrun"),
+        _counter(
+            "audio_streams_total",
+            "Finished live streams (underrun: true, false).",
+            "model",
+            "underrun",
+            underrun=("true", "false"),
+        ),
         _histogram("audio_slack_seconds", "Least slack of any live stream, per tick.", SLACK, "model"),
         _histogram(
             "speech_part_duration_seconds",
@@ -166,7 +183,13 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("speech_characters_total", "Characters spoken.", "model"),
         _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
         _histogram("step_prediction_ratio", "Actual by predicted step time.", PREDICTION, "model", "kind"),
-        _counter("speech_rejections_total", "Speech refused at admission, by reason.", "model", "reason"),
+        _counter(
+            "speech_rejections_total",
+            "Speech refused at admission, by reason (queue_full, first_audio, load, too_long).",
+            "model",
+            "reason",
+            reason=("queue_full", "first_audio", "load", "too_long"),
+        ),
     ),
     "Life": (
         _gauge("ready", "1 when requests are taken."),
@@ -179,16 +202,19 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
     ),
 }
 
+OF_KIND = {"Phases of a chat request": "chat", "Speech": "speech"}
+"""Groups that are about models of one kind."""
 SPECS = tuple(spec for group in GROUPS.values() for spec in group)
 
 
 class Metrics:
     """The registry of one server.
 
-    models: names of the hosted models. Their counters begin at 0: a rate of what has not been counted yet is none.
+    models: kind (chat, speech) of each hosted model, by name. Counters begin at 0 wherever their labels are known: a
+    rate does not see a first event that brings its own series, and what has not been counted yet is none.
     """
 
-    def __init__(self, models: Iterable[str] = ()) -> None:
+    def __init__(self, models: Mapping[str, str] | None = None) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -207,10 +233,15 @@ class Metrics:
                 )
         self._setters: dict[tuple[str, tuple[str, ...]], Callable[[float], None]] = {}
         self._unknown: set[str] = set()
-        for model in models:
-            for spec in SPECS:
-                if spec.kind == "counter" and spec.labels == ("model",):
-                    self.observe(spec.name, 0, model=model)
+        for group, specs in GROUPS.items():
+            names = tuple(name for name, kind in (models or {}).items() if OF_KIND.get(group, kind) == kind)
+            for spec in specs:
+                self._begin(spec, {"model": names, **spec.values})
+
+    def _begin(self, spec: MetricSpec, values: Mapping[str, tuple[str, ...]]) -> None:
+        if spec.kind == "counter" and values.keys() >= set(spec.labels):
+            for combination in itertools.product(*(values[label] for label in spec.labels)):
+                self.observe(spec.name, 0, **dict(zip(spec.labels, combination, strict=True)))
 
     def observe(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter, set a gauge or observe in a histogram; KeyError for what is not in SPECS."""

@@ -47,9 +47,12 @@ def test_each_kind_takes_values() -> None:
 
 
 def test_counters_of_hosted_models_begin_at_zero() -> None:
-    text = Metrics(["m"]).exposition().decode()
+    text = Metrics({"m": "chat", "s": "speech"}).exposition().decode()
     assert 'reprise_preemptions_total{model="m"} 0.0' in text
     assert 'reprise_encoder_cache_hits_total{model="m"} 0.0' in text
+    assert 'reprise_audio_streams_total{model="s",underrun="true"} 0.0' in text
+    assert 'reprise_audio_streams_total{model="m"' not in text
+    assert 'reprise_admission_rejections_total{endpoint="chat",reason="in_flight"} 0.0' in text
 
 
 @pytest.mark.parametrize(

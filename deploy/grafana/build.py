@@ -13,6 +13,11 @@ SCHEMA_VERSION = 39
 COLUMNS = 24
 
 Kind = Literal["timeseries", "stat", "heatmap"]
+MODEL = '{model=~"$model", instance=~"$instance"}'
+"""Selector of what has a model, and of what has none."""
+INSTANCE = '{instance=~"$instance"}'
+SERVER = '{job="reprise", instance=~"$instance"}'
+"""Of metrics that other jobs have, too."""
 
 
 @dataclass(frozen=True)
@@ -28,53 +33,69 @@ class Panel:
     description: str = ""
     stacked: bool = False
     thresholds: tuple[tuple[str, float | None], ...] = ()
+    """Colours from a value on: of the value of a stat, as lines in a time series."""
+    shows_name: bool = False
+    """A stat shows its legend instead of its value."""
 
 
 @dataclass(frozen=True)
 class Dashboard:
+    """variables: names of VARIABLES that its expressions use."""
+
     uid: str
     title: str
     rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+    variables: tuple[str, ...] = ("model", "instance")
 
 
-def quantile(metric: str, q: float, by: str = "model", selector: str = '{model=~"$model"}') -> str:
+VARIABLES = {
+    "model": ("Model", "label_values(reprise_requests_running, model)"),
+    "instance": ("Instance", "label_values(reprise_ready, instance)"),
+}
+
+
+def quantile(metric: str, q: float, by: str = "model", selector: str = MODEL) -> str:
     return f"histogram_quantile({q}, sum by ({by}, le) (rate(reprise_{metric}_bucket{selector}[$__rate_interval])))"
 
 
-def quantiles(metric: str, by: str = "model", selector: str = '{model=~"$model"}') -> tuple[tuple[str, str], ...]:
+def quantiles(metric: str, by: str = "model", selector: str = MODEL) -> tuple[tuple[str, str], ...]:
     label = f"{{{{{by}}}}}"
     return tuple((quantile(metric, q, by, selector), f"{label} p{round(q * 100)}") for q in (0.5, 0.95))
 
 
-def rate(metric: str, by: str, selector: str = '{model=~"$model"}') -> str:
+def rate(metric: str, by: str, selector: str = MODEL) -> str:
     return f"sum by ({by}) (rate(reprise_{metric}{selector}[$__rate_interval]))"
 
 
 def mean(metric: str, by: str) -> tuple[tuple[str, str], ...]:
     """Since the start of the server: of what happens so rarely that no window holds enough of it."""
-    total, count = (f'sum by ({by}) (reprise_{metric}_{part}{{model=~"$model"}})' for part in ("sum", "count"))
+    total, count = (f"sum by ({by}) (reprise_{metric}_{part}{MODEL})" for part in ("sum", "count"))
     return ((f"{total} / {count}", f"{{{{{by}}}}}"),)
 
 
-def share(part: str, *others: str) -> str:
-    """part / (part + others), as rates of counters by model."""
-    return f"{rate(part, 'model')} / ({' + '.join(rate(metric, 'model') for metric in (part, *others))})"
+def share(part: str, *others: str, by: str = "model") -> str:
+    """part / (part + others), as rates of counters."""
+    return f"{rate(part, by)} / ({' + '.join(rate(metric, by) for metric in (part, *others))})"
 
 
 def heatmap(title: str, metric: str, unit: str, description: str = "") -> Panel:
-    query = f'sum by (le) (increase(reprise_{metric}_bucket{{model=~"$model"}}[$__rate_interval]))'
+    query = f"sum by (le) (increase(reprise_{metric}_bucket{MODEL}[$__rate_interval]))"
     return Panel(title, ((query, "{{le}}"),), unit, "heatmap", 12, description=description)
 
 
 def stat(
-    title: str, query: str, unit: str, thresholds: tuple[tuple[str, float | None], ...], legend: str = ""
+    title: str, query: str, unit: str, thresholds: tuple[tuple[str, float | None], ...], description: str = ""
 ) -> Panel:
-    return Panel(title, ((query, legend),), unit, "stat", 4, 4, thresholds=thresholds)
+    return Panel(title, ((query, ""),), unit, "stat", 4, 4, description, thresholds=thresholds)
 
 
 SINCE_START = "Mean since the start of the server."
-_GOOD_LOW = (("green", None),)
-_ERRORS = '(sum(rate(reprise_requests_total{outcome=~"error|timeout"}[5m])) or vector(0))'
+LINES = "The line is the alert's threshold."
+_NEUTRAL = (("blue", None),)
+_DOWN = 'up{job="reprise"} == 0'
+_FAILING = '(sum(rate(reprise_requests_total{outcome=~"error|timeout"}[5m])) or vector(0))'
+_ERRORS = f"({_FAILING} / (sum(rate(reprise_requests_total[5m])) > 0)) or vector(0)"
+_DRY = rate("audio_streams_total", "model", MODEL.replace("{", '{underrun="true", '))
 _HIT_TOKENS = rate("prefix_cache_hit_tokens_total", "model")
 _QUERY_TOKENS = rate("prefix_cache_query_tokens_total", "model")
 
@@ -85,18 +106,34 @@ OVERVIEW = Dashboard(
         (
             "Is it up",
             (
-                stat("Ready", "min(reprise_ready)", "bool_yes_no", (("red", None), ("green", 1))),
-                stat("Engine", "min(reprise_engine_up)", "bool_yes_no", (("red", None), ("green", 1))),
-                stat("Requests / s", "sum(endpoint:reprise_requests:rate_5m)", "reqps", _GOOD_LOW),
+                stat(
+                    "Ready",
+                    f"min(reprise_ready or {_DOWN}) or vector(0)",
+                    "bool_yes_no",
+                    (("red", None), ("green", 1)),
+                    "All instances are up and take requests.",
+                ),
+                stat(
+                    "Engine",
+                    f"min(reprise_engine_up or {_DOWN}) or vector(0)",
+                    "bool_yes_no",
+                    (("red", None), ("green", 1)),
+                    "The engines of all instances live.",
+                ),
+                stat("Requests / s", "sum(endpoint:reprise_requests:rate_5m) or vector(0)", "reqps", _NEUTRAL),
                 stat(
                     "Errors",
-                    f"{_ERRORS} / sum(rate(reprise_requests_total[5m]))",
+                    _ERRORS,
                     "percentunit",
                     (("green", None), ("orange", 0.005), ("red", 0.02)),
+                    "Share of the requests of 5 minutes that the server failed, or that took too long.",
                 ),
-                stat("Running", "sum(reprise_requests_running)", "short", _GOOD_LOW),
+                stat("Running", "sum(reprise_requests_running) or vector(0)", "short", _NEUTRAL),
                 stat(
-                    "Waiting", "sum(reprise_requests_waiting)", "short", (("green", None), ("orange", 8), ("red", 64))
+                    "Waiting",
+                    "sum(reprise_requests_waiting) or vector(0)",
+                    "short",
+                    (("green", None), ("orange", 8), ("red", 64)),
                 ),
             ),
         ),
@@ -110,6 +147,8 @@ OVERVIEW = Dashboard(
                         ('model:reprise_time_to_first_token_seconds:p95_5m{model=~"$model"}', "{{model}} p95"),
                     ),
                     "s",
+                    thresholds=(("transparent", None), ("red", 2.5)),
+                    description=LINES,
                 ),
                 Panel(
                     "Time to first audio",
@@ -118,12 +157,14 @@ OVERVIEW = Dashboard(
                         ('model:reprise_time_to_first_audio_seconds:p95_5m{model=~"$model"}', "{{model}} p95"),
                     ),
                     "s",
+                    thresholds=(("transparent", None), ("red", 1)),
+                    description=LINES,
                 ),
                 Panel(
                     "Real-time factor (p95)",
                     (('model:reprise_audio_realtime_factor:p95_5m{model=~"$model"}', "{{model}}"),),
                     "short",
-                    thresholds=(("green", None), ("red", 0.9)),
+                    thresholds=(("transparent", None), ("red", 0.9)),
                     description="Above 0.9 speech is made hardly faster than it is played.",
                 ),
             ),
@@ -133,7 +174,7 @@ OVERVIEW = Dashboard(
             (
                 Panel(
                     "Requests by outcome",
-                    ((rate("requests_total", "endpoint, outcome"), "{{endpoint}} {{outcome}}"),),
+                    ((rate("requests_total", "endpoint, outcome", ""), "{{endpoint}} {{outcome}}"),),
                     "reqps",
                     stacked=True,
                 ),
@@ -146,24 +187,25 @@ OVERVIEW = Dashboard(
                 Panel(
                     "Clients that left", ((rate("client_disconnects_total", "endpoint", ""), "{{endpoint}}"),), "reqps"
                 ),
-                Panel("Request duration", quantiles("request_duration_seconds", "endpoint"), "s"),
+                Panel("Request duration", quantiles("request_duration_seconds", "endpoint", ""), "s"),
                 Panel(
-                    "Tokens",
+                    "Tokens / s",
                     (
-                        (rate("generated_tokens_total", "model"), "{{model}} out"),
-                        (rate("prompt_tokens_total", "model, kind"), "{{model}} in {{kind}}"),
+                        (rate("generated_tokens_total", "model", '{model=~"$model"}'), "{{model}} out"),
+                        (rate("prompt_tokens_total", "model, kind", '{model=~"$model"}'), "{{model}} in {{kind}}"),
                     ),
                     "short",
                 ),
                 Panel(
                     "Audio made per second",
-                    ((rate("audio_generated_seconds_total", "model"), "{{model}}"),),
+                    ((rate("audio_generated_seconds_total", "model", '{model=~"$model"}'), "{{model}}"),),
                     "short",
                     description="Seconds of audio per second of time: how many live streams this load amounts to.",
                 ),
             ),
         ),
     ),
+    variables=("model",),
 )
 
 CHAT = Dashboard(
@@ -183,12 +225,12 @@ CHAT = Dashboard(
         (
             "Media",
             (
-                Panel("Fetch", quantiles("media_fetch_duration_seconds", "kind", ""), "s"),
-                Panel("Decode", quantiles("media_decode_duration_seconds", "kind", ""), "s"),
-                Panel("Preprocess", quantiles("preprocess_duration_seconds", "kind", ""), "s"),
+                Panel("Fetch", quantiles("media_fetch_duration_seconds", "kind", INSTANCE), "s"),
+                Panel("Decode", quantiles("media_decode_duration_seconds", "kind", INSTANCE), "s"),
+                Panel("Preprocess", quantiles("preprocess_duration_seconds", "kind", INSTANCE), "s"),
                 Panel(
                     "Refused media",
-                    ((rate("media_rejections_total", "kind, reason", ""), "{{kind}} {{reason}}"),),
+                    ((rate("media_rejections_total", "kind, reason", INSTANCE), "{{kind}} {{reason}}"),),
                     "reqps",
                     stacked=True,
                 ),
@@ -212,7 +254,7 @@ CHAT = Dashboard(
                     ((share("encoder_cache_hits_total", "encoder_cache_misses_total"), "{{model}}"),),
                     "percentunit",
                 ),
-                Panel("Preemptions", ((rate("preemptions_total", "model"), "{{model}}"),), "short"),
+                Panel("Preemptions / s", ((rate("preemptions_total", "model"), "{{model}}"),), "short"),
             ),
         ),
     ),
@@ -229,8 +271,10 @@ SPEECH = Dashboard(
                 heatmap("Real-time factor", "audio_realtime_factor", "short"),
                 Panel(
                     "Streams that ran dry",
-                    (('model:reprise_audio_underrun:ratio_5m{model=~"$model"}', "{{model}}"),),
+                    ((f"{_DRY} / {rate('audio_streams_total', 'model')}", "{{model}}"),),
                     "percentunit",
+                    thresholds=(("transparent", None), ("red", 0.01)),
+                    description=f"Share of the live streams that ended. {LINES}",
                 ),
                 Panel("Underrun (worst deficit)", quantiles("audio_underrun_seconds"), "s"),
                 Panel("Gap between chunks", quantiles("audio_chunk_gap_seconds"), "s"),
@@ -248,18 +292,18 @@ SPEECH = Dashboard(
                 Panel("Actual by predicted step time", quantiles("step_prediction_ratio"), "short", width=12),
                 Panel(
                     "Refused by prediction",
-                    ((rate("speech_rejections_total", "model, reason"), "{{reason}}"),),
+                    ((rate("speech_rejections_total", "model, reason"), "{{model}} {{reason}}"),),
                     "reqps",
                 ),
                 Panel(
                     "Waiting and running",
                     (
-                        ('reprise_requests_waiting{model=~"$model"}', "{{model}} waiting"),
-                        ('reprise_requests_running{model=~"$model"}', "{{model}} running"),
+                        (f"reprise_requests_waiting{MODEL}", "{{model}} waiting @ {{instance}}"),
+                        (f"reprise_requests_running{MODEL}", "{{model}} running @ {{instance}}"),
                     ),
                 ),
                 Panel("Parts of a step", quantiles("speech_part_duration_seconds", "part"), "s"),
-                Panel("Audio encoding", quantiles("audio_encode_duration_seconds", "format", ""), "s"),
+                Panel("Audio encoding", quantiles("audio_encode_duration_seconds", "format", INSTANCE), "s"),
             ),
         ),
         (
@@ -271,7 +315,7 @@ SPEECH = Dashboard(
                     "short",
                     width=12,
                 ),
-                Panel("Characters", ((rate("speech_characters_total", "model"), "{{model}}"),), "short", width=12),
+                Panel("Characters / s", ((rate("speech_characters_total", "model"), "{{model}}"),), "short", width=12),
             ),
         ),
     ),
@@ -293,7 +337,12 @@ ENGINE = Dashboard(
                 ),
                 Panel(
                     "Eager steps by reason",
-                    ((rate("steps_total", "kind, reason", '{model=~"$model", route="eager"}'), "{{kind}} {{reason}}"),),
+                    (
+                        (
+                            rate("steps_total", "kind, reason", MODEL.replace("{", '{route="eager", ')),
+                            "{{kind}} {{reason}}",
+                        ),
+                    ),
                     "ops",
                     stacked=True,
                     width=12,
@@ -302,7 +351,7 @@ ENGINE = Dashboard(
                 Panel("Host time of a step", quantiles("step_host_duration_seconds", "kind"), "s"),
                 Panel(
                     "Padding waste",
-                    (('model:reprise_padded_rows:ratio_5m{model=~"$model"}', "{{model}} {{kind}}"),),
+                    ((share("padded_rows_total", "replayed_rows_total", by="model, kind"), "{{model}} {{kind}}"),),
                     "percentunit",
                 ),
                 Panel("Bucket occupancy", quantiles("bucket_occupancy_ratio", "kind"), "percentunit"),
@@ -310,7 +359,12 @@ ENGINE = Dashboard(
                 Panel("Capture time", mean("graph_capture_duration_seconds", "kind"), "s", description=SINCE_START),
                 Panel(
                     "Kernels compiled",
-                    (("sum by (phase, cached) (reprise_kernel_compilations_total)", "{{phase}}, cached {{cached}}"),),
+                    (
+                        (
+                            f"sum by (phase, cached) (reprise_kernel_compilations_total{INSTANCE})",
+                            "{{phase}}, cached {{cached}}",
+                        ),
+                    ),
                     "short",
                     description="Any while serving held up every request; the log names it.",
                 ),
@@ -319,14 +373,21 @@ ENGINE = Dashboard(
         (
             "Memory",
             (
-                Panel("Graphs", (("reprise_graph_bytes", "graphs"),), "bytes"),
-                Panel("GPU memory", (("reprise_gpu_memory_bytes", "{{state}}"),), "bytes", stacked=True),
-                Panel("Encoder cache", (('reprise_encoder_cache_bytes{model=~"$model"}', "{{model}}"),), "bytes"),
+                Panel("Graphs", ((f"reprise_graph_bytes{INSTANCE}", "{{instance}}"),), "bytes"),
                 Panel(
-                    "KV pages in use", (('reprise_kv_cache_usage_ratio{model=~"$model"}', "{{model}}"),), "percentunit"
+                    "GPU memory",
+                    ((f"sum by (state) (reprise_gpu_memory_bytes{INSTANCE})", "{{state}}"),),
+                    "bytes",
+                    stacked=True,
                 ),
-                Panel("KV pages", (('reprise_kv_cache_pages{model=~"$model"}', "{{model}} {{state}}"),), "short"),
-                Panel("Slots", (('reprise_slots_used{model=~"$model"}', "{{model}}"),), "short"),
+                Panel("Encoder cache", ((f"reprise_encoder_cache_bytes{MODEL}", "{{model}} @ {{instance}}"),), "bytes"),
+                Panel(
+                    "KV pages in use",
+                    ((f"reprise_kv_cache_usage_ratio{MODEL}", "{{model}} @ {{instance}}"),),
+                    "percentunit",
+                ),
+                Panel("KV pages", ((f"reprise_kv_cache_pages{MODEL}", "{{model}} {{state}} @ {{instance}}"),), "short"),
+                Panel("Slots", ((f"reprise_slots_used{MODEL}", "{{model}} @ {{instance}}"),), "short"),
             ),
         ),
         (
@@ -349,39 +410,80 @@ PROCESS = Dashboard(
             (
                 Panel(
                     "CPU",
-                    (('rate(process_cpu_seconds_total{job="reprise"}[$__rate_interval])', "{{instance}}"),),
+                    (
+                        (
+                            f"rate(process_cpu_seconds_total{SERVER}[$__rate_interval])",
+                            "{{instance}}",
+                        ),
+                    ),
                     "percentunit",
                 ),
-                Panel("Resident memory", (('process_resident_memory_bytes{job="reprise"}', "{{instance}}"),), "bytes"),
+                Panel(
+                    "Resident memory",
+                    ((f"process_resident_memory_bytes{SERVER}", "{{instance}}"),),
+                    "bytes",
+                ),
                 Panel(
                     "File descriptors",
-                    (('process_open_fds{job="reprise"}', "open"), ('process_max_fds{job="reprise"}', "limit")),
+                    (
+                        (f"process_open_fds{SERVER}", "{{instance}} open"),
+                        (f"process_max_fds{SERVER}", "{{instance}} limit"),
+                    ),
                 ),
-                Panel("Event loop lag", (("reprise_event_loop_lag_seconds", "{{instance}}"),), "s"),
-                Panel("Event loop tasks", (("reprise_event_loop_tasks", "{{instance}}"),), "short"),
-                Panel("Bytes of requests in progress", (("reprise_admitted_bytes", "{{instance}}"),), "bytes"),
+                Panel("Event loop lag", ((f"reprise_event_loop_lag_seconds{INSTANCE}", "{{instance}}"),), "s"),
+                Panel("Event loop tasks", ((f"reprise_event_loop_tasks{INSTANCE}", "{{instance}}"),), "short"),
+                Panel(
+                    "Bytes of requests in progress", ((f"reprise_admitted_bytes{INSTANCE}", "{{instance}}"),), "bytes"
+                ),
                 Panel(
                     "Collections",
                     (
                         (
-                            'sum by (generation) (rate(python_gc_collections_total{job="reprise"}[$__rate_interval]))',
+                            f"sum by (generation) (rate(python_gc_collections_total{SERVER}[$__rate_interval]))",
                             "generation {{generation}}",
                         ),
                     ),
                     "ops",
                 ),
-                Panel("Requests in progress", (("reprise_http_requests_in_progress", "{{endpoint}}"),), "short"),
                 Panel(
-                    "Engine restarts",
-                    (("increase(reprise_engine_restarts_total[$__rate_interval])", "{{instance}}"),),
+                    "Requests in progress",
+                    ((f"reprise_http_requests_in_progress{INSTANCE}", "{{endpoint}} @ {{instance}}"),),
                     "short",
                 ),
                 Panel(
-                    "Version", (("reprise_build_info", "{{version}} python {{python}} {{device}}"),), "short", "stat"
+                    "Engine restarts",
+                    ((f"increase(reprise_engine_restarts_total{INSTANCE}[$__rate_interval])", "{{instance}}"),),
+                    "short",
+                ),
+            ),
+        ),
+        (
+            "What runs",
+            (
+                Panel(
+                    "Version",
+                    ((f"reprise_build_info{INSTANCE}", "{{version}}, Python {{python}}, torch {{torch}}"),),
+                    "short",
+                    "stat",
+                    12,
+                    4,
+                    thresholds=_NEUTRAL,
+                    shows_name=True,
+                ),
+                Panel(
+                    "Device",
+                    ((f"reprise_engine_info{INSTANCE}", "{{device}}"),),
+                    "short",
+                    "stat",
+                    12,
+                    4,
+                    thresholds=_NEUTRAL,
+                    shows_name=True,
                 ),
             ),
         ),
     ),
+    variables=("instance",),
 )
 
 ALL = (OVERVIEW, CHAT, SPEECH, ENGINE, PROCESS)
@@ -411,7 +513,7 @@ def render(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
         "timezone": "browser",
-        "templating": {"list": [_model_variable()]},
+        "templating": {"list": [_variable(name) for name in dashboard.variables]},
         "links": [
             {"type": "dashboards", "tags": ["reprise"], "asDropdown": False, "title": "Reprise", "includeVars": True}
         ],
@@ -419,14 +521,14 @@ def render(dashboard: Dashboard) -> dict[str, Any]:
     }
 
 
-def _model_variable() -> dict[str, Any]:
-    query = "label_values(reprise_requests_running, model)"
+def _variable(name: str) -> dict[str, Any]:
+    label, query = VARIABLES[name]
     return {
-        "name": "model",
-        "label": "Model",
+        "name": name,
+        "label": label,
         "type": "query",
         "datasource": DATASOURCE,
-        "query": {"query": query, "refId": "model"},
+        "query": {"query": query, "refId": name},
         "definition": query,
         "includeAll": True,
         "allValue": ".*",
@@ -448,7 +550,14 @@ def _panel(panel: Panel, identity: int, x: int, y: int) -> dict[str, Any]:
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}
     if panel.kind == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
-        defaults["custom"] = {"fillOpacity": 25 if panel.stacked else 8, "lineWidth": 1, "stacking": stacking}
+        drawn = {"mode": "line" if panel.thresholds else "off"}
+        fill = 25 if panel.stacked else 8
+        defaults["custom"] = {
+            "fillOpacity": fill,
+            "lineWidth": 1,
+            "stacking": stacking,
+            "thresholdsStyle": drawn,
+        }
         defaults["min"] = 0
     return {
         "id": identity,
@@ -474,7 +583,8 @@ def _panel(panel: Panel, identity: int, x: int, y: int) -> dict[str, Any]:
 
 def _options(panel: Panel) -> dict[str, Any]:
     if panel.kind == "stat":
-        return {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "background", "textMode": "auto"}
+        shown = "name" if panel.shows_name else "value"
+        return {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "background", "textMode": shown}
     if panel.kind == "heatmap":
         return {"calculate": False, "cellGap": 1, "yAxis": {"unit": panel.unit}, "color": {"scheme": "Oranges"}}
     return {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}

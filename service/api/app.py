@@ -56,7 +56,7 @@ LAG_PERIOD = 0.5
 
 def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[], EngineLink]) -> ServerContext:
     """What routes share; nothing runs before the application starts."""
-    metrics = Metrics(model.name for model in catalog.models)
+    metrics = Metrics({model.name: model.kind for model in catalog.models})
     metrics.observe(
         "build_info",
         1,

@@ -350,7 +350,15 @@ class EngineClient:
     def _on_failed(self, failed: Failed) -> None:
         stream = self._streams.pop(failed.request_id, None)
         if stream is not None:
+            self._count_rejection(stream.request, failed.code)
             stream.fail(EngineError(failed.status, failed.code, failed.message, failed.field, failed.retry_after))
+
+    def _count_rejection(self, request: Request, code: str) -> None:
+        """Full queues of speech are counted where they are predicted."""
+        endpoint = "chat" if isinstance(request, ChatRequest) else "speech"
+        if code == "queue_timeout" or (code == "overloaded" and endpoint == "chat"):
+            reason = "queue_full" if code == "overloaded" else code
+            self._metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
 
     def _on_state(self, state: EngineState) -> None:
         changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)

@@ -76,3 +76,50 @@ def test_latency_thresholds_lie_on_bucket_bounds() -> None:
             assert float(match[2]) in buckets[match[1]], rule["alert"]
             checked += 1
     assert checked >= 3
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_variables_are_declared_and_used(path: Path) -> None:
+    board = json.loads(path.read_text())
+    declared = {variable["name"] for variable in board["templating"]["list"]}
+    text = " ".join(target["expr"] for panel in board["panels"] for target in panel.get("targets", ()))
+    assert set(re.findall(r"\$(?!__)(\w+)", text)) == declared
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_what_is_drawn_can_be_told_apart(path: Path) -> None:
+    """A legend for each label that a query keeps; thresholds that Grafana draws; stats that are never empty."""
+    for panel in json.loads(path.read_text())["panels"]:
+        defaults = panel.get("fieldConfig", {}).get("defaults", {})
+        if panel["type"] == "timeseries":
+            drawn = defaults["custom"]["thresholdsStyle"]["mode"]
+            assert (drawn == "line") == ("thresholds" in defaults), panel["title"]
+            for target in panel["targets"]:
+                kept = {label for label in grouping_in(target["expr"]) if label != "le"}
+                shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+                assert kept <= shown and shown, panel["title"]
+                if "(" not in target["expr"] and "model:" not in target["expr"]:
+                    assert "instance" in shown, f"{panel['title']}: instances look alike"
+        elif panel["type"] == "stat" and panel["options"]["textMode"] == "value":
+            assert all("or vector(0)" in target["expr"] for target in panel["targets"]), panel["title"]
+
+
+def test_lines_are_drawn_where_alerts_fire() -> None:
+    panels = [panel for board in DASHBOARDS for panel in json.loads(board.read_text())["panels"]]
+    lines = {panel["title"]: panel["fieldConfig"]["defaults"] for panel in panels if panel["type"] == "timeseries"}
+    drawn = {
+        title: defaults["thresholds"]["steps"][-1]["value"]
+        for title, defaults in lines.items()
+        if "thresholds" in defaults
+    }
+    alerts = {
+        rule["alert"]: float(re.findall(r"> ([\d.]+)", rule["expr"])[-1])
+        for rule in rules()
+        if "alert" in rule and ">" in rule["expr"]
+    }
+    assert drawn == {
+        "Time to first token": alerts["RepriseSlowFirstToken"],
+        "Time to first audio": alerts["RepriseSlowFirstAudio"],
+        "Real-time factor (p95)": alerts["RepriseSpeechSlowerThanPlayback"],
+        "Streams that ran dry": alerts["RepriseUnderruns"],
+    }

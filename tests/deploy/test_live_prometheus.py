@@ -19,6 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.grafana.build import VARIABLES
 from tests.deploy.promql import (
     DEPLOY,
     expressions,
@@ -190,7 +191,9 @@ def scraping(server: str, folder: Path) -> Iterator[Prometheus]:
 
 def plain(expression: str) -> str:
     """A panel's expression with Grafana's variables filled in."""
-    filled = expression.replace("$__rate_interval", WINDOW).replace("$model", ".*")
+    filled = expression.replace("$__rate_interval", WINDOW)
+    for variable in VARIABLES:
+        filled = filled.replace(f"${variable}", ".*")
     assert "$" not in filled, f"an unknown variable: {expression}"
     return filled
 
@@ -220,14 +223,17 @@ def _problems(url: str, prometheus: Prometheus) -> Iterator[str]:
         name = rule.get("record") or rule["alert"]
         prometheus.values(rule["expr"])
         asked = rule["record"] if "record" in rule else without_threshold(rule["expr"])
-        if not prometheus.values(asked) and not excused(rule["expr"]):
+        if not prometheus.values(asked) and not excused(rule["expr"]) and "absent(" not in asked:
             yield f"rule {name}: no data in {asked}"
     for where, expression in queries():
         if not prometheus.values(plain(expression)) and not excused(expression):
             yield f"{where}: no data in {plain(expression)}"
-    models = prometheus.get("/label/model/values", **{"match[]": "reprise_requests_running"})
-    if models != sorted((CHAT, SPEECH)):
-        yield f"the variable $model has the values {models}"
+    expected = {"model": sorted((CHAT, SPEECH)), "instance": [url.removeprefix("http://")]}
+    for variable, (_, query) in VARIABLES.items():
+        metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", query).groups()  # type: ignore[union-attr]
+        values = prometheus.get(f"/label/{label}/values", **{"match[]": metric})
+        if values != expected[variable]:
+            yield f"the variable ${variable} has the values {values}"
     loaded = [rule for group in prometheus.get("/rules")["groups"] for rule in group["rules"]]
     yield from (f"rule {rule['name']}: {rule}" for rule in loaded if rule.get("lastError") or rule["health"] != "ok")
     if {rule["name"] for rule in loaded} != {rule.get("record") or rule["alert"] for rule in rules()}:

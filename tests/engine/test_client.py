@@ -193,3 +193,11 @@ def test_chat_deltas_merge_into_one() -> None:
     deltas = [ChatDelta("r", (1,), (TokenInfo(-1.0),), None, 4), ChatDelta("r", (2, 3), (), "stop", 0)]
     merged, rest = _merge(deltas)
     assert merged == ChatDelta("r", (1, 2, 3), (TokenInfo(-1.0),), "stop", 4) and rest == []
+
+
+async def test_what_the_engine_turns_away_is_counted() -> None:
+    async with _running("inline") as client:
+        with pytest.raises(EngineError):
+            await _answer(client, _request("full", "!full"))
+        line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
+        assert line in client._metrics.exposition().decode()

@@ -30,7 +30,7 @@ from service.engine.messages import (
 )
 
 TICK = 0.002
-MOODS = ("!crash", "!hang", "!fail", "!slow", "!endless", "!silent")
+MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent")
 SAMPLES_PER_TICK = 4800
 
 
@@ -73,8 +73,10 @@ def serve(config: EngineConfig, channel: Channel) -> None:
                     return
         failed = tuple(
             Failed(name, 500, "fake_failure", "failed by request")
-            for name, answer in chats.items()
             if _mood(answer) == "!fail"
+            else Failed(name, 503, "overloaded", "refused by request", retry_after=1.0)
+            for name, answer in chats.items()
+            if _mood(answer) in ("!fail", "!full")
         )
         for failure in failed:
             del chats[failure.request_id]
