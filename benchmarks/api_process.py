@@ -1,4 +1,4 @@
-"""The API process alone, on a CPU: what a token, a chunk of speech and a request cost it, and what it adds to the first.
+"""The API process alone, on a CPU: what tokens, speech and requests cost it, and what it adds to a first token.
 
     python -m benchmarks.api_process [decode] [speech] [requests] [parts] [first]
 
@@ -117,7 +117,7 @@ def _speech_bodies(patches: int, response_format: str) -> list[Row]:
 
 
 def decode() -> list[Row]:
-    """128 streams of 256 tokens: unhurried, at an H100's rate, and unhurried with stop strings and log probabilities."""
+    """128 streams of 256 tokens: unhurried, unhurried with stop strings, and at an H100's rate."""
     kinds: dict[str, tuple[float, Row]] = {
         "unhurried": (UNHURRIED * STEP, {}),
         "unhurried, stop strings": (UNHURRIED * STEP, {"stop": ["###", "User:"]}),
@@ -194,7 +194,7 @@ def parts() -> list[Row]:
     limits = ImageLimits()
     decoded = decode_image(jpeg, field="", limits=limits)
     item = processor.image(decoded)
-    content = tuple(ContentPart(item=index) for index in range(8)) + (ContentPart(text="w" * 20),)
+    content = (*(ContentPart(item=index) for index in range(8)), ContentPart(text="w" * 20))
     messages = [ChatMessage("system", (ContentPart(text="s" * 16),)), ChatMessage("user", content)]
     prompt = processor.prompt(messages, [item] * 8, options={})
     command = ChatRequest("request", CHAT, prompt, SamplingParams(1), 0.0)

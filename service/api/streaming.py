@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -62,7 +63,7 @@ class LiveResponse(Response):
     Nothing is sent before the first piece exists, so that a failure up to there is an ordinary error answer; after
     it, `on_error` makes the last piece (server-sent events), or the connection is cut (plain bytes), so that a client
     can tell a failed body from a complete one. keep_alive: (seconds of silence, what is then sent, the headers before
-    it if need be). timeout: seconds for the whole body.
+    it if need be). timeout: seconds for the whole body. write_timeout: seconds for the transport to take a piece.
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class LiveResponse(Response):
         self._keep_alive = keep_alive
         self._on_error = on_error
         self._started = False
+        self._sending = False
         self._sent_at = time.monotonic()
-        self._one_at_a_time = asyncio.Lock()
+        self._comment = asyncio.Lock()
+        """Held while a keep-alive is sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
@@ -107,7 +110,7 @@ class LiveResponse(Response):
             elif self._on_error is None:
                 raise BodyCut from error
             else:
-                await self._send(send, self._on_error(answer), more=False)
+                await self._send_last(send, self._on_error(answer))
         finally:
             for attendant in attendants:
                 attendant.cancel()
@@ -115,50 +118,77 @@ class LiveResponse(Response):
             await self._pieces.aclose()
 
     async def _stream(self, receive: Receive, send: Send, attendants: list[asyncio.Task[None]]) -> None:
-        client_left = False
+        reason: type[Exception] = TimeoutError
         try:
             async with asyncio.timeout(self._timeout) as limit:
 
-                async def watch() -> None:
-                    nonlocal client_left
-                    await _disconnect(receive)
-                    client_left = True
+                def end(cause: type[Exception]) -> None:
+                    nonlocal reason
+                    reason = cause
                     limit.reschedule(asyncio.get_running_loop().time())
 
-                attendants.append(asyncio.create_task(watch()))
-                if self._keep_alive is not None:
-                    attendants.append(asyncio.create_task(self._break_silence(send, *self._keep_alive)))
+                async def watch() -> None:
+                    await _disconnect(receive)
+                    end(ClientLeft)
+
+                async def attend() -> None:
+                    await self._attend(send)
+                    end(Stalled)
+
+                attendants += asyncio.create_task(watch()), asyncio.create_task(attend())
                 async for piece in self._pieces:
                     await self._send(send, piece)
                 await self._send(send, b"", more=False)
         except TimeoutError:
-            if client_left:
-                raise ClientLeft from None
-            raise
+            if not limit.expired():
+                raise
+            raise reason from None
 
-    async def _break_silence(self, send: Send, seconds: float, comment: bytes) -> None:
+    async def _attend(self, send: Send) -> None:
+        """Breaks the silence of the stream; returns when the client has taken nothing for the write timeout.
+
+        One timer that looks now and then, since setting one for each piece would cost more than sending it.
+        """
+        silence, comment = self._keep_alive or (math.inf, b"")
         while True:
-            silent = time.monotonic() - self._sent_at
-            await asyncio.sleep(max(seconds - silent, 0.001))
-            if time.monotonic() - self._sent_at >= seconds:
-                await self._send(send, comment)
+            passed = time.monotonic() - self._sent_at
+            if self._sending and passed >= self._write_timeout:
+                return
+            if not self._sending and passed >= silence:
+                try:
+                    async with self._comment, asyncio.timeout(self._write_timeout):
+                        await self._write(send, comment)
+                except TimeoutError:
+                    return
+                continue
+            pause = self._write_timeout - passed if self._sending else min(silence - passed, self._write_timeout)
+            await asyncio.sleep(pause)
 
     async def _send(self, send: Send, piece: bytes, *, more: bool = True) -> None:
-        async with self._one_at_a_time:
-            self._sent_at = time.monotonic()
-            try:
-                async with asyncio.timeout(self._write_timeout) as limit:
-                    if not self._started:
-                        self._started = True
-                        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                        await send(start)
-                    await send({"type": "http.response.body", "body": piece, "more_body": more})
-            except TimeoutError:
-                if limit.expired():
-                    raise Stalled from None
-                raise
-            except OSError:
-                raise ClientLeft from None
+        self._sending = True
+        if self._comment.locked():
+            async with self._comment:
+                pass
+        await self._write(send, piece, more=more)
+        self._sending = False
+
+    async def _send_last(self, send: Send, piece: bytes) -> None:
+        """After the attendants may have ended."""
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await self._send(send, piece, more=False)
+        except TimeoutError:
+            raise Stalled from None
+
+    async def _write(self, send: Send, piece: bytes, *, more: bool = True) -> None:
+        self._sent_at = time.monotonic()
+        try:
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+        except OSError:
+            raise ClientLeft from None
 
 
 class Stalled(Exception):
