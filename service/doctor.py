@@ -9,6 +9,7 @@ import resource
 import shutil
 import socket
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,20 @@ def _torch() -> Iterator[Finding]:
     has_triton = importlib.util.find_spec("triton") is not None
     advice = "" if has_triton else "Install the triton that belongs to this torch: decode kernels need it."
     yield Finding("triton", "installed" if has_triton else "not installed", has_triton, advice)
+    yield _compiler()
+
+
+def _compiler() -> Finding:
+    """Triton builds a launcher in C for each kernel."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_path("include", "posix_prefix")) / "Python.h"
+    if compiler is None:
+        advice = "Triton needs one for its kernels: install gcc and the C library's headers, or let CC name one."
+        return Finding("C compiler", "none", False, advice)
+    if not header.exists():
+        advice = "Triton needs them for its kernels: install those of this Python (python3-dev on Debian)."
+        return Finding("C compiler", f"{compiler}, but no headers of Python", False, advice)
+    return Finding("C compiler", compiler, True)
 
 
 def _no_cuda(built_for: str | None) -> Finding:
@@ -115,13 +130,14 @@ def _embedded() -> Finding:
 
 
 def _port(settings: Settings) -> Finding:
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", settings.port))
+            probe.bind((settings.host, settings.port))
         except OSError as error:
-            advice = "Another server may be running; choose a port with --port."
-            return Finding("port", f"{settings.port} cannot be had ({error.strerror})", None, advice)
+            advice = "Another server may be running; choose with --host and --port."
+            return Finding("port", f"{settings.host}:{settings.port} cannot be had ({error.strerror})", None, advice)
     return Finding("port", f"{settings.port} is free", True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import socket
 from collections import namedtuple
 from pathlib import Path
 
@@ -68,3 +69,27 @@ def test_what_is_scarce_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HF_HOME" in finding("model cache").advice
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "HF_HUB_OFFLINE" in finding("model cache").advice
+
+
+def test_a_gpu_without_a_compiler_for_its_kernels(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(home))
+    found = finding("C compiler")
+    assert found.good is False and "install gcc" in found.advice
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(home))
+    assert finding("C compiler").good is False and "python3-dev" in finding("C compiler").advice
+    (home / "Python.h").touch()
+    assert finding("C compiler").good
+
+
+def test_an_address_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("REPRISE_PORT", str(port))
+        assert finding("port").good
+        monkeypatch.setenv("REPRISE_HOST", "127.0.0.2")
+        found = finding("port")
+        assert found.good is None and f"127.0.0.2:{port} cannot be had" in found.found
