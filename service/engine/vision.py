@@ -141,9 +141,7 @@ class VisionStage:
 
     def _want(self, item: MediaItem) -> None:
         if not item.num_embeds:
-            self._context.observations.count(
-                "steps_total", model=self._name, kind="encoder", route="eager", reason="empty"
-            )
+            self._context.observations.count_eager_step("empty", model=self._name, kind="encoder")
             self.cache.fill(item.digest, self._empty(0))
             return
         largest = self.runner.ladder[-1]

@@ -7,7 +7,10 @@ from typing import Literal
 from service.engine.messages import Observation
 
 Route = Literal["replay", "eager"]
-EagerReason = Literal["mixed", "prefill", "no_bucket", "disabled", "empty", "capture_failed"]
+EagerReason = Literal["mixed", "prefill", "ragged", "no_bucket", "disabled", "empty", "capture_failed"]
+"""Why a step is not replayed. mixed, prefill: a chat model's chunks, beside decode rows or alone, that no recording
+takes; ragged: a speech model's. no_bucket: over every recorded capacity. disabled: graphs are off. empty: nothing to
+compute. capture_failed: a capacity that would hold it could not be recorded."""
 
 
 class Observations:
@@ -25,6 +28,9 @@ class Observations:
         """Adds to a counter."""
         key = (name, tuple(labels.items()))
         self._counts[key] = self._counts.get(key, 0.0) + amount
+
+    def count_eager_step(self, reason: EagerReason, *, model: str, kind: str) -> None:
+        self.count("steps_total", model=model, kind=kind, route="eager", reason=reason)
 
     def drain(self) -> tuple[Observation, ...]:
         """All events since the last call."""

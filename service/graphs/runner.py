@@ -92,7 +92,7 @@ class GraphRunner:
             eager = self._reason(plan.needs)
             if eager == "no_bucket" and (rung := cheapest(self._untried(), plan.needs)) is not None:
                 self._missed[key_of(rung)] += 1
-        self._observations.count("steps_total", **self._labels, route="eager", reason=eager)
+        self._observations.count_eager_step(eager, **self._labels)
         buffers = exact_buffers(self.capturable.buffer_specs(plan.needs), plan, self._pool.device)
         return Run(self.capturable.forward(buffers, plan.needs), "eager")
 

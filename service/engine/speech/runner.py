@@ -190,7 +190,7 @@ class SpeechRunner:
         route: Route = "eager" if capacity is None else "replay"
         if capacity is None:
             part, size = eager_prefill(sum(chunk.length for chunk, _ in chunks) + len(riders))
-            self._context.observations.count("steps_total", model=self._name, kind=kind, route=route, reason="ragged")
+            self._context.observations.count_eager_step("ragged", model=self._name, kind=kind)
         else:
             part, size = replayed_prefill(capacity)
         timings = [Timing(part, 0, size, start, self.clock.mark())]
