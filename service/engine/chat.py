@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.arrival import Arrival
-from service.engine.chat_runner import MAX_LOGPROBS, ChatRunner
+from service.engine.chat_runner import ChatRunner
 from service.engine.costs import CostModel
 from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure
 from service.engine.messages import (
@@ -27,13 +28,12 @@ from service.engine.messages import (
     Failed,
     ModelState,
     Outputs,
-    SamplingParams,
     TokenInfo,
 )
 from service.engine.pages import PagePool
+from service.engine.sampling_params import sampling_problem
 from service.engine.scheduler import Chunk, Scheduler
 from service.engine.sequence import Sequence
-from service.engine.slot_state import MAX_BIASES, MAX_STOP_IDS
 from service.engine.slots import SlotPool
 from service.engine.vision import EncodeError, VisionStage
 from service.engine.worker import QUEUE_RETRY_AFTER, Control, MemoryNeeds, Request, WorkerContext
@@ -370,43 +370,11 @@ class ChatWorker:
 _NOTHING = Outputs()
 
 
-def _token_infos(results: dict, row: int, count: int | None) -> tuple[TokenInfo, ...]:
+def _token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> tuple[TokenInfo, ...]:
     if count is None:
         return ()
     ids, values = results["top_ids"][row, :count].tolist(), results["top_values"][row, :count].tolist()
     return (TokenInfo(float(results["logprobs"][row]), tuple(zip(ids, values, strict=True))),)
-
-
-def sampling_problem(sampling: SamplingParams, vocab_size: int) -> tuple[str, str] | None:
-    """Field and message of a value that the slot tables or the sampler cannot take."""
-    if sampling.max_tokens < 1:
-        return "max_tokens", f"max_tokens is {sampling.max_tokens}, expected at least 1"
-    if len(sampling.stop_token_ids) > MAX_STOP_IDS:
-        return "stop_token_ids", f"{len(sampling.stop_token_ids)} stop token ids, at most {MAX_STOP_IDS} are taken"
-    if len(sampling.logit_bias) > MAX_BIASES:
-        return "logit_bias", f"{len(sampling.logit_bias)} biased tokens, at most {MAX_BIASES} are taken"
-    if any(not 0 <= token < vocab_size for token in sampling.logit_bias):
-        return "logit_bias", f"a token id is outside the vocabulary of {vocab_size}"
-    if not all(math.isfinite(bias) for bias in sampling.logit_bias.values()):
-        return "logit_bias", "a bias is not a finite number"
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-        return "top_logprobs", f"{sampling.logprobs} alternatives, at most {MAX_LOGPROBS} are taken"
-    ranges = {
-        "temperature": (0.0, math.inf),
-        "top_p": (0.0, 1.0),
-        "min_p": (0.0, 1.0),
-        "top_k": (0, math.inf),
-        "min_tokens": (0, math.inf),
-        "presence_penalty": (-math.inf, math.inf),
-        "frequency_penalty": (-math.inf, math.inf),
-    }
-    for name, (low, high) in ranges.items():
-        value = getattr(sampling, name)
-        if not (math.isfinite(value) and low <= value <= high):
-            return name, f"{name} is {value}, expected {low} to {high}"
-    if not 0 < sampling.repetition_penalty < math.inf:
-        return "repetition_penalty", f"repetition_penalty is {sampling.repetition_penalty}, expected over 0"
-    return None
 
 
 def create_worker(name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> ChatWorker:

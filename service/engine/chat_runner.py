@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,25 +12,30 @@ from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Capacity, ChatModel, Plan
+from service.engine.chat_plans import admission_arrays, chunk_arrays, cu_seqlens, prefill_needs
 from service.engine.decode_step import DecodeStep, PrefillStep, SampleStep, Sampling, decode_rows
 from service.engine.faults import prefill_errors
 from service.engine.memory import peak_bytes
 from service.engine.sampler import log_probabilities
 from service.engine.scheduler import Chunk, Grant, Step
 from service.engine.sequence import Sequence
-from service.engine.slot_state import MAX_BIASES, MAX_STOP_IDS, Float, Int, SlotState
+from service.engine.slot_state import SlotState
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryNeeds, WorkerContext
 from service.graphs.accounting import Route
 from service.graphs.buckets import octaves, row_ladder
 from service.graphs.buffers import upload
 from service.graphs.runner import GraphRunner
 
-MAX_LOGPROBS = 20
 _CPU_PAGES = (8, 64)
 """Block table widths of the CPU's buckets: its attention reads whole tables, so short sequences get narrow ones."""
 
+_PREFILL_TOKENS = {"cuda": (64, 128, 256, 384, 512, 768, 1024), "cpu": (64,)}
+"""Rungs of recorded prefills: where launches, and not the GPU, bound an eager one."""
+_PREFILL_SEQUENCES = 8
+
 Embeds = Callable[[Sequence, int], Tensor]
 """Embeddings [num_embeds, width] of a sequence's item."""
+PrefillKind = Literal["mixed", "prefill"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,7 @@ class Launched:
 
     results: dict[str, Tensor]
     route: Route
-    kind: str
-
-
-_PREFILL_TOKENS = {"cuda": (64, 128, 256, 384, 512, 768, 1024), "cpu": (64,)}
-"""Where launches, and not the GPU, bound an eager prefill."""
-_PREFILL_SEQUENCES = 8
+    kind: Literal["decode", "mixed", "prefill"]
 
 
 class ChatRunner:
@@ -161,8 +162,8 @@ class ChatRunner:
         tokens = rows + int(sizes.sum())
         arrays = {
             "cache_rows": np.zeros(tokens, dtype=np.int64),
-            "cu_seqlens_q": _offsets(sizes),
-            "cu_seqlens_k": _offsets(sizes + past),
+            "cu_seqlens_q": cu_seqlens(sizes),
+            "cu_seqlens_k": cu_seqlens(sizes + past),
             "slots": np.zeros(rows, dtype=np.int64),
         }
         if past:
@@ -200,8 +201,8 @@ class ChatRunner:
             self._write_grants(step.grants)
         if not step.chunks:
             return self._decode_rows(step)
-        kind = "mixed" if len(step.slots) else "prefill"
-        replayed = self._prefill.bucket_for(_prefill_needs(step.chunks)) is not None and not any(
+        kind: PrefillKind = "mixed" if len(step.slots) else "prefill"
+        replayed = self._prefill.bucket_for(prefill_needs(step.chunks)) is not None and not any(
             chunk.start for chunk in step.chunks
         )
         if replayed and len(step.slots) and step.logprobs is None:
@@ -223,10 +224,10 @@ class ChatRunner:
         """Pages per row of the block tables. A GPU reads no more than a row's length; one width is one kernel."""
         return self._max_pages if self._context.device.type == "cuda" else step.num_pages
 
-    def _prefill_rows(self, step: Step, embeds: Embeds, kind: str, *, replayed: bool) -> Launched:
+    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, *, replayed: bool) -> Launched:
         route: Route = "replay" if replayed else "eager"
         if not replayed:
-            self._context.observations.count("steps_total", model=self._name, kind=kind, route="eager", reason=kind)
+            self._context.observations.count_eager_step(kind, model=self._name, kind=kind)
         with prefill_errors():
             hidden = self._backbone(step, embeds, replayed=replayed)
         ends = [chunk.sequence.slot for chunk in step.chunks if chunk.is_last]
@@ -254,7 +255,7 @@ class ChatRunner:
     def _backbone(self, step: Step, embeds: Embeds, *, replayed: bool) -> Tensor:
         """Decoder over decode rows and chunks -> hidden [decode rows + last chunks, width]. One upload."""
         ends = [chunk for chunk in step.chunks if chunk.is_last]
-        arrays = self._chunk_arrays(step.chunks, len(step.slots)) | {"slots": step.slots}
+        arrays = chunk_arrays(step.chunks, len(step.slots), self._page_size) | {"slots": step.slots}
         if ends:
             arrays |= admission_arrays([chunk.sequence for chunk in ends], self._max_pages, self._vocab_limit)
         sent = upload(arrays, self._context.device)
@@ -277,7 +278,7 @@ class ChatRunner:
                 arrays={"cu_seqlens": arrays["cu_seqlens_q"]},
                 tensors={"hidden": [hidden], "positions": [positions.T], "cache_rows": [cache_rows]},
                 fills={"cu_seqlens": len(tokens)},
-                needs=_prefill_needs(step.chunks),
+                needs=prefill_needs(step.chunks),
             )
             return self._prefill.run(plan).outputs["hidden"][sent["sampled_rows"]]
         batch = PagedBatch(
@@ -294,37 +295,6 @@ class ChatRunner:
             max_seqlen_k=max(chunk.end for chunk in step.chunks),
         )
         return self._decoder.forward(hidden, positions, batch)[sent["sampled_rows"]]
-
-    def _chunk_arrays(self, chunks: tuple[Chunk, ...], num_decode_rows: int) -> dict[str, np.ndarray]:
-        """Host side of the prefill rows; indices of packed rows count the decode rows before them."""
-        lengths = np.array([chunk.length for chunk in chunks])
-        starts = num_decode_rows + np.cumsum(lengths) - lengths
-        key_rows = [self._cache_rows(chunk.sequence, chunk.end) for chunk in chunks]
-        lasts = [start + chunk.length - 1 for start, chunk in zip(starts, chunks, strict=True) if chunk.is_last]
-        arrays = {
-            "tokens": np.concatenate([chunk.sequence.token_ids(chunk.start, chunk.end) for chunk in chunks]),
-            "positions": np.concatenate([c.sequence.positions(c.start, c.end) for c in chunks], axis=1),
-            "cache_rows": np.concatenate([rows[c.start :] for rows, c in zip(key_rows, chunks, strict=True)]),
-            "cu_seqlens_q": _offsets(lengths),
-            "cu_seqlens_k": _offsets(np.array([chunk.end for chunk in chunks])),
-            "sampled_rows": np.concatenate((np.arange(num_decode_rows), np.array(lasts, dtype=np.int64))),
-        }
-        if any(chunk.start for chunk in chunks):
-            arrays["key_rows"] = np.concatenate(key_rows)
-        media = [
-            np.arange(rows.start, rows.end) - chunk.start + start
-            for start, chunk in zip(starts, chunks, strict=True)
-            for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
-        ]
-        if media:
-            arrays["media_rows"] = np.concatenate(media)
-        return arrays
-
-    def _cache_rows(self, sequence: Sequence, end: int) -> np.ndarray:
-        """Cache row of each of the first `end` positions, int64."""
-        positions = np.arange(end)
-        pages = np.asarray(sequence.pages, dtype=np.int64)
-        return pages[positions // self._page_size] * self._page_size + positions % self._page_size
 
     def _media(self, chunks: tuple[Chunk, ...], embeds: Embeds) -> Tensor:
         return torch.cat(
@@ -346,63 +316,3 @@ class ChatRunner:
             state.prompt_seen.index_put_((sent["prompt_slots"], sent["prompt_ids"]), state.prompt_seen.new_ones(()))
             ones = state.output_counts.new_ones(sent["output_slots"].shape)
             state.output_counts.index_put_((sent["output_slots"], sent["output_ids"]), ones, accumulate=True)
-
-
-def _prefill_needs(chunks: tuple[Chunk, ...]) -> Capacity:
-    return {"tokens": sum(chunk.length for chunk in chunks), "sequences": len(chunks)}
-
-
-def admission_arrays(sequences: list[Sequence], max_pages: int, vocab_size: int) -> dict[str, np.ndarray]:
-    """Slot-state rows by name: as if the last known token were fed by a decode step, which sampling then ends."""
-    count = len(sequences)
-    ints = np.zeros((count, len(Int)), dtype=np.int64)
-    floats = np.zeros((count, len(Float)), dtype=np.float32)
-    stop_ids = np.full((count, MAX_STOP_IDS), -1, dtype=np.int64)
-    tables = np.zeros((count, max_pages), dtype=np.int32)
-    bias_ids = np.zeros((count, MAX_BIASES), dtype=np.int64)
-    bias_values = np.zeros((count, MAX_BIASES), dtype=np.float32)
-    for row, sequence in enumerate(sequences):
-        s = sequence.sampling
-        ints[row, Int.LENGTH] = sequence.num_tokens - 1
-        ints[row, Int.POSITION] = sequence.prompt.next_position + len(sequence.generated) - 1
-        ints[row, Int.GENERATED] = len(sequence.generated)
-        ints[row, Int.ACTIVE] = 1
-        ints[row, Int.SEED] = (s.seed + 2**63) % 2**64 - 2**63
-        ints[row, Int.MIN_TOKENS] = s.min_tokens
-        ints[row, Int.TOP_K] = s.top_k
-        floats[row, Float.TEMPERATURE] = 0.0 if s.top_k == 1 else s.temperature
-        floats[row, Float.TOP_P] = s.top_p
-        floats[row, Float.MIN_P] = s.min_p
-        floats[row, Float.REPETITION] = s.repetition_penalty
-        floats[row, Float.PRESENCE] = s.presence_penalty
-        floats[row, Float.FREQUENCY] = s.frequency_penalty
-        stop_ids[row, : len(s.stop_token_ids)] = s.stop_token_ids
-        tables[row, : len(sequence.pages)] = sequence.pages
-        bias_ids[row, : len(s.logit_bias)] = list(s.logit_bias)
-        bias_values[row, : len(s.logit_bias)] = list(s.logit_bias.values())
-    arrays: dict[str, np.ndarray] = {
-        "new_slots": np.array([sequence.slot for sequence in sequences], dtype=np.int64),
-        "new_ints": ints,
-        "new_floats": floats,
-        "new_stop_ids": stop_ids,
-        "new_block_tables": tables,
-        "new_bias_ids": bias_ids,
-        "new_bias_values": bias_values,
-    }
-    full = [sequence for sequence in sequences if sequence.needs_full_sampler]
-    if full:
-        prompts = [np.unique(s.prompt.token_ids[s.prompt.token_ids < vocab_size]).astype(np.int64) for s in full]
-        outputs = [np.array(s.generated, dtype=np.int64) for s in full]
-        slots = np.array([s.slot for s in full], dtype=np.int64)
-        arrays |= {
-            "full_slots": slots,
-            "prompt_slots": np.repeat(slots, [len(ids) for ids in prompts]),
-            "prompt_ids": np.concatenate(prompts),
-            "output_slots": np.repeat(slots, [len(ids) for ids in outputs]),
-            "output_ids": np.concatenate(outputs),
-        }
-    return arrays
-
-
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate((np.zeros(1), np.cumsum(lengths))).astype(np.int32)

@@ -10,6 +10,7 @@ import numpy as np
 
 from models.media import MediaItem, Prompt
 from service.engine.messages import ChatRequest, SamplingParams
+from service.engine.sampling_params import needs_full_sampler
 
 
 @dataclass(frozen=True)
@@ -153,10 +154,3 @@ class Sequence:
             changed = bool(cut)
             num_pages = min([num_pages, *cut])
         return num_pages
-
-
-def needs_full_sampler(s: SamplingParams) -> bool:
-    """Anything but greedy and plain temperature."""
-    filtered = s.temperature > 0 and s.top_k != 1 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0)
-    penalised = s.repetition_penalty != 1 or s.presence_penalty != 0 or s.frequency_penalty != 0
-    return filtered or penalised or bool(s.logit_bias) or s.min_tokens > 0 or s.logprobs is not None

@@ -11,8 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-MAX_STOP_IDS = 32
-MAX_BIASES = 320
+from service.engine.sampling_params import MAX_BIASES, MAX_STOP_IDS
 
 
 class Int(IntEnum):

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from service.engine.slot_state import MAX_STOP_IDS, Float, Int, SlotState
+from service.engine.sampling_params import MAX_STOP_IDS
+from service.engine.slot_state import Float, Int, SlotState
 
 _ENTRIES = 256
 _BLOCKS = 8

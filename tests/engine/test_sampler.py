@@ -20,7 +20,8 @@ from service.engine.sampler import (
     threshold,
     uniform,
 )
-from service.engine.slot_state import MAX_BIASES, Float, Int, SlotState
+from service.engine.sampling_params import MAX_BIASES
+from service.engine.slot_state import Float, Int, SlotState
 from tests.support.devices import DEVICES
 
 VOCABULARY = 700

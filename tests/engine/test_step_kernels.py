@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from service.engine.decode_step import advance_reference, decode_rows_reference
-from service.engine.slot_state import MAX_STOP_IDS, Float, Int, SlotState
+from service.engine.sampling_params import MAX_STOP_IDS
+from service.engine.slot_state import Float, Int, SlotState
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
