@@ -87,7 +87,8 @@ def admission_arrays(sequences: list[Sequence], max_pages: int, vocab_size: int)
         floats[row, Float.REPETITION] = s.repetition_penalty
         floats[row, Float.PRESENCE] = s.presence_penalty
         floats[row, Float.FREQUENCY] = s.frequency_penalty
-        stop_ids[row, : len(s.stop_token_ids)] = s.stop_token_ids
+        stops = [token for token in s.stop_token_ids if token < vocab_size]
+        stop_ids[row, : len(stops)] = stops
         tables[row, : len(sequence.pages)] = sequence.pages
         bias_ids[row, : len(s.logit_bias)] = list(s.logit_bias)
         bias_values[row, : len(s.logit_bias)] = list(s.logit_bias.values())

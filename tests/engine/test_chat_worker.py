@@ -77,6 +77,16 @@ def test_a_stop_token_ends_the_answer_and_is_not_delivered() -> None:
     engine.assert_nothing_left()
 
 
+def test_a_stop_token_that_the_model_cannot_sample_does_nothing() -> None:
+    """generation_config.json may name ids that the output layer does not have."""
+    engine = InlineEngine()
+    engine.submit("free", TEXT)
+    engine.submit("odd", TEXT, stop_token_ids=(VOCABULARY + 5,), min_tokens=3)
+    engine.run()
+    assert engine.tokens("odd") == engine.tokens("free") and len(engine.tokens("odd")) == 8
+    engine.assert_nothing_left()
+
+
 def test_lengths_end_at_the_cap_the_context_and_the_pages() -> None:
     engine = InlineEngine(num_pages=32)
     engine.submit("one", TEXT, max_tokens=1)
