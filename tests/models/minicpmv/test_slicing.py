@@ -37,6 +37,9 @@ def patches(rule: SliceRule, width: int, height: int) -> list[tuple[int, int]]:
         ((1344, 1344), (3, 3), (32, 32), (32, 32)),
         ((1600, 1000), (4, 2), (25, 40), (36, 29)),
         ((3000, 300), (6, 1), (10, 101), None),
+        # The width follows from the height that was cut to an integer; of the exact height it would be one patch more.
+        ((600, 240), None, (20, 50), None),
+        ((640, 490), (2, 1), (28, 36), None),
     ],
 )
 def test_published_sizes(
