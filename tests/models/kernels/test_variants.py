@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 import models.layers.kernels
+from benchmarks.kernels import choose, products
+from models.layers.fused import Unscaled
 from models.layers.kernels import (
     elementwise,
     gemv,
@@ -28,9 +30,11 @@ from models.layers.kernels import (
     paged_decode,
     random,
     rotary,
+    routes,
     vae,
     varlen,
 )
+from models.layers.kernels.routes import Choice, Shape
 from service.engine import filter_kernels, step_kernels
 from service.engine.slot_state import SlotState
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
@@ -81,7 +85,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[Any, ...]]]:
             if name.endswith("_kernel") and hasattr(value, "fn"):
                 monkeypatch.setattr(module, name, Launches(value, found))
     # An H100, whether this is one or not.
-    for module in (paged_decode, rotary):
+    for module in (linear, paged_decode, rotary):
         monkeypatch.setattr(module, "num_processors", lambda: 132)
     yield found
 
@@ -94,7 +98,7 @@ def rows_of_int64(rows: int) -> Tensor:
     return empty(rows, dtype=torch.int64)
 
 
-def stack(rows: int, width: int, inner: int, heads: int) -> None:
+def stack(rows: int, width: int, inner: int, heads: int, kv_heads: int = 2) -> None:
     """The products and norms of a block: models.layers.fused chooses between these."""
     x, residual = empty(rows, width), empty(rows, width)
     qkv, gate_up, down = empty(heads * 128, width), empty(2 * inner, width), empty(width, inner)
@@ -104,16 +108,35 @@ def stack(rows: int, width: int, inner: int, heads: int) -> None:
         gemv.gemv_cuda(x, qkv, norm=(norm, 1e-6))
         gemv.gemv_cuda(gemv.gemv_cuda(x, gate_up, silu_mul=True), down, residual=residual)
         return
-    if linear.streams_alone(x, qkv):
-        linear.linear_cuda(x, qkv, None)
-    if linear.streams(x, gate_up):
-        hidden = linear.linear_silu_mul_cuda(x, gate_up)
-    else:
-        hidden = elementwise.silu_mul_cuda(empty(rows, 2 * inner))
-    if linear.streams(hidden, down):
-        linear.linear_add_rms_norm_cuda(hidden, down, None, residual, norm, 1e-6)
-    else:
-        norms.add_rms_norm_cuda(x, residual, norm, 1e-6)
+    out = empty(width, (heads - 2 * kv_heads) * 128)
+    project(x, qkv)
+    hidden = gate(add_norm(empty(rows, out.shape[1]), out, residual, norm), x, gate_up)
+    project(add_norm(hidden, down, residual, norm), qkv)
+
+
+def project(x: Tensor | Unscaled, weight: Tensor) -> None:
+    rows = x.rows if isinstance(x, Unscaled) else x
+    chosen = routes.route("plain", rows, weight)
+    if chosen or isinstance(x, Unscaled) or linear.streams_alone(rows, weight):
+        linear.linear_cuda(x, weight, None, chosen.tile if chosen else None)
+
+
+def gate(x: Tensor | Unscaled, rows: Tensor, weight: Tensor) -> Tensor:
+    chosen = routes.route("silu_mul", rows, weight)
+    if chosen or isinstance(x, Unscaled) or linear.streams(rows, weight):
+        return linear.linear_silu_mul_cuda(x, weight, chosen.tile if chosen else None)
+    return elementwise.silu_mul_cuda(empty(rows.shape[0], weight.shape[0]))
+
+
+def add_norm(x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor) -> Tensor | Unscaled:
+    chosen, after = routes.route("add_norm", x, weight), (residual, norm, 1e-6)
+    if chosen and chosen.deferred:
+        return linear.linear_add_unscaled_cuda(x, weight, None, *after, chosen.tile)[0]
+    if chosen:
+        return linear.linear_add_rms_norm_cuda(x, weight, None, *after, split=chosen.split, tile=chosen.tile)[0]
+    if linear.streams(x, weight):
+        return linear.linear_add_rms_norm_cuda(x, weight, None, *after)[0]
+    return norms.add_rms_norm_cuda(empty(*residual.shape), *after)[0]
 
 
 def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
@@ -202,7 +225,7 @@ def sampling(rows: int) -> None:
 
 CASES: dict[str, Callable[[int], object]] = {
     "Qwen2-VL-2B": lambda rows: stack(rows, 1536, 8960, 16),
-    "Qwen2-VL-7B": lambda rows: stack(rows, 3584, 18944, 36),
+    "Qwen2-VL-7B": lambda rows: stack(rows, 3584, 18944, 36, 4),
     "VoxCPM2 language model": lambda rows: stack(rows, 2048, 6144, 20),
     "VoxCPM2 local encoder": lambda rows: stack(5 * rows, 1024, 4096, 20),
     "VoxCPM2 local decoder": lambda rows: stack(22 * rows, 1024, 4096, 20),
@@ -232,6 +255,32 @@ def test_octaves_of_rows_meet_every_variant(case: str, variants: set[tuple[Any, 
         CASES[case](rows)
         assert variants == warmed, f"{rows} rows: {variants - warmed}"
     assert len(warmed) <= 24, f"{len(warmed)} variants to compile"
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize(
+    "case", ["Qwen2-VL-2B", "VoxCPM2 language model", "VoxCPM2 local encoder", "VoxCPM2 local decoder"]
+)
+def test_octaves_of_rows_meet_every_choice_of_a_table(
+    case: str, deferred: bool, variants: set[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table that predictions alone would give."""
+    table: dict[Shape, tuple[Choice, ...]] = {}
+    for measured in products.STACKS:
+        for part in measured.parts:
+            choices = []
+            for rows in measured.rows:
+                found = [one for one in products.variants(part, rows) if one.deferred <= deferred]
+                best = min(found, key=lambda one: products.predicted_us(part, rows, one))
+                choices.append(Choice(choose.least_rows(measured, rows), rows, best))
+            table[Shape(part.kind, part.inputs, part.outputs)] = tuple(choices)
+    monkeypatch.setattr(routes, "ROUTES", table)
+    for rows in octaves(MOST_ROWS):
+        CASES[case](rows)
+    warmed = set(variants)
+    for rows in range(1, MOST_ROWS):
+        CASES[case](rows)
+        assert variants == warmed, f"{rows} rows: {variants - warmed}"
 
 
 def test_warm_tokens_and_sequences_meet_every_variant_of_a_prefill(variants: set[tuple[Any, ...]]) -> None:
