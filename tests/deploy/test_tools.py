@@ -70,6 +70,8 @@ def test_monitoring_names_what_the_deployment_has() -> None:
     ports = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
     assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
+    assert pod["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "reprise", "alerts are about that job"
+    assert "replicas" not in deployment["spec"], "the autoscaler decides"
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     gauges = {f"reprise_{spec.name}" for spec in SPECS if spec.kind == "gauge"}
     assert {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]} <= gauges
