@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Tokenizer:
         self._opening = tokenizer.encode("").ids
         self._names = {token["id"]: token["content"] for token in added}
         self._byte_values = _byte_values() if _is_byte_level(published.get("decoder") or {}) else None
+        self._bytes = cache(self._bytes_of)
         literals = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
 
@@ -60,7 +62,7 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> bytes:
         return b"".join(map(self._bytes, token_ids))
 
-    def _bytes(self, token_id: int) -> bytes:
+    def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._silent:
             return b""
         if token_id in self._names:

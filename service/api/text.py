@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -126,8 +125,7 @@ class ReasoningSplitter:
         return held
 
 
-@dataclass(frozen=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True):
     """finish_reason None: more follows."""
 
     content: str
@@ -167,7 +165,7 @@ class TextAssembler:
 
     def feed(self, delta: ChatDelta) -> TextDelta:
         """The text of new tokens. After a stop string, finish_reason is "stop": abort the request."""
-        pieces: list[tuple[str, str]] = []
+        reasoning = content = ""
         for index, token in enumerate(delta.token_ids):
             self.tokens += 1
             raw = self._detokenize([token])
@@ -175,16 +173,18 @@ class TextAssembler:
                 self._waiting.append((self._decoded, self._logprob(raw, delta.infos[index])))
             text = self._utf8.decode(raw)
             self._decoded += len(text)
-            pieces.append(self._split(self._cutter.feed(text) if self.tokens > self._min_tokens else text))
+            thought, said = self._split(self._cutter.feed(text) if self.tokens > self._min_tokens else text)
+            reasoning += thought
+            content += said
             if self._cutter.stopped:
-                return self._delta(pieces, "stop")
+                return self._last(reasoning, content, "stop")
         if delta.finish_reason is None:
-            return self._delta(pieces, None)
+            return TextDelta(content, reasoning, self._ready(), None)
         text = self._utf8.decode(b"", final=True)
         self._decoded += len(text)
-        pieces.append(self._split(self._cutter.feed(text) + self._cutter.flush()))
+        thought, said = self._split(self._cutter.feed(text) + self._cutter.flush())
         at_length = delta.finish_reason == "length" and not self._cutter.stopped
-        return self._delta(pieces, "length" if at_length else "stop")
+        return self._last(reasoning + thought, content + said, "length" if at_length else "stop")
 
     def _split(self, text: str) -> tuple[str, str]:
         """(reasoning, answer) of text that may be shown. Counts the newest token where it is of the reasoning."""
@@ -195,16 +195,15 @@ class TextAssembler:
             self.reasoning_tokens = self.tokens
         return reasoning, content
 
-    def _delta(self, pieces: list[tuple[str, str]], finish_reason: FinishReason | None) -> TextDelta:
-        if finish_reason is not None:
-            pieces.append(self._splitter.flush())
-            if not self._cutter.stopped:
-                self._shown += 1  # tokens without text at the very end
-        reasoning = "".join(piece for piece, _ in pieces)
-        content = "".join(piece for _, piece in pieces)
-        return TextDelta(content, reasoning, self._ready(), finish_reason)
+    def _last(self, reasoning: str, content: str, finish_reason: FinishReason) -> TextDelta:
+        thought, said = self._splitter.flush()
+        if not self._cutter.stopped:
+            self._shown += 1  # tokens without text at the very end
+        return TextDelta(content + said, reasoning + thought, self._ready(), finish_reason)
 
     def _ready(self) -> tuple[TokenLogprob, ...]:
+        if not self._waiting:
+            return ()
         ready = tuple(entry for start, entry in self._waiting if start < self._shown)
         self._waiting = self._waiting[len(ready) :]
         return ready
