@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.text import FinishReason, TokenLogprob
+from service.engine.sampling_params import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_IDS
 
 # Requests
 
@@ -66,6 +67,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)]
 Refused = Annotated[Any, Meta(description="not supported: refused unless it changes nothing")]
 
 
@@ -87,13 +89,13 @@ class ChatRequestBody(msgspec.Struct, frozen=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    logit_bias: LogitBias | None = None
     seed: Int64 | None = None
     stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Known fields that are refused unless they are neutral: see REFUSED.
     response_format: Refused = None

@@ -132,7 +132,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "top_logprobs 21": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     "logit_bias key": ({"logit_bias": {"x": 1}}, "logit_bias"),
     "logit_bias token": ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    "logit_bias of more tokens than the sampler takes": (
+        {"logit_bias": {str(token): 1 for token in range(321)}},
+        "logit_bias",
+    ),
     "stop token": ({"stop_token_ids": [99999]}, "stop_token_ids"),
+    "more stop tokens than the sampler takes": ({"stop_token_ids": [65] * 33}, "stop_token_ids"),
     "response_format": ({"response_format": {"type": "json_object"}}, "response_format"),
     "json_schema": ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
