@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
+import struct
 import subprocess
 import sys
 import threading
@@ -71,20 +72,27 @@ class ApiClient:
 
     def say(self, text: str, out: Path, model: str, voice: str) -> int:
         """Bytes written to `out`, which is removed when the audio does not end as it should."""
+        ending = out.suffix.removeprefix(".").lower() or "wav"
         body = {
             "model": model or self.first("speech"),
             "input": text,
             "voice": voice,
-            "response_format": out.suffix.removeprefix(".") or "wav",
+            "response_format": "opus" if ending == "ogg" else ending,
         }
         with self._http.stream("POST", "/v1/audio/speech", json=body) as response:
             _check(response)
             with out.open("wb") as file:
                 try:
-                    return sum(file.write(piece) for piece in response.iter_bytes())
+                    size = sum(file.write(piece) for piece in response.iter_bytes())
                 except BaseException:
                     out.unlink()
                     raise
+                if ending == "wav":
+                    # The header of a stream does not say how long it is, and some programs believe it.
+                    for at in (4, 40):
+                        file.seek(at)
+                        file.write(struct.pack("<I", size - at - 4))
+                return size
 
     def first(self, kind: str) -> str:
         """Name of the first model that is "chat" or "speech"; ServerSaid when there is none."""

@@ -8,6 +8,7 @@ import struct
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -19,7 +20,7 @@ from service.api.delivery import AudioFeed, PlaybackMeter, encode_chunk
 from service.api.errors import bad_request
 from service.api.openapi import SSE, WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
-from service.api.speaking import SpeechJob, prepare, speakable
+from service.api.speaking import SpeechJob, parse, prepare, speakable
 from service.api.speech_schema import SpeechAudioDelta, SpeechAudioDone, SpeechRequestBody, SpeechUsage
 from service.api.streaming import EVENT_STREAM, KEEP_ALIVE, ClientLeft, LiveResponse, error_event, unless_disconnected
 from service.engine.messages import SpeechRequest
@@ -58,7 +59,8 @@ async def speak(request: Request) -> Response:
     context = context_of(request)
     context.require_ready()
     raw = await request.body()
-    body = await context.in_thread(lambda: _parse(raw)) if len(raw) > LARGE_BODY else _parse(raw)
+    read = partial(parse, raw, SpeechRequestBody)
+    body: SpeechRequestBody = await context.in_thread(read) if len(raw) > LARGE_BODY else read()
     record = record_of(request.scope)
     try:
         async with asyncio.timeout(context.settings.request_timeout):
@@ -72,10 +74,6 @@ async def speak(request: Request) -> Response:
         record.outcome = "aborted"
         return Response(status_code=CLIENT_CLOSED)  # nobody reads it
     return Response(data, headers=_headers(speech.job))
-
-
-def _parse(raw: bytes) -> SpeechRequestBody:
-    return msgspec.json.decode(raw, type=SpeechRequestBody)
 
 
 async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> Speech:

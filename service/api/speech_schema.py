@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
+from service.text.splitting import Granularity
+
 ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+StreamFormat = Literal["audio", "sse"]
+CHOICES = {
+    "response_format": get_args(ResponseFormat),
+    "stream_format": get_args(StreamFormat),
+    "split_granularity": get_args(Granularity),
+}
 ShortText = Annotated[str, Meta(max_length=4096)]
 
 
@@ -45,14 +53,14 @@ class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_len: Annotated[int, Meta(ge=0, le=65536)] | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
     max_new_tokens: Annotated[int, Meta(ge=1, le=65536)] | None = None
-    split_granularity: Literal["none", "sentence", "clause"] | None = None
+    split_granularity: Granularity | None = None
 
 
 class SpeechRequestBody(SpeechOptions, frozen=True, kw_only=True):
     """stream: false waits for the whole file, and lets streams go first."""
 
     input: str
-    stream_format: Literal["audio", "sse"] | None = None
+    stream_format: StreamFormat | None = None
     stream: bool | None = None
 
 

@@ -25,7 +25,7 @@ from service.api.delivery import AudioFeed, PlaybackMeter, encode_chunk
 from service.api.errors import ApiError, as_api_error, bad_request
 from service.api.openapi import websocket
 from service.api.record import RequestRecord, record_of
-from service.api.speaking import SpeechJob, prepare, speakable
+from service.api.speaking import SpeechJob, parse, prepare, speakable
 from service.api.speech_schema import SpeechOptions
 from service.engine.client import EngineError
 from service.engine.messages import SpeechAppend, SpeechSegment
@@ -201,7 +201,7 @@ class Session:
         return message
 
     def _parse(self, raw: str | bytes) -> ClientMessage:
-        message = msgspec.json.decode(raw, type=ClientMessage)
+        message: ClientMessage = parse(raw, ClientMessage)
         if isinstance(message, InputText) and len(raw) > MAX_TEXT:
             raise bad_request(f"text: a message has at most {MAX_TEXT} bytes.", "text")
         return message

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import threading
 import time
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import av
 import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
@@ -235,6 +237,34 @@ def test_the_command_line_asks(server: ServerProcess, tmp_path: Path) -> None:
         timeout=60,
     )
     assert MODEL in listed.stdout
+
+
+def test_the_command_line_speaks(server: ServerProcess, tmp_path: Path) -> None:
+    def say(file: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "service.cli", "say", "Hello.", "-o", str(file), "--url", server.url]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+    for name, kind in (("a.wav", "WAV"), ("b.MP3", "MP3"), ("c.ogg", "OGG"), ("d.opus", "OGG"), ("e.flac", "FLAC")):
+        command = [
+            sys.executable,
+            "-m",
+            "service.cli",
+            "say",
+            "Hello.",
+            "-o",
+            str(tmp_path / name),
+            "--url",
+            server.url,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        assert done.returncode == 0, done.stderr
+        stored = av.open(str(tmp_path / name))
+        assert stored.format.name == kind.lower() and sum(frame.samples for frame in stored.decode(audio=0)) > 7000
+    with wave.open(str(tmp_path / "a.wav")) as file:
+        assert file.getnframes() * 2 == (tmp_path / "a.wav").stat().st_size - 44
+    refused = say(tmp_path / "a.txt")
+    assert refused.returncode == 1 and "must be one of mp3, opus, aac, flac, wav, pcm" in refused.stderr
+    assert not (tmp_path / "a.txt").exists()
 
 
 def test_sigterm_drains(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ async def test_done_without_text(server: RunningServer) -> None:
         ("[]", None),
         ('{"type": "nonsense"}', "type"),
         ('{"type": "session.config", "speed": 9}', "speed"),
+        ('{"type": "session.config", "response_format": "ogg"}', "response_format"),
         ('{"type": "session.config", "inference_timesteps": 5}', "inference_timesteps"),
         ('{"type": "session.config", "voice": "nobody"}', "voice"),
         ('{"type": "input.text"}', "text"),
