@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -101,6 +102,16 @@ def test_broken_rank_files_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tiktoken.model").write_text(content)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tiktoken\.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_rank_file_without_one_of_the_single_bytes_is_refused(tmp_path: Path) -> None:
+    """Text with that byte would lose it without a word."""
+    tokens = [*(bytes([value]) for value in range(255)), b"ab"]
+    lines = (f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens))
+    (tmp_path / "tiktoken.model").write_text("\n".join(lines))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tiktoken\.model.*0xff"):
         load_tokenizer(tmp_path)
 
 
