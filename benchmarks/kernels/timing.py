@@ -25,6 +25,10 @@ class WrongResult(Exception):
     """A variant computes something else; it is not timed."""
 
 
+FAILURES = (OutOfResources, WrongResult, RuntimeError)
+"""Of one variant (RuntimeError: CUDA's and Triton's own); the others are measured all the same."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One measurement: `make` builds the inputs and returns what to time; `floor_us` is what the bytes or operations
@@ -78,7 +82,7 @@ def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:
 
 def _compile(cases: Sequence[Case]) -> None:
     for case in cases:
-        with suppress(OutOfResources, WrongResult):
+        with suppress(*FAILURES):
             case.make()(0)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -99,7 +103,7 @@ def measure(cases: Iterable[Case]) -> list[Row]:
     for case in cases:
         try:
             median, spread = replay_us(case.make(), case.calls)
-        except (OutOfResources, WrongResult) as error:
+        except FAILURES as error:
             print(f"{case.group:14} {case.shape:34} {case.variant:22} {error}")
             continue
         predicted = round(case.predicted_us, 2) if case.predicted_us is not None else None
