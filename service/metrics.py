@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from prometheus_client import (
@@ -231,7 +233,7 @@ class Metrics:
                 self._metrics[spec.name] = Histogram(
                     name, spec.help, spec.labels, buckets=spec.buckets, registry=self.registry
                 )
-        self._setters: dict[tuple[str, tuple[str, ...]], Callable[[float], None]] = {}
+        self._setters: dict[tuple[str, tuple[str, ...]], Callable[..., None]] = {}
         self._unknown: set[str] = set()
         for group, specs in GROUPS.items():
             names = tuple(name for name, kind in (models or {}).items() if OF_KIND.get(group, kind) == kind)
@@ -245,6 +247,13 @@ class Metrics:
 
     def observe(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter, set a gauge or observe in a histogram; KeyError for what is not in SPECS."""
+        self._setter(name, labels)(value)
+
+    def observe_often(self, name: str, value: float, times: int, /, **labels: str) -> None:
+        """Observe the same value in a histogram several times, at the cost of once."""
+        self._setter(name, labels)(value, times)
+
+    def _setter(self, name: str, labels: Mapping[str, str]) -> Callable[..., None]:
         spec = self._specs[name]
         key = (name, tuple([labels[label] for label in spec.labels]))
         setter = self._setters.get(key)
@@ -253,9 +262,12 @@ class Metrics:
                 raise KeyError(f"{name} has the labels {spec.labels}, not {tuple(labels)}")
             metric = self._metrics[name]
             child = metric.labels(*key[1]) if key[1] else metric
-            verb = {"counter": "inc", "gauge": "set", "histogram": "observe"}[spec.kind]
-            setter = self._setters[key] = getattr(child, verb)
-        setter(value)
+            if isinstance(child, Histogram):
+                setter = partial(_observe, child)
+            else:
+                setter = child.inc if isinstance(child, Counter) else child.set
+            self._setters[key] = setter
+        return setter
 
     def observe_event(self, event: Observation) -> None:
         """An event of the engine; one that does not fit SPECS is logged once and dropped, since requests go on."""
@@ -292,3 +304,9 @@ class Metrics:
     def exposition(self) -> bytes:
         """Prometheus text format."""
         return generate_latest(self.registry)
+
+
+def _observe(histogram: Histogram, value: float, times: int = 1) -> None:
+    """Histogram.observe, but for `times`, which the library has no method for, and for exemplars."""
+    histogram._sum.inc(value * times)
+    histogram._buckets[bisect_left(histogram._upper_bounds, value)].inc(times)

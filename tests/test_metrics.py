@@ -46,6 +46,21 @@ def test_each_kind_takes_values() -> None:
     assert "process_resident_memory_bytes" in text
 
 
+def test_a_value_observed_often_counts_so_many_times() -> None:
+    once, often = Metrics(), Metrics()
+    for value in (0.001, 0.0024, 0.0025, 31.0):  # at a border, inside, at the next border, above all
+        often.observe_often("queue_duration_seconds", value, 3, model="m")
+        for _ in range(3):
+            once._metrics["queue_duration_seconds"].labels("m").observe(value)
+
+    def lines(metrics: Metrics) -> list[str]:
+        text = metrics.exposition().decode()
+        return re.findall(r"^reprise_queue_duration_seconds_(?:bucket|sum|count).*", text, re.M)
+
+    assert lines(often) == lines(once)
+    assert 'reprise_queue_duration_seconds_count{model="m"} 12.0' in lines(often)
+
+
 def test_counters_of_hosted_models_begin_at_zero() -> None:
     text = Metrics({"m": "chat", "s": "speech"}).exposition().decode()
     assert 'reprise_preemptions_total{model="m"} 0.0' in text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 import numpy as np
@@ -72,7 +73,8 @@ class RequestStream(Generic[Delta]):
         self._pending: list[Delta] = []
         self._error: EngineError | None = None
         self._ended = False
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """What a reader that has nothing to take waits for."""
 
     def __aiter__(self) -> RequestStream[Delta]:
         return self
@@ -83,8 +85,8 @@ class RequestStream(Generic[Delta]):
                 raise self._error
             if self._ended:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         merged, self._pending = _merge(self._pending)
         return merged
 
@@ -92,7 +94,7 @@ class RequestStream(Generic[Delta]):
         if not self._ended:
             self._ended = True
             self._abort(self.request.request_id)
-        self._news.set()
+        self._wake()
 
     @property
     def ended(self) -> bool:
@@ -101,12 +103,16 @@ class RequestStream(Generic[Delta]):
     def deliver(self, delta: Delta, *, last: bool) -> None:
         self._pending.append(delta)
         self._ended |= last
-        self._news.set()
+        self._wake()
 
     def fail(self, error: EngineError) -> None:
         self._error = error
         self._ended = True
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 def _merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
@@ -312,8 +318,10 @@ class EngineClient:
         now = self._last_message = time.monotonic()
         for event in outputs.observations:
             self._metrics.observe_event(event)
+        if outputs.chat:
+            self._observe_tokens(outputs.chat, now)
         for delta in outputs.chat:
-            self._deliver_chat(delta, now)
+            self._deliver(delta, now, last=delta.finish_reason is not None)
         for audio in outputs.speech:
             self._deliver(audio, now, last=audio.finished)
         for encoded in outputs.encoded:
@@ -332,20 +340,25 @@ class EngineClient:
         if last:
             del self._streams[delta.request_id]
 
-    def _deliver_chat(self, delta: ChatDelta, now: float) -> None:
-        stream = self._streams.get(delta.request_id)
-        if stream is None:
-            return
-        model = stream.request.model
-        if count := len(delta.token_ids):
-            self._metrics.observe("generated_tokens_total", count, model=model)
+    def _observe_tokens(self, deltas: Sequence[ChatDelta], now: float) -> None:
+        """Rows of a step share their model and mostly the time of the step before: what is equal is observed once."""
+        tokens: Counter[str] = Counter()
+        gaps: Counter[tuple[str, float]] = Counter()
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            count = len(delta.token_ids)
+            if stream is None or not count:
+                continue
+            model = stream.request.model
+            tokens[model] += count
             if stream.last_delivery is None:
                 self._metrics.observe("time_to_first_token_seconds", now - stream.request.arrival, model=model)
             else:
-                gap = (now - stream.last_delivery) / count
-                for _ in range(count):
-                    self._metrics.observe("inter_token_duration_seconds", gap, model=model)
-        self._deliver(delta, now, last=delta.finish_reason is not None)
+                gaps[model, (now - stream.last_delivery) / count] += count
+        for model, count in tokens.items():
+            self._metrics.observe("generated_tokens_total", count, model=model)
+        for (model, gap), count in gaps.items():
+            self._metrics.observe_often("inter_token_duration_seconds", gap, count, model=model)
 
     def _on_failed(self, failed: Failed) -> None:
         stream = self._streams.pop(failed.request_id, None)
