@@ -194,8 +194,7 @@ async def _load(
         if reference.kind == "image":
             item = await _load_image(context, processor, reference, budget)
         else:
-            videos = sum(other.kind == "video" for other in references)
-            item = await _load_video(context, processor, reference, videos, budget)
+            item = await _load_video(context, processor, reference, references, budget)
     except (ApiError, InputError):
         context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
         raise
@@ -221,10 +220,17 @@ async def _load_image(
 
 
 async def _load_video(
-    context: ServerContext, processor: ChatProcessor, reference: MediaReference, videos: int, budget: MediaBudget
+    context: ServerContext,
+    processor: ChatProcessor,
+    reference: MediaReference,
+    references: Sequence[MediaReference],
+    budget: MediaBudget,
 ) -> MediaItem:
     settings = context.settings
     media = reference.media
+    videos = sum(other.kind == "video" for other in references)
+    # Of a video of many pixels fewer frames are taken: a share for each video, and one for pictures if there are any.
+    pixels = settings.max_request_pixels // (videos + (videos < len(references)))
     at = reference.sampling
     if media.fps is not None and media.fps > settings.max_fps:
         raise bad_request(f"{at}.fps: at most {settings.max_fps:g} can be asked for.", f"{at}.fps")
@@ -237,7 +243,8 @@ async def _load_video(
     max_frames = media.max_frames or share
 
     def choose(metadata: VideoMetadata) -> list[int]:
-        return _named(reference.field, lambda: processor.sample_video(metadata, fps=media.fps, max_frames=max_frames))
+        most = min(max_frames, max(1, pixels // max(1, metadata.height * metadata.width)))
+        return _named(reference.field, lambda: processor.sample_video(metadata, fps=media.fps, max_frames=most))
 
     began = time.monotonic()
 

@@ -13,7 +13,7 @@ import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 from PIL import Image
 
-from tests.support.servers import RunningServer
+from tests.support.servers import RunningServer, running_server
 
 
 def picture(width: int = 16, height: int = 12, color: str = "red", kind: str = "PNG") -> str:
@@ -147,6 +147,18 @@ def test_how_a_video_is_sampled_may_stand_beside_its_url(client: OpenAI, beside:
     seen = frames_seen(client)
     ask(client, [part | (sampling if beside else {})])
     assert frames_seen(client) - seen == 3
+
+
+@pytest.mark.parametrize(("pictures", "frames"), [(0, 10), (1, 5)])
+def test_fewer_frames_are_taken_of_a_video_of_many_pixels(pictures: int, frames: int) -> None:
+    """Frames have 16 x 12 pixels; ten fit the request's bound, five into half of it."""
+    with (
+        running_server(max_request_pixels=10 * 16 * 12) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        video = {"type": "video_url", "video_url": {"url": frame_list(20)}}
+        ask(client, [video, *[{"type": "image_url", "image_url": {"url": picture()}}] * pictures])
+        assert frames_seen(client) == frames
 
 
 def frames_seen(client: OpenAI) -> float:
