@@ -150,22 +150,27 @@ class VoiceStore:
         """
         id_ = f"voice_{secrets.token_hex(12)}"
         voice = Voice(id_, name, encoder, consent, int(time.time()), round(seconds, 3), ref_text, description)
-        with self._lock:
-            self._check_room(name)
-            unfinished = self._directory / f"{UNFINISHED}{id_}"
-            try:
-                unfinished.mkdir(parents=True)
-                _write(unfinished / LATENTS, save(dict(latents)))
-                _write(unfinished / METADATA, msgspec.json.encode(voice))
-                unfinished.rename(self._directory / id_)
-                _sync_directory(self._directory)
-            except OSError as error:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                log.error("voice %s cannot be kept: %s", id_, error)
-                if error.errno in DISK_FULL:
-                    raise VoiceStoreError("disk_full", "the disk for voices is full") from error
-                raise VoiceStoreError("disk", "the voice cannot be written to disk") from error
-            self._voices[id_] = voice
+        unfinished, final = self._directory / f"{UNFINISHED}{id_}", self._directory / id_
+        try:
+            # Not under the lock, which look-ups in the event loop take: disks can be slow.
+            unfinished.mkdir(parents=True)
+            _write(unfinished / LATENTS, save(dict(latents)))
+            _write(unfinished / METADATA, msgspec.json.encode(voice))
+            with self._lock:
+                self._check_room(name)
+                unfinished.rename(final)
+                self._voices[id_] = voice
+            _sync_directory(self._directory)
+        except OSError as error:
+            with self._lock:
+                self._voices.pop(id_, None)
+            shutil.rmtree(final, ignore_errors=True)
+            log.error("voice %s cannot be kept: %s", id_, error)
+            if error.errno in DISK_FULL:
+                raise VoiceStoreError("disk_full", "the disk for voices is full") from error
+            raise VoiceStoreError("disk", "the voice cannot be written to disk") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
         return voice
 
     def delete(self, id_: str) -> None:
@@ -180,7 +185,7 @@ class VoiceStore:
                 (self._directory / id_).rename(doomed)
             except FileNotFoundError as error:
                 raise KeyError(id_) from error
-            shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def latents(self, voice: Voice) -> dict[str, np.ndarray]:
         """ "reference" and perhaps "prompt". VoiceStoreError when the file is gone or damaged."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service import voices
 from service.catalog import EMBEDDED, load_catalog
 from service.engine.supervisor import InlineLink
 from service.settings import load_settings
@@ -219,6 +222,53 @@ def test_servers_share_a_directory(tmp_path: Path) -> None:
     assert ours.find(voice.id) is None and not ours.voices()
     with pytest.raises(KeyError):
         ours.delete(voice.id)
+
+
+def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look-ups are made in the event loop; a slow disk must not hold it up."""
+    store = VoiceStore(tmp_path / "voices", 5)
+    kept = store.add(name="Kept", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
+    writing, go_on = threading.Event(), threading.Event()
+    write = voices._write
+
+    def slowly(path: Path, data: bytes) -> None:
+        writing.set()
+        assert go_on.wait(30)
+        write(path, data)
+
+    monkeypatch.setattr(voices, "_write", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        adding = threads.submit(
+            lambda: store.add(name="Slow", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
+        )
+        assert writing.wait(30)
+        finding = threads.submit(store.find, "kept")
+        try:
+            assert finding.result(timeout=5) == kept
+            assert store.voices() == [kept]
+        finally:
+            go_on.set()
+        assert adding.result(30) == store.find("slow")
+
+
+def test_of_two_voices_of_one_name_the_second_to_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = VoiceStore(tmp_path / "voices", 5)
+    write = voices._write
+
+    def overtaken(path: Path, data: bytes) -> None:
+        monkeypatch.setattr(voices, "_write", write)
+        store.add(name="Ann", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
+        write(path, data)
+
+    monkeypatch.setattr(voices, "_write", overtaken)
+    with pytest.raises(VoiceStoreError, match="exists"):
+        store.add(name="ANN", encoder="codec", consent="true", seconds=2.0, latents=patches(2))
+    assert [voice.seconds for voice in store.voices()] == [1.0]
+    assert len(list((tmp_path / "voices").iterdir())) == 1
 
 
 def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
