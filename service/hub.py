@@ -7,10 +7,12 @@ and the other variables of huggingface_hub apply.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from models.errors import CheckpointError
+from models.registry import family_of
 from service.engine.config import LoadFormat
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -46,17 +48,19 @@ def _download(source: str, revision: str | None, load_format: LoadFormat) -> Che
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    patterns = [*SMALL_FILES, *(WEIGHT_FILES if load_format == "published" else ())]
+    def fetch(patterns: Sequence[str], revision: str | None) -> Path:
+        offline = constants.is_offline_mode()
+        return Path(
+            snapshot_download(source, revision=revision, allow_patterns=list(patterns), local_files_only=offline)
+        )
+
     where = f"{source}@{revision}" if revision else source
     try:
-        directory = Path(
-            snapshot_download(
-                source,
-                revision=revision,
-                allow_patterns=patterns,
-                local_files_only=constants.is_offline_mode(),
-            )
-        )
+        directory = fetch(SMALL_FILES, revision)
+        # Before gigabytes are fetched: what is not hosted is refused by name. The weights are of the same commit.
+        family_of(directory)
+        if load_format == "published":
+            fetch(WEIGHT_FILES, directory.name)
     except (LocalEntryNotFoundError, httpx.TransportError) as error:
         raise CheckpointError(f"{where}: not in the local cache, and the hub cannot be reached or is off") from error
     except HfHubHTTPError as error:

@@ -59,6 +59,42 @@ def test_what_is_neither_directory_nor_hub_id(name: str) -> None:
         locate(name or "@")
 
 
+class Hub:
+    """Stands for huggingface_hub.snapshot_download over the directory of one commit."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.fetched: list[tuple[str | None, str]] = []
+
+    def __call__(self, source: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
+        self.fetched += [(revision, pattern) for pattern in allow_patterns]
+        return str(self.directory)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_weights_are_fetched_at_the_commit_of_files_that_say_they_are_hosted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantised: bool
+) -> None:
+    commit = "c" * 40
+    shutil.copytree(GOLDEN, tmp_path / commit)
+    config = json.loads((GOLDEN / "config.json").read_text())
+    if quantised:
+        config["quantization_config"] = {"quant_method": "awq"}
+    (tmp_path / commit / "config.json").write_text(json.dumps(config))
+    hub = Hub(tmp_path / commit)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
+    if quantised:
+        with pytest.raises(CheckpointError, match="awq"):
+            locate("owner/name@main")
+        assert "*.safetensors" not in {pattern for _, pattern in hub.fetched}
+        return
+    assert locate("owner/name@main").revision == commit
+    assert ("main", "*.json") in hub.fetched and (commit, "*.safetensors") in hub.fetched
+    hub.fetched.clear()
+    locate("owner/name", load_format="random")
+    assert "*.safetensors" not in {pattern for _, pattern in hub.fetched}
+
+
 LOCATE = """
 import sys
 from models.errors import CheckpointError
