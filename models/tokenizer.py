@@ -15,6 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from models.byte_level import byte_alphabet
 from models.errors import CheckpointError
 from models.published import read_json
 
@@ -34,7 +35,8 @@ class Tokenizer:
         self._plain = FastTokenizer.from_str(json.dumps({**published, "added_tokens": [], "post_processor": None}))
         self._opening = tokenizer.encode("").ids
         self._names = {token["id"]: token["content"] for token in added}
-        self._byte_values = _byte_values() if _is_byte_level(published.get("decoder") or {}) else None
+        alphabet = byte_alphabet() if _is_byte_level(published.get("decoder") or {}) else None
+        self._byte_values = alphabet and {character: value for value, character in enumerate(alphabet)}
         self._bytes = cache(self._bytes_of)
         literals = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
@@ -87,10 +89,3 @@ def _is_byte_level(decoder: dict[str, Any]) -> bool:
     if "ByteFallback" in kinds:
         return False
     raise CheckpointError(f"tokenizer.json: decoder of types {kinds}; expected ByteLevel or ByteFallback")
-
-
-def _byte_values() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [value for value in range(256) if value not in printable]
-    return {chr(value): value for value in printable} | {chr(256 + i): value for i, value in enumerate(others)}

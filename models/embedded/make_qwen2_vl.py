@@ -21,6 +21,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from models.byte_level import byte_alphabet
+
 DIRECTORY = Path(__file__).parent / "qwen2_vl"
 SEED = 20240916
 NUM_MERGES = 240
@@ -88,13 +90,6 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-
-
-def byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-ins for the 256 bytes."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return [chr(value) if value in printable else chr(next(others)) for value in range(256)]
 
 
 def learn_merges(text: str, count: int) -> list[tuple[str, str]]:

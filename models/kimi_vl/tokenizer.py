@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from models.byte_level import byte_alphabet
 from models.errors import CheckpointError
 from models.published import read_json
 
@@ -83,7 +84,7 @@ def load_tokenizer(directory: Path) -> KimiTokenizer:
 
 
 def _byte_pair_encoder(ranks: Sequence[bytes]) -> Tokenizer:
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     spelled = ["".join(alphabet[value] for value in token) for token in ranks]
     vocabulary = {token: rank for rank, token in enumerate(spelled)}
     merges = [
@@ -100,13 +101,6 @@ def _byte_pair_encoder(ranks: Sequence[bytes]) -> Tokenizer:
         ]
     )
     return encoder
-
-
-def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable stand-ins for bytes, which the byte-level pre-tokenizer writes."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [value for value in range(256) if value not in printable]
-    return {value: chr(value) for value in printable} | {value: chr(256 + i) for i, value in enumerate(others)}
 
 
 def _pieces(text: str) -> list[str]:
