@@ -35,8 +35,9 @@ class Tokenizer:
         self._plain = FastTokenizer.from_str(json.dumps({**published, "added_tokens": [], "post_processor": None}))
         self._opening = tokenizer.encode("").ids
         self._names = {token["id"]: token["content"] for token in added}
-        alphabet = byte_alphabet() if _is_byte_level(published.get("decoder") or {}) else None
-        self._byte_values = alphabet and {character: value for value, character in enumerate(alphabet)}
+        self._byte_values: dict[str, int] | None = None
+        if _is_byte_level(published.get("decoder") or {}):
+            self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
         self._bytes = cache(self._bytes_of)
         literals = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
