@@ -7,6 +7,7 @@ import resource
 import socket
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 OPTIONS = {
@@ -22,6 +23,7 @@ that only on sockets of its own making. A peer that vanished without a word is n
 ms). Of what a client does not read the kernel keeps 128 KiB, not megabytes: minutes of audio would lie there before a
 stream could be paused. Not every platform has all of them."""
 MOST_DESCRIPTORS = 1 << 16
+MOST_HEAD_BYTES = 1 << 16
 
 
 def set_options(listener: socket.socket) -> None:
@@ -40,6 +42,21 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+class QuickBodies(h11.Connection):
+    """h11, whose events and state machine take as long over one piece of a streamed body as the kernel over sending it:
+    here a chunk is framed at once."""
+
+    _chunked = False
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # its overloads say the same
+        if self._chunked and isinstance(event, h11.Data) and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        data = super().send(event)
+        if isinstance(event, h11.Response):
+            self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in (data or b"").lower()
+        return data
+
+
 class BoundedConnection(H11Protocol):
     """uvicorn's connection, which alone would wait for a head for ever.
 
@@ -49,6 +66,7 @@ class BoundedConnection(H11Protocol):
 
     def __init__(self, *arguments: Any, max_connections: int, header_timeout: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.conn = QuickBodies(h11.SERVER, MOST_HEAD_BYTES)
         self._max_connections = max_connections
         self._header_timeout = header_timeout
         self._timer: asyncio.TimerHandle | None = None

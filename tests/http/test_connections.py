@@ -1,0 +1,54 @@
+"""Bodies that are framed past h11's state machine are those that h11 frames."""
+
+from __future__ import annotations
+
+import h11
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.connections import QuickBodies
+
+REQUESTS = {
+    "1.1": b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+    "1.0": b"POST / HTTP/1.0\r\nhost: a\r\ncontent-length: 0\r\n\r\n",
+    "head": b"HEAD / HTTP/1.1\r\nhost: a\r\n\r\n",
+}
+
+
+def _answered(connection: h11.Connection, request: bytes, pieces: list[bytes], *, sized: bool) -> list[bytes | None]:
+    """What goes out for two answers on one connection, as far as it is kept open."""
+    sent: list[bytes | None] = []
+    for _ in range(2):
+        connection.receive_data(request)
+        while not isinstance(connection.next_event(), h11.EndOfMessage):
+            pass
+        headers = [(b"content-length", str(sum(map(len, pieces))).encode())] if sized else []
+        sent.append(connection.send(h11.Response(status_code=200, headers=headers)))
+        sent += [connection.send(h11.Data(data=piece)) for piece in pieces]
+        sent.append(connection.send(h11.EndOfMessage()))
+        if connection.our_state is not h11.DONE:
+            break
+        connection.start_next_cycle()
+    return sent
+
+
+@pytest.mark.parametrize("request_name", ["1.1", "1.0"])
+@pytest.mark.parametrize("sized", [False, True])
+@given(pieces=st.lists(st.binary(max_size=40) | st.just(bytes(70_000)), max_size=4))
+def test_framing_is_that_of_h11(request_name: str, sized: bool, pieces: list[bytes]) -> None:
+    request = REQUESTS[request_name]
+    expected = _answered(h11.Connection(h11.SERVER), request, pieces, sized=sized)
+    assert _answered(QuickBodies(h11.SERVER), request, pieces, sized=sized) == expected
+
+
+def test_the_answer_to_head_has_no_body() -> None:
+    expected = _answered(h11.Connection(h11.SERVER), REQUESTS["head"], [b""], sized=False)
+    assert _answered(QuickBodies(h11.SERVER), REQUESTS["head"], [b""], sized=False) == expected
+
+
+def test_nothing_is_sent_out_of_turn() -> None:
+    connection = QuickBodies(h11.SERVER)
+    _answered(connection, REQUESTS["1.1"], [b"x"], sized=False)
+    with pytest.raises(h11.LocalProtocolError):
+        connection.send(h11.Data(data=b"more"))
