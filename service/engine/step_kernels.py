@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.kernels.random import philox
 from service.engine.sampling_params import MAX_STOP_IDS
 from service.engine.slot_state import Float, Int, SlotState
 
@@ -128,27 +129,11 @@ def _summarise_kernel(
 @triton.jit
 def _uniform(seed, step):
     """Words 0 and 1 of Philox 4x32-10 at counter (0, step, 1, 0) as a float64 in (0, 1)."""
-    c0 = tl.zeros((1,), tl.uint32)
-    c1 = c0 + (step & 0xFFFFFFFF).to(tl.uint32)
-    c2 = c0 + 1
-    c3 = tl.zeros((1,), tl.uint32)
-    k0 = c3 + (seed & 0xFFFFFFFF).to(tl.uint32)
-    k1 = c3 + ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    m0 = tl.full((1,), 0xD2511F53, tl.uint32)
-    m1 = tl.full((1,), 0xCD9E8D57, tl.uint32)
-    w0 = tl.full((1,), 0x9E3779B9, tl.uint32)
-    w1 = tl.full((1,), 0xBB67AE85, tl.uint32)
-    for _ in tl.static_range(10):
-        high0 = tl.umulhi(c0, m0)
-        low0 = c0 * m0
-        high1 = tl.umulhi(c2, m1)
-        low1 = c2 * m1
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
-        k0 += w0
-        k1 += w1
+    zero = tl.zeros((1,), tl.uint32)
+    c1 = zero + (step & 0xFFFFFFFF).to(tl.uint32)
+    k0 = zero + (seed & 0xFFFFFFFF).to(tl.uint32)
+    k1 = zero + ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    c0, c1, _, _ = philox(zero, c1, zero + 1, zero, k0, k1)
     return ((c0 >> 6).to(tl.float64) * 134217728.0 + (c1 >> 5).to(tl.float64) + 0.5) * 1.1102230246251565e-16
 
 

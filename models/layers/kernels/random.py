@@ -11,16 +11,8 @@ from torch import Tensor
 
 
 @triton.jit
-def _philox_normal_kernel(seeds, steps, out, count, BLOCKS: tl.constexpr, TWO_PI: tl.constexpr):
-    row = tl.program_id(0)
-    block = tl.arange(0, BLOCKS)
-    seed = tl.load(seeds + row)
-    c0 = block.to(tl.uint32)
-    c1 = tl.zeros_like(c0) + tl.load(steps + row).to(tl.uint32)
-    c2 = tl.zeros_like(c0)
-    c3 = tl.zeros_like(c0)
-    k0 = tl.zeros_like(c0) + (seed & 0xFFFFFFFF).to(tl.uint32)
-    k1 = tl.zeros_like(c0) + ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+def philox(c0, c1, c2, c3, k0, k1):
+    """Four random words from a counter of four and a key of two words, all uint32 tensors of one shape."""
     m0 = tl.full(c0.shape, 0xD2511F53, tl.uint32)
     m1 = tl.full(c0.shape, 0xCD9E8D57, tl.uint32)
     w0 = tl.full(c0.shape, 0x9E3779B9, tl.uint32)
@@ -36,6 +28,20 @@ def _philox_normal_kernel(seeds, steps, out, count, BLOCKS: tl.constexpr, TWO_PI
         c3 = low0
         k0 += w0
         k1 += w1
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _philox_normal_kernel(seeds, steps, out, count, BLOCKS: tl.constexpr, TWO_PI: tl.constexpr):
+    row = tl.program_id(0)
+    block = tl.arange(0, BLOCKS)
+    seed = tl.load(seeds + row)
+    c0 = block.to(tl.uint32)
+    zero = tl.zeros_like(c0)
+    c1 = zero + tl.load(steps + row).to(tl.uint32)
+    k0 = zero + (seed & 0xFFFFFFFF).to(tl.uint32)
+    k1 = zero + ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    c0, c1, c2, c3 = philox(c0, c1, zero, zero, k0, k1)
     radius0 = tl.sqrt(-2.0 * tl.log(((c0 >> 8).to(tl.float32) + 0.5) * 5.9604644775390625e-08))
     radius1 = tl.sqrt(-2.0 * tl.log(((c2 >> 8).to(tl.float32) + 0.5) * 5.9604644775390625e-08))
     angle0 = (c1 >> 8).to(tl.float32) * (TWO_PI * 5.9604644775390625e-08)
