@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -58,17 +60,19 @@ class ZmqChannel:
         self._context.term()
 
 
-def _exit_with_parent() -> None:
+def _exit_with_parent(address: str) -> None:
     # Not sys.stdin.buffer: a thread that waits in it holds its lock, which the interpreter wants when it ends.
     while os.read(sys.stdin.fileno(), 4096):
         pass
+    # A parent that was killed outright has not removed the directory of its socket.
+    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
     os._exit(0)
 
 
 def main(arguments: list[str]) -> int:
     address, entry = arguments
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
     configure_logging(config.log_level, config.log_format)
     channel = ZmqChannel(address)
     try:

@@ -33,8 +33,8 @@ def test_a_drain_under_load(tmp_path: Path) -> None:
         patient = Patient(server, temporary)
         family = children(patient.pid)
         short = [
-            Listener(patient, "/v1/chat/completions", chat(tokens=80, stream=True)),
-            Listener(patient, "/v1/chat/completions", chat(tokens=80)),
+            Listener(patient, "/v1/chat/completions", chat(tokens=24, stream=True)),
+            Listener(patient, "/v1/chat/completions", chat(tokens=24)),
             Listener(patient, "/v1/audio/speech", speech()),
         ]
         talk = SocketListener(patient, TEXT, max_len=12)
@@ -88,7 +88,7 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_a_server_killed_outright_leaves_no_process(tmp_path: Path) -> None:
-    """kill -9 of the API process: engine and decoders notice and end."""
+    """kill -9 of the API process: engine and decoders notice and end, and nothing is left in the file system."""
     with served(*SMALL, TMPDIR=str(tmp_path)) as server:
         patient = Patient(server, tmp_path)
         family = children(patient.pid)
@@ -99,3 +99,4 @@ def test_a_server_killed_outright_leaves_no_process(tmp_path: Path) -> None:
         while any(Path(f"/proc/{child}").exists() for child in family):
             assert time.monotonic() < deadline, "a child outlived the server"
             time.sleep(0.05)
+        assert not list(tmp_path.glob("reprise-*"))
