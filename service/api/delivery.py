@@ -13,7 +13,7 @@ import numpy as np
 
 from service.api.context import ServerContext
 from service.api.speaking import SpeechJob
-from service.engine.client import EngineError, RequestStream
+from service.engine.client import RequestStream
 from service.engine.messages import Pause, SpeechDelta, SpeechRequest
 from service.media.audio_out import StreamingEncoder
 
@@ -46,7 +46,7 @@ class AudioFeed:
         self._samples = 0
         self._paused = False
         self._ended = False
-        self._error: EngineError | None = None
+        self._error: Exception | None = None
         self._news = asyncio.Event()
         self._pump = asyncio.create_task(self._take())
 
@@ -67,7 +67,7 @@ class AudioFeed:
                 self._samples += len(delta.audio)
                 self._set_paused(self._samples > self._most_ahead)
                 self._news.set()
-        except EngineError as error:
+        except Exception as error:  # raised by chunks(): a fault of the pump must not look like the end of the speech
             self._error = error
         finally:
             self._ended = True
@@ -79,7 +79,7 @@ class AudioFeed:
             self._engine.send(Pause(self._request_id, paused))
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
-        """EngineError when the request fails."""
+        """Raises what the request failed with, an EngineError as a rule."""
         while True:
             while not self._waiting:
                 if self._error is not None:
