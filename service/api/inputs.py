@@ -20,7 +20,7 @@ from service.api.context import ServerContext
 from service.api.errors import ApiError, bad_request
 from service.api.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, Message
 from service.catalog import HostedModel
-from service.media.loader import MediaBudget
+from service.media.loader import MediaBudget, is_frame_list
 
 T = TypeVar("T")
 
@@ -241,16 +241,18 @@ async def _load_video(
             f"{at}.max_frames",
         )
     max_frames = media.max_frames or share
+    # Whoever sends a list has chosen the frames: it is looked at as often as it stands for.
+    fps = media.fps or (DEFAULT_FRAME_LIST_FPS if is_frame_list(media.url) else None)
 
     def choose(metadata: VideoMetadata) -> list[int]:
         most = min(max_frames, max(1, pixels // max(1, metadata.height * metadata.width)))
-        return _named(reference.field, lambda: processor.sample_video(metadata, fps=media.fps, max_frames=most))
+        return _named(reference.field, lambda: processor.sample_video(metadata, fps=fps, max_frames=most))
 
     began = time.monotonic()
 
     async def prepare(video: VideoFrames) -> MediaItem:
         decoded = time.monotonic()
-        video = replace(video, requested_fps=media.fps)
+        video = replace(video, requested_fps=fps)
         item = await context.in_thread(lambda: _named(reference.field, lambda: processor.video(video)))
         context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="video")
         context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="video")
@@ -260,7 +262,7 @@ async def _load_video(
         media.url,
         choose,
         prepare,
-        frame_list_fps=media.fps or DEFAULT_FRAME_LIST_FPS,
+        frame_list_fps=fps or DEFAULT_FRAME_LIST_FPS,
         field=reference.field,
         budget=budget,
     )

@@ -22,6 +22,11 @@ def is_data_url(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
+def declared_type(url: str) -> str:
+    """The media type that a data: URL declares, as DataUrl has it; "" of any other URL."""
+    return url[5:256].partition(",")[0].partition(";")[0].strip().lower() if is_data_url(url) else ""
+
+
 def parse_data_url(url: str, *, field: str) -> DataUrl:
     """Splits `data:<media type>[;param=value]*;base64,<payload>`. Raises InputError for any other form."""
     # The header is searched in a short prefix: a URL of megabytes without a comma costs nothing.

@@ -15,7 +15,7 @@ from PIL import Image
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata
 from service.media.audio_in import decode_audio
-from service.media.data_url import decode_base64, is_data_url, parse_data_url
+from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 from service.media.fetch import Fetcher
 from service.media.images import decode_image
 from service.media.limits import MediaLimits, RequestLimits
@@ -25,6 +25,11 @@ from service.media.workers import WorkerPool
 T = TypeVar("T")
 
 FRAME_LIST = "video/jpeg"
+
+
+def is_frame_list(url: str) -> bool:
+    """Whether a video's URL is a list of frames: data:video/jpeg;base64,f1,f2,..."""
+    return declared_type(url) == FRAME_LIST
 
 
 class MediaBudget:
@@ -119,7 +124,7 @@ class MediaLoader:
         field: str,
         budget: MediaBudget,
     ) -> T:
-        """A video file, or a list of frames (data:video/jpeg;base64,f1,f2,...) at `frame_list_fps`."""
+        """A video file, or a list of frames (is_frame_list) at `frame_list_fps`."""
         budget.take_item(field)
         limits = self._limits.video
 
@@ -128,7 +133,8 @@ class MediaLoader:
             budget.take_pixels(len(set(indices)) * metadata.height * metadata.width, field)
             return indices
 
-        if is_data_url(url) and (listed := parse_data_url(url, field=field)).media_type == FRAME_LIST:
+        if is_frame_list(url):
+            listed = parse_data_url(url, field=field)
             budget.take_bytes(len(listed.payload) // 4 * 3, field)
             async with self._videos:
                 frames = await self._in_thread(

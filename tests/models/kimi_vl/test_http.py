@@ -121,6 +121,22 @@ def test_a_video_is_one_frame_a_second_or_fps(client: OpenAI, fps: float | None,
     assert answer.usage.completion_tokens == 4
 
 
+@pytest.mark.parametrize("fps", [None, 0.5, 4.0])
+def test_every_frame_of_a_list_is_looked_at(client: OpenAI, fps: float | None) -> None:
+    """The model's own rule would take one a second."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 48), (30, 30, 200)).save(buffer, "JPEG")
+    frames = ",".join([base64.b64encode(buffer.getvalue()).decode()] * 5)
+    part = {"url": f"data:video/jpeg;base64,{frames}"} | ({"fps": fps} if fps else {})
+    answer = client.chat.completions.create(
+        model="kimi",
+        messages=[{"role": "user", "content": [{"type": "video_url", "video_url": part}]}],  # type: ignore[list-item]
+        max_tokens=1,
+    )
+    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.model_dump()["video_tokens"] == 5 * 6
+
+
 def test_low_detail_takes_fewer_positions(client: OpenAI) -> None:
     picture = Image.new("RGB", (140, 140), (200, 30, 30))
     used = []
