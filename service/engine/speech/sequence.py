@@ -53,8 +53,9 @@ class SegmentPrompt:
 class SpeechSequence:
     """Speaks the segments of a request one after the other.
 
-    The first segment's prompt is what the request says. Later ones take the request's clips and the first segment's
-    own patches, up to CONTINUITY_PATCHES of them, as their reference: the voice stays.
+    The first segment's prompt is what the request says. Later ones take as their reference the request's clip (that of
+    the voice, if there is another one to continue) and the first segment's own patches, up to CONTINUITY_PATCHES of
+    them: the voice stays.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SpeechSequence:
         self._none = np.zeros((0, *patch_shape), dtype=np.float32)
         self._reference = self._none if request.reference is None else request.reference
         clip = self._none if request.prompt is None else request.prompt
-        self._clips = np.concatenate([self._reference, clip])
+        self._voice = self._reference if len(self._reference) else clip
         self._opening: list[np.ndarray] = []
         first = request.segments[0]
         text_ids = request.transcript_ids if len(clip) else first.text_ids
@@ -116,12 +117,12 @@ class SpeechSequence:
         segment = self.segments.popleft()
         self.segment += 1
         self.patches = 0
-        reference = np.concatenate([self._clips, np.stack(self._opening)])
+        reference = np.concatenate([self._voice, np.stack(self._opening)])
         self.prompt = self._lay_out(segment, segment.text_ids, reference, self._none, 0)
 
     def later_positions(self, segment: SpeechSegment) -> int:
         """Most positions of a segment after the first; InputError when the context is shorter."""
-        reference = len(self._clips) + CONTINUITY_PATCHES
+        reference = len(self._voice) + CONTINUITY_PATCHES
         layout = self._processor.layout(segment.text_ids, reference_patches=reference)
         return min(len(layout.token_ids) + segment.max_patches, self._processor.context_length)
 

@@ -104,6 +104,49 @@ def test_first_audio_comes_earlier_than_with_the_policies_of_others(trace: list[
         assert ours.finished == theirs.finished
 
 
+def short_utterances(rate: float, seconds: float, *, clips: float = 0.0) -> list[Arrival]:
+    """An open loop of 5.12 s of audio each; a share `clips` of the prompts has a clip of 3 to 10 s."""
+    rng = random.Random(1)
+    trace: list[Arrival] = []
+    time = 0.0
+    while (time := time + rng.expovariate(rate)) < seconds:
+        audio = rng.randint(20, 60) if rng.random() < clips else 0
+        prompt = audio + rng.randint(20, 40)
+        trace.append(Arrival(time, 32, prompt, prompt_audio=audio, cap_factor=rng.uniform(2, 5)))
+    return trace
+
+
+def burst(size: int, every: float, seconds: float) -> list[Arrival]:
+    """As many requests at once, again and again, of 2 to 6 s of audio."""
+    rng = random.Random(size)
+    times = [every * k for k in range(int(seconds / every)) for _ in range(size)]
+    return [Arrival(time, rng.randint(12, 38), rng.randint(20, 80)) for time in times]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        pytest.param(short_utterances(60, 10, clips=0.3), id="a third with clips"),
+        pytest.param(burst(24, 1.0, 8), id="bursts"),
+        pytest.param(poisson(14, 15, seed=3, offline=10), id="offline work beside them"),
+    ],
+)
+def test_with_replayed_prefills_first_audio_comes_earlier_than_with_the_policies_of_others(
+    trace: list[Arrival],
+) -> None:
+    """Prompts of text alone are so short now that all policies but decode-first treat them alike."""
+
+    def simulation() -> Simulation:
+        return Simulation(trace, slots=128, buckets=FUSED_BUCKETS, costs=FUSED, recorded=replayed)
+
+    ours = simulation().run()
+    assert ours.underrun_seconds == 0
+    for other in (PrefillFirst, DecodeFirst):
+        theirs = simulation()
+        outcome = theirs.run(other(theirs.scheduler))
+        assert ours.finished == outcome.finished and ours.p95() < outcome.p95()
+
+
 def test_a_crowd_of_listeners_is_heard_without_gaps_where_prefill_first_breaks() -> None:
     trace = poisson(21, 15, seed=8)
     ours = Simulation(trace, slots=192).run()
@@ -122,18 +165,6 @@ def test_admission_keeps_the_promise_under_overload() -> None:
     assert outcome.p95() < 0.5
     assert outcome.underrun_seconds == 0
     assert len(outcome.refused) + outcome.finished == len(trace)
-
-
-def short_utterances(rate: float, seconds: float, *, clips: float = 0.0) -> list[Arrival]:
-    """An open loop of 5.12 s of audio each; a share `clips` of the prompts has a clip of 3 to 10 s."""
-    rng = random.Random(1)
-    trace: list[Arrival] = []
-    time = 0.0
-    while (time := time + rng.expovariate(rate)) < seconds:
-        audio = rng.randint(20, 60) if rng.random() < clips else 0
-        prompt = audio + rng.randint(20, 40)
-        trace.append(Arrival(time, 32, prompt, prompt_audio=audio, cap_factor=rng.uniform(2, 5)))
-    return trace
 
 
 def open_loop(trace: list[Arrival], recorded: Recorded, **options: float) -> Outcome:

@@ -212,6 +212,18 @@ def test_later_segments_take_the_first_ones_voice(model: VoxCPM2, rig: WorkerRig
     np.testing.assert_allclose(np.stack(again.patches), second, atol=HIDDEN, rtol=0)
 
 
+@pytest.mark.parametrize("combined", [True, False])
+def test_later_segments_have_the_clip_once(model: VoxCPM2, rig: WorkerRig, combined: bool) -> None:
+    clips = np.random.default_rng(2).standard_normal((2, 3, 4, 8)).astype(np.float32)
+    texts = segment(TEXTS[0], 4), segment(TEXTS[1], 3)
+    voice = {"reference": clips[0]} if combined else {}
+    heard = rig.alone(request(f"clips {combined}", *texts, prompt=clips[1], transcript_ids=texts[0].text_ids, **voice))
+    first, second = np.stack(heard.patches[:4]), np.stack(heard.patches[4:])
+    reference = np.concatenate([clips[0 if combined else 1], first])
+    again = rig.alone(request(f"again {combined}", texts[1], reference=reference, seed=derived_seed(7, 1)))
+    np.testing.assert_allclose(np.stack(again.patches), second, atol=HIDDEN, rtol=0)
+
+
 def derived_seed(seed: int, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little") >> 1
 
@@ -348,6 +360,8 @@ def test_decode_rows_that_ride_in_every_prefill_change_nothing(
         return Step(step.prefills, riders, step.predicted)
 
     monkeypatch.setattr(scheduler, "next_step", mixed)
+    # How many steps there are between two prompts is not for a busy machine to decide.
+    monkeypatch.setattr(scheduler, "_slacks", lambda start: [])
     heard = rig.run({2 * i: [one] for i, one in enumerate(streams(8))})
     for name, got in heard.items():
         np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
