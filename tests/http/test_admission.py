@@ -117,3 +117,14 @@ async def test_through_the_application() -> None:
                 assert refused["type"] == "error" and refused["code"] == "overloaded"
                 hello = {**chat, "messages": [{"role": "user", "content": "hello"}]}
                 assert (await http.post("/v1/chat/completions", json=hello)).status_code == 200
+
+
+def test_every_answer_counts() -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    with running_server(max_in_flight=2) as server:
+        url = f"{server.url}/v1/chat/completions"
+        assert httpx.post(url, json={**body, "n": 2}).status_code == 200
+        refused = httpx.post(url, json={**body, "n": 3})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        server.wait_idle()
+        assert httpx.post(url, json={**body, "n": 2}).status_code == 200
