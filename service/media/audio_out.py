@@ -88,6 +88,11 @@ class StreamingEncoder:
             self._codec = _Raw(wav_header(sample_rate_out) if name == "wav" else b"")
         self._finished = False
 
+    @property
+    def copies(self) -> bool:
+        """The samples are neither filtered nor coded, only written down."""
+        return self._filter is None and isinstance(self._codec, _Raw)
+
     def encode(self, samples: np.ndarray) -> bytes:
         """float32 [n] -> the bytes that became ready, possibly none."""
         if self._finished:
@@ -106,6 +111,10 @@ class StreamingEncoder:
         return b"".join([self._codec.encode(_clean(piece)) for piece in rest]) + self._codec.finish()
 
 
+INLINE_SAMPLES = 1 << 14
+"""So many raw samples are written down in less time than it takes to wake a thread, and the loop after it."""
+
+
 class EncoderPool:
     """Threads that encode off the event loop; FFmpeg lets go of the interpreter lock."""
 
@@ -114,9 +123,13 @@ class EncoderPool:
 
     async def encode(self, encoder: StreamingEncoder, samples: np.ndarray) -> bytes:
         """One call at a time for each encoder."""
+        if encoder.copies and len(samples) <= INLINE_SAMPLES:
+            return encoder.encode(samples)
         return await self._run(lambda: encoder.encode(samples))
 
     async def finish(self, encoder: StreamingEncoder) -> bytes:
+        if encoder.copies:
+            return encoder.finish()
         return await self._run(encoder.finish)
 
     def close(self) -> None:
@@ -163,5 +176,7 @@ def _tempo_and_rate(rate_in: int, rate_out: int, speed: float) -> TempoAndRate:
 
 
 def _clean(samples: np.ndarray) -> np.ndarray:
-    finite = np.nan_to_num(samples.astype(np.float32, copy=False), nan=0.0, posinf=0.0, neginf=0.0)
-    return np.ascontiguousarray(finite.clip(-1.0, 1.0))
+    samples = samples.astype(np.float32, copy=False)
+    if not np.isfinite(samples).all():
+        samples = np.nan_to_num(samples, nan=0.0, posinf=0.0, neginf=0.0)
+    return np.ascontiguousarray(samples.clip(-1.0, 1.0))
