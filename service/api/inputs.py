@@ -207,16 +207,14 @@ async def _load_image(
 ) -> MediaItem:
     began = time.monotonic()
 
-    async def prepare(picture: Image.Image) -> MediaItem:
+    def prepare(picture: Image.Image) -> tuple[MediaItem, float]:
         decoded = time.monotonic()
-        item = await context.in_thread(
-            lambda: _named(reference.field, lambda: processor.image(picture, detail=reference.media.detail))
-        )
-        context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
-        context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="image")
-        return item
+        return _named(reference.field, lambda: processor.image(picture, detail=reference.media.detail)), decoded
 
-    return await context.media.image(reference.media.url, prepare, field=reference.field, budget=budget)
+    item, decoded = await context.media.image(reference.media.url, prepare, field=reference.field, budget=budget)
+    context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
+    context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="image")
+    return item
 
 
 async def _load_video(

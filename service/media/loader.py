@@ -25,6 +25,8 @@ from service.media.workers import WorkerPool
 T = TypeVar("T")
 
 FRAME_LIST = "video/jpeg"
+SMALL_PAYLOAD = 1 << 16
+"""So many characters of base64 are decoded in less time than it takes to wake a thread, and the loop after it."""
 
 
 def is_frame_list(url: str) -> bool:
@@ -73,7 +75,8 @@ class MediaLoader:
 
     Every method raises InputError with the field it is given. Base64 and pictures are decoded in `image_threads`
     threads, video and audio in the pool's processes. As many pictures as threads and as many videos as processes are
-    held at full size: `prepare` makes a picture or video what is kept of it, and until it has, no other is decoded.
+    held at full size: `prepare` makes a picture or video what is kept of it, and until it has, no other is decoded. A
+    picture's is called in the thread that decoded it.
     `on_read` hears how many seconds it took to have the bytes of a URL, with the URL's kind: "data" or "remote".
     """
 
@@ -98,21 +101,16 @@ class MediaLoader:
         """A fresh budget, for one request."""
         return MediaBudget(self._limits.request)
 
-    async def image(
-        self, url: str, prepare: Callable[[Image.Image], Awaitable[T]], *, field: str, budget: MediaBudget
-    ) -> T:
+    async def image(self, url: str, prepare: Callable[[Image.Image], T], *, field: str, budget: MediaBudget) -> T:
         budget.take_item(field)
         limits = self._limits.image
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget)
 
-        def decode() -> Image.Image:
-            def admit(width: int, height: int) -> None:
-                budget.take_pixels(width * height, field)
-
-            return decode_image(data, field=field, limits=limits, admit=admit)
+        def admit(width: int, height: int) -> None:
+            budget.take_pixels(width * height, field)
 
         async with self._pictures:
-            return await prepare(await self._in_thread(decode))
+            return await self._in_thread(lambda: prepare(decode_image(data, field=field, limits=limits, admit=admit)))
 
     async def video(
         self,
@@ -171,7 +169,7 @@ class MediaLoader:
         if is_data_url(url):
             payload = parse_data_url(url, field=field).payload
             budget.take_bytes(len(payload) // 4 * 3, field)
-            data = await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
+            data = await self._decoded(payload, field, max_bytes)
         else:
             data = await self._fetcher.fetch(
                 url,
@@ -182,6 +180,11 @@ class MediaLoader:
             )
         self._on_read("data" if is_data_url(url) else "remote", time.monotonic() - began)
         return data
+
+    async def _decoded(self, payload: str, field: str, max_bytes: int) -> bytes:
+        if len(payload) <= SMALL_PAYLOAD:
+            return decode_base64(payload, field=field, max_bytes=max_bytes)
+        return await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)
