@@ -280,7 +280,12 @@ def main(words: Sequence[str] | None = None) -> Path:
         found = RUNS[kind]()
         print(table(found), flush=True)
         rows += [{"run": kind, **row} for row in found]
-    return write("api_process", rows)
+    return write("api_process", rows, processor=_processor())
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
 
 
 if __name__ == "__main__":
