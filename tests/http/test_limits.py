@@ -67,7 +67,7 @@ def test_a_body_of_undeclared_length_counts() -> None:
                 await _until(lambda: server.context.admission.pending_bytes == 0)
 
         asyncio.run(scenario())
-        alone = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(3000))
+        alone = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(3000), timeout=60)
         assert alone.status_code == 200
         too_long = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(200_000))
         assert too_long.status_code == 413
