@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from service.engine.worker import ModelWorker
 
 PATIENCE = 1.0
+"""Seconds."""
 
 
 class Arbiter:

@@ -42,7 +42,9 @@ from service.graphs.runner import GraphRunner
 log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 2
+"""Launches: one runs while the next is queued behind it, so that the GPU does not wait for Python."""
 _LEAST_CONTEXT = 512
+"""Positions of the shortest context with which serving begins, where the model's own is longer."""
 _LEAST_TOKENS = 128
 """Prefilled in a step that has to be made although nothing fits."""
 

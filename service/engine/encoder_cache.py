@@ -10,6 +10,8 @@ from torch import Tensor
 
 @dataclass
 class Entry:
+    """pins: sequences that still need its embeddings."""
+
     num_bytes: int
     pins: int = 0
     embeds: Tensor | None = None

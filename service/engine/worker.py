@@ -77,7 +77,7 @@ class ModelWorker(Protocol):
     max_pages: int
     """More pages than this it cannot use."""
     min_pages: int
-    """With fewer it cannot serve one request of its context length."""
+    """With fewer the engine does not start: too few for one request of its context, or of a length still useful."""
 
     # Start: measure, allocate, capture_next until it returns False, warm_up.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from models.protocol import BufferSpec, Plan
 
 _ALIGNMENT = 256
+"""Bytes, as the device's own allocator aligns: kernels load vectors from a buffer's start."""
 _NUMPY = {
     torch.bool: np.dtype(np.bool_),
     torch.uint8: np.dtype(np.uint8),

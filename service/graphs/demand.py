@@ -8,9 +8,13 @@ from models.protocol import Capacity
 from service.graphs.buckets import CapacityKey, cheapest, fits, key_of, leading
 
 _LEAST_CALLS = 16.0
+"""Calls before anything is proposed."""
 _LEAST_GAIN = 0.05
+"""Share of the rows computed now that a recording must save to be worth its capture."""
 _HALVE_AT = 4096.0
+"""Calls after which all counts are halved: demand of an hour ago fades."""
 _MOST_ROUNDED = 4096
+"""Remembered needs; images come in endless sizes."""
 
 
 class Demand:

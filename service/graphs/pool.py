@@ -22,6 +22,8 @@ from service.graphs.buffers import StaticBuffers
 log = logging.getLogger(__name__)
 
 _WARM_UPS = 2
+"""Plain runs before a capture: libraries set themselves up in the first, and choose their kernels, which a capture may
+not."""
 CAPTURE_ERRORS = (RuntimeError, NotImplementedError)
 """What a capture raises when it cannot be made: illegal calls while capturing, and torch.OutOfMemoryError."""
 

@@ -25,6 +25,7 @@ from service.graphs.pool import CaptureError, GraphPool, Recording
 log = logging.getLogger(__name__)
 
 _MOST_CHOICES = 4096
+"""Remembered needs; images come in endless sizes."""
 
 
 @dataclass(frozen=True)
