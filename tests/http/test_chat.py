@@ -68,6 +68,9 @@ def test_a_stream_ends_with_usage_when_asked(client: OpenAI) -> None:
 
 def test_the_raw_stream_ends_with_done(server: RunningServer) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "stream": True}
+    with_usage = {**body, "stream_options": {"include_usage": True}}
+    text = httpx.post(f"{server.url}/v1/chat/completions", json=with_usage).text
+    assert '"usage":null' in text.split("\n\n")[0]
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = response.text.split("\n\n")

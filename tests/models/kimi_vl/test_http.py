@@ -121,6 +121,18 @@ def test_a_video_is_one_frame_a_second_or_fps(client: OpenAI, fps: float | None,
     assert answer.usage.completion_tokens == 4
 
 
+def test_a_developer_speaks_as_the_system(client: OpenAI) -> None:
+    """Without a system turn the template adds one of its own."""
+
+    def prompt_tokens(role: str) -> int:
+        messages: list[Any] = [{"role": role, "content": "be brief"}, {"role": "user", "content": "why ?"}]
+        answer = client.chat.completions.create(model="kimi", messages=messages, max_tokens=1)
+        assert answer.usage is not None
+        return answer.usage.prompt_tokens
+
+    assert prompt_tokens("developer") == prompt_tokens("system") < prompt_tokens("user")
+
+
 @pytest.mark.parametrize("fps", [None, 0.5, 4.0])
 def test_every_frame_of_a_list_is_looked_at(client: OpenAI, fps: float | None) -> None:
     """The model's own rule would take one a second."""
