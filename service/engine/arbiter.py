@@ -2,9 +2,9 @@
 
 Least recently launched first, but whatever would delay a live listener's next step past its slack has to wait: the
 worker is given the seconds that the others can spare. When nothing fits, the most pressing worker steps, or nobody
-while the last launch of that worker is still running. A worker that has been passed over for `PATIENCE` seconds gets
-one launch all the same, the smallest that it can make, so that overload slows everybody instead of starving those
-without a playback clock.
+while the last launch of that worker is still running. A worker that has been passed over for long gets one launch all
+the same, the smallest that it can make: a `SHARE` of the GPU is its own, so that overload slows everybody instead of
+starving those without a playback clock.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from service.engine.worker import ModelWorker
 
+SHARE = 0.1
 PATIENCE = 1.0
-"""Seconds."""
+"""Seconds; nobody waits longer, however long its launch would be."""
 
 
 class Arbiter:
@@ -33,8 +34,9 @@ class Arbiter:
         backlog = sum(worker.backlog(now) for worker in self._workers)
         for worker in sorted(ready, key=lambda worker: self._launched[worker.name]):
             allowance = self._allowance(worker, now, backlog)
-            overdue = now - self._waiting_since[worker.name] > PATIENCE
-            if (allowance > 0 or overdue) and worker.tick(now, allowance, must=overdue):
+            if allowance > 0 and worker.tick(now, allowance):
+                return self._note(worker, now)
+            if self._overdue(worker, now) and worker.tick(now, allowance, must=True):
                 return self._note(worker, now)
         pressing = min(ready, key=lambda worker: worker.slack(now))
         if any(other.backlog(now) > 0 and other.slack(now) < pressing.slack(now) for other in self._workers):
@@ -45,6 +47,10 @@ class Arbiter:
     def _allowance(self, worker: ModelWorker, now: float, backlog: float) -> float:
         others = (other.slack(now) for other in self._workers if other is not worker)
         return min(others, default=math.inf) - backlog
+
+    def _overdue(self, worker: ModelWorker, now: float) -> bool:
+        waited = now - self._waiting_since[worker.name]
+        return waited > PATIENCE or waited * SHARE > worker.least()
 
     def _note(self, worker: ModelWorker, now: float) -> bool:
         self._launched[worker.name] = now

@@ -177,6 +177,14 @@ class ChatWorker:
         started = max(self._in_flight[0].launched, self._last_arrival)
         return max(0.0, sum(launch.predicted for launch in self._in_flight) - (now - started))
 
+    def least(self) -> float:
+        if self._vision.has_work() and not self._encoded_last:
+            return self._costs.predict("encoder", self._vision.oldest_patches)
+        rows = len(self._scheduler.rows.slots)
+        if self._scheduler.has_prefills():
+            return self._costs.predict("mixed" if rows else "prefill", rows + _LEAST_TOKENS)
+        return self._costs.predict("decode", rows)
+
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         """One encoder pass or one step. They take turns while both have work, so that neither stops the other."""
         self._request_embeddings()

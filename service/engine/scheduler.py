@@ -128,7 +128,10 @@ class Scheduler:
         sequence.hit_pages = sequence.largest_hit(self.pages.match(sequence.digests))
 
     def has_work(self) -> bool:
-        return bool(self.rows.members or self._prefilling or self.waiting)
+        return bool(self.rows.members) or self.has_prefills()
+
+    def has_prefills(self) -> bool:
+        return bool(self._prefilling or self.waiting)
 
     def schedule(self, has_embeddings: Callable[[Sequence], bool], max_prefill_tokens: int) -> Step | None:
         """The next batch, with at most `max_prefill_tokens` in chunks; None when nothing can run now.

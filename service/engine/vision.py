@@ -108,6 +108,11 @@ class VisionStage:
     def has_work(self) -> bool:
         return bool(self._wanted)
 
+    @property
+    def oldest_patches(self) -> int:
+        """Of the part that has waited longest; there is one."""
+        return next(iter(self._wanted.values())).parts[0].item.num_patches
+
     def has_embeddings(self, sequence: Sequence) -> bool:
         """Everything past the sequence's prefix hit is encoded and pinned for it."""
         if not sequence.prompt.items:

@@ -134,6 +134,10 @@ class ModelWorker(Protocol):
         """Predicted seconds of launched work that has not finished."""
         ...
 
+    def least(self) -> float:
+        """Predicted seconds of the smallest unit of work, which `must` launches."""
+        ...
+
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         """Launches as much of its work as is predicted to take at most `allowance` seconds in one go.
 

@@ -243,6 +243,9 @@ class SpeechWorker:
     def backlog(self, now: float) -> float:
         return max(0.0, self._free_at - now) if self._flights else 0.0
 
+    def least(self) -> float:
+        return self._planned.predicted if self._planned is not None else self._costs.mean("clip", 0, 1)
+
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         if must:
             allowance = math.inf  # What it plans is the smallest unit: the listeners have one clock.
