@@ -153,7 +153,7 @@ class Settings(BaseSettings):
     max_parts: Count = _knob(256, "Limits", "Content parts of a chat request, all messages together.")
     max_images: Count = _knob(16, "Limits", "Images of a chat request.")
     max_videos: Count = _knob(4, "Limits", "Videos of a chat request.")
-    max_frames: Count = _knob(128, "Limits", "Frames sampled from the videos of a request.")
+    max_frames: Count = _knob(768, "Limits", "Frames sampled from the videos of a request.")
     max_fps: Seconds = _knob(30.0, "Limits", "Highest sampling rate that a request may ask for.")
     max_image_bytes: Bytes = _knob(20 * MIB, "Limits", "Encoded bytes of an image.")
     max_image_pixels: Count = _knob(50_000_000, "Limits", "Width times height of an image.")

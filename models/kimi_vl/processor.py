@@ -37,6 +37,8 @@ _LOW_DETAIL_DIVISOR = 4
 _MAX_SIDE = 512
 """Sides of this many patches and more are outside the rotary table of the published tower."""
 _DEFAULT_VIDEO_FPS = 1.0
+_VIDEO_SHARE = 0.9
+"""Of the context, for the frames of one video."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class KimiVLProcessor:
         self.stop_token_ids = _stop_token_ids(config, tokenizer, generation)
         self.generation_defaults = sampling_defaults(generation)
         self.max_item_embeds = self.context_length
+        self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
+        self._frame_markers = 3 + len(tokenizer.encode("image"))
 
     def tokenize(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
@@ -86,19 +90,23 @@ class KimiVLProcessor:
 
     def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
         """detail "low" allows a quarter of the patches."""
-        limit = self.images.in_token_limit // (_LOW_DETAIL_DIVISOR if detail == "low" else 1)
+        limit = self._frame_limit if detail == "low" else self.images.in_token_limit
         return self._item("image", [_fit(picture, self.images.patch_size, limit, "image_url")])
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        """The middles of equal stretches, one for each 1 / fps seconds (default: one a second), at most max_frames."""
+        """The middles of equal stretches, one for each 1 / fps seconds (default: one a second), at most max_frames and
+        as many as leave a tenth of the context free."""
         wanted = round(metadata.duration * (fps or _DEFAULT_VIDEO_FPS))
-        count = max(1, min(wanted, max_frames, metadata.num_frames))
+        patch = self.images.patch_size
+        _, (height, width) = _fitted((metadata.width, metadata.height), patch, self._frame_limit)
+        positions = (height // patch) * (width // patch) // self.config.vision.merged_patches + self._frame_markers
+        fitting = int(_VIDEO_SHARE * self.context_length) // positions
+        count = max(1, min(wanted, max_frames, fitting, metadata.num_frames))
         return [int((index + 0.5) * metadata.num_frames / count) for index in range(count)]
 
     def video(self, video: VideoFrames) -> MediaItem:
         """Every frame is resized as an image of low detail."""
-        limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
-        patch = self.images.patch_size
+        limit, patch = self._frame_limit, self.images.patch_size
         item = self._item("video", [_fit(Image.fromarray(frame), patch, limit, "video_url") for frame in video.frames])
         if item.num_embeds > self.max_item_embeds:
             raise InputError(
@@ -194,20 +202,26 @@ def _fit(picture: Image.Image, patch: int, limit: int, field: str) -> np.ndarray
 
     The padding can lift the patches over the limit again. Returns uint8 [height, width, 3]. InputError names `field`.
     """
-    width, height = picture.size
-    patches = (width // patch) * (height // patch)
-    if patches > limit:
-        scale = math.sqrt(limit / patches)
-        width, height = max(1, int(width * scale)), max(1, int(height * scale))
+    (width, height), (padded_height, padded_width) = _fitted(picture.size, patch, limit)
+    if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-    block = 2 * patch
-    padded_height, padded_width = (block * math.ceil(side / block) for side in (height, width))
     if max(padded_height, padded_width) // patch >= _MAX_SIDE:
         most = (_MAX_SIDE - 2) * patch
         raise InputError(field, f"a picture of {width} x {height} pixels (after resizing) is over {most} on a side")
     canvas = np.zeros((padded_height, padded_width, 3), dtype=np.uint8)
     canvas[:height, :width] = np.asarray(picture)
     return canvas
+
+
+def _fitted(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of a picture that was shrunk to the limit, and height and width after padding, in pixels."""
+    width, height = size
+    patches = (width // patch) * (height // patch)
+    if patches > limit:
+        scale = math.sqrt(limit / patches)
+        width, height = max(1, int(width * scale)), max(1, int(height * scale))
+    block = 2 * patch
+    return (width, height), (block * math.ceil(height / block), block * math.ceil(width / block))
 
 
 def _stop_token_ids(config: KimiVLConfig, tokenizer: KimiTokenizer, generation: Mapping[str, Any]) -> frozenset[int]:

@@ -248,3 +248,16 @@ def test_other_networks_are_refused_by_field(tmp_path: Path, section: str, field
     changed = {"text": {field: value}} if section == "text_config" else {"vision": {field: value}}
     with pytest.raises(CheckpointError, match=rf"{section}\.{field}"):
         of(tmp_path, **changed)
+
+
+@pytest.mark.parametrize(("width", "height"), [(64, 48), (1280, 720), (4000, 30)])
+def test_a_long_video_leaves_a_tenth_of_the_context_free(width: int, height: int) -> None:
+    owner = processor()
+    metadata = VideoMetadata(num_frames=10**6, fps=1.0, duration=1e6, height=height, width=width)
+    indices = owner.sample_video(metadata, fps=None, max_frames=10**6)
+    frames = (np.zeros((height, width, 3), dtype=np.uint8),) * len(indices)
+    item = owner.video(VideoFrames(frames, tuple(indices), tuple(map(float, indices)), metadata))
+    prompt = owner.prompt([ChatMessage("user", (ContentPart(item=0),))], [item], options={})
+    spare = owner.context_length - len(prompt.token_ids)
+    each = len(prompt.token_ids) // len(indices)
+    assert 0.1 * owner.context_length - each - 40 < spare <= 0.1 * owner.context_length + each
