@@ -280,7 +280,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         found = RUNS[kind]()
         print(table(found), flush=True)
         rows += [{"run": kind, **row} for row in found]
-    return write("api_process", rows, processor=_processor())
+    return write("api_process", rows, device={"name": f"{os.cpu_count()} cores of {_processor()}"})
 
 
 def _processor() -> str:

@@ -77,6 +77,7 @@ COMMANDS: tuple[Command, ...] = (
         "chat_http_arrivals_qwen2_vl_7b",
         "python -m benchmarks.chat_http arrivals qwen2_vl_7b",
     ),
+    Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
     Command("start to ready", "startup", "python -m benchmarks.startup qwen2_vl_2b voxcpm2"),
 )
 

@@ -309,6 +309,37 @@ def chat_pairs(results: Results) -> str:
     return _each(results, ["chat_http_pairs_kimi_vl_a3b"], block, head)
 
 
+API_PROCESS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
+    ("8 JPEGs decoded: the same code, to compare the runs by", {"run": "parts", "part": "JPEG"}, "cpu_ms", "ms"),
+    ("a token, one an event", {"run": "decode", "kind": "unhurried"}, "cpu_us_per_token", "us"),
+    ("the same with stop strings", {"run": "decode", "kind": "unhurried, stop strings"}, "cpu_us_per_token", "us"),
+    ("a patch of speech as pcm", {"run": "speech", "format": "pcm", "step_ms": 85.0}, "cpu_us_per_chunk", "us"),
+    ("a patch of speech as mp3", {"run": "speech", "format": "mp3"}, "cpu_us_per_chunk", "us"),
+    ("a chat request of 32 tokens", {"run": "requests", "request": "32 text tokens"}, "cpu_ms_per_request", "ms"),
+    (
+        "a chat request with 8 JPEGs of 224 x 224",
+        {"run": "requests", "request": "8 JPEGs of 224 x 224, 32 text tokens"},
+        "cpu_ms_per_request",
+        "ms",
+    ),
+    ("a speech request", {"run": "requests", "request": "speech, 12 words"}, "cpu_ms_per_request", "ms"),
+)
+"""What is told, the row that tells it, its key and unit."""
+
+
+def api_process(results: Results) -> str:
+    """What the API process alone costs, before and after it was made cheaper."""
+    try:
+        runs = [results[name] for name in ("api_process_before", "api_process", "api_process_again")]
+    except Missing:
+        return absent("api_process")
+    rows = [
+        [what, *(f"{number(run.row(**wanted)[key])} {unit}" for run in runs)] for what, wanted, key, unit in API_PROCESS
+    ]
+    sources = "\n".join(f"- {run.source}" for run in runs)
+    return f"{markdown(['', 'before', 'after', 'after, again'], rows)}\n\n{sources}"
+
+
 def startup(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [
@@ -424,6 +455,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "chat-decode": chat_decode,
     "chat-arrivals": chat_arrivals,
     "chat-pairs": chat_pairs,
+    "api-process": api_process,
     "startup": startup,
     "memory": memory,
     "caches": caches,
