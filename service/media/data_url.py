@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from models.errors import InputError
 
+SPACES = " \t\n\r\f\v"
+WITHOUT_SPACES = str.maketrans("", "", SPACES)
+
 
 @dataclass(frozen=True, eq=False)
 class DataUrl:
@@ -38,8 +41,15 @@ def parse_data_url(url: str, *, field: str) -> DataUrl:
     return DataUrl(media_type.strip().lower(), url[comma + 1 :])
 
 
+def without_spaces(payload: str) -> str:
+    """Base64 as one line: tools like `base64 FILE` wrap what they write."""
+    return payload.translate(WITHOUT_SPACES) if any(space in payload for space in SPACES) else payload
+
+
 def decode_base64(payload: str, *, field: str, max_bytes: int) -> bytes:
-    """Strict base64 of at most `max_bytes` bytes; the length is checked before anything is decoded."""
+    """Base64 of at most `max_bytes` bytes, strict but for ASCII whitespace in it; the length is checked before anything
+    is decoded."""
+    payload = without_spaces(payload)
     if len(payload) > (max_bytes + 2) // 3 * 4:
         raise InputError(field, f"the data has more than {max_bytes} bytes")
     try:

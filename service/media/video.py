@@ -10,7 +10,7 @@ import numpy as np
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata
 from service.media.channel import Channel, Done, Frame, OpenVideo, ProtocolError, ReadFrames, VideoOpened, expect
-from service.media.data_url import decode_base64
+from service.media.data_url import decode_base64, without_spaces
 from service.media.images import decode_image
 from service.media.limits import ImageLimits, VideoLimits
 from service.media.workers import WorkerLost, WorkerPool
@@ -54,6 +54,7 @@ def decode_frame_list(
 
     fps: frames per second that the list stands for. All frames must have one size. Blocks: call it in a thread.
     """
+    payload = without_spaces(payload)
     count = payload.count(",") + 1
     if count > limits.max_frames:
         raise InputError(field, f"the list has {count} frames; at most {limits.max_frames} are accepted")

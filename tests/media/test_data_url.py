@@ -43,3 +43,18 @@ def test_length_is_checked_before_decoding() -> None:
 def test_scheme_in_any_case() -> None:
     assert is_data_url("DATA:image/png;base64,")
     assert not is_data_url("https://data:")
+
+
+@pytest.mark.parametrize("space", ["\n", "\r\n", " ", "\t", "\f", "\v"])
+def test_wrapped_base64_is_taken(space: str) -> None:
+    data = bytes(range(200))
+    encoded = base64.b64encode(data).decode()
+    wrapped = space + "".join(encoded[at : at + 76] + space for at in range(0, len(encoded), 76))
+    url = parse_data_url("data:image/png;base64," + wrapped, field="f")
+    assert decode_base64(url.payload, field="f", max_bytes=len(data)) == data
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u2028", "\x1c", "\0"])
+def test_other_whitespace_is_none_of_base64(space: str) -> None:
+    with pytest.raises(InputError, match="base64"):
+        decode_base64(f"AA{space}AA", field="f", max_bytes=100)

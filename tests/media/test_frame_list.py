@@ -38,6 +38,12 @@ def test_frame_list() -> None:
     assert abs(video.frames[1].astype(int) - np.asarray(pictures[2]).astype(int)).mean() < 12
 
 
+def test_wrapped_frames_are_taken_and_count_as_one_line() -> None:
+    frame = samples.encoded(samples.picture(), "JPEG")
+    wrapped = ",".join([base64.encodebytes(frame).decode()] * 3)
+    assert len(list_frames(wrapped, limits=VideoLimits(max_bytes=3 * len(frame))).frames) == 3
+
+
 def test_frame_list_limits() -> None:
     frame = samples.encoded(samples.picture(), "JPEG")
     with pytest.raises(InputError, match="at most 2 are"):
