@@ -145,6 +145,9 @@ def say(
         "out.wav"
     ),
     voice: Annotated[str, typer.Option(help="Name of a voice.")] = "default",
+    instructions: Annotated[str, typer.Option(help="What the voice is like, or how it speaks.")] = "",
+    speed: Annotated[float, typer.Option(help="1 is the model's own; 0.25 to 4.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same audio.")] = None,
     url: Url = DEFAULT_URL,
     key: Key = "none",
     model: Model = "",
@@ -152,7 +155,7 @@ def say(
 ) -> None:
     """Have a text spoken and write the audio to a file."""
     with connect(url, key, local) as client:
-        size = client.say(text, out, model, voice)
+        size = client.say(text, out, model, voice, instructions, speed, seed)
     typer.echo(f"{out}: {size} bytes")
 
 

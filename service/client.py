@@ -70,13 +70,25 @@ class ApiClient:
                     for choice in chunk["choices"]:
                         yield choice["delta"].get("reasoning_content") or "", choice["delta"].get("content") or ""
 
-    def say(self, text: str, out: Path, model: str, voice: str) -> int:
+    def say(
+        self,
+        text: str,
+        out: Path,
+        model: str,
+        voice: str,
+        instructions: str = "",
+        speed: float = 1.0,
+        seed: int | None = None,
+    ) -> int:
         """Bytes written to `out`, which is removed when the audio does not end as it should."""
         ending = out.suffix.removeprefix(".").lower() or "wav"
         body = {
             "model": model or self.first("speech"),
             "input": text,
             "voice": voice,
+            "instructions": instructions,
+            "speed": speed,
+            "seed": seed,
             "response_format": "opus" if ending == "ogg" else ending,
         }
         with self._http.stream("POST", "/v1/audio/speech", json=body) as response:

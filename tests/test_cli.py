@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -103,6 +105,23 @@ def test_half_a_file_is_not_kept(tmp_path: Path, failing: Failing) -> None:
     said = failing("say", "Hello.", "--model", "m", "-o", str(tmp_path / "a.wav"), body=cut())
     assert said.startswith("reprise: the connection to http://127.0.0.1:8000 broke (peer closed")
     assert not list(tmp_path.iterdir())
+
+
+def test_say_asks_for_what_its_flags_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, content=b"fLaC")
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("service.client.httpx.Client", lambda **options: client)
+    out = str(tmp_path / "a.flac")
+    flags = ["--voice", "nova", "--instructions", "A calm old man", "--speed", "1.5", "--seed", "7"]
+    done = CliRunner().invoke(app, ["say", "Hello.", "--model", "m", "-o", out, *flags])
+    assert (done.exit_code, done.output) == (0, f"{out}: 4 bytes\n")
+    wanted = {"model": "m", "input": "Hello.", "voice": "nova", "response_format": "flac"}
+    assert asked == [wanted | {"instructions": "A calm old man", "speed": 1.5, "seed": 7}]
 
 
 def test_help_names_choices_units_and_defaults() -> None:
