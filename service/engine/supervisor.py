@@ -28,6 +28,9 @@ from service.engine.process import CONFIGURATION_ERROR
 
 ENTRY = "service.engine.engine:serve"
 
+THREAD_END_SECONDS = 60.0
+"""A thread that loads a model ends when it has loaded it. One that a dying interpreter meets in C++ takes it down."""
+
 OnOutputs = Callable[[Outputs], None]
 
 
@@ -144,23 +147,29 @@ class InlineLink:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(callback, *arguments)
 
+        channel = InlineChannel(self._commands, lambda outputs: post(on_outputs, outputs))
+
         def live() -> None:
-            channel = InlineChannel(self._commands, lambda outputs: post(on_outputs, outputs))
             exit = EngineExit("the engine thread failed; its traceback is on stderr")
             try:
                 entry = resolve(self._entry) if isinstance(self._entry, str) else self._entry
                 entry(self._config, channel)
+                exit = EngineExit("stopped")
+            except Abandoned:
                 exit = EngineExit("stopped")
             except (CheckpointError, ConfigurationError) as error:
                 exit = EngineExit(str(error))
             finally:
                 post(finish, exit)
 
-        threading.Thread(target=live, name="engine", daemon=True).start()
+        thread = threading.Thread(target=live, name="engine", daemon=True)
+        thread.start()
         try:
             return await ended
         finally:
+            channel.abandoned = True
             self.send(Stop())
+            await asyncio.to_thread(thread.join, THREAD_END_SECONDS)
 
     def send(self, command: Command) -> None:
         self._commands.put(command)
@@ -170,10 +179,21 @@ class InlineLink:
         self.send(Stop())
 
 
+class Abandoned(Exception):
+    """Nobody listens to the engine any more."""
+
+
 class InlineChannel:
     def __init__(self, commands: queue.SimpleQueue[Command], on_outputs: OnOutputs) -> None:
+        self.abandoned = False
         self._commands = commands
-        self.send = on_outputs
+        self._on_outputs = on_outputs
+
+    def send(self, outputs: Outputs) -> None:
+        """Abandoned ends an engine that loads or captures, and so reads no commands, between two of its steps."""
+        if self.abandoned:
+            raise Abandoned
+        self._on_outputs(outputs)
 
     def receive(self, timeout: float | None) -> list[Command]:
         commands: list[Command] = []

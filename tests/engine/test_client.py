@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -11,8 +12,17 @@ import pytest
 
 from models.media import Prompt
 from service.engine.client import EngineClient, EngineError, _merge
-from service.engine.config import EngineConfig, ModelConfig
-from service.engine.messages import ChatDelta, ChatRequest, EncodeReference, SamplingParams, SpeechDelta, TokenInfo
+from service.engine.config import Channel, EngineConfig, ModelConfig
+from service.engine.messages import (
+    ChatDelta,
+    ChatRequest,
+    EncodeReference,
+    EngineState,
+    Outputs,
+    SamplingParams,
+    SpeechDelta,
+    TokenInfo,
+)
 from service.engine.supervisor import EngineLink, InlineLink, ProcessLink
 from service.metrics import Metrics
 from tests.support import fake_engine
@@ -52,6 +62,28 @@ async def _answer(client: EngineClient, request: ChatRequest) -> tuple[str, str 
             text += bytes(delta.token_ids)
             finish = delta.finish_reason
     return text.decode(), finish
+
+
+async def test_a_thread_that_loads_has_ended_when_the_client_has_stopped() -> None:
+    """A daemon thread in C++ code takes the interpreter down with it."""
+    loading, ended = threading.Event(), threading.Event()
+
+    def loads_for_ever(config: EngineConfig, channel: Channel) -> None:
+        try:
+            while True:
+                loading.set()
+                time.sleep(0.2)
+                channel.send(Outputs(state=EngineState("loading", "a model", (), 0)))
+        finally:
+            ended.set()
+
+    client = EngineClient(lambda: InlineLink(CONFIG, loads_for_ever), Metrics())
+    client.start()
+    assert await asyncio.to_thread(loading.wait, 10)
+    async with asyncio.timeout(10):
+        await client.stop()
+    assert ended.is_set()
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine" and thread.is_alive()]
 
 
 @pytest.mark.parametrize("kind", ["inline", "process"])
