@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -18,6 +19,8 @@ from service.catalog import DEMO_NOTICE, HostedModel
 from service.metrics import CONTENT_TYPE
 
 router = APIRouter()
+
+Route = TypeVar("Route", bound=Callable[..., Awaitable[Response]])
 
 RETRY = {"retry-after": "2"}
 
@@ -55,19 +58,28 @@ def version_of(package: str) -> str:
         return ""
 
 
+def _get(path: str, openapi_extra: dict[str, Any]) -> Callable[[Route], Route]:
+    """A route for GET and for HEAD, which probes of load balancers and `wget --spider` use: the server that sends the
+    answer leaves its body out."""
+
+    def register(route: Route) -> Route:
+        router.head(path, include_in_schema=False)(route)
+        return router.get(path, openapi_extra=openapi_extra)(route)
+
+    return register
+
+
 def _json(payload: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(payload), status, headers, media_type=JSON)
 
 
-@router.get("/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
+@_get("/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
 async def list_models(request: Request) -> Response:
     catalog = context_of(request).catalog
     return _json(ModelList([_card(model, name) for model in catalog.models for name in model.names]))
 
 
-@router.get(
-    "/v1/models/{name:path}", openapi_extra=operation("One served model.", {JSON: ModelCard}, errors=(401, 404))
-)
+@_get("/v1/models/{name:path}", openapi_extra=operation("One served model.", {JSON: ModelCard}, errors=(401, 404)))
 async def get_model(request: Request, name: str) -> Response:
     model = context_of(request).catalog.get(name)
     if model is None:
@@ -87,7 +99,7 @@ def _card(model: HostedModel, name: str) -> ModelCard:
     )
 
 
-@router.get(
+@_get(
     "/health",
     openapi_extra=operation("Is the process alive, and its engine?", {JSON: Health}, errors=(), statuses={503: Health}),
 )
@@ -98,7 +110,7 @@ async def health(request: Request) -> Response:
     return _json(answer, *((200, {}) if engine.alive else (503, RETRY)))
 
 
-@router.get(
+@_get(
     "/ready",
     openapi_extra=operation("Are requests taken?", {JSON: Readiness}, errors=(), statuses={503: Readiness}),
 )
@@ -110,7 +122,7 @@ async def ready(request: Request) -> Response:
     return _json(answer, *((200, {}) if context.ready else (503, RETRY)))
 
 
-@router.get("/metrics", openapi_extra=operation("Metrics for Prometheus.", {"text/plain": None}))
+@_get("/metrics", openapi_extra=operation("Metrics for Prometheus.", {"text/plain": None}))
 async def metrics(request: Request) -> Response:
     context = context_of(request)
     context.metrics.observe("ready", float(context.ready))
@@ -118,6 +130,6 @@ async def metrics(request: Request) -> Response:
     return Response(await context.in_thread(context.metrics.exposition), headers={"content-type": CONTENT_TYPE})
 
 
-@router.get("/version", openapi_extra=operation("The server's version.", {JSON: Version}))
+@_get("/version", openapi_extra=operation("The server's version.", {JSON: Version}))
 async def get_version() -> Response:
     return _json(Version(server_version()))

@@ -221,6 +221,15 @@ def test_paths_and_methods(server: RunningServer) -> None:
     assert_error(httpx.post(f"{server.url}/v1/models"), 405)
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/models/tiny"])
+def test_head_is_answered_as_get_without_the_body(server: RunningServer, path: str) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        got, head = client.get(path), client.head(path)
+        assert (head.status_code, head.headers["content-type"]) == (200, got.headers["content-type"])
+        assert head.content == b"" and int(head.headers["content-length"]) > 0
+        assert client.get(path).status_code == 200  # the connection was kept and is in step
+
+
 def test_bodies_over_the_limit_are_413(server: RunningServer) -> None:
     assert_error(post(server, b" " * (4 << 20) + b"{}"), 413)
 
