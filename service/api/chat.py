@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from models.media import Prompt
 from service.api.context import ServerContext, context_of
+from service.api.decoding import parse
 from service.api.inputs import build_prompt, media_tokens, opens_reasoning
 from service.api.openapi import JSON, SSE, WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
@@ -119,7 +120,8 @@ async def chat_completions(request: Request) -> Response:
 
 
 def _parse(raw: bytes) -> ChatRequestBody:
-    return msgspec.json.decode(raw, type=ChatRequestBody)
+    body: ChatRequestBody = parse(raw, ChatRequestBody)
+    return body
 
 
 async def _parse_here(raw: bytes) -> ChatRequestBody:

@@ -28,7 +28,6 @@ TYPES = {
     503: "overloaded_error",
 }
 WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
-ENUM_VALUE = re.compile(r"^Invalid enum value .*", re.S)
 MISSING = re.compile(r"^Object missing required field `(\w+)`")
 
 
@@ -108,9 +107,9 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _describe(text: str) -> ApiError:
-    """msgspec's one-line account, split into message and param; the value that it quotes of an enum is dropped."""
+    """msgspec's one-line account, split into message and param."""
     where = WHERE.search(text)
-    problem = ENUM_VALUE.sub("Not one of the allowed values", text[: where.start()] if where else text)
+    problem = text[: where.start()] if where else text
     param = where[1] if where else ""
     if missing := MISSING.match(problem):
         param = f"{param}.{missing[1]}" if param else missing[1]

@@ -9,9 +9,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from models.errors import InputError
@@ -19,7 +18,7 @@ from models.processor import SpeechProcessor
 from service.api.context import ServerContext
 from service.api.errors import ApiError, bad_request
 from service.api.record import RequestRecord
-from service.api.speech_schema import CHOICES, SpeechOptions
+from service.api.speech_schema import SpeechOptions
 from service.catalog import HostedModel
 from service.engine.messages import EncodeReference, SpeechRequest, SpeechSegment
 from service.media.audio_out import FORMATS, StreamingEncoder
@@ -148,20 +147,6 @@ class SpeechJob:
             prompt=self.speaker.prompt,
             speed=self.speed,
         )
-
-
-def parse(raw: bytes | str, kind: Any) -> Any:
-    """A request's or a message's JSON as `kind`, a type or a union of types.
-
-    A choice that there is not is answered with those that there are.
-    """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        for field, allowed in CHOICES.items():
-            if str(error).startswith("Invalid enum value") and str(error).endswith(f"`$.{field}`"):
-                raise bad_request(f"{field}: must be one of {', '.join(allowed)}.", field) from error
-        raise
 
 
 async def prepare(

@@ -16,11 +16,12 @@ from starlette.responses import Response
 
 from models.errors import InputError
 from service.api.context import ServerContext, context_of
+from service.api.decoding import parse
 from service.api.delivery import AudioFeed, PlaybackMeter, encode_chunk
 from service.api.errors import bad_request
 from service.api.openapi import SSE, WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
-from service.api.speaking import SpeechJob, parse, prepare, speakable
+from service.api.speaking import SpeechJob, prepare, speakable
 from service.api.speech_schema import SpeechAudioDelta, SpeechAudioDone, SpeechRequestBody, SpeechUsage
 from service.api.streaming import EVENT_STREAM, KEEP_ALIVE, ClientLeft, LiveResponse, error_event, unless_disconnected
 from service.engine.messages import SpeechRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -11,11 +11,6 @@ from service.text.splitting import Granularity
 
 ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 StreamFormat = Literal["audio", "sse"]
-CHOICES = {
-    "response_format": get_args(ResponseFormat),
-    "stream_format": get_args(StreamFormat),
-    "split_granularity": get_args(Granularity),
-}
 ShortText = Annotated[str, Meta(max_length=4096)]
 
 

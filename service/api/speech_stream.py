@@ -21,11 +21,12 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from models.errors import InputError
 from service.api.context import ServerContext, context_of
+from service.api.decoding import parse
 from service.api.delivery import AudioFeed, PlaybackMeter, encode_chunk
 from service.api.errors import ApiError, as_api_error, bad_request
 from service.api.openapi import websocket
 from service.api.record import RequestRecord, record_of
-from service.api.speaking import SpeechJob, parse, prepare, speakable
+from service.api.speaking import SpeechJob, prepare, speakable
 from service.api.speech_schema import SpeechOptions
 from service.engine.client import EngineError
 from service.engine.messages import SpeechAppend, SpeechSegment

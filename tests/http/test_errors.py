@@ -208,6 +208,14 @@ def test_errors_do_not_echo_the_input(server: RunningServer, body: dict[str, Any
     assert "SECRET" not in response.text and len(response.content) < 1000
 
 
+def test_a_value_that_is_not_one_of_the_choices_is_answered_with_them(server: RunningServer) -> None:
+    for detail in ("SECRET", 5):
+        part = {"type": "image_url", "image_url": {"url": picture(), "detail": detail}}
+        error = assert_error(post(server, parts(part) | {"model": "tiny"}), 400)
+        field = "messages[0].content[0].image_url.detail"
+        assert (error["param"], error["message"]) == (field, f"{field}: must be one of auto, high, low, original.")
+
+
 def test_an_unknown_model_is_404(server: RunningServer) -> None:
     error = assert_error(post(server, {"model": "nope", "messages": [USER]}), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
