@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.protocol import Plan, SpeechModel
-from service.engine.speech.scheduler import PrefillChunk
+from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.sequence import SpeechSequence
 
 

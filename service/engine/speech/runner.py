@@ -22,7 +22,7 @@ from service.engine.faults import prefill_errors
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import CostModel, Kind
 from service.engine.speech.plans import pages_for, ragged_plan, seat_arrays, slot_state, slots_of, slots_plan
-from service.engine.speech.scheduler import Capacity, PrefillChunk, eager_prefill, prefill_needs, replayed_prefill
+from service.engine.speech.prefill import Capacity, PrefillChunk, eager_prefill, prefill_needs, replayed_prefill
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, WorkerContext
 from service.graphs.accounting import Route

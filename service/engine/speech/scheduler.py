@@ -11,15 +11,16 @@ Pure Python on the caller's clock; times are seconds of one monotonic clock.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from service.engine.pages import PagePool
 from service.engine.slots import SlotPool
-from service.engine.speech.costs import CostModel, Kind
+from service.engine.speech.costs import CostModel
+from service.engine.speech.forecast import Forecast
+from service.engine.speech.prefill import PrefillChunk, Recorded
 from service.engine.speech.stream import Phase, Stream
 
 
@@ -49,49 +50,6 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class PrefillChunk:
-    """Prompt positions [start, start + length) of a stream; `last` ends the prompt, so that the tail follows."""
-
-    stream: Stream
-    start: int
-    length: int
-
-    @property
-    def last(self) -> bool:
-        return self.start + self.length == self.stream.prompt_tokens
-
-    @property
-    def audio(self) -> int:
-        """Most patches among its positions."""
-        return min(self.length, self.stream.prompt_audio)
-
-
-Capacity = Mapping[str, int]
-Recorded = Callable[[Capacity], Capacity | None]
-"""Capacity of the recording that would replay a prefill of these needs; None when it would run eagerly."""
-
-
-def prefill_needs(chunks: Sequence[PrefillChunk]) -> Capacity | None:
-    """What a recorded prefill must hold (models.protocol.SpeechModel.prefill_step); None where a chunk has a past."""
-    if any(chunk.start for chunk in chunks):
-        return None
-    return {
-        "tokens": sum(chunk.length for chunk in chunks),
-        "audio": sum(chunk.audio for chunk in chunks),
-        "sequences": len(chunks),
-    }
-
-
-def replayed_prefill(capacity: Capacity) -> tuple[Kind, int]:
-    """Kind and size under which the cost of a recorded prefill is known."""
-    return ("clip_prefill" if capacity["audio"] else "text_prefill", capacity["tokens"])
-
-
-def eager_prefill(tokens: int) -> tuple[Kind, int]:
-    return ("prefill", tokens)
-
-
-@dataclass(frozen=True)
 class Step:
     """One batch: prompt chunks, rows that advance one patch, or both (mixed). Decode-only rows share solver steps."""
 
@@ -118,15 +76,18 @@ class SpeechScheduler:
 
     def __init__(self, policy: Policy, costs: CostModel, pages: PagePool, recorded: Recorded) -> None:
         self.policy = policy
-        self.costs = costs
-        self._recorded = recorded
+        self.forecast = Forecast(
+            costs,
+            recorded,
+            buckets=policy.buckets,
+            patch_seconds=policy.patch_seconds,
+            prefill_tokens=policy.prefill_tokens,
+        )
         self._pages = pages
         self._slots = SlotPool(policy.max_streams)
         self._waiting: list[Stream] = []
         self._running: list[Stream] = []
         self._prefilled_last = False
-        self._used_of_cap = 0.5
-        """Running mean of generated patches over their cap: the expected length of a stream."""
 
     @property
     def waiting(self) -> Sequence[Stream]:
@@ -151,7 +112,7 @@ class SpeechScheduler:
                 return Refusal(
                     "load",
                     f"{len(self._live())} streams use {load:.0%} of real time with this one",
-                    self._next_finish(),
+                    self.forecast.next_finish(self._running),
                 )
             predicted = self.predict_first_audio(stream)
             if (self._running or self._waiting) and predicted > policy.refuse_after:
@@ -167,70 +128,22 @@ class SpeechScheduler:
         return [stream for stream in (*self._running, *self._waiting) if stream.live]
 
     def load(self, extra: Stream | None = None) -> float:
-        """Seconds of decode steps that one second of every live stream takes, `extra` included.
-
-        Who listens faster needs more steps: those of the fastest alone, then together with the next, and so on.
-        """
-        live = self._live() if extra is None else [*self._live(), extra]
-        speeds: defaultdict[int, Counter[float]] = defaultdict(Counter)
-        for stream in live:
-            speeds[stream.solver_steps][stream.playback.speed] += 1
-        seconds = 0.0
-        for steps, counts in speeds.items():
-            rows, falling = 0, sorted(counts, reverse=True)
-            for speed, next_speed in pairwise([*falling, 0.0]):
-                rows += counts[speed]
-                seconds += (speed - next_speed) * self._round_cost(steps, rows)
-        return seconds / self.policy.patch_seconds
-
-    def _round_cost(self, steps: int, rows: int) -> float:
-        """Seconds in which each of `rows` streams advances a patch."""
-        full, rest = divmod(rows, self.policy.buckets[-1])
-        return full * self._decode_cost(steps, self.policy.buckets[-1]) + self._decode_cost(steps, rest)
+        """Share of real time that the steps of every live stream take, `extra` included."""
+        live = self._live()
+        return self.forecast.load(live if extra is None else [*live, extra])
 
     def predict_first_audio(self, stream: Stream) -> float:
-        """Seconds from now to the first audio of a live stream submitted now.
-
-        The step under way, then the prefills ahead of it and its own in the share of time that the live streams'
-        steps leave, after the wait for a free slot and pages.
-        """
-        ahead = [other for other in (*self._running, *self._waiting) if other.live and other.prompt_left]
-        largest = min(max(1, len(self._running)), self.policy.buckets[-1])
-        under_way = self._decode_cost(stream.solver_steps, largest) if self._running else 0.0
-        work = self._prompts_cost([*ahead, stream])
-        idle_share = max(0.1, 1.0 - self.load())
-        return under_way + work / idle_share + self._wait_for_room(stream)
+        """Seconds from now to the first audio of a live stream submitted now."""
+        ahead = [other for other in self._live() if other.prompt_left]
+        delay = self.forecast.first_audio(stream, ahead, len(self._running), self.load())
+        return delay + self._wait_for_room(stream)
 
     def _wait_for_room(self, stream: Stream) -> float:
-        """Seconds until enough running streams are expected to have ended for this one to start."""
+        """Seconds until a slot and the pages of this stream are expected to be free, behind the listeners waiting."""
         waiting = [other for other in self._waiting if other.live]
-        slots = self._slots.num_free - len(waiting)
-        pages = self._pages.num_available - sum(self._pages_for(other.positions) for other in waiting)
-        needed = self._pages_for(stream.positions)
-        wait = 0.0
-        if slots >= 1 and pages >= needed:
-            return wait
-        for finish, freed in sorted((seconds, len(other.pages)) for other, seconds in self._remaining()):
-            if slots >= 1 and pages >= needed:
-                break
-            wait, slots, pages = finish, slots + 1, pages + freed
-        return wait
-
-    def _remaining(self) -> list[tuple[Stream, float]]:
-        """Expected seconds until each running stream has launched its last patch."""
-        rows = len(self._running)
-        rounds = math.ceil(rows / self.policy.buckets[-1])
-        a_patch = {
-            steps: rounds * self._decode_cost(steps, math.ceil(rows / rounds))
-            for steps in {stream.solver_steps for stream in self._running}
-        }
-        return [(stream, self._patches_left(stream) * a_patch[stream.solver_steps]) for stream in self._running]
-
-    def _patches_left(self, stream: Stream) -> float:
-        return max(1.0, self._used_of_cap * stream.max_patches - stream.launched)
-
-    def _next_finish(self) -> float:
-        return max(1.0, min((seconds for _, seconds in self._remaining()), default=1.0))
+        slots = 1 + len(waiting) - self._slots.num_free
+        pages = sum(self._pages_for(other.positions) for other in (*waiting, stream)) - self._pages.num_available
+        return self.forecast.room(self._running, slots, pages)
 
     # The next step
 
@@ -273,7 +186,7 @@ class SpeechScheduler:
             self._prefilled_last
             and many
             and not any(stream in slacks for stream in candidates)
-            and all(self.replayable(stream.prompt_tokens, stream.prompt_audio) for stream in candidates[:1])
+            and all(self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio) for stream in candidates[:1])
         )
 
     def launch(self, step: Step, start: float) -> None:
@@ -334,7 +247,7 @@ class SpeechScheduler:
             budget = min(others, default=math.inf) - policy.guard
             if len(chunks) >= policy.buckets[-1]:
                 break
-            whole = stream.prefilled == 0 and self.replayable(stream.prompt_tokens, stream.prompt_audio)
+            whole = stream.prefilled == 0 and self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio)
             # What is left of a prompt that was cut runs eagerly, so one that can be replayed is not cut.
             least = stream.prompt_left if whole else policy.min_chunk
             length = min(stream.prompt_left, policy.prefill_tokens - sum(chunk.length for chunk in chunks))
@@ -343,38 +256,39 @@ class SpeechScheduler:
             forced = stream in slacks and own <= budget + policy.guard
             while length > 0 and not forced and self._grown_bound(chunks, stream, length) + rounds > budget:
                 length = length // 2 if length // 2 >= least else 0
-            if length <= 0 or (chunks and not self._joins(chunks, PrefillChunk(stream, stream.prefilled, length))):
+            chunk = PrefillChunk(stream, stream.prefilled, length)
+            if length <= 0 or (chunks and not self.forecast.joins(chunks, chunk)):
                 break
-            chunks.append(PrefillChunk(stream, stream.prefilled, length))
+            chunks.append(chunk)
         if not chunks:
             return None
         return self._with_riders(chunks, slacks)
 
     def _grown_bound(self, chunks: Sequence[PrefillChunk], stream: Stream, length: int) -> float:
-        return self._chunks_cost([*chunks, PrefillChunk(stream, stream.prefilled, length)], (), bound=True)
+        return self.forecast.prefill_bound([*chunks, PrefillChunk(stream, stream.prefilled, length)])
 
     def _round_bound(self, slacks: dict[Stream, float]) -> float:
         """Seconds that one step of every listener who is decoding rarely exceeds."""
         decoding = Counter(stream.solver_steps for stream in slacks if stream.phase is Phase.DECODE)
         largest = self.policy.buckets[-1]
-        return sum(self.decode_bound(steps, min(count, largest)) for steps, count in decoding.items())
+        return sum(self.forecast.decode_bound(steps, min(count, largest)) for steps, count in decoding.items())
 
     def _with_riders(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
         """Rows that would have to run right after an eager prefill anyway run inside it: the tail and the VAE are
         shared. A replayed one takes none: it is over before the rows would be, and they go in a full batch after it.
         """
-        if self._recording(chunks) is not None:
-            return Step(tuple(chunks), (), self._chunks_cost(chunks, (), bound=False))
-        alone = self._chunks_cost(chunks, (), bound=True)
+        if self.forecast.recording(chunks) is not None:
+            return Step(tuple(chunks), (), self.forecast.prefill(chunks))
+        alone, bound = self.forecast.prefill_bound(chunks), self.forecast.decode_bound
         ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
         room = self.policy.buckets[-1] - len(chunks)
-        soon = [s for s in ready if slacks[s] < alone + 2 * self.decode_bound(s.solver_steps, len(ready))][:room]
+        soon = [s for s in ready if slacks[s] < alone + 2 * bound(s.solver_steps, len(ready))][:room]
         for count in range(len(soon), 0, -1):
-            cost = self._chunks_cost(chunks, soon[:count], bound=True)
+            cost = self.forecast.prefill_bound(chunks, soon[:count])
             if cost + self.policy.guard <= max(0.0, slacks[soon[0]]):
                 riders = tuple(soon[:count])
-                return Step(tuple(chunks), riders, self._chunks_cost(chunks, riders, bound=False))
-        return Step(tuple(chunks), (), self._chunks_cost(chunks, (), bound=False))
+                return Step(tuple(chunks), riders, self.forecast.prefill(chunks, riders))
+        return Step(tuple(chunks), (), self.forecast.prefill(chunks))
 
     def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
         """The group of one solver-step value whose listener is nearest to silence, in the bucket that pays best.
@@ -390,14 +304,14 @@ class SpeechScheduler:
         first = min(ready, key=lambda s: (slacks.get(s, math.inf), s.last_launch))
         group = [stream for stream in ready if stream.solver_steps == first.solver_steps]
         largest = policy.buckets[-1]
-        horizon = 2 * self.decode_bound(first.solver_steps, min(len(group), largest)) + policy.guard
+        horizon = 2 * self.forecast.decode_bound(first.solver_steps, min(len(group), largest)) + policy.guard
 
         def rank(stream: Stream) -> tuple[int, float]:
             slack = slacks.get(stream, 0.0) if stream.live else math.inf
             if slack < horizon:
                 return (0, slack)
             if room_wanted:
-                return (1, self._patches_left(stream))
+                return (1, self.forecast.patches_left(stream))
             if stream.live:
                 return (3 if slack > policy.far_ahead else 1, slack)
             return (2, stream.last_launch)
@@ -408,80 +322,14 @@ class SpeechScheduler:
         counts = sorted({*(edge for edge in policy.buckets if urgent <= edge <= most), most})
 
         def rows_per_second(count: int) -> float:
-            return count / self._decode_cost(first.solver_steps, count)
+            return count / self.forecast.decode(first.solver_steps, count)
 
         if cheapest:
             count = counts[0]
         else:
             count = max(counts, key=rows_per_second)
         rows = tuple(group[:count])
-        return Step((), rows, self._decode_cost(first.solver_steps, count))
-
-    # Costs
-
-    def _bucket(self, rows: int) -> int:
-        """Smallest bucket that holds `rows`; 0 for none."""
-        if rows == 0:
-            return 0
-        return next((bucket for bucket in self.policy.buckets if bucket >= rows), self.policy.buckets[-1])
-
-    def _decode_cost(self, steps: int, rows: int) -> float:
-        bucket = self._bucket(rows)
-        return self.costs.mean("decode", steps, bucket) + self.costs.mean("vae", 0, bucket)
-
-    def decode_bound(self, steps: int, rows: int) -> float:
-        """Seconds that a decode step of `rows` and its audio rarely exceed."""
-        bucket = self._bucket(rows)
-        return self.costs.bound("decode", steps, bucket) + self.costs.bound("vae", 0, bucket)
-
-    def _recording(self, chunks: Sequence[PrefillChunk]) -> Capacity | None:
-        """Capacity of what replays a pass over chunks alone."""
-        needs = prefill_needs(chunks)
-        return None if needs is None else self._recorded(needs)
-
-    def _chunks_cost(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream], *, bound: bool) -> float:
-        """Seconds of a pass over chunks and riders, one tail for each number of solver steps, and the audio of all."""
-        emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
-        emitting.update(stream.solver_steps for stream in riders)
-        tokens = sum(chunk.length for chunk in chunks) + len(riders)
-        return self._pass_cost(tokens, None if riders else self._recording(chunks), emitting, bound=bound)
-
-    def _pass_cost(self, tokens: int, recording: Capacity | None, emitting: Counter[int], *, bound: bool) -> float:
-        of = self.costs.bound if bound else self.costs.mean
-        kind, size = eager_prefill(tokens) if recording is None else replayed_prefill(recording)
-        cost = of(kind, 0, size) + of("vae", 0, self._bucket(emitting.total()))
-        return cost + sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
-
-    def _prompts_cost(self, streams: Sequence[Stream]) -> float:
-        """Expected seconds of what is left of their prompts, in about the passes that `_prefill_step` makes of them."""
-        total = 0.0
-        tokens, audio, emitting = 0, 0, Counter[int]()
-        recording: Capacity | None = None
-        for stream in streams:
-            count = emitting.total()
-            left, patches = stream.prompt_left, stream.prompt_audio
-            more = {"tokens": tokens + left, "audio": audio + patches, "sequences": count + 1}
-            joint = self._recorded(more)
-            if count and (more["tokens"] > self.policy.prefill_tokens or (joint is None and recording is not None)):
-                total += self._pass_cost(tokens, recording, emitting, bound=False)
-                tokens, audio, emitting = 0, 0, Counter()
-                joint = self._recorded({"tokens": left, "audio": patches, "sequences": 1})
-            tokens, audio, recording = tokens + left, audio + patches, joint
-            emitting[stream.solver_steps] += 1
-        return total + self._pass_cost(tokens, recording, emitting, bound=False)
-
-    def _joins(self, chunks: Sequence[PrefillChunk], chunk: PrefillChunk) -> bool:
-        """A pass over all of them costs less than two: a prompt does not turn a replayed pass into an eager one."""
-        policy = self.policy
-        if len(chunks) >= policy.buckets[-1] or sum(c.length for c in chunks) + chunk.length > policy.prefill_tokens:
-            return False
-        apart = self._chunks_cost(chunks, (), bound=False) + self._chunks_cost([chunk], (), bound=False)
-        return self._chunks_cost([*chunks, chunk], (), bound=False) < apart
-
-    def replayable(self, tokens: int, audio: int) -> bool:
-        """A prompt of these sizes, in a pass of its own and whole, is replayed."""
-        needs = {"tokens": tokens, "audio": audio, "sequences": 1}
-        return tokens <= self.policy.prefill_tokens and self._recorded(needs) is not None
+        return Step((), rows, self.forecast.decode(first.solver_steps, count))
 
     # Life of a stream
 
@@ -514,7 +362,7 @@ class SpeechScheduler:
         They are computed again where the whole prompt is replayed: a pass behind a past is an eager one.
         """
         stream.prompt_tokens, stream.prompt_audio, stream.max_patches = prompt_tokens, prompt_audio, max_patches
-        stream.prefilled = 0 if self.replayable(prompt_tokens, prompt_audio) else cached
+        stream.prefilled = 0 if self.forecast.replayable(prompt_tokens, prompt_audio) else cached
         stream.launched = 0
         stream.phase = Phase.PREFILL
 
@@ -523,8 +371,7 @@ class SpeechScheduler:
         surplus = stream.launched - patches
         if surplus:
             stream.playback.drop(surplus * self.policy.patch_seconds)
-        share = patches / stream.max_patches
-        self._used_of_cap += 0.05 * (share - self._used_of_cap)
+        self.forecast.learn_length(patches / stream.max_patches)
         stream.phase = Phase.IDLE
 
     def release(self, stream: Stream) -> None:

@@ -238,7 +238,7 @@ class SpeechWorker:
         if math.isinf(slack):
             return slack
         listeners = sum(stream.live for stream in self._scheduler.running)
-        return slack - self._scheduler.decode_bound(self._model.solver_steps[0], listeners)
+        return slack - self._scheduler.forecast.decode_bound(self._model.solver_steps[0], listeners)
 
     def backlog(self, now: float) -> float:
         return max(0.0, self._free_at - now) if self._flights else 0.0

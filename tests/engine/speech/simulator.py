@@ -10,17 +10,8 @@ from typing import Protocol
 
 from service.engine.pages import PagePool
 from service.engine.speech.costs import CostModel, Kind
-from service.engine.speech.scheduler import (
-    Capacity,
-    Policy,
-    PrefillChunk,
-    Recorded,
-    Refusal,
-    SpeechScheduler,
-    Step,
-    prefill_needs,
-    replayed_prefill,
-)
+from service.engine.speech.prefill import Capacity, PrefillChunk, Recorded, prefill_needs, replayed_prefill
+from service.engine.speech.scheduler import Policy, Refusal, SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)

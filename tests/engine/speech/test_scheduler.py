@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.pages import PagePool
-from service.engine.speech.scheduler import Policy, Recorded, SpeechScheduler, Step
+from service.engine.speech.prefill import Recorded
+from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream
 from tests.engine.speech.simulator import (
     BUCKETS,
@@ -215,8 +216,9 @@ def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
     sched.launch(first, 0.0)
     second = sched.next_step(0.0)
     assert second is not None and len(second.prefills) == 2
+    costs = sched.forecast.costs
     assert first.predicted == pytest.approx(
-        sched.costs.mean("text_prefill", 0, 768) + sched.costs.mean("tail", 10, 16) + sched.costs.mean("vae", 0, 16)
+        costs.mean("text_prefill", 0, 768) + costs.mean("tail", 10, 16) + costs.mean("vae", 0, 16)
     )
 
 
@@ -419,7 +421,8 @@ def test_the_load_of_a_listener_grows_with_the_speed() -> None:
     fast.playback, slow.playback = Playback(4.0), Playback(0.5)
     assert sched.load(extra=fast) == pytest.approx(4 * alone)
     sched.submit(slow, 0.0)
-    one, two = (sched.costs.mean("decode", 10, rows) + sched.costs.mean("vae", 0, rows) for rows in (1, 2))
+    costs = sched.forecast.costs
+    one, two = (costs.mean("decode", 10, rows) + costs.mean("vae", 0, rows) for rows in (1, 2))
     assert sched.load(extra=fast) == pytest.approx((3.5 * one + 0.5 * two) / PATCH_SECONDS)
 
 

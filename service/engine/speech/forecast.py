@@ -1,0 +1,188 @@
+"""What is to come, in seconds: steps from the measured costs of their parts, streams from what they have left to do.
+
+It knows neither the queue nor the clock: the scheduler asks, and decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from service.engine.speech.costs import CostModel
+from service.engine.speech.prefill import (
+    Capacity,
+    PrefillChunk,
+    Recorded,
+    eager_prefill,
+    prefill_needs,
+    replayed_prefill,
+)
+from service.engine.speech.stream import Stream
+
+_LEAST_IDLE = 0.1
+"""Share of the GPU that prefills are taken to get, however many listen."""
+_LEAST_RETRY = 1.0
+_LENGTH_WEIGHT = 0.05
+
+
+class Forecast:
+    """Seconds that steps and streams will take.
+
+    buckets, prefill_tokens: as in the policy: rows and tokens of the largest steps.
+    patch_seconds: audio of a patch.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        recorded: Recorded,
+        *,
+        buckets: tuple[int, ...],
+        patch_seconds: float,
+        prefill_tokens: int,
+    ) -> None:
+        self.costs = costs
+        self._recorded = recorded
+        self._buckets = buckets
+        self._patch_seconds = patch_seconds
+        self._prefill_tokens = prefill_tokens
+        self._used_of_cap = 0.5
+        """Running mean of generated patches over their cap: the expected length of a stream."""
+
+    # Steps
+
+    def decode(self, steps: int, rows: int) -> float:
+        """Expected seconds of a decode step of `rows` and its audio."""
+        bucket = self._bucket(rows)
+        return self.costs.mean("decode", steps, bucket) + self.costs.mean("vae", 0, bucket)
+
+    def decode_bound(self, steps: int, rows: int) -> float:
+        """Seconds that a decode step of `rows` and its audio rarely exceed."""
+        bucket = self._bucket(rows)
+        return self.costs.bound("decode", steps, bucket) + self.costs.bound("vae", 0, bucket)
+
+    def prefill(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream] = ()) -> float:
+        """Expected seconds of a pass over chunks and decode rows, one tail for each number of solver steps, and the
+        audio of all."""
+        return self._chunks(chunks, riders, bound=False)
+
+    def prefill_bound(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream] = ()) -> float:
+        """Seconds that such a pass rarely exceeds."""
+        return self._chunks(chunks, riders, bound=True)
+
+    def recording(self, chunks: Sequence[PrefillChunk]) -> Capacity | None:
+        """Capacity of what replays a pass over chunks alone."""
+        needs = prefill_needs(chunks)
+        return None if needs is None else self._recorded(needs)
+
+    def replayable(self, tokens: int, audio: int) -> bool:
+        """A prompt of these sizes, in a pass of its own and whole, is replayed."""
+        needs = {"tokens": tokens, "audio": audio, "sequences": 1}
+        return tokens <= self._prefill_tokens and self._recorded(needs) is not None
+
+    def joins(self, chunks: Sequence[PrefillChunk], chunk: PrefillChunk) -> bool:
+        """A pass over all of them costs less than two: a prompt does not turn a replayed pass into an eager one."""
+        if len(chunks) >= self._buckets[-1] or sum(c.length for c in chunks) + chunk.length > self._prefill_tokens:
+            return False
+        return self.prefill([*chunks, chunk]) < self.prefill(chunks) + self.prefill([chunk])
+
+    def _bucket(self, rows: int) -> int:
+        """Smallest bucket that holds `rows`; 0 for none."""
+        if rows == 0:
+            return 0
+        return next((bucket for bucket in self._buckets if bucket >= rows), self._buckets[-1])
+
+    def _chunks(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream], *, bound: bool) -> float:
+        emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
+        emitting.update(stream.solver_steps for stream in riders)
+        tokens = sum(chunk.length for chunk in chunks) + len(riders)
+        return self._pass(tokens, None if riders else self.recording(chunks), emitting, bound=bound)
+
+    def _pass(self, tokens: int, recording: Capacity | None, emitting: Counter[int], *, bound: bool) -> float:
+        of = self.costs.bound if bound else self.costs.mean
+        kind, size = eager_prefill(tokens) if recording is None else replayed_prefill(recording)
+        cost = of(kind, 0, size) + of("vae", 0, self._bucket(emitting.total()))
+        return cost + sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
+
+    # Streams
+
+    def load(self, live: Iterable[Stream]) -> float:
+        """Seconds of decode steps that one second of every live stream takes.
+
+        Who listens faster needs more steps: those of the fastest alone, then together with the next, and so on.
+        """
+        speeds: defaultdict[int, Counter[float]] = defaultdict(Counter)
+        for stream in live:
+            speeds[stream.solver_steps][stream.playback.speed] += 1
+        seconds = 0.0
+        for steps, counts in speeds.items():
+            rows, falling = 0, sorted(counts, reverse=True)
+            for speed, next_speed in pairwise([*falling, 0.0]):
+                rows += counts[speed]
+                seconds += (speed - next_speed) * self._round(steps, rows)
+        return seconds / self._patch_seconds
+
+    def _round(self, steps: int, rows: int) -> float:
+        """Seconds in which each of `rows` streams advances a patch."""
+        full, rest = divmod(rows, self._buckets[-1])
+        return full * self.decode(steps, self._buckets[-1]) + self.decode(steps, rest)
+
+    def first_audio(self, stream: Stream, ahead: Sequence[Stream], running: int, load: float) -> float:
+        """Seconds to the first audio of a stream that has room: the step under way, then the prefills `ahead` and its
+        own in the share of time that `load` leaves."""
+        largest = min(max(1, running), self._buckets[-1])
+        under_way = self.decode(stream.solver_steps, largest) if running else 0.0
+        return under_way + self._prompts([*ahead, stream]) / max(_LEAST_IDLE, 1.0 - load)
+
+    def _prompts(self, streams: Sequence[Stream]) -> float:
+        """Expected seconds of what is left of their prompts, in about the passes that the scheduler makes of them."""
+        total = 0.0
+        tokens, audio, emitting = 0, 0, Counter[int]()
+        recording: Capacity | None = None
+        for stream in streams:
+            count = emitting.total()
+            left, patches = stream.prompt_left, stream.prompt_audio
+            more = {"tokens": tokens + left, "audio": audio + patches, "sequences": count + 1}
+            joint = self._recorded(more)
+            if count and (more["tokens"] > self._prefill_tokens or (joint is None and recording is not None)):
+                total += self._pass(tokens, recording, emitting, bound=False)
+                tokens, audio, emitting = 0, 0, Counter()
+                joint = self._recorded({"tokens": left, "audio": patches, "sequences": 1})
+            tokens, audio, recording = tokens + left, audio + patches, joint
+            emitting[stream.solver_steps] += 1
+        return total + self._pass(tokens, recording, emitting, bound=False)
+
+    def room(self, running: Sequence[Stream], slots: int, pages: int) -> float:
+        """Seconds until enough of the running streams are expected to have ended for `slots` and `pages` more."""
+        wait = 0.0
+        if slots <= 0 and pages <= 0:
+            return wait
+        for finish, freed in sorted((seconds, len(other.pages)) for other, seconds in self._remaining(running)):
+            if slots <= 0 and pages <= 0:
+                break
+            wait, slots, pages = finish, slots - 1, pages - freed
+        return wait
+
+    def next_finish(self, running: Sequence[Stream]) -> float:
+        """Seconds after which it is worth asking again: one of them is expected to have ended, and at least one."""
+        return max(_LEAST_RETRY, min((seconds for _, seconds in self._remaining(running)), default=_LEAST_RETRY))
+
+    def _remaining(self, running: Sequence[Stream]) -> list[tuple[Stream, float]]:
+        """Expected seconds until each running stream has launched its last patch."""
+        rows = len(running)
+        rounds = math.ceil(rows / self._buckets[-1])
+        a_patch = {
+            steps: rounds * self.decode(steps, math.ceil(rows / rounds))
+            for steps in {stream.solver_steps for stream in running}
+        }
+        return [(stream, self.patches_left(stream) * a_patch[stream.solver_steps]) for stream in running]
+
+    def patches_left(self, stream: Stream) -> float:
+        """Expected, of its current segment."""
+        return max(1.0, self._used_of_cap * stream.max_patches - stream.launched)
+
+    def learn_length(self, used_of_cap: float) -> None:
+        """A segment ended after this share of its cap."""
+        self._used_of_cap += _LENGTH_WEIGHT * (used_of_cap - self._used_of_cap)
