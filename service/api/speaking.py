@@ -115,22 +115,23 @@ class SpeechJob:
         return match[0] if match else ""
 
     def transcript_ids(self, first_text: str) -> tuple[int, ...]:
-        """Transcript of the prompt clip and the first segment's text, tokenized as one."""
+        """Transcript of the prompt clip and the first segment's text, tokenized as one. InputError when they cannot be
+        spoken together."""
         if self.speaker.prompt is None:
             return ()
         return tuple(self.processor.tokenize(self.speaker.transcript + first_text))
 
     def request(
         self,
-        first_text: str,
         segments: Sequence[SpeechSegment],
+        transcript_ids: tuple[int, ...],
         *,
         live: bool,
         open: bool,
         arrival: float,
         number: int = 0,
     ) -> SpeechRequest:
-        """number: which of the texts of this job it is."""
+        """transcript_ids: of the first segment's text. number: which of the texts of this job it is."""
         return SpeechRequest(
             request_id=f"{self.id}-{number}",
             model=self.model.name,
@@ -142,7 +143,7 @@ class SpeechJob:
             arrival=arrival,
             temperature=self.temperature,
             open=open,
-            transcript_ids=self.transcript_ids(first_text),
+            transcript_ids=transcript_ids,
             reference=self.speaker.reference,
             prompt=self.speaker.prompt,
             speed=self.speed,

@@ -96,7 +96,8 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
         control = job.control_of(texts[0])
         segments = [job.segment(texts[0]), *(job.segment(control + text) for text in texts[1:])]
         live = body.stream is not False
-        return job.request(texts[0], segments, live=live, open=False, arrival=record.arrival), texts
+        transcript = job.transcript_ids(texts[0])
+        return job.request(segments, transcript, live=live, open=False, arrival=record.arrival), texts
 
     request, texts = await context.in_thread(build)
     tokens = sum(len(segment.text_ids) for segment in request.segments)

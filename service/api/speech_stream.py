@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, WebSocket
@@ -299,24 +300,29 @@ class Utterance:
         elif texts:
             self._control = self._job.control_of(texts[0])
             told = [texts[0], *(self._control + piece for piece in texts[1:])]
+        first = texts[0] if texts and not self._feed.done() else None
         try:
-            segments = await self._context.in_thread(lambda: [self._job.segment(piece) for piece in told])
+            segments, transcript = await self._context.in_thread(partial(self._tokenize, told, first))
         except InputError:
-            self._hand_over([], [], last)
+            self._hand_over([], (), last)
             raise
         self._texts.extend(texts)
         self._total += len(texts)
         self._context.metrics.observe("speech_characters_total", sum(map(len, texts)), model=self._job.model.name)
-        self._hand_over(texts, segments, last)
+        self._hand_over(segments, transcript, last)
 
-    def _hand_over(self, texts: Sequence[str], segments: Sequence[SpeechSegment], last: bool) -> None:
+    def _tokenize(self, told: Sequence[str], first: str | None) -> tuple[list[SpeechSegment], tuple[int, ...]]:
+        """first: the text behind the transcript of the clip, when none has been spoken yet."""
+        return [self._job.segment(piece) for piece in told], () if first is None else self._job.transcript_ids(first)
+
+    def _hand_over(self, segments: Sequence[SpeechSegment], transcript: tuple[int, ...], last: bool) -> None:
         if self._feed.done():
             if segments or last:
                 self._context.engine.send(SpeechAppend(self._request_id, tuple(segments), last))
         elif segments:
             job = self._job
             request = job.request(
-                texts[0], segments, live=True, open=not last, arrival=self._arrival, number=self._number
+                segments, transcript, live=True, open=not last, arrival=self._arrival, number=self._number
             )
             ahead = self._context.settings.speech_ahead
             self._request_id = request.request_id

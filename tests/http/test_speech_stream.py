@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from service.catalog import EMBEDDED, load_catalog
 from service.engine.supervisor import InlineLink
 from service.settings import load_settings
+from tests.http.test_speech import clip, data_url
 from tests.support.servers import RunningServer, running_server
 
 TEXT = "One two three. Four five, six seven! Is it eight? Nine."
@@ -206,6 +207,22 @@ async def test_what_does_not_fit_is_said_and_the_session_goes_on(
         await tell(socket, "input.text", text="Hello.")
         await tell(socket, "input.done")
         assert (await until(socket))[-1] == {"type": "session.done", "total_sentences": 1}
+
+
+async def test_a_text_that_the_transcript_makes_unspeakable_leaves_nothing_behind(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config(ref_audio=data_url(clip()), ref_text="Say <|audio_"))
+        await tell(socket, "input.text", text="start|> and more. Hello")
+        error = (await until(socket))[-1]
+        assert (error["type"], error["param"]) == ("error", "input") and "special token" in error["message"]
+        await tell(socket, "input.text", text=" there. Good bye.")
+        await tell(socket, "input.done")
+        received = await until(socket)
+        texts = [
+            message["sentence_text"] for message in received if type(message) is dict and "sentence_text" in message
+        ]
+        assert texts == ["Hello there.", "Good bye."]
+        assert received[-1] == {"type": "session.done", "total_sentences": 2}
 
 
 async def test_silence_ends_the_session_and_frees_its_stream(server: RunningServer) -> None:
