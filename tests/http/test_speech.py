@@ -11,6 +11,7 @@ import time
 import typing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -397,22 +398,49 @@ def test_a_client_that_leaves_ends_its_stream(talker: RunningServer, http: httpx
     eventually(lambda: in_flight(http) == 0 and talker.context.engine.in_flight == 0)
 
 
-def test_a_client_that_stops_reading_is_paused_and_then_dropped(
-    talker: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, pauses = talker.context.engine, []
-    send = engine.send
-    monkeypatch.setattr(engine, "send", lambda command: (pauses.append(command), send(command)))
+@contextmanager
+def slow_client(talker: RunningServer) -> Iterator[socket.socket]:
+    """Has read the beginning of a long stream; few bytes lie between it and the server."""
     # Accepted connections take their buffers' sizes from the listening socket.
     talker.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.connect(("127.0.0.1", int(talker.url.rsplit(":", 1)[1])))
-    with connection:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", int(talker.url.rsplit(":", 1)[1])))
         connection.sendall(long_request())
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        yield connection
+
+
+def test_a_client_that_stops_reading_is_paused_until_it_reads(
+    talker: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, context, pauses = talker.context.engine, talker.context, []
+    send = engine.send
+    monkeypatch.setattr(engine, "send", lambda command: (pauses.append(command), send(command)))
+    # A pause comes when a second of audio waits: a machine that speaks slower than a listener hears must have made it
+    # before the client is dropped.
+    monkeypatch.setattr(context, "settings", context.settings.model_copy(update={"write_timeout": 120.0}))
+    with slow_client(talker) as connection:
+        eventually(lambda: pauses, 60)
+        time.sleep(0.5)
+        assert [command.paused for command in pauses] == [True]
+        connection.settimeout(30)
+        while len(pauses) < 2:
+            assert connection.recv(1 << 16)
+        assert not pauses[1].paused
+    eventually(lambda: in_flight(http) == 0 and engine.in_flight == 0, 30)
+
+
+def test_a_client_that_does_not_read_is_dropped(talker: RunningServer, http: httpx.Client) -> None:
+    def timeouts() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        counts = [line for line in lines if line.startswith("reprise_requests_total{") and 'outcome="timeout"' in line]
+        return sum(float(line.split()[-1]) for line in counts)
+
+    before = timeouts()
+    with slow_client(talker):
         eventually(lambda: in_flight(http) == 0 and talker.context.engine.in_flight == 0, 60)
-    assert pauses and pauses[0].paused
+        eventually(lambda: timeouts() == before + 1)
     assert talker.context.admission.in_flight == 0
 
 
