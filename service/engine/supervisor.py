@@ -70,16 +70,31 @@ class ProcessLink:
         address = f"ipc://{directory}/engine"
         context = zmq.asyncio.Context()
         socket = context.socket(zmq.PAIR)
-        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
-            socket.setsockopt(option, value)
-        socket.bind(address)
-        self._socket = socket
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "service.engine.process", address, self._entry,
-            stdin=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the API process, which drains first
-        )  # fmt: skip
-        self._process = process
+        try:
+            for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
+                socket.setsockopt(option, value)
+            socket.bind(address)
+            self._socket = socket
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "service.engine.process", address, self._entry,
+                    stdin=asyncio.subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for the API process, which drains first
+                )  # fmt: skip
+            except OSError as error:  # For want of memory, too: a later start may succeed.
+                return EngineExit(f"the engine process could not be started: {error}")
+            self._process = process
+            return await self._live(process, socket, on_outputs)
+        finally:
+            self._socket = None
+            socket.close()
+            context.term()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def _live(
+        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, on_outputs: OnOutputs
+    ) -> EngineExit:
+        """From the configuration that the process reads first to its end."""
         reader = asyncio.create_task(self._read(socket, on_outputs))
         try:
             assert process.stdin is not None
@@ -103,10 +118,6 @@ class ProcessLink:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            self._socket = None
-            socket.close()
-            context.term()
-            shutil.rmtree(directory, ignore_errors=True)
 
     async def _read(self, socket: zmq.asyncio.Socket, on_outputs: OnOutputs) -> None:
         decoder = wire.outputs_decoder()

@@ -66,24 +66,21 @@ async def _answer(client: EngineClient, request: ChatRequest) -> tuple[str, str 
 
 async def test_a_thread_that_loads_has_ended_when_the_client_has_stopped() -> None:
     """A daemon thread in C++ code takes the interpreter down with it."""
-    loading, ended = threading.Event(), threading.Event()
+    loading, threads = threading.Event(), []
 
     def loads_for_ever(config: EngineConfig, channel: Channel) -> None:
-        try:
-            while True:
-                loading.set()
-                time.sleep(0.2)
-                channel.send(Outputs(state=EngineState("loading", "a model", (), 0)))
-        finally:
-            ended.set()
+        threads.append(threading.current_thread())
+        while True:
+            loading.set()
+            time.sleep(0.2)
+            channel.send(Outputs(state=EngineState("loading", "a model", (), 0)))
 
     client = EngineClient(lambda: InlineLink(CONFIG, loads_for_ever), Metrics())
     client.start()
     assert await asyncio.to_thread(loading.wait, 10)
     async with asyncio.timeout(10):
         await client.stop()
-    assert ended.is_set()
-    assert not [thread for thread in threading.enumerate() if thread.name == "engine" and thread.is_alive()]
+    assert not threads[0].is_alive()
 
 
 @pytest.mark.parametrize("kind", ["inline", "process"])
@@ -208,6 +205,17 @@ async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch:
         assert isinstance(link, ProcessLink) and link._process is not None
         process = link._process
     assert process.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_engine_process_that_cannot_start_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no python"))
+    link = ProcessLink(CONFIG, FAKE)
+    ended = await link.run(lambda outputs: None)
+    assert "could not be started" in ended.reason and "no python" in ended.reason
     assert list(tmp_path.iterdir()) == []
 
 
