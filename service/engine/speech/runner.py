@@ -7,9 +7,8 @@ down per step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -20,13 +19,12 @@ from models.protocol import Capturable, Plan, SpeechModel
 from service.engine.arrival import Arrival
 from service.engine.faults import prefill_errors
 from service.engine.speech.clock import DeviceClock, Mark
-from service.engine.speech.costs import CostModel, Kind
+from service.engine.speech.costs import Kind
 from service.engine.speech.plans import pages_for, ragged_plan, seat_arrays, slot_state, slots_of, slots_plan
 from service.engine.speech.prefill import Capacity, PrefillChunk, eager_prefill, prefill_needs, replayed_prefill
 from service.engine.speech.sequence import SpeechSequence
-from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, WorkerContext
+from service.engine.worker import WorkerContext
 from service.graphs.accounting import Route
-from service.graphs.buckets import octaves
 from service.graphs.buffers import upload
 from service.graphs.runner import GraphRunner, Run
 
@@ -77,7 +75,10 @@ class Outcome:
 
 
 class SpeechRunner:
-    """Owns caches, slot state and recordings of one speech model."""
+    """Owns caches, slot state and recordings of one speech model.
+
+    decode, tail: by number of solver steps. What runs them before there are requests is in scratch.py.
+    """
 
     def __init__(
         self,
@@ -93,32 +94,32 @@ class SpeechRunner:
         self.buckets = tuple(buckets)
         self._name = name
         self._context = context
-        self._device = context.device
-        self._page_size = context.config.page_size
-        self._max_pages = pages_for(model.max_positions, self._page_size)
+        self.device, self.dtype = context.device, context.dtype
+        self.page_size = context.config.page_size
+        self._max_pages = pages_for(model.max_positions, self.page_size)
         self.clock = DeviceClock(context.device)
         self.caches = [
-            spec.allocate(num_pages, self._page_size, context.device, context.dtype) for spec in model.cache_specs()
+            spec.allocate(num_pages, self.page_size, context.device, context.dtype) for spec in model.cache_specs()
         ]
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
         rows = [{"rows": bucket} for bucket in self.buckets]
         default = model.solver_steps[0]
-        self._decode = {
+        self.decode = {
             steps: self._runner(
                 "decode",
-                model.decode_step(steps, self.state, self.caches, self._page_size),
+                model.decode_step(steps, self.state, self.caches, self.page_size),
                 rows,
                 hot=None if steps == default else (),
             )
             for steps in model.solver_steps
         }
-        self._tail = {
+        self.tail = {
             steps: self._runner("tail", model.tail(steps, self.state), rows, hot=None if steps == default else ())
             for steps in model.solver_steps
         }
-        self._vae = self._runner("vae", model.vae_step(self.state), rows, hot=None)
+        self.vae = self._runner("vae", model.vae_step(self.state), rows, hot=None)
         ladder, hot = prefill_ladder(context.device.type, context.config.max_step_tokens)
-        self._prefill = self._runner("prefill", model.prefill_step(self.caches, self._page_size), ladder, hot=hot)
+        self.prefill = self._runner("prefill", model.prefill_step(self.caches, self.page_size), ladder, hot=hot)
 
     def _runner(
         self, kind: str, capturable: Capturable, ladder: Sequence[Capacity], hot: Sequence[Capacity] | None
@@ -137,11 +138,11 @@ class SpeechRunner:
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        return [*self._decode.values(), *self._tail.values(), self._vae, self._prefill]
+        return [*self.decode.values(), *self.tail.values(), self.vae, self.prefill]
 
     def recorded_prefill(self, needs: Capacity) -> Capacity | None:
         """Capacity of the recording that replays a prefill of these needs."""
-        bucket = self._prefill.bucket_for(needs)
+        bucket = self.prefill.bucket_for(needs)
         return None if bucket is None else bucket.capacity
 
     # Steps
@@ -152,7 +153,7 @@ class SpeechRunner:
         """One decode step of all rows and its audio. Rows share the number of solver steps."""
         slots = slots_of(sequences)
         start = self.clock.mark()
-        run = self._decode[solver_steps].run(slots_plan(slots))
+        run = self.decode[solver_steps].run(slots_plan(slots))
         middle = self.clock.mark()
         rows = list(range(len(sequences)))
         flight = self._deliver(sequences, slots, [(run, rows)], predicted, now, "decode", run.route)
@@ -200,7 +201,7 @@ class SpeechRunner:
             rows = [i for i, sequence in enumerate(emitting) if sequence.request.solver_steps == solver_steps]
             plan = slots_plan(slots_of([emitting[i] for i in rows]))
             plan.tensors["conditioning"] = consecutive(conditioning, rows)
-            runs.append((self._tail[solver_steps].run(plan), rows))
+            runs.append((self.tail[solver_steps].run(plan), rows))
             timings.append(self._timing("tail", solver_steps, len(rows), timings))
         flight = self._deliver(emitting, slots_of(emitting), runs, predicted, now, kind, route)
         if emitting:
@@ -224,11 +225,11 @@ class SpeechRunner:
     ) -> Flight:
         """Codec step of the rows, then everything down in one copy: audio, patch, stopped, finished per row."""
         if not sequences:
-            return Flight([], Arrival({}, self._device), predicted, now, kind, route)
+            return Flight([], Arrival({}, self.device), predicted, now, kind, route)
         results = [cut(run, len(rows)) for run, rows in runs]
         patch, stopped, finished = (torch.cat([result[name] for result in results]) for name in RESULTS)
         order = [row for _, rows in runs for row in rows]
-        run = self._vae.run(slots_plan(slots[order]))
+        run = self.vae.run(slots_plan(slots[order]))
         packed = torch.cat(
             [
                 run.outputs["audio"][: len(order)].float(),
@@ -239,7 +240,7 @@ class SpeechRunner:
             dim=1,
         )
         rows = [(sequences[row], sequences[row].segment) for row in order]
-        return Flight(rows, Arrival({"packed": packed}, self._device), predicted, now, kind, route)
+        return Flight(rows, Arrival({"packed": packed}, self.device), predicted, now, kind, route)
 
     def outcomes(self, flight: Flight) -> list[Outcome]:
         """Results of a flight that has arrived, as copies."""
@@ -265,7 +266,7 @@ class SpeechRunner:
         """The codec's memory of new streams: silence, or the end of the clip that they continue, decoded unheard."""
         if not sequences:
             return
-        slots = upload({"slots": slots_of(sequences)}, self._device)["slots"]
+        slots = upload({"slots": slots_of(sequences)}, self.device)["slots"]
         self.state["vae"].index_fill_(0, slots, 0.0)
         for turn in range(max(len(sequence.prompt.primed) for sequence in sequences)):
             group = [sequence for sequence in sequences if turn < len(sequence.prompt.primed)]
@@ -273,31 +274,31 @@ class SpeechRunner:
                 "slots": slots_of(group),
                 "patches": np.stack([sequence.prompt.primed[turn] for sequence in group]),
             }
-            device = upload(arrays, self._device)
+            device = upload(arrays, self.device)
             table = self.state["last_patch"]
             table.index_copy_(0, device["slots"], device["patches"].to(table.dtype))
             self.state["fresh"].index_fill_(0, device["slots"], True)
-            self._vae.run(slots_plan(arrays["slots"]))
+            self.vae.run(slots_plan(arrays["slots"]))
 
     def _backbone(
         self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], riders: Sequence[SpeechSequence]
     ) -> Tensor:
         """Conditioning [riders + prompts that end, width]."""
-        plan, batch_arrays, max_q, max_k = ragged_plan(chunks, self._page_size, self.model.patch_shape)
-        return self._ragged(plan | batch_arrays | {"riders": slots_of(riders)}, plan.keys(), max_q, max_k)
+        plan, batch_arrays, max_q, max_k = ragged_plan(chunks, self.page_size, self.model.patch_shape)
+        return self.ragged(plan | batch_arrays | {"riders": slots_of(riders)}, plan.keys(), max_q, max_k)
 
     def _replay_prompts(self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], needs: Capacity) -> Tensor:
         """Conditioning of the prompts that end, in the leading rows."""
-        inputs, batch, _, _ = ragged_plan(chunks, self._page_size, self.model.patch_shape)
+        inputs, batch, _, _ = ragged_plan(chunks, self.page_size, self.model.patch_shape)
         arrays = inputs | {"slot_mapping": batch["slot_mapping"], "cu_seqlens": batch["cu_seqlens_q"]}
-        return self._prefill.run(prefill_plan(arrays, needs)).outputs["conditioning"]
+        return self.prefill.run(prefill_plan(arrays, needs)).outputs["conditioning"]
 
-    def _ragged(self, arrays: Mapping[str, np.ndarray], inputs: Iterable[str], max_q: int, max_k: int) -> Tensor:
+    def ragged(self, arrays: Mapping[str, np.ndarray], inputs: Iterable[str], max_q: int, max_k: int) -> Tensor:
         """The model's pass over these arrays; `inputs` names those that are its own."""
-        device = upload(arrays, self._device)
+        device = upload(arrays, self.device)
         batch = PagedBatch(
             caches=self.caches,
-            page_size=self._page_size,
+            page_size=self.page_size,
             slot_mapping=device["slot_mapping"],
             num_decode_rows=0,
             cu_seqlens_q=device["cu_seqlens_q"],
@@ -316,7 +317,7 @@ class SpeechRunner:
         if not sequences:
             return
         arrays = seat_arrays(sequences, self._max_pages, self.model.patch_shape)
-        device = upload(arrays, self._device)
+        device = upload(arrays, self.device)
         slots = device.pop("slots")
         for name, values in device.items():
             table = self.state[name]
@@ -324,86 +325,6 @@ class SpeechRunner:
 
     def _bucket(self, rows: int) -> int:
         return next((bucket for bucket in self.buckets if bucket >= rows), rows)
-
-    # Start
-
-    def calibrate(self, costs: CostModel, buckets: Sequence[int], prompt_lengths: Sequence[int]) -> None:
-        """Measures the default solver steps on scratch rows: the first requests are scheduled by numbers, too."""
-        steps = self.model.solver_steps[0]
-        for bucket in buckets:
-            plan = slots_plan(np.zeros(bucket, dtype=np.int64))
-            tail = slots_plan(np.zeros(bucket, dtype=np.int64))
-            tail.tensors["conditioning"] = [self._conditioning(bucket)]
-            costs.observe("decode", steps, bucket, self._timed(partial(self._decode[steps].run, plan)))
-            costs.observe("tail", steps, bucket, self._timed(partial(self._tail[steps].run, tail)))
-            costs.observe("vae", 0, bucket, self._timed(partial(self._vae.run, plan)))
-        for length in prompt_lengths:
-            costs.observe("prefill", 0, length, self._timed(partial(self.scratch_prefill, [length])))
-        for capacity in self._prefill.recorded:
-            kind, size = replayed_prefill(capacity)
-            costs.observe(kind, 0, size, self._timed(partial(self._prefill.run, scratch_plan(self.model, capacity))))
-
-    def _timed(self, launch: Callable[[], object]) -> float:
-        """Seconds of the second run: the first one may compile or allocate."""
-        launch()
-        start = self.clock.mark()
-        launch()
-        end = self.clock.mark()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return self.clock.seconds(start, end)
-
-    def warm_up(self) -> None:
-        """What may run eagerly, on the scratch slot and page: steps and prefills of each octave, prefills with a past,
-        of many prompts and beside decode rows. Numbers of solver steps share their kernels."""
-        config, steps = self._context.config, self.model.solver_steps[0]
-        rows = octaves(config.max_running)
-        for runner in (self._decode[steps], self._tail[steps], self._vae):
-            runner.warm_up({"rows": count} for count in rows)
-        for length in octaves(min(config.max_step_tokens, WARM_TOKENS)):
-            self.scratch_prefill([length])
-        self.scratch_prefill([1, 2], past=self._page_size)
-        self.scratch_prefill([1] * WARM_SEQUENCES)
-        for count in rows:
-            self.scratch_prefill([1], riders=count)
-
-    def scratch_prefill(self, lengths: Sequence[int], *, past: int = 0, riders: int = 0) -> Tensor:
-        """Prompts of audio positions alone, the costliest, each behind `past` keys, and decode rows beside them."""
-        sizes = np.array(lengths)
-        length = int(sizes.sum())
-        inputs: dict[str, np.ndarray] = {
-            "token_ids": np.zeros(length, dtype=np.int64),
-            "positions": np.arange(length) % self.model.max_positions,
-            "patch_index": np.arange(length),
-            "patches": np.zeros((length, *self.model.patch_shape), dtype=np.float32),
-            "last": np.cumsum(sizes) - 1,
-        }
-        arrays = inputs | {
-            "slot_mapping": np.zeros(length, dtype=np.int64),
-            "cu_seqlens_q": np.cumsum([0, *sizes], dtype=np.int32),
-            "cu_seqlens_k": np.cumsum([0, *(sizes + past)], dtype=np.int32),
-            "riders": np.zeros(riders, dtype=np.int64),
-        }
-        if past:
-            arrays["key_rows"] = np.zeros(int((sizes + past).sum()), dtype=np.int64)
-        return self._ragged(arrays, inputs.keys(), max(lengths), max(lengths) + past)
-
-    def largest_shapes(self, tokens: int, clip_samples: int) -> None:
-        """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a clip's piece."""
-        rows = self.buckets[-1]
-        plan = slots_plan(np.zeros(rows, dtype=np.int64))
-        tail = slots_plan(np.zeros(rows, dtype=np.int64))
-        tail.tensors["conditioning"] = [self._conditioning(rows)]
-        self.scratch_prefill([tokens])
-        steps = self.model.solver_steps[0]
-        self._decode[steps].run(plan, eager="disabled")
-        self._tail[steps].run(tail, eager="disabled")
-        self._vae.run(plan, eager="disabled")
-        next(iter(self.model.encode_reference_pieces(torch.zeros(clip_samples, device=self._device), "right")))
-
-    def _conditioning(self, rows: int) -> Tensor:
-        width = self.model.conditioning_width
-        return torch.zeros((rows, width), device=self._device, dtype=self._context.dtype)
 
 
 RESULTS = ("patch", "stopped", "finished")
@@ -434,14 +355,3 @@ def prefill_ladder(device: str, most: int) -> tuple[list[Capacity], list[Capacit
 
 def prefill_plan(arrays: dict[str, np.ndarray], needs: Capacity) -> Plan:
     return Plan(arrays, needs, fills={"patch_index": -1, "cu_seqlens": needs["tokens"]})
-
-
-def scratch_plan(model: SpeechModel, capacity: Capacity) -> Plan:
-    """A prompt that fills a recorded prefill; its keys go to the scratch page."""
-    tokens, audio = capacity["tokens"], capacity["audio"]
-    arrays = {
-        "positions": np.arange(tokens) % model.max_positions,
-        "patch_index": np.where(np.arange(tokens) < audio, np.arange(tokens), -1),
-        "cu_seqlens": np.array([0, tokens], dtype=np.int32),
-    }
-    return prefill_plan(arrays, capacity)

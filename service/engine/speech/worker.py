@@ -34,6 +34,7 @@ from service.engine.messages import (
     SpeechRequest,
 )
 from service.engine.pages import PagePool
+from service.engine.speech import scratch
 from service.engine.speech.costs import CostModel
 from service.engine.speech.plans import pages_for, slot_state
 from service.engine.speech.references import ClipQueue
@@ -102,7 +103,7 @@ class SpeechWorker:
         runner = self._make_runner(num_pages=2)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        runner.largest_shapes(config.max_step_tokens, clip_samples=self._processor.reference_sample_rate * 4)
+        scratch.largest_shapes(runner, config.max_step_tokens, clip_samples=self._processor.reference_sample_rate * 4)
         torch.cuda.synchronize(device)
         peak = torch.cuda.max_memory_allocated(device) - before
         return MemoryNeeds(workspace=peak, graphs=peak, state=state_bytes)
@@ -151,10 +152,11 @@ class SpeechWorker:
         lengths = [64, 512, self._context.config.max_step_tokens]
         if self._context.device.type != "cuda":
             buckets, lengths = sorted({buckets[0], buckets[-1]}), lengths[:1]
-        self._runner.calibrate(self._costs, buckets, lengths)
+        scratch.calibrate(self._runner, self._costs, buckets, lengths)
 
     def warm_up(self) -> None:
-        self._runner.warm_up()
+        config = self._context.config
+        scratch.warm_up(self._runner, max_rows=config.max_running, step_tokens=config.max_step_tokens)
 
     # Commands
 
