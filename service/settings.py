@@ -180,7 +180,12 @@ class Settings(BaseSettings):
         "off", "Media", "Remote URLs in requests: refused, of --media-domain only, or any public address."
     )
     media_domain: Words = _knob((), "Media", "Host names that allowlist admits.")
-    media_threads: Count = _knob(2, "Media", "Threads that decode and resize pictures and tokenize.")
+    media_threads: int | None = _knob(
+        None,
+        "Media",
+        "Threads that decode and resize pictures and tokenize; unset: half the CPUs, 2 to 8.",
+        ge=1,
+    )
     media_workers: Count = _knob(1, "Media", "Processes that decode videos and audio.")
 
     # Speech
@@ -204,7 +209,9 @@ class Settings(BaseSettings):
         20.0, "Speech", "Audio that a slow reader may leave unread before its stream pauses (s)."
     )
     speech_idle: Seconds = _knob(30.0, "Speech", "Silence of a WebSocket client after which it is closed (s).")
-    encoder_threads: Count = _knob(2, "Speech", "Threads that encode audio.")
+    encoder_threads: int | None = _knob(
+        None, "Speech", "Threads that encode audio; unset: half the CPUs, 2 to 8.", ge=1
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
@@ -253,6 +260,11 @@ class Settings(BaseSettings):
             EnvSettingsSource(settings_cls),
             InitSettingsSource(settings_cls, file),
         )
+
+
+def default_threads() -> int:
+    """Half of the machine's CPUs, 2 to 8: the engine and the decode workers want the others."""
+    return min(8, max(2, (os.cpu_count() or 2) // 2))
 
 
 def _is_loopback(host: str) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.settings import Settings, SettingsError, describe, load_settings, panel, unknown_variables
+from service.settings import Settings, SettingsError, default_threads, describe, load_settings, panel, unknown_variables
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +109,9 @@ def test_every_setting_is_documented() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description and field.description.endswith("."), name
         assert panel(name) in ("Models", "Server", "Engine", "Limits", "Media", "Speech"), name
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(None, 2), (1, 2), (2, 2), (8, 4), (16, 8), (128, 8)])
+def test_threads_follow_the_machine(monkeypatch: pytest.MonkeyPatch, cpus: int | None, threads: int) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+    assert default_threads() == threads

@@ -36,7 +36,7 @@ from service.media.limits import (
 from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
 from service.metrics import Metrics
-from service.settings import Settings
+from service.settings import Settings, default_threads
 from service.voices import VoiceStore
 
 PROBES = ("/health", "/ready")
@@ -74,14 +74,14 @@ def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[],
             Fetcher(UrlPolicy(settings.media_urls, frozenset(settings.media_domain))),
             workers,
             media_limits(settings),
-            image_threads=settings.media_threads,
+            image_threads=settings.media_threads or default_threads(),
             on_read=lambda kind, seconds: metrics.observe("media_fetch_duration_seconds", seconds, kind=kind),
         ),
         workers,
         Admission(settings.max_in_flight, settings.max_pending_bytes, metrics, admission_shares(settings, catalog)),
         VoiceStore(settings.voices_dir.expanduser(), settings.max_voices),
-        EncoderPool(settings.encoder_threads),
-        ThreadPoolExecutor(settings.media_threads, thread_name_prefix="work"),
+        EncoderPool(settings.encoder_threads or default_threads()),
+        ThreadPoolExecutor(settings.media_threads or default_threads(), thread_name_prefix="work"),
     )
 
 
