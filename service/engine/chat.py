@@ -19,7 +19,7 @@ from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.arrival import Arrival
 from service.engine.chat_runner import ChatRunner
-from service.engine.costs import CostModel
+from service.engine.costs import LaunchCosts
 from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure
 from service.engine.messages import (
     Abort,
@@ -76,7 +76,7 @@ class ChatWorker:
         self._runner = ChatRunner(name, model, processor.vocab_size, self._max_context, context)
         self._vocab_limit = min(processor.vocab_size, model.decoder.vocab_size)
         self._vision = VisionStage(name, model.encoder, self._runner.width, context)
-        self._costs = CostModel()
+        self._costs = LaunchCosts()
         self.page_bytes = self._runner.page_bytes
         pages_each = -(-self._max_context // config.page_size)
         self.max_pages = 1 + config.max_running * pages_each

@@ -7,7 +7,7 @@ _UP, _DOWN = 0.5, 0.2
 cover a launch had better think it too long than too short."""
 
 
-class CostModel:
+class LaunchCosts:
     """Moving averages by kind and size class (powers of two). Sizes never seen are scaled from the nearest that was."""
 
     def __init__(self) -> None:
