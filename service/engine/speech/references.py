@@ -17,22 +17,33 @@ from service.engine.messages import EncodeReference
 @dataclass(eq=False)
 class _Job:
     request_id: str
+    arrival: float
     pieces: Iterator[Tensor]
     patches: list[Tensor] = field(default_factory=list)
+    begun: bool = False
 
 
 class ClipQueue:
-    """Encodes clips in order of arrival, one piece per launch."""
+    """Encodes clips in order of arrival, one piece per launch. At most `max_waiting` of them have not begun."""
 
-    def __init__(self, model: SpeechModel, device: torch.device) -> None:
+    def __init__(self, model: SpeechModel, device: torch.device, max_waiting: int) -> None:
         self._model = model
         self._device = device
+        self._max_waiting = max_waiting
         self._jobs: deque[_Job] = deque()
+
+    @property
+    def full(self) -> bool:
+        return sum(not job.begun for job in self._jobs) >= self._max_waiting
 
     def submit(self, request: EncodeReference) -> None:
         pad: Literal["left", "right"] = "left" if request.pad == "left" else "right"
         wave = torch.tensor(request.wave, dtype=torch.float32).to(self._device)
-        self._jobs.append(_Job(request.request_id, self._model.encode_reference_pieces(wave, pad)))
+        self._jobs.append(_Job(request.request_id, request.arrival, self._model.encode_reference_pieces(wave, pad)))
+
+    def arrived_before(self, limit: float) -> list[str]:
+        """Requests of clips that came before `limit` and have not begun."""
+        return [job.request_id for job in self._jobs if not job.begun and job.arrival < limit]
 
     def abort(self, request_id: str) -> None:
         self._jobs = deque(job for job in self._jobs if job.request_id != request_id)
@@ -48,6 +59,7 @@ class ClipQueue:
     def launch(self) -> Tensor | None:
         """Launches the next piece; the clip's patches float32 [n, frames, channels] when there is none left."""
         job = self._jobs[0]
+        job.begun = True
         piece = next(job.pieces, None)
         if piece is not None:
             job.patches.append(piece)

@@ -76,7 +76,7 @@ class SpeechWorker:
         self.max_pages = 1 + config.max_running * context_pages
         self.min_pages = 1 + context_pages
         self._costs = CostModel()
-        self._clips = ClipQueue(model, context.device)
+        self._clips = ClipQueue(model, context.device, config.max_waiting)
         self._sequences: dict[str, SpeechSequence] = {}
         self._flights: deque[Flight] = deque()
         self._free_at = -math.inf
@@ -163,7 +163,7 @@ class SpeechWorker:
     def submit(self, request: Request) -> None:
         self._planned = None
         if isinstance(request, EncodeReference):
-            self._clips.submit(request)
+            self._submit_clip(request)
             return
         assert isinstance(request, SpeechRequest)
         model = self._model
@@ -183,6 +183,14 @@ class SpeechWorker:
             return
         self._sequences[request.request_id] = sequence
 
+    def _submit_clip(self, request: EncodeReference) -> None:
+        if self._clips.full:
+            self._context.observations.count("speech_rejections_total", model=self.name, reason="queue_full")
+            message = "the server is overloaded: too many clips are waiting"
+            self._fail(request.request_id, 503, "overloaded", message, retry_after=1.0)
+            return
+        self._clips.submit(request)
+
     def control(self, command: Control) -> None:
         self._planned = None
         if isinstance(command, Abort):
@@ -200,11 +208,16 @@ class SpeechWorker:
 
     def end_waits(self, now: float) -> None:
         limit = now - self._context.config.queue_timeout
-        for stream in [stream for stream in self._scheduler.waiting if stream.arrival < limit]:
+        streams = [stream.request_id for stream in self._scheduler.waiting if stream.arrival < limit]
+        clips = self._clips.arrived_before(limit)
+        for request_id in streams:
             self._planned = None
-            self._release(self._sequences[stream.request_id])
+            self._release(self._sequences[request_id])
+        for request_id in clips:
+            self._clips.abort(request_id)
+        for request_id in (*streams, *clips):
             message = "the request waited too long for its turn"
-            self._fail(stream.request_id, 503, "queue_timeout", message, retry_after=QUEUE_RETRY_AFTER)
+            self._fail(request_id, 503, "queue_timeout", message, retry_after=QUEUE_RETRY_AFTER)
 
     def _append(self, sequence: SpeechSequence, command: SpeechAppend) -> None:
         try:

@@ -43,6 +43,7 @@ class WorkerRig:
         *,
         graphs: bool = True,
         max_running: int = 4,
+        max_waiting: int = 256,
         buckets: Sequence[int] = (1, 2, 4),
         tokens: int = 2048,
         step_tokens: int = 512,
@@ -53,6 +54,7 @@ class WorkerRig:
         config = EngineConfig(
             models=(ModelConfig("tts", "unused"),),
             max_running=max_running,
+            max_waiting=max_waiting,
             decode_buckets=tuple(buckets),
             first_audio_target=target,
             max_speech_load=1e9,

@@ -300,6 +300,28 @@ def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
     assert len(clips) > 6 and kinds[clips[0] : clips[-1]].count("decode") >= 6
 
 
+def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.voxcpm2.audio_vae._ENCODE_SECONDS", 1)
+    rig = WorkerRig(model, golden.processor(), graphs=False, max_waiting=2)
+    wave = np.tile(golden.clip("prompt.wav").numpy(), 2)
+    clips = [EncodeReference(f"clip {i}", "tts", wave, "right", float(i)) for i in range(4)]
+    for clip in clips[:3]:
+        rig.worker.submit(clip)
+    rig.turn()
+    rig.worker.submit(clips[3])  # There is room for it: the first has begun.
+    timeout = rig.worker._context.config.queue_timeout
+    rig.worker.end_waits(timeout + 1.5)
+    heard = rig.run({})
+    failures = [
+        (one.failed.status, one.failed.code) if (one := heard[clip.request_id]).failed else None for clip in clips
+    ]
+    assert failures == [None, (503, "queue_timeout"), (503, "overloaded"), None]
+    assert all(failed.retry_after for clip in clips if (failed := heard[clip.request_id].failed) is not None)
+    assert [heard[clip.request_id].encoded is not None for clip in clips] == [True, False, False, True]
+    assert len(rig.worker._clips) == 0
+    rig.assert_clean()
+
+
 def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
     clip = np.zeros((4000, 4, 8), dtype=np.float32)
     failed = rig.alone(request("clip", reference=clip)).failed
