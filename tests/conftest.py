@@ -17,6 +17,16 @@ def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
         yield running
 
 
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where a Triton kernel runs: on a GPU, or on the CPU in Triton's interpreter."""
+    if request.param == "cuda":
+        return torch.device("cuda")
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is chosen when Triton is imported; here it compiles for the GPU")
+    return torch.device("cpu")
+
+
 @pytest.fixture(autouse=True)
 def engine_stream(request: pytest.FixtureRequest) -> Iterator[None]:
     """GPU tests run on a stream of their own, as the engine does: graphs cannot be captured on the default one."""

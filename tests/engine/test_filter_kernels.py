@@ -18,15 +18,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda":
-        return torch.device("cuda")
-    if torch.cuda.is_available():
-        pytest.skip("the interpreter is chosen when Triton is imported; here it compiles for the GPU")
-    return torch.device("cpu")
-
-
 @pytest.mark.parametrize("scale", [0.5, 4.0])
 @pytest.mark.parametrize("size", [45, 3000])
 def test_the_kernel_keeps_what_its_twin_keeps(device: torch.device, size: int, scale: float) -> None:

@@ -19,15 +19,6 @@ pytest.importorskip("triton")
 SLOTS, PAGES, PAGE = 9, 20, 16
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda":
-        return torch.device("cuda")
-    if torch.cuda.is_available():
-        pytest.skip("the interpreter is chosen when Triton is imported; here it compiles for the GPU")
-    return torch.device("cpu")
-
-
 def random_state(vocabulary: int, device: torch.device) -> SlotState:
     """Slot 0 is scratch, slot 3 inactive, even slots are greedy."""
     state = SlotState(SLOTS, PAGES, vocabulary, torch.device("cpu"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -17,12 +16,3 @@ except ModuleNotFoundError:
     if os.environ.get("CI"):
         raise
     collect_ignore_glob.append("test_*.py")
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda":
-        return torch.device("cuda")
-    if torch.cuda.is_available():
-        pytest.skip("the interpreter is chosen when Triton is imported; here it compiles for the GPU")
-    return torch.device("cpu")
