@@ -19,6 +19,16 @@ _FIRST_UNUSED, _LAST_UNUSED = 0xFDD0, 0xFDEF
 """Code points that Unicode reserves for a program's own use (noncharacters)."""
 
 
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def template_role(role: str) -> str:
+    """The role that templates know for one of the interface. Raises InputError for any other."""
+    if role not in _ROLES:
+        raise InputError("messages", f"role {role!r} is not one of {', '.join(_ROLES)}")
+    return _ROLES[role]
+
+
 class ChatTemplate:
     """The Jinja template of tokenizer_config.json (or chat_template.jinja), in a sandbox."""
 

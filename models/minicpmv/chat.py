@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from models.errors import InputError
+from models.chat_template import template_role
 from models.media import ChatMessage
 from models.minicpmv.config import Version
 
 REASONING_MARKERS = ("<think>", "</think>")
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def turns(messages: Sequence[ChatMessage], media: Sequence[str], shield: Callable[[str], str]) -> list[dict[str, str]]:
@@ -20,8 +19,7 @@ def turns(messages: Sequence[ChatMessage], media: Sequence[str], shield: Callabl
     last_question = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     rendered = []
     for index, message in enumerate(messages):
-        if message.role not in _ROLES:
-            raise InputError("messages", f"role {message.role!r} is not one of {', '.join(_ROLES)}")
+        role = template_role(message.role)
         pieces = []
         for part in message.content:
             if part.item is not None:
@@ -31,7 +29,7 @@ def turns(messages: Sequence[ChatMessage], media: Sequence[str], shield: Callabl
                 if message.role == "assistant" and index < last_question:
                     text = text.rpartition(REASONING_MARKERS[1])[2].lstrip("\n")
                 pieces.append(shield(text))
-        rendered.append({"role": _ROLES[message.role], "content": "\n".join(pieces)})
+        rendered.append({"role": role, "content": "\n".join(pieces)})
     return rendered
 
 

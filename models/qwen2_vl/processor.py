@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from models.chat_template import ChatTemplate, load_chat_template, unused_character
+from models.chat_template import ChatTemplate, load_chat_template, template_role, unused_character
 from models.errors import CheckpointError, InputError
 from models.media import (
     ChatMessage,
@@ -27,7 +27,6 @@ from models.qwen2_vl.pictures import VideoLimits, official_video_limits, resize,
 from models.qwen2_vl.positions import mrope_positions
 from models.tokenizer import Tokenizer, load_tokenizer
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _LOW_DETAIL_PIXELS = 512 * 512
 
@@ -141,8 +140,7 @@ class Qwen2VLProcessor:
         )
 
     def _turn(self, message: ChatMessage, items: Sequence[MediaItem], shield: str) -> dict[str, Any]:
-        if message.role not in _ROLES:
-            raise InputError("messages", f"role {message.role!r} is not one of {', '.join(_ROLES)}")
+        role = template_role(message.role)
         content: list[dict[str, str]] = []
         for part in message.content:
             if part.item is not None:
@@ -151,8 +149,8 @@ class Qwen2VLProcessor:
                 # Shields at both ends too: two texts must not make a special token where they meet.
                 content.append({"type": "text", "text": shield + self.tokenizer.shield(part.text, shield) + shield})
         if all(part["type"] == "text" for part in content):
-            return {"role": _ROLES[message.role], "content": "".join(part["text"] for part in content)}
-        return {"role": _ROLES[message.role], "content": content}
+            return {"role": role, "content": "".join(part["text"] for part in content)}
+        return {"role": role, "content": content}
 
     def _expand(
         self, rendered: Sequence[int], order: Sequence[int], items: Sequence[MediaItem]
