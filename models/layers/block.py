@@ -4,7 +4,7 @@ sequences alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -45,17 +45,31 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def project(self, x: Tensor | Unscaled) -> tuple[Tensor, Tensor, Tensor]:
-        """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
-        return self.split(linear(x, self.qkv.weight, self.qkv.bias))
+    def project(self, x: Tensor | Unscaled, keep: slice | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor.
+
+        keep: of q these rows alone, which takes an x that is a tensor.
+        """
+        if keep is None:
+            return self.split(linear(x, self.qkv.weight, self.qkv.bias))
+        assert isinstance(x, Tensor)
+        q_rows, head_dim, bias = self.config.num_heads * self.config.head_dim, self.config.head_dim, self.qkv.bias
+        q_weight, kv_weight = self.qkv.weight.tensor_split((q_rows,))
+        q_bias, kv_bias = (None, None) if bias is None else bias.tensor_split((q_rows,))
+        q = linear(x[..., keep, :], q_weight, q_bias).unflatten(-1, (-1, head_dim))
+        k, v = linear(x, kv_weight, kv_bias).unflatten(-1, (-1, head_dim)).chunk(2, dim=-2)
+        return *self._normed(q, k), v
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
         heads = qkv.unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v
+        return *self._normed(q, k), v
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)
 
 
 class Block(nn.Module):
@@ -70,20 +84,33 @@ class Block(nn.Module):
 
 
 def run_blocks(blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: Attend) -> Tensor:
-    """[..., n, width] through all blocks -> their final norm; `attend` rotates and keeps the cache.
-
-    Every residual sum is made together with the norm that reads it.
-    """
+    """[..., n, width] through all blocks -> their final norm; `attend` rotates and keeps the cache."""
     layers = list(blocks)
     if x.is_cuda and x.shape.numel() == x.shape[-1]:
         return _run_vector(layers, x, final_norm, attend)
+    return run_rows(layers, x, final_norm, attend)
+
+
+def run_rows(
+    layers: Sequence[Block], x: Tensor, final_norm: RMSNorm, attend: Attend, keep: slice | None = None
+) -> Tensor:
+    """run_blocks for any number of rows. Every residual sum is made together with the norm that reads it.
+
+    keep: the rows of the result; the last layer reads every row but computes queries, output and MLP of these only.
+    """
+    last = len(layers) - 1
     normed: Tensor | Unscaled = layers[0].attention_norm(x)
     for index, block in enumerate(layers):
-        attended = attend(*block.attention.project(normed), index).flatten(-2)
+        kept = keep if index == last else None
+        attended = attend(*block.attention.project(normed, kept), index).flatten(-2)
+        if kept is not None:
+            x = x[..., kept, :]
         normed, x = add_norm_for_product(block.attention.out, attended, x, block.mlp_norm)
         hidden = linear_silu_mul(normed, block.mlp.gate_up.weight)
-        if index + 1 < len(layers):
-            normed, x = add_norm_for_product(block.mlp.down, hidden, x, layers[index + 1].attention_norm)
+        if index < last:
+            # Rows that are cut need their norm at once.
+            add = add_norm if keep is not None and index + 1 == last else add_norm_for_product
+            normed, x = add(block.mlp.down, hidden, x, layers[index + 1].attention_norm)
     return add_norm(layers[-1].mlp.down, hidden, x, final_norm)[0]
 
 

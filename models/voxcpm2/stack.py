@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from models.layers.block import Block, BlockConfig, SelfAttention, add_norm, add_norm_for_product
-from models.layers.fused import Unscaled, linear, linear_silu_mul, rms_norm, rotary_dense_attention
+from models.layers.block import Attend, Block, BlockConfig, run_rows
+from models.layers.fused import rotary_dense_attention
 from models.layers.norms import RMSNorm
 from models.voxcpm2.config import LanguageModelConfig, LocalConfig
-
-Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-"""q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim], layer number -> like q."""
 
 
 class Stack(nn.Module):
@@ -30,35 +27,8 @@ class Stack(nn.Module):
         return cast("Sequence[Block]", self.layers)
 
     def forward(self, x: Tensor, attend: Attend, keep: slice | None = None) -> Tensor:
-        """[..., n, width] -> like x, or its rows `keep` alone: the last layer then reads every row but computes
-        queries, output and MLP of the kept ones only."""
-        layers = self.blocks()
-        first, last = layers[0].attention_norm, len(layers) - 1
-        normed: Tensor | Unscaled = rms_norm(x, first.weight, first.eps)
-        for index, layer in enumerate(layers):
-            q, k, v = _project(layer.attention, normed, keep if index == last else None)
-            attended = attend(q, k, v, index).flatten(-2)
-            if keep is not None and index == last:
-                x = x[..., keep, :]
-            normed, x = add_norm_for_product(layer.attention.out, attended, x, layer.mlp_norm)
-            hidden = linear_silu_mul(normed, layer.mlp.gate_up.weight)
-            if index < last:
-                # Rows that are cut need their norm at once.
-                add = add_norm if keep is not None and index + 1 == last else add_norm_for_product
-                normed, x = add(layer.mlp.down, hidden, x, layers[index + 1].attention_norm)
-        return add_norm(layers[-1].mlp.down, hidden, x, self.norm)[0]
-
-
-def _project(attention: SelfAttention, x: Tensor | Unscaled, keep: slice | None) -> tuple[Tensor, Tensor, Tensor]:
-    config = attention.config
-    if keep is None:
-        heads = linear(x, attention.qkv.weight, attention.qkv.bias).unflatten(-1, (-1, config.head_dim))
-        return heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
-    assert isinstance(x, Tensor)
-    q_weight, kv_weight = attention.qkv.weight.tensor_split((config.num_heads * config.head_dim,))
-    q = linear(x[..., keep, :], q_weight, None).unflatten(-1, (-1, config.head_dim))
-    k, v = linear(x, kv_weight, None).unflatten(-1, (-1, config.head_dim)).chunk(2, dim=-2)
-    return q, k, v
+        """[..., n, width] -> like x, or its rows `keep` alone."""
+        return run_rows(self.blocks(), x, self.norm, attend, keep)
 
 
 class LocalStack(nn.Module):
