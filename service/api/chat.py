@@ -17,7 +17,7 @@ from models.media import Prompt
 from service.api.context import ServerContext, context_of
 from service.api.decoding import parse
 from service.api.inputs import build_prompt, media_tokens, opens_reasoning
-from service.api.openapi import JSON, SSE, WORK_ERRORS, operation
+from service.api.openapi import JSON, WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
 from service.api.sampling import answers, derived_seed, refuse_unsupported, sampling_params, stop_strings
 from service.api.schema import (
@@ -96,7 +96,8 @@ class ChatJob:
     "/v1/chat/completions",
     openapi_extra=operation(
         "Answer a conversation about images and videos.",
-        {JSON: ChatCompletion, SSE: ChatCompletionChunk},
+        {JSON: ChatCompletion},
+        events=(ChatCompletionChunk,),
         errors=WORK_ERRORS,
         body={JSON: ChatRequestBody},
     ),

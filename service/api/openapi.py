@@ -42,13 +42,16 @@ def operation(
     summary: str,
     answer: Mapping[str, type | None],
     *,
+    events: tuple[type, ...] = (),
     errors: tuple[int, ...] = (401,),
     body: Mapping[str, type] | None = None,
     statuses: Mapping[int, type] | None = None,
 ) -> dict[str, Any]:
-    """A route's openapi_extra. answer, body: msgspec type by media type (None: no schema). statuses: further answers
-    that are no error objects."""
+    """A route's openapi_extra. answer, body: msgspec type by media type (None: no schema). events: what a stream tells,
+    besides an error. statuses: further answers that are no error objects."""
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": _content(answer)}}
+    if events:
+        responses["200"]["content"][SSE] = {"schema": _events(*events, ErrorBody)}
     for status, kind in (statuses or {}).items():
         responses[str(status)] = {"description": DESCRIPTIONS[status], "content": _content({JSON: kind})}
     for status in errors:
@@ -72,6 +75,18 @@ def websocket(path: str, summary: str, *, client: Any, server: Any) -> None:
 def _reference(kind: type) -> dict[str, str]:
     _types[kind.__name__] = kind
     return {"$ref": REFERENCE.format(name=kind.__name__)}
+
+
+def _events(*kinds: type) -> dict[str, Any]:
+    """An event of a stream: JSON in its data, or the end's mark."""
+    payload = {"anyOf": [_reference(kind) for kind in kinds]}
+    data = {
+        "anyOf": [
+            {"const": "[DONE]"},
+            {"type": "string", "contentMediaType": JSON, "contentSchema": payload},
+        ]
+    }
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}}
 
 
 def _description(kind: type) -> str:

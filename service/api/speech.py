@@ -19,7 +19,7 @@ from service.api.context import ServerContext, context_of
 from service.api.decoding import parse
 from service.api.delivery import AudioFeed, PlaybackMeter, encode_chunk
 from service.api.errors import bad_request
-from service.api.openapi import SSE, WORK_ERRORS, operation
+from service.api.openapi import WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
 from service.api.speaking import SpeechJob, prepare, speakable
 from service.api.speech_schema import SpeechAudioDelta, SpeechAudioDone, SpeechRequestBody, SpeechUsage
@@ -51,7 +51,8 @@ class Speech:
     "/v1/audio/speech",
     openapi_extra=operation(
         "Speak a text.",
-        {**dict.fromkeys(sorted({chosen.content_type for chosen in FORMATS.values()})), SSE: SpeechAudioDelta},
+        dict.fromkeys(sorted({chosen.content_type for chosen in FORMATS.values()})),
+        events=(SpeechAudioDelta, SpeechAudioDone),
         errors=WORK_ERRORS,
         body={"application/json": SpeechRequestBody},
     ),
