@@ -40,6 +40,7 @@ from service.engine.messages import (
 from service.engine.worker import ModelWorker, WorkerContext
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,9 @@ class Engine:
     def turn(self) -> bool:
         """Receives, launches, collects and sends once. False when there was nothing to do."""
         self._receive(timeout=0.0)
-        self._capture_missed()
+        for runner in self._runners:
+            if runner.misses >= MISSES_BEFORE_CAPTURE:
+                self._capture_missed(runner)
         now = self._clock()
         launched = self._arbiter.launch(now)
         waited = not launched and self._wait_for_oldest()
@@ -121,13 +124,11 @@ class Engine:
             self._receive(timeout=QUIET_BEFORE_CAPTURE if self._may_capture else HEARTBEAT)
         return False
 
-    def _capture_missed(self) -> None:
-        """Makes the recording that a busy engine misses most, once listeners have enough audio for the pause."""
-        runner = max(self._runners, key=lambda runner: runner.misses)
-        if runner.misses < MISSES_BEFORE_CAPTURE:
-            return
+    def _capture_missed(self, runner: GraphRunner) -> None:
+        """Makes the recording that a busy engine misses, once listeners have enough audio for the pause."""
         now = self._clock()
-        slack = min(worker.slack(now) - worker.backlog(now) for worker in self.workers.values())
+        workers = self.workers.values()
+        slack = min(worker.slack(now) for worker in workers) - sum(worker.backlog(now) for worker in workers)
         if slack < self._capture_seconds and runner.misses < MISSES_BEFORE_PAUSE:
             return
         while self._wait_for_oldest():

@@ -74,6 +74,8 @@ class GraphRunner:
         self._static: StaticBuffers | None = None
         self._demand = Demand(self.ladder)
         self._missed: Counter[CapacityKey] = Counter()
+        self.misses = 0
+        """Eager calls since the last capture that the most missed rung would have replayed."""
 
     @property
     def recorded(self) -> list[Capacity]:
@@ -92,7 +94,9 @@ class GraphRunner:
                 return self._replay(bucket, plan)
             eager = self._reason(plan.needs)
             if eager == "no_bucket" and (rung := cheapest(self._untried(), plan.needs)) is not None:
-                self._missed[key_of(rung)] += 1
+                key = key_of(rung)
+                self._missed[key] += 1
+                self.misses = max(self.misses, self._missed[key])
         self._observations.count_eager_step(eager, **self._labels)
         buffers = exact_buffers(self.capturable.buffer_specs(plan.needs), plan, self._pool.device)
         return Run(self.capturable.forward(buffers, plan.needs), "eager")
@@ -142,11 +146,6 @@ class GraphRunner:
         self._capture(wanted)
         return True
 
-    @property
-    def misses(self) -> int:
-        """Eager calls so far that the most missed rung would have replayed."""
-        return max(self._missed.values(), default=0)
-
     def capture_missed(self) -> bool:
         """Makes the recording of the most missed rung; False when none was missed. Nothing may be in flight."""
         for key, _ in self._missed.most_common(1):
@@ -178,6 +177,7 @@ class GraphRunner:
             log.warning("capture %s, calls of this size run eagerly: %s", outcome, error)
         self._choices.clear()
         self._missed.clear()
+        self.misses = 0
         self._observations.count("graph_captures_total", **self._labels, outcome=outcome)
         self._observations.observe("graph_capture_duration_seconds", time.monotonic() - started, **self._labels)
 
