@@ -461,4 +461,5 @@ def test_metrics_of_speech(http: httpx.Client) -> None:
         "audio_encode_duration_seconds_count",
     ):
         values = [line for line in text.splitlines() if line.startswith(f"reprise_{name}")]
-        assert values and float(values[0].split()[-1]) > 0, name
+        # Labels split a metric: on a slow machine every stream may have run dry, or none.
+        assert sum(float(value.split()[-1]) for value in values) > 0, name
