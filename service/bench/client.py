@@ -4,46 +4,55 @@ as soon as its request has ended."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import time
 from collections.abc import Callable
 
-import httpx
 import msgspec
 import numpy as np
 
+from service.bench.connection import Connection, peer_of
 from service.bench.spec import Assignment, Record
 from service.bench.traffic import payload, send
 
+WARM_UP_SECONDS = 1.0
+"""Before the beginning; servers close a connection that is idle for some seconds."""
+
 
 async def run(assignment: Assignment, report: Callable[[Record], None]) -> None:
-    """All bodies are prepared before `begin`, so that making them costs no measured time."""
+    """All bodies are prepared and a connection for each lane is opened before `begin`, so that neither costs measured
+    time. An open loop opens more when all it has are taken."""
     load, begin = assignment.load, assignment.begin
     rng = np.random.default_rng(assignment.seed)
-    bodies = [payload(load, rng) for _ in range(assignment.count)]
-    headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        base_url=load.url, headers=headers, limits=limits, timeout=load.timeout, trust_env=False
-    ) as client:
-        await asyncio.sleep(max(0.0, begin - time.time()))
-        if assignment.offsets:
+    bodies = [msgspec.json.encode(payload(load, rng)) for _ in range(assignment.count)]
+    peer = peer_of(load.url, load.api_key)
+    idle = [Connection(peer, load.timeout) for _ in range(max(1, assignment.lanes))]
+    gc.freeze()  # what is loaded stays, and need not be looked through while answers come
+    await asyncio.sleep(max(0.0, begin - WARM_UP_SECONDS - time.time()))
+    await asyncio.gather(*(connection.warm_up() for connection in idle))
+    await asyncio.sleep(max(0.0, begin - time.time()))
+    if assignment.offsets:
 
-            async def at(offset: float, index: int) -> None:
-                await asyncio.sleep(max(0.0, begin + offset - time.time()))
-                record = await send(client, load, bodies[index])
-                record.delay = record.start - begin - offset
-                report(record)
+        async def at(offset: float, index: int) -> None:
+            await asyncio.sleep(max(0.0, begin + offset - time.time()))
+            connection = idle.pop() if idle else Connection(peer, load.timeout)
+            record = await send(connection, load, bodies[index])
+            idle.append(connection)
+            record.delay = record.start - begin - offset
+            report(record)
 
-            await asyncio.gather(*(at(offset, index) for index, offset in enumerate(assignment.offsets)))
-            return
+        await asyncio.gather(*(at(offset, index) for index, offset in enumerate(assignment.offsets)))
+    else:
         waiting = iter(bodies)
 
-        async def lane() -> None:
+        async def lane(connection: Connection) -> None:
             for body in waiting:
-                report(await send(client, load, body))
+                report(await send(connection, load, body))
 
-        await asyncio.gather(*(lane() for _ in range(assignment.lanes)))
+        await asyncio.gather(*(lane(connection) for connection in idle))
+    for connection in idle:
+        connection.close()
 
 
 def _write(record: Record) -> None:

@@ -1,17 +1,19 @@
-"""One timed request of each kind, over httpx."""
+"""One timed request of each kind."""
 
 from __future__ import annotations
 
 import base64
 import io
-import json
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
-import httpx
+import h11
+import msgspec
 import numpy as np
 from PIL import Image
 
+from service.bench.connection import Connection, ConnectionFailed
 from service.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 
 PATCH_SECONDS = 0.16
@@ -39,17 +41,17 @@ def payload(load: AnyLoad, rng: np.random.Generator) -> dict[str, Any]:
     return _chat_payload(load, rng) if isinstance(load, ChatLoad) else _speech_payload(load, rng)
 
 
-async def send(client: httpx.AsyncClient, load: AnyLoad, body: dict[str, Any]) -> Record:
+async def send(connection: Connection, load: AnyLoad, body: bytes) -> Record:
     """Send a prepared body and time its answer."""
     record = Record(start=time.time(), status=0)
     try:
         if isinstance(load, ChatLoad):
-            await _time_chat(client, body, record)
+            await _time_chat(connection, body, record)
         else:
-            await _time_speech(client, body, record)
-    except (httpx.HTTPError, json.JSONDecodeError) as error:
+            await _time_speech(connection, body, record, load)
+    except (ConnectionFailed, TimeoutError, msgspec.DecodeError) as error:
         record.error = "failed"
-        record.status = record.status or (408 if isinstance(error, httpx.TimeoutException) else 0)
+        record.status = record.status or (408 if isinstance(error, TimeoutError) else 0)
     return record
 
 
@@ -88,43 +90,50 @@ def _letters(rng: np.random.Generator, count: int) -> str:
     return "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz0123456789"), count))
 
 
-async def _time_chat(client: httpx.AsyncClient, body: dict[str, Any], record: Record) -> None:
+async def _time_chat(connection: Connection, body: bytes, record: Record) -> None:
     begin = last = time.perf_counter()
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        record.status = response.status_code
-        if response.status_code != 200:
-            await _refused(response, record)
-            return
-        async for line in response.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
+    response = await connection.request("POST", "/v1/chat/completions", body)
+    record.status = response.status_code
+    if response.status_code != 200:
+        await _refused(connection, record)
+        return
+    async for event in _events(connection):
+        if "error" in event:
+            record.error = "failed"
+        if usage := event.get("usage"):
+            record.tokens = usage["completion_tokens"]
+            record.prompt_tokens = usage["prompt_tokens"]
+            record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        choice = event["choices"][0] if event.get("choices") else None
+        # The event with the finish reason follows the last output at once: it is no gap between tokens.
+        if choice and (_output(choice["delta"]) or (choice["finish_reason"] and not record.first)):
             now = time.perf_counter()
-            event = json.loads(line[6:])
-            if "error" in event:
-                record.error = "failed"
-                return
-            if usage := event.get("usage"):
-                record.tokens = usage["completion_tokens"]
-                record.prompt_tokens = usage["prompt_tokens"]
-                record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-            choice = event["choices"][0] if event["choices"] else None
-            # The event with the finish reason follows the last output at once: it is no gap between tokens.
-            if choice and (_output(choice["delta"]) or (choice["finish_reason"] and not record.first)):
-                if not record.first:
-                    record.first = now - begin
-                else:
-                    record.gaps.append(now - last)
-                last = now
+            if not record.first:
+                record.first = now - begin
+            else:
+                record.gaps.append(now - last)
+            last = now
     record.duration = time.perf_counter() - begin
 
 
-async def _refused(response: httpx.Response, record: Record) -> None:
+async def _events(connection: Connection) -> AsyncGenerator[dict[str, Any]]:
+    """The payloads of a stream of server-sent events, to the end of the answer."""
+    held = b""
+    async for piece in connection.body():
+        *lines, held = (held + piece).split(b"\n")
+        for line in lines:
+            payload = line.removeprefix(b"data: ").strip()
+            if line.startswith(b"data: ") and payload != b"[DONE]":
+                yield msgspec.json.decode(payload)
+
+
+async def _refused(connection: Connection, record: Record) -> None:
     record.error = "refused"
-    await response.aread()
+    said = b"".join([piece async for piece in connection.body()])
     try:
-        record.message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        record.message = response.text[:200]
+        record.message = msgspec.json.decode(said)["error"]["message"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        record.message = said.decode(errors="replace")[:200]
 
 
 def _output(delta: dict[str, Any]) -> str:
@@ -140,35 +149,43 @@ def _speech_payload(load: SpeechLoad, rng: np.random.Generator) -> dict[str, Any
         "seed": int(rng.integers(1 << 31)),
     }
     if load.seconds:
-        body["min_len"] = body["max_len"] = max(1, round(load.seconds / PATCH_SECONDS))
+        body["min_len"] = body["max_len"] = _patches(load)
     if load.solver_steps:
         body["inference_timesteps"] = load.solver_steps
     return body
 
 
-async def _time_speech(client: httpx.AsyncClient, body: dict[str, Any], record: Record) -> None:
+async def _time_speech(connection: Connection, body: bytes, record: Record, load: SpeechLoad) -> None:
     """pcm is counted exactly; of other formats the audio is what a fixed number of patches gives, underruns unknown."""
     begin = time.perf_counter()
-    async with client.stream("POST", "/v1/audio/speech", json=body) as response:
-        record.status = response.status_code
-        if response.status_code != 200:
-            await _refused(response, record)
-            return
-        bytes_per_second = 2 * int(response.headers.get("x-sample-rate", 48000))
-        pcm = body["response_format"] == "pcm"
-        received, playback, last = 0.0, 0.0, begin
-        async for chunk in response.aiter_raw():
-            now = time.perf_counter()
-            if not record.first:
-                record.first = now - begin
-                playback = now
-            else:
-                record.gaps.append(now - last)
-                if pcm and (late := now - playback - received) > 0:
-                    record.underrun += late
-                    playback += late
-            last = now
-            received += len(chunk) / bytes_per_second
-        fixed = body.get("max_len", 0) * PATCH_SECONDS
-        record.audio = received if pcm else fixed
+    response = await connection.request("POST", "/v1/audio/speech", body)
+    record.status = response.status_code
+    if response.status_code != 200:
+        await _refused(connection, record)
+        return
+    bytes_per_second = 2 * int(_header(response, b"x-sample-rate") or 48000)
+    pcm = load.response_format == "pcm"
+    received, playback, last = 0.0, 0.0, begin
+    async for chunk in connection.body():
+        now = time.perf_counter()
+        if not record.first:
+            record.first = now - begin
+            playback = now
+        else:
+            record.gaps.append(now - last)
+            if pcm and (late := now - playback - received) > 0:
+                record.underrun += late
+                playback += late
+        last = now
+        received += len(chunk) / bytes_per_second
+    record.audio = received if pcm else _patches(load) * PATCH_SECONDS
     record.duration = time.perf_counter() - begin
+
+
+def _header(response: h11.Response, name: bytes) -> bytes | None:
+    return next((value for key, value in response.headers if key == name), None)
+
+
+def _patches(load: SpeechLoad) -> int:
+    """Of an answer of fixed length; 0 where the model decides."""
+    return max(1, round(load.seconds / PATCH_SECONDS)) if load.seconds else 0
