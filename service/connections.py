@@ -44,17 +44,22 @@ def raise_descriptor_limit() -> None:
 
 class QuickBodies(h11.Connection):
     """h11, whose events and state machine take as long over one piece of a streamed body as the kernel over sending it:
-    here a chunk is framed at once."""
+    here a chunk is framed at once. The head goes out with what follows it, which ASGI applications have at hand: one
+    packet, for which a client wakes once."""
 
     _chunked = False
+    _head = b""
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # its overloads say the same
+        head, self._head = self._head, b""
         if self._chunked and isinstance(event, h11.Data) and self.our_state is h11.SEND_BODY:
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+            return head + b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else head
         data = super().send(event)
         if isinstance(event, h11.Response):
-            self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in (data or b"").lower()
-        return data
+            self._head = data or b""
+            self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in self._head.lower()
+            return b""
+        return head + data if head and data is not None else data
 
 
 class BoundedConnection(H11Protocol):

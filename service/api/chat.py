@@ -226,17 +226,21 @@ async def _events(context: ServerContext, job: ChatJob, options: StreamOptions) 
     begun = [False] * len(job.sampling)
     async with aclosing(_merged(context, job)) as pieces:
         async for index, piece in pieces:
+            events: list[bytes] = []
             if not begun[index]:
                 begun[index] = True
-                yield chunk(ChunkChoice(index, DeltaMessage(role="assistant", content="")))
+                events.append(chunk(ChunkChoice(index, DeltaMessage(role="assistant", content=""))))
             if piece.content or piece.reasoning or piece.logprobs:
                 delta = DeltaMessage(content=piece.content or UNSET, reasoning_content=piece.reasoning or UNSET)
-                yield chunk(ChunkChoice(index, delta, _logprobs(job, piece.logprobs)))
+                events.append(chunk(ChunkChoice(index, delta, _logprobs(job, piece.logprobs))))
             if piece.finish_reason is not None:
-                yield chunk(ChunkChoice(index, DeltaMessage(), finish_reason=piece.finish_reason))
+                events.append(chunk(ChunkChoice(index, DeltaMessage(), finish_reason=piece.finish_reason)))
+            if events:  # those of one piece go out together: a packet, not two or three
+                yield b"".join(events)
     if options.include_usage:
-        yield event(msgspec.structs.replace(template, usage=job.usage()))
-    yield DONE
+        yield event(msgspec.structs.replace(template, usage=job.usage())) + DONE
+    else:
+        yield DONE
 
 
 async def _merged(context: ServerContext, job: ChatJob) -> AsyncGenerator[tuple[int, TextDelta]]:

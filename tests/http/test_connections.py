@@ -16,21 +16,22 @@ REQUESTS = {
 }
 
 
-def _answered(connection: h11.Connection, request: bytes, pieces: list[bytes], *, sized: bool) -> list[bytes | None]:
-    """What goes out for two answers on one connection, as far as it is kept open."""
-    sent: list[bytes | None] = []
+def _answered(connection: h11.Connection, request: bytes, pieces: list[bytes], *, sized: bool) -> list[bytes]:
+    """What goes out for each of two answers on one connection, as far as it is kept open."""
+    answers: list[bytes] = []
     for _ in range(2):
         connection.receive_data(request)
         while not isinstance(connection.next_event(), h11.EndOfMessage):
             pass
         headers = [(b"content-length", str(sum(map(len, pieces))).encode())] if sized else []
-        sent.append(connection.send(h11.Response(status_code=200, headers=headers)))
+        sent = [connection.send(h11.Response(status_code=200, headers=headers))]
         sent += [connection.send(h11.Data(data=piece)) for piece in pieces]
         sent.append(connection.send(h11.EndOfMessage()))
+        answers.append(b"".join(data or b"" for data in sent))
         if connection.our_state is not h11.DONE:
             break
         connection.start_next_cycle()
-    return sent
+    return answers
 
 
 @pytest.mark.parametrize("request_name", ["1.1", "1.0"])
@@ -45,6 +46,17 @@ def test_framing_is_that_of_h11(request_name: str, sized: bool, pieces: list[byt
 def test_the_answer_to_head_has_no_body() -> None:
     expected = _answered(h11.Connection(h11.SERVER), REQUESTS["head"], [b""], sized=False)
     assert _answered(QuickBodies(h11.SERVER), REQUESTS["head"], [b""], sized=False) == expected
+
+
+def test_the_head_goes_out_with_the_first_piece() -> None:
+    connection = QuickBodies(h11.SERVER)
+    connection.receive_data(REQUESTS["1.1"])
+    while not isinstance(connection.next_event(), h11.EndOfMessage):
+        pass
+    assert connection.send(h11.Response(status_code=200, headers=[])) == b""
+    first = connection.send(h11.Data(data=b"x"))
+    assert first is not None and first.startswith(b"HTTP/1.1 200") and first.endswith(b"\r\n\r\n1\r\nx\r\n")
+    assert connection.send(h11.Data(data=b"y")) == b"1\r\ny\r\n"
 
 
 def test_nothing_is_sent_out_of_turn() -> None:
