@@ -33,7 +33,10 @@ class ChatProcessor(Protocol):
         """Bytes of generated ids, special tokens left out; joins over any split of the ids."""
         ...
 
-    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem: ...
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
+        """source: models.media.source_digest of the file that the picture was decoded from, which spares hashing its
+        pixels."""
+        ...
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """Indices of the frames to decode, by the family's documented rule, at most max_frames."""

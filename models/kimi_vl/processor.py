@@ -88,10 +88,12 @@ class KimiVLProcessor:
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return self.tokenizer.decode(token_ids)
 
-    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """detail "low" allows a quarter of the patches."""
         limit = self._frame_limit if detail == "low" else self.images.in_token_limit
-        return self._item("image", [_fit(picture, self.images.patch_size, limit, "image_url")])
+        frame = _fit(picture, self.images.patch_size, limit, "image_url")
+        # The limit decides how much of a frame is padding.
+        return self._item("image", [frame], None if source is None else source + b"%d" % limit)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """The middles of equal stretches, one for each 1 / fps seconds (default: one a second), at most max_frames and
@@ -137,7 +139,7 @@ class KimiVLProcessor:
         positions = np.arange(len(token_ids), dtype=np.int32)[None]
         return Prompt(token_ids, positions, len(token_ids), tuple(items), tuple(builder.spans))
 
-    def _item(self, kind: MediaKind, frames: list[np.ndarray]) -> MediaItem:
+    def _item(self, kind: MediaKind, frames: list[np.ndarray], source: bytes | None = None) -> MediaItem:
         size = self.images.patch_size
         grids = np.array([(frame.shape[0] // size, frame.shape[1] // size) for frame in frames], dtype=np.int32)
         patches = int(grids.prod(axis=1).sum())
@@ -148,7 +150,7 @@ class KimiVLProcessor:
             num_patches=patches,
             num_sequences=len(frames),
             num_embeds=patches // self.config.vision.merged_patches,
-            digest=media_digest(kind, frames, {"grids": grids}, repr(self.images).encode()),
+            digest=media_digest(kind, frames, {"grids": grids}, repr(self.images).encode(), source),
         )
 
 

@@ -89,10 +89,11 @@ class MiniCPMVProcessor:
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return self.tokenizer.decode(token_ids)
 
-    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """detail "low" takes the overview alone."""
         sliced = slice_picture(picture.convert("RGB"), self._overview_rule if detail == "low" else self._picture_rule)
-        return self._item("image", sliced.slices, sliced.grid, [1] * len(sliced.slices), [NO_TIME] * len(sliced.slices))
+        count = len(sliced.slices)
+        return self._item("image", sliced.slices, sliced.grid, [1] * count, [NO_TIME] * count, source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         return list(self._sampling(metadata, fps, max_frames).indices)
@@ -168,6 +169,7 @@ class MiniCPMVProcessor:
         grid: tuple[int, int] | None,
         group_sizes: Sequence[int],
         times: Sequence[int],
+        source: bytes | None = None,
     ) -> MediaItem:
         arrays = {
             "group_sizes": np.array(group_sizes, dtype=np.int32),
@@ -182,7 +184,7 @@ class MiniCPMVProcessor:
             num_patches=sum(s.shape[0] * s.shape[1] for s in slices) // patch_area,
             num_sequences=len(slices),
             num_embeds=len(group_sizes) * self.config.num_queries,
-            digest=media_digest(kind, slices, arrays, self._settings),
+            digest=media_digest(kind, slices, arrays, self._settings, source),
         )
 
     def _media_texts(self, order: Sequence[int], items: Sequence[MediaItem]) -> list[str]:

@@ -72,12 +72,12 @@ class Qwen2VLProcessor:
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return self.tokenizer.decode(token_ids)
 
-    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """picture: upright, alpha already flattened. detail "low" bounds it to 512 x 512 pixels, otherwise the
         checkpoint's limits hold."""
         images = self.config.images
         limit = min(images.max_pixels, _LOW_DETAIL_PIXELS) if detail == "low" else images.max_pixels
-        return self._item("image", (picture,), min(images.min_pixels, limit), limit)
+        return self._item("image", (picture,), min(images.min_pixels, limit), limit, source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """The rule of qwen-vl-utils (models/qwen2_vl/pictures.py), never more frames than the context can hold."""
@@ -115,7 +115,14 @@ class Qwen2VLProcessor:
         positions, next_position = mrope_positions(len(token_ids), runs, merge_size=self.config.vision.merge_size)
         return Prompt(np.array(token_ids, dtype=np.int32), positions, next_position, tuple(items), tuple(spans))
 
-    def _item(self, kind: MediaKind, pictures: Sequence[Image.Image], min_pixels: int, max_pixels: int) -> MediaItem:
+    def _item(
+        self,
+        kind: MediaKind,
+        pictures: Sequence[Image.Image],
+        min_pixels: int,
+        max_pixels: int,
+        source: bytes | None = None,
+    ) -> MediaItem:
         vision = self.config.vision
         width, height = pictures[0].size
         try:
@@ -136,7 +143,7 @@ class Qwen2VLProcessor:
             num_patches=patches,
             num_sequences=pairs,
             num_embeds=patches // vision.merged_patches,
-            digest=media_digest(kind, frames, arrays, self._settings),
+            digest=media_digest(kind, frames, arrays, self._settings, source),
         )
 
     def _turn(self, message: ChatMessage, items: Sequence[MediaItem], shield: str) -> dict[str, Any]:

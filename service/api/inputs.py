@@ -207,9 +207,10 @@ async def _load_image(
 ) -> MediaItem:
     began = time.monotonic()
 
-    def prepare(picture: Image.Image) -> tuple[MediaItem, float]:
+    def prepare(picture: Image.Image, source: bytes) -> tuple[MediaItem, float]:
         decoded = time.monotonic()
-        return _named(reference.field, lambda: processor.image(picture, detail=reference.media.detail)), decoded
+        detail = reference.media.detail
+        return _named(reference.field, lambda: processor.image(picture, detail=detail, source=source)), decoded
 
     item, decoded = await context.media.image(reference.media.url, prepare, field=reference.field, budget=budget)
     context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from models.errors import InputError
-from models.media import VideoFrames, VideoMetadata
+from models.media import VideoFrames, VideoMetadata, source_digest
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 from service.media.fetch import Fetcher
@@ -76,7 +76,7 @@ class MediaLoader:
     Every method raises InputError with the field it is given. Base64 and pictures are decoded in `image_threads`
     threads, video and audio in the pool's processes. As many pictures as threads and as many videos as processes are
     held at full size: `prepare` makes a picture or video what is kept of it, and until it has, no other is decoded. A
-    picture's is called in the thread that decoded it.
+    picture's is called in the thread that decoded it, with the source_digest of its bytes.
     `on_read` hears how many seconds it took to have the bytes of a URL, with the URL's kind: "data" or "remote".
     """
 
@@ -101,7 +101,9 @@ class MediaLoader:
         """A fresh budget, for one request."""
         return MediaBudget(self._limits.request)
 
-    async def image(self, url: str, prepare: Callable[[Image.Image], T], *, field: str, budget: MediaBudget) -> T:
+    async def image(
+        self, url: str, prepare: Callable[[Image.Image, bytes], T], *, field: str, budget: MediaBudget
+    ) -> T:
         budget.take_item(field)
         limits = self._limits.image
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.image_seconds, budget)
@@ -109,8 +111,11 @@ class MediaLoader:
         def admit(width: int, height: int) -> None:
             budget.take_pixels(width * height, field)
 
+        def decode() -> T:
+            return prepare(decode_image(data, field=field, limits=limits, admit=admit), source_digest(data))
+
         async with self._pictures:
-            return await self._in_thread(lambda: prepare(decode_image(data, field=field, limits=limits, admit=admit)))
+            return await self._in_thread(decode)
 
     async def video(
         self,

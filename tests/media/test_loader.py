@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from models.errors import InputError
+from models.media import DIGEST_BYTES
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MediaLimits, RequestLimits, WorkerLimits
 from service.media.loader import MediaLoader
@@ -28,7 +29,8 @@ async def kept(media: T) -> T:
     return media
 
 
-def itself(media: T) -> T:
+def itself(media: T, source: bytes) -> T:
+    assert len(source) == DIGEST_BYTES
     return media
 
 
@@ -104,7 +106,7 @@ async def test_bytes_of_a_request_are_counted(loader: MediaLoader) -> None:
 async def test_no_picture_is_decoded_while_one_is_held_at_full_size(loader: MediaLoader) -> None:
     held = 0
 
-    def prepare(media: object) -> int:
+    def prepare(media: object, source: bytes) -> int:
         nonlocal held
         held += 1
         time.sleep(0.01)

@@ -33,7 +33,7 @@ class FakeProcessor:
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return bytes(token for token in token_ids if token < 256)
 
-    def image(self, picture: Image.Image, *, detail: str = "auto") -> MediaItem:
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         if picture.width < 4:
             raise InputError("image_url", f"the image is {picture.width} x {picture.height}; too narrow")
         return self._item("image", (np.asarray(picture),))

@@ -114,6 +114,8 @@ def test_low_detail_takes_a_quarter(tmp_path: Path) -> None:
     assert owner.image(picture).num_embeds == 17 * 17
     assert owner.image(picture, detail="low").num_embeds == 9 * 9
     assert owner.image(picture).digest != owner.image(picture, detail="low").digest
+    small = blank(28, 28)  # the limit is part of what a file is made into, even where it changes no size
+    assert owner.image(small, source=b"x").digest != owner.image(small, detail="low", source=b"x").digest
 
 
 def test_other_settings_give_other_digests(tmp_path: Path) -> None:

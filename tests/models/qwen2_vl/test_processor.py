@@ -11,7 +11,7 @@ from PIL import Image
 
 from models.embedded.make_qwen2_vl import DIRECTORY, SPECIAL_TOKENS
 from models.errors import InputError
-from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata, source_digest
 from models.qwen2_vl.pictures import official_video_limits, sample_frames, smart_resize
 from models.qwen2_vl.positions import mrope_positions
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
@@ -160,6 +160,13 @@ def test_digests_tell_apart_pixels_kind_and_order(processor: Qwen2VLProcessor) -
     ]
     assert len({item.digest for item in items}) == len(items)
     assert processor.image(Image.fromarray(a.copy())).digest == items[0].digest
+
+
+def test_digests_of_files_tell_apart_files_only(processor: Qwen2VLProcessor) -> None:
+    picture, one, other = Image.new("RGB", (700, 500)), source_digest(b"one"), source_digest(b"other")
+    digest = processor.image(picture, source=one).digest
+    assert digest == processor.image(picture, detail="high", source=one).digest
+    assert digest != processor.image(picture, source=other).digest
 
 
 def test_positions_of_the_specified_example() -> None:
