@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from models.layers.precision import Precision
 from models.voxcpm2.config import AudioVAEConfig
-from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample, Streams, snake
+from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample, Streams, snake, snake_samples
 
 _DILATIONS = (1, 3, 9)
 _ENCODE_SECONDS = 4
@@ -70,7 +71,11 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latent frames [rows, latent_dim, T] -> samples [rows, 1, T * hop]. With streams, the rows continue theirs."""
+    """Latent frames [rows, latent_dim, T] -> samples [rows, 1, T * hop]. With streams, the rows continue theirs.
+
+    precision: of the products on a GPU; None does as torch.backends.cudnn.allow_tf32 says."""
+
+    precision: Precision | None = None
 
     def __init__(self, config: AudioVAEConfig) -> None:
         super().__init__()
@@ -86,7 +91,20 @@ class Decoder(nn.Module):
         x = self.widen(self.first(z, streams), streams)
         for block in self.blocks:
             x = block(x, streams)
-        return torch.tanh(self.last(snake(x, self.alpha), streams))
+        last, memory, slots = self.last, None, None
+        if streams is not None:
+            memory, slots = streams.view(last.offset, last.width, last.pad), streams.slots
+        return snake_samples(x, self.alpha, last.weight, last.bias, memory, slots)
+
+    def set_precision(self, precision: Precision | None) -> None:
+        """Once the weights are loaded and where they stay, before anything is recorded: "float16" copies those of the
+        products."""
+        self.precision = precision
+        for module in self.modules():
+            if isinstance(module, ResidualUnit):
+                module.operand.choose(precision, module.pointwise_weight)
+            elif isinstance(module, SnakeUpsample):
+                module.operand.choose(precision, module.weight)
 
 
 class AudioVAE(nn.Module):

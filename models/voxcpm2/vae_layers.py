@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.layers.precision import Precision
+
 
 @dataclass(frozen=True, eq=False)
 class Streams:
@@ -52,17 +54,19 @@ def residual_unit(
     pointwise_bias: Tensor,
     memory: Tensor | None = None,
     slots: Tensor | None = None,
+    precision: Precision | None = None,
 ) -> Tensor:
     """x + pointwise(snake(depthwise(snake(x)))), causal; x [rows, C, T] -> like x.
 
     depthwise_weight [C, 1, kernel], pointwise_weight [C, C, 1]; memory [slots, C, (kernel - 1) * dilation] holds
-    snake(x), moves on in place for the rows' slots and may be a strided view.
+    snake(x), moves on in place for the rows' slots and may be a strided view. precision: of a GPU's products, by
+    default as torch.backends.cudnn.allow_tf32 says; with float16, pointwise_weight is float16.
     """
     rest = (depthwise_weight, depthwise_bias, dilation, alpha_out, pointwise_weight, pointwise_bias, memory, slots)
     if x.is_cuda and x.shape[1] % 32 == 0:
         from models.layers.kernels.vae import residual_unit_cuda
 
-        return residual_unit_cuda(x, alpha_in, *rest)
+        return residual_unit_cuda(x, alpha_in, *rest, precision=precision)
     return residual_unit_reference(x, alpha_in, *rest)
 
 
@@ -110,16 +114,18 @@ def snake_upsample(
     stride: int,
     memory: Tensor | None = None,
     slots: Tensor | None = None,
+    precision: Precision | None = None,
 ) -> Tensor:
     """Transposed convolution of snake(x * scale + shift), of kernel 2 * stride: x [rows, C, T], weight
     [C, C_out, 2 * stride], scale, shift and alpha [C] -> [rows, C_out, T * stride].
 
     Output t reads inputs t // stride and the one before. memory [slots, C, 1] holds the snake's last output.
+    precision as of residual_unit.
     """
     if x.is_cuda and x.shape[1] % 32 == 0:
         from models.layers.kernels.vae import snake_upsample_cuda
 
-        return snake_upsample_cuda(x, scale, shift, alpha, weight, bias, stride, memory, slots)
+        return snake_upsample_cuda(x, scale, shift, alpha, weight, bias, stride, memory, slots, precision=precision)
     return snake_upsample_reference(x, scale, shift, alpha, weight, bias, stride, memory, slots)
 
 
@@ -139,6 +145,34 @@ def snake_upsample_reference(
     return out[..., stride:-stride]
 
 
+def snake_samples(
+    x: Tensor,
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    memory: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """tanh of a causal convolution of snake(x) to one channel: x [rows, C, T], alpha [C], weight [1, C, kernel] ->
+    [rows, 1, T]. memory [slots, C, kernel - 1] holds snake(x)."""
+    if x.is_cuda and x.shape[1] % 32 == 0 and weight.shape[-1] == 7:
+        from models.layers.kernels.vae import snake_samples_cuda
+
+        return snake_samples_cuda(x, alpha, weight, bias, memory, slots)
+    return snake_samples_reference(x, alpha, weight, bias, memory, slots)
+
+
+def snake_samples_reference(
+    x: Tensor,
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    memory: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    return torch.tanh(causal_conv(snake(x, alpha), weight, bias, memory=memory, slots=slots))
+
+
 class CausalConv(nn.Module):
     """Weights of a causal convolution; `offset` is where its memory begins in a row of Streams.table."""
 
@@ -156,6 +190,23 @@ class CausalConv(nn.Module):
         return causal_conv(x, self.weight, self.bias, self.stride, self.groups, memory, slots)
 
 
+class _Operand:
+    """How a module's product is done on a GPU, and its weight's copy for that."""
+
+    def __init__(self) -> None:
+        self.precision: Precision | None = None
+        self._half: Tensor | None = None
+
+    def choose(self, precision: Precision | None, weight: Tensor) -> None:
+        self.precision = precision
+        half = precision == "float16" and weight.is_cuda
+        # clamp_ keeps the order in memory, which the kernels read.
+        self._half = weight.detach().clone().clamp_(-65504.0, 65504.0).half() if half else None
+
+    def of(self, weight: Tensor) -> tuple[Tensor, Precision | None]:
+        return weight if self._half is None else self._half, self.precision
+
+
 class SnakeUpsample(nn.Module):
     """Rate condition (scale and shift: the row of the baked sample rate), snake and causal transposed convolution."""
 
@@ -171,11 +222,14 @@ class SnakeUpsample(nn.Module):
         # Input channels lie innermost in memory: the kernel's products read them in wide loads.
         self.weight = nn.Parameter(torch.empty(2 * stride, out_width, width).permute(2, 1, 0))
         self.bias = nn.Parameter(torch.empty(out_width))
+        self.operand = _Operand()
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
         memory = streams.view(self.offset, self.width, 1) if streams is not None else None
         slots = streams.slots if streams is not None else None
-        return snake_upsample(x, self.scale, self.shift, self.alpha, self.weight, self.bias, self.stride, memory, slots)
+        weight, precision = self.operand.of(self.weight)
+        conditioned = (self.scale, self.shift, self.alpha)
+        return snake_upsample(x, *conditioned, weight, self.bias, self.stride, memory, slots, precision)
 
 
 class ResidualUnit(nn.Module):
@@ -194,10 +248,12 @@ class ResidualUnit(nn.Module):
         self.alpha_out = nn.Parameter(torch.empty(width))
         self.pointwise_weight = nn.Parameter(torch.empty(width, width, 1))
         self.pointwise_bias = nn.Parameter(torch.empty(width))
+        self.operand = _Operand()
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
         memory = streams.view(self.offset, self.width, self.pad) if streams is not None else None
         slots = streams.slots if streams is not None else None
+        pointwise_weight, precision = self.operand.of(self.pointwise_weight)
         return residual_unit(
             x,
             self.alpha_in,
@@ -205,8 +261,9 @@ class ResidualUnit(nn.Module):
             self.depthwise_bias,
             self.dilation,
             self.alpha_out,
-            self.pointwise_weight,
+            pointwise_weight,
             self.pointwise_bias,
             memory,
             slots,
+            precision,
         )

@@ -1,12 +1,18 @@
-"""Causal convolution units of the AudioVAE decoder: element-wise work with the depthwise convolution in one kernel, the
-product over channels with bias and residual in a second, and the memory moved on by spare programs of one of them.
+"""The AudioVAE decoder's convolutions over a channels-last signal [rows, T, C]: residual units, transposed
+convolutions and the last convolution, each with its memory.
 
-Twins: models.voxcpm2.vae_layers.residual_unit and snake_upsample. The 1x1 and transposed convolutions run on tensor
-cores in TF32, as cuDNN runs them by default; their inputs are rounded here, their weights where they are loaded. A
-tile's columns are samples of all rows, one row after the other.
+Twins: the functions of models.voxcpm2.vae_layers. They take and give [rows, C, T]; what these kernels give lies
+channels-last in memory, so that the next kernel takes it as it is: every load and store is then a row of channels,
+whatever the tap, the dilation or the stride.
+
+The 1x1 and transposed convolutions run on tensor cores, with operands of 10 mantissa bits (TF32 or float16) or in full
+float32; all else is float32. Both kinds of operands are rounded here, their weights where they are loaded.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
 
 import torch
 import triton
@@ -14,13 +20,17 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+from models.layers.precision import Precision
+
+TAPS = 7
+"""Of a depthwise convolution and of the last one."""
 
 
 @triton.jit
-def _snake(x, alpha):
-    """x + sin^2(alpha x) / (alpha + 1e-9): the angle in half turns, reduced to [-1/2, 1/2], then a polynomial of its
-    square whose error stays below 3e-7."""
-    turns = x * (alpha * 0.3183098861837907)
+def _snake(x, turn, inverse):
+    """x + sin^2(alpha x) / (alpha + 1e-9), of turn = alpha / pi and inverse = 1 / (alpha + 1e-9): the angle in half
+    turns, reduced to [-1/2, 1/2], then a polynomial of its square whose error stays below 3e-7."""
+    turns = x * turn
     rest = turns - ((turns + 12582912.0) - 12582912.0)
     z = rest * rest
     series = 13.050100326538086 + z * -3.356592893600464
@@ -28,151 +38,165 @@ def _snake(x, alpha):
     series = 42.727195739746094 + z * series
     series = -32.469669342041016 + z * series
     series = 9.869604110717773 + z * series
-    return x + z * series / (alpha + 1e-9)
+    return x + z * series * inverse
 
 
 @triton.jit
-def _operand(x, ROUND: tl.constexpr):
+def _turn(alpha):
+    return alpha * 0.3183098861837907
+
+
+@triton.jit
+def _inverse(alpha):
+    return 1.0 / (alpha + 1e-9)
+
+
+@triton.jit
+def _operand(x, PRECISION: tl.constexpr):
     """x as it enters a product. Tensor cores cut TF32 operands off: unrounded, every layer would lose 0.05 % of the
     signal's strength."""
-    if ROUND:
+    if PRECISION == "tf32":
         x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    if PRECISION == "float16":
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
     return x
 
 
 @triton.jit
-def _row_and_time(tile, LENGTH: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Row int64 and time of a tile's columns; a tile inside one row is seen to be contiguous, so its loads are wide."""
-    first = tile * BLOCK_T
-    offsets = tl.arange(0, BLOCK_T)
-    if LENGTH % BLOCK_T == 0:
-        row = (first // LENGTH).to(tl.int64) + tl.zeros((BLOCK_T,), tl.int64)
-        t = tl.multiple_of(first % LENGTH, BLOCK_T) + offsets
-    else:
-        row = ((first + offsets) // LENGTH).to(tl.int64)
-        t = (first + offsets) % LENGTH
-    return row, t
+def _dot(a, b, acc, PRECISION: tl.constexpr):
+    return tl.dot(a, b, acc=acc, input_precision="ieee" if PRECISION == "ieee" else "tf32")
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _depthwise_kernel(
+@triton.jit
+def _past(
+    x_row, turn, inverse, memory, channel, t, alive, WIDTH: tl.constexpr, PAD: tl.constexpr, MEMORY: tl.constexpr
+):
+    """snake(x) at times t, or the memory's value where they lie before the row's first."""
+    x = tl.load(x_row + t[:, None] * WIDTH + channel[None, :], mask=(alive & (t >= 0))[:, None], other=0.0)
+    x = _snake(x, turn, inverse)
+    if MEMORY:  # noqa: SIM102 (constants first: Triton drops the branch)
+        if tl.program_id(1) == 0:
+            before = memory + channel[None, :] * PAD + (t + PAD)[:, None]
+            x += tl.load(before, mask=(alive & (t < 0))[:, None], other=0.0)
+    return x
+
+
+@triton.jit
+def _move_memory(
+    x_row,
+    turn,
+    inverse,
+    memory,
+    channel,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    PAD: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """The memory of one row's channels becomes the last PAD of (memory, snake(x)); only this program reads it."""
+    # In place: all reads come before the first write.
+    tl.debug_barrier()
+    index = tl.arange(0, BLOCK_P)
+    kept = (index < PAD)[:, None]
+    origin = (index + LENGTH - PAD)[:, None]
+    x = tl.load(x_row + origin * WIDTH + channel[None, :], mask=kept & (origin >= 0), other=0.0)
+    x = _snake(x, turn, inverse)
+    place = memory + channel[None, :] * PAD + index[:, None]
+    if LENGTH < PAD:
+        x = tl.where(origin < 0, tl.load(place + LENGTH, mask=kept & (origin < 0), other=0.0), x)
+        tl.debug_barrier()
+    tl.store(place, x, mask=kept)
+
+
+@triton.jit(do_not_specialize=["steps"])
+def _unit_kernel(
     x_ptr,
     alpha_in_ptr,
     weight_ptr,
     bias_ptr,
     alpha_out_ptr,
+    product_ptr,
+    product_bias_ptr,
     memory_ptr,
     slots_ptr,
     out_ptr,
-    rows,
     stride_slot,
+    steps,
     WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
-    KERNEL: tl.constexpr,
     DILATION: tl.constexpr,
     MEMORY: tl.constexpr,
-    BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    ROUND: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """snake(depthwise(snake(x))) of BLOCK_C channels and BLOCK_T columns; the taps' snakes are cheaper than storing."""
-    PAD: tl.constexpr = (KERNEL - 1) * DILATION
-    tile = tl.program_id(0)
-    row, t = _row_and_time(tile, LENGTH, BLOCK_T)
-    here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < rows * LENGTH
-    first_t = tl.min(t, 0)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    alpha = tl.load(alpha_in_ptr + channel)[:, None]
-    alpha_out = tl.load(alpha_out_ptr + channel)[:, None]
-    hidden = tl.zeros((BLOCK_C, BLOCK_T), tl.float32) + tl.load(bias_ptr + channel)[:, None]
-    release_next(PDL)
-    wait_for_previous(PDL)
-    if MEMORY:
-        slot = tl.load(slots_ptr + row, mask=here, other=0).to(tl.int64)
-    place = (row * (WIDTH * LENGTH) + t)[None, :] + (channel * LENGTH)[:, None]
-    for tap in tl.static_range(KERNEL):
-        back = (KERNEL - 1 - tap) * DILATION
-        x = tl.load(x_ptr + place - back, mask=(here & (t >= back))[None, :], other=0.0)
-        x = _snake(x, alpha)
-        if MEMORY and back > 0:  # noqa: SIM102 (constants first: Triton drops the branch)
-            if first_t < back:
-                before = memory_ptr + slot[None, :] * stride_slot + (channel * PAD)[:, None]
-                before += (t + PAD - back)[None, :]
-                x += tl.load(before, mask=(here & (t < back))[None, :], other=0.0)
-        hidden += x * tl.load(weight_ptr + channel * KERNEL + tap)[:, None]
-    # Channels innermost, as the product wants its inputs.
-    target = out_ptr + ((row * LENGTH + t) * WIDTH)[None, :] + channel[:, None]
-    tl.store(target, _operand(_snake(hidden, alpha_out), ROUND), mask=here[None, :])
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _pointwise_kernel(
-    hidden_ptr,
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    alpha_in_ptr,
-    memory_ptr,
-    slots_ptr,
-    out_ptr,
-    rows,
-    stride_slot,
-    WIDTH: tl.constexpr,
-    LENGTH: tl.constexpr,
-    PAD: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    MOVE_C: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    FUSED: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x + weight @ hidden + bias. Programs behind the last tile move the memory on: PAD is 0 without one."""
-    TILES_C: tl.constexpr = WIDTH // BLOCK_C
+    """snake(depthwise(snake(x))) of BLOCK_C channels; FUSED: the whole unit.
+
+    Each of BLOCK_T lanes walks `steps` samples that lie DILATION apart, so that the inputs of its taps are those of its
+    steps before: one load and one snake a sample. DILATION lanes side by side cover consecutive times."""
+    PAD: tl.constexpr = 6 * DILATION
+    SPANS: tl.constexpr = BLOCK_T // DILATION
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK_T)
+    t = (tl.program_id(1) * SPANS + lane // DILATION) * (steps * DILATION) + lane % DILATION
+    alive = (lane < SPANS * DILATION) & (t < LENGTH)
+    channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    alpha = tl.load(alpha_in_ptr + channel)[None, :]
+    turn, inverse = _turn(alpha), _inverse(alpha)
+    alpha = tl.load(alpha_out_ptr + channel)[None, :]
+    turn_out, inverse_out = _turn(alpha), _inverse(alpha)
+    weights = weight_ptr + channel * 7
+    w0 = tl.load(weights)[None, :]
+    w1 = tl.load(weights + 1)[None, :]
+    w2 = tl.load(weights + 2)[None, :]
+    w3 = tl.load(weights + 3)[None, :]
+    w4 = tl.load(weights + 4)[None, :]
+    w5 = tl.load(weights + 5)[None, :]
+    w6 = tl.load(weights + 6)[None, :]
+    bias = tl.load(bias_ptr + channel)[None, :]
+    if FUSED:
+        # [inputs, outputs]: the inputs lie together in memory.
+        product = tl.load(product_ptr + channel[None, :] * WIDTH + channel[:, None])
+        product_bias = tl.load(product_bias_ptr + channel)[None, :]
     release_next(PDL)
     wait_for_previous(PDL)
-    program = tl.program_id(0)
-    columns = rows * LENGTH
-    tiles = tl.cdiv(columns, BLOCK_T) * TILES_C
-    if program < tiles:
-        # Tiles of the same columns lie together: the hidden values they share stay in L2.
-        out_channel = program % TILES_C * BLOCK_C + tl.arange(0, BLOCK_C)
-        tile = program // TILES_C
-        row, t = _row_and_time(tile, LENGTH, BLOCK_T)
-        here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < columns
-        base = row * (WIDTH * LENGTH) + t
-        k = tl.arange(0, BLOCK_K)
-        source = hidden_ptr + ((row * LENGTH + t) * WIDTH)[:, None] + k[None, :]
-        weights = weight_ptr + out_channel[:, None] * WIDTH + k[None, :]
-        acc = tl.zeros((BLOCK_C, BLOCK_T), tl.float32)
-        for first in range(0, WIDTH, BLOCK_K):
-            weight = tl.load(weights + first)
-            hidden = tl.load(source + first, mask=here[:, None], other=0.0)
-            acc = tl.dot(weight, tl.trans(hidden), acc=acc, input_precision=PRECISION)
-        acc += tl.load(bias_ptr + out_channel)[:, None]
-        place = base[None, :] + (out_channel * LENGTH)[:, None]
-        acc += tl.load(x_ptr + place, mask=here[None, :], other=0.0)
-        tl.store(out_ptr + place, acc, mask=here[None, :])
-    elif PAD > 0:
-        # The memory of MOVE_C channels of one row becomes the last PAD of (memory, snake(x)).
-        mover = program - tiles
-        mover_row = (mover // (WIDTH // MOVE_C)).to(tl.int64)
-        channel = (mover % (WIDTH // MOVE_C) * MOVE_C + tl.arange(0, MOVE_C))[:, None]
-        index = tl.arange(0, BLOCK_P)[None, :]
-        kept = (index < PAD) & (channel < WIDTH)
-        slot = tl.load(slots_ptr + mover_row).to(tl.int64)
-        origin = index + LENGTH - PAD
-        samples = x_ptr + mover_row * (WIDTH * LENGTH) + channel * LENGTH + origin
-        value = tl.load(samples, mask=kept & (origin >= 0), other=0.0)
-        value = _snake(value, tl.load(alpha_in_ptr + channel))
-        memory = memory_ptr + slot * stride_slot + channel * PAD + index
-        if LENGTH < PAD:
-            value = tl.where(origin < 0, tl.load(memory + LENGTH, mask=kept & (origin < 0), other=0.0), value)
-            # The shift is in place: all reads come before the first write.
-            tl.debug_barrier()
-        tl.store(memory, value, mask=kept)
+    x_row = x_ptr + row * (LENGTH * WIDTH)
+    out_row = out_ptr + row * (LENGTH * WIDTH)
+    memory = memory_ptr
+    if MEMORY:
+        memory += tl.load(slots_ptr + row).to(tl.int64) * stride_slot
+    h0 = _past(x_row, turn, inverse, memory, channel, t - 6 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h1 = _past(x_row, turn, inverse, memory, channel, t - 5 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h2 = _past(x_row, turn, inverse, memory, channel, t - 4 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h3 = _past(x_row, turn, inverse, memory, channel, t - 3 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h4 = _past(x_row, turn, inverse, memory, channel, t - 2 * DILATION, alive, WIDTH, PAD, MEMORY)
+    h5 = _past(x_row, turn, inverse, memory, channel, t - DILATION, alive, WIDTH, PAD, MEMORY)
+    place = t[:, None] * WIDTH + channel[None, :]
+    x = tl.load(x_row + place, mask=(alive & (t < LENGTH))[:, None], other=0.0)
+    for step in range(steps):
+        here = (alive & (t < LENGTH))[:, None]
+        t += DILATION
+        # Loaded a step ahead.
+        following = tl.load(
+            x_row + place + DILATION * WIDTH, mask=(alive & (t < LENGTH) & (step + 1 < steps))[:, None], other=0.0
+        )
+        h6 = _snake(x, turn, inverse)
+        hidden = bias + h0 * w0 + h1 * w1 + h2 * w2 + h3 * w3 + h4 * w4 + h5 * w5 + h6 * w6
+        hidden = _operand(_snake(hidden, turn_out, inverse_out), PRECISION)
+        if FUSED:
+            acc = _dot(hidden, product, tl.zeros((BLOCK_T, BLOCK_C), tl.float32), PRECISION)
+            tl.store(out_row + place, x + (acc + product_bias), mask=here)
+        else:
+            tl.store(out_row + place, hidden, mask=here)
+        h0, h1, h2, h3, h4, h5 = h1, h2, h3, h4, h5, h6
+        x = following
+        place += DILATION * WIDTH
+    if MEMORY:  # noqa: SIM102 (constants first: Triton drops the branch)
+        if tl.program_id(1) == 0:
+            _move_memory(x_row, turn, inverse, memory, channel, WIDTH, LENGTH, PAD, BLOCK_P)
 
 
 @triton.jit
@@ -184,88 +208,169 @@ def _snake_kernel(
     memory_ptr,
     slots_ptr,
     out_ptr,
+    stride_row,
+    stride_c,
+    stride_t,
     stride_slot,
     WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
     MEMORY: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    ROUND: tl.constexpr,
+    PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """snake(x * scale + shift) into out [rows, 1 + LENGTH, WIDTH], behind the memory (0 without). The first program
     along T also does the last sample, which becomes the memory."""
     row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    t = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    channel = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
+    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     scale, shift = tl.load(scale_ptr + channel), tl.load(shift_ptr + channel)
     alpha = tl.load(alpha_ptr + channel)
+    turn, inverse = _turn(alpha), _inverse(alpha)
     release_next(PDL)
     wait_for_previous(PDL)
-    source = x_ptr + (row * WIDTH + channel) * LENGTH
+    source = x_ptr + row * stride_row + channel * stride_c
     target = out_ptr + row * ((LENGTH + 1) * WIDTH) + channel
-    here = (t < LENGTH)[None, :]
-    x = tl.load(source[:, None] + t[None, :], mask=here, other=0.0)
-    x = _snake(x * scale[:, None] + shift[:, None], alpha[:, None])
-    tl.store(target[:, None] + ((t + 1) * WIDTH)[None, :], _operand(x, ROUND), mask=here)
-    if tl.program_id(2) == 0:
+    here = (t < LENGTH)[:, None]
+    x = tl.load(source[None, :] + (t * stride_t)[:, None], mask=here, other=0.0)
+    x = _snake(x * scale[None, :] + shift[None, :], turn[None, :], inverse[None, :])
+    tl.store(target[None, :] + ((t + 1) * WIDTH)[:, None], _operand(x, PRECISION), mask=here)
+    if tl.program_id(1) == 0:
         if MEMORY:
             slot = tl.load(slots_ptr + row).to(tl.int64)
             memory = memory_ptr + slot * stride_slot + channel
             before = tl.load(memory)
-            last = _snake(tl.load(source + LENGTH - 1) * scale + shift, alpha)
+            last = _snake(tl.load(source + (LENGTH - 1) * stride_t) * scale + shift, turn, inverse)
             tl.store(memory, last)
         else:
             before = tl.zeros((BLOCK_C,), tl.float32)
-        tl.store(target, _operand(before, ROUND))
+        tl.store(target, _operand(before, PRECISION))
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _upsample_kernel(
+def _product_kernel(
     hidden_ptr,
     weight_ptr,
     bias_ptr,
+    x_ptr,
     out_ptr,
     rows,
-    stride_in,
-    stride_out,
-    stride_tap,
-    WIDTH: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    TWO_TAPS: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BLOCK_N output channels of one phase (output sample modulo STRIDE), BLOCK_T inputs."""
-    TILES_N: tl.constexpr = (OUT_WIDTH + BLOCK_N - 1) // BLOCK_N
+    """out [rows * LENGTH, OUTPUTS] = hidden @ weight^T + bias, weight [OUTPUTS, INPUTS], plus x like out.
+
+    TWO_TAPS: a transposed convolution. hidden has one sample more in front of each row, weight [2, OUTPUTS, INPUTS] a
+    part for this sample and one for the sample before; outputs are (phase, channel), which is time's order; no x."""
+    TILES_N: tl.constexpr = (OUTPUTS + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
-    phase = program // TILES_N % STRIDE
-    channel = program % TILES_N * BLOCK_N + tl.arange(0, BLOCK_N)
-    real = channel < OUT_WIDTH
-    tile = program // (TILES_N * STRIDE)
-    row, t = _row_and_time(tile, LENGTH, BLOCK_T)
-    here = tile * BLOCK_T + tl.arange(0, BLOCK_T) < rows * LENGTH
+    # Tiles of the same samples lie together: the hidden values they share stay in L2.
+    output = program % TILES_N * BLOCK_N + tl.arange(0, BLOCK_N)
+    sample = (program // TILES_N * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    here = (sample < rows * LENGTH)[:, None]
+    real = ((OUTPUTS % BLOCK_N == 0) | (output < OUTPUTS))[None, :]
     k = tl.arange(0, BLOCK_K)
-    weights = weight_ptr + (channel * stride_out + phase * stride_tap)[:, None] + (k * stride_in)[None, :]
-    source = hidden_ptr + ((row * (LENGTH + 1) + t) * WIDTH)[:, None] + k[None, :]
-    acc = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    weights = weight_ptr + output.to(tl.int64)[None, :] * INPUTS + k[:, None]
+    bias = tl.load(bias_ptr + output % CHANNELS)[None, :]
+    acc = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     release_next(PDL)
     wait_for_previous(PDL)
-    for first in range(0, WIDTH, BLOCK_K):
-        weight = tl.load(weights + first * stride_in, mask=real[:, None], other=0.0)
-        now = tl.load(source + first + WIDTH, mask=here[:, None], other=0.0)
-        acc = tl.dot(weight, tl.trans(now), acc=acc, input_precision=PRECISION)
-        weight = tl.load(weights + first * stride_in + STRIDE * stride_tap, mask=real[:, None], other=0.0)
-        past = tl.load(source + first, mask=here[:, None], other=0.0)
-        acc = tl.dot(weight, tl.trans(past), acc=acc, input_precision=PRECISION)
-    acc += tl.load(bias_ptr + channel, mask=real, other=0.0)[:, None]
-    place = (row * OUT_WIDTH * LENGTH + t)[None, :] * STRIDE + phase
-    place += (channel * (LENGTH * STRIDE))[:, None]
-    tl.store(out_ptr + place, acc, mask=real[:, None] & here[None, :])
+    if TWO_TAPS:
+        source = hidden_ptr + (sample + sample // LENGTH)[:, None] * INPUTS + k[None, :]
+        for first in range(0, 2 * INPUTS, BLOCK_K):
+            # The sample before comes first in hidden and second in the weight.
+            back = tl.where(first < INPUTS, OUTPUTS * INPUTS, -INPUTS)
+            weight = tl.load(weights + (back + first), mask=real, other=0.0)
+            acc = _dot(tl.load(source + first, mask=here, other=0.0), weight, acc, PRECISION)
+    else:
+        source = hidden_ptr + sample[:, None] * INPUTS + k[None, :]
+        for first in range(0, INPUTS, BLOCK_K):
+            weight = tl.load(weights + first, mask=real, other=0.0)
+            acc = _dot(tl.load(source + first, mask=here, other=0.0), weight, acc, PRECISION)
+    acc += bias
+    place = sample[:, None] * OUTPUTS + output[None, :]
+    if not TWO_TAPS:
+        acc += tl.load(x_ptr + place, mask=here & real, other=0.0)
+    tl.store(out_ptr + place, acc, mask=here & real)
+
+
+@triton.jit
+def _samples_kernel(
+    x_ptr,
+    alpha_ptr,
+    weight_ptr,
+    bias_ptr,
+    memory_ptr,
+    slots_ptr,
+    out_ptr,
+    stride_slot,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    MEMORY: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """tanh(convolution of seven taps to one channel(snake(x))), BLOCK_T samples."""
+    row = tl.program_id(0).to(tl.int64)
+    t = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    here = t < LENGTH
+    release_next(PDL)
+    wait_for_previous(PDL)
+    x_row = x_ptr + row * (LENGTH * WIDTH)
+    memory = memory_ptr
+    if MEMORY:
+        memory += tl.load(slots_ptr + row).to(tl.int64) * stride_slot
+    sums = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
+    for first in tl.static_range(0, WIDTH, BLOCK_C):
+        channel = first + tl.arange(0, BLOCK_C)
+        alpha = tl.load(alpha_ptr + channel)[None, :]
+        turn, inverse = _turn(alpha), _inverse(alpha)
+        for tap in tl.static_range(7):
+            x = _past(x_row, turn, inverse, memory, channel, t - (6 - tap), here, WIDTH, 6, MEMORY)
+            sums += x * tl.load(weight_ptr + channel * 7 + tap)[None, :]
+    out = tl.sum(sums, 1) + tl.load(bias_ptr)
+    # tanh by way of what cannot overflow.
+    small = tl.exp(-2.0 * tl.abs(out))
+    size = (1.0 - small) / (1.0 + small)
+    tl.store(out_ptr + row * LENGTH + t, tl.where(out < 0, -size, size), mask=here)
+    if MEMORY:  # noqa: SIM102
+        if tl.program_id(1) == 0:
+            for first in tl.static_range(0, WIDTH, BLOCK_C):
+                channel = first + tl.arange(0, BLOCK_C)
+                alpha = tl.load(alpha_ptr + channel)[None, :]
+                _move_memory(x_row, _turn(alpha), _inverse(alpha), memory, channel, WIDTH, LENGTH, 6, 8)
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """Samples and outputs of a program, inputs of a step."""
+
+    samples: int
+    outputs: int
+    inputs: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class UnitTile:
+    """lanes walk `steps` samples each, in programs of `channels`; fused: all channels, with the product."""
+
+    lanes: int
+    channels: int
+    steps: int
+    num_warps: int
+    fused: bool
 
 
 def residual_unit_cuda(
@@ -280,84 +385,58 @@ def residual_unit_cuda(
     memory: Tensor | None = None,
     slots: Tensor | None = None,
     *,
-    tile: tuple[int, int, int] | None = None,
-    num_warps: int = 4,
-    num_stages: int = 3,
-    precision: str | None = None,
+    precision: Precision | None = None,
+    unit_tile: UnitTile | None = None,
+    tile: ProductTile | None = None,
 ) -> Tensor:
-    """models.voxcpm2.vae_layers.residual_unit on a GPU; tile: output channels, columns, input channels of a step.
+    """models.voxcpm2.vae_layers.residual_unit on a GPU; precision "float16" takes pointwise_weight in float16.
 
-    Widths must be multiples of 32; memory [slots, C, pad] may be a view into a table but is dense in its last two.
+    Widths must be multiples of 32, dilations at most 9; memory [slots, C, pad] may be a view into a table but is dense
+    in its last two.
     """
-    x = x.contiguous()
-    rows, width, length = x.shape
-    out, hidden = torch.empty_like(x), torch.empty_like(x)
+    x = x.transpose(1, 2).contiguous()
+    rows, length, width = x.shape
+    out = torch.empty_like(x)
     if x.numel() == 0:
-        return out
-    kernel = depthwise_weight.shape[-1]
-    pad = (kernel - 1) * dilation
+        return out.transpose(1, 2)
+    precision = precision or default_precision()
+    chosen = unit_tile or unit_tile_for(rows, width, precision)
+    hidden = out if chosen.fused else torch.empty(x.shape, device=x.device, dtype=_operand_dtype(precision))
     stateful = memory is not None and slots is not None
-    stride_slot = memory.stride(0) if memory is not None else 0
-    memory, slots = (memory, slots) if stateful else (x, x)
     pdl = dependent_launch()
-    precision = precision or _default_precision()
     launch = {"launch_pdl": True} if pdl else {}
-    columns = rows * length
-    block_c, block_t = 32, 32 if columns * width > 1 << 20 else 16
-    _depthwise_kernel[(triton.cdiv(columns, block_t), width // block_c)](
+    spans = chosen.lanes // dilation
+    # The first program of a row must be the only one whose taps reach the memory.
+    steps = max(chosen.steps, ceil((TAPS - 1) / spans))
+    _unit_kernel[(rows, ceil(length / (spans * dilation * steps)), width // chosen.channels)](
         x,
         alpha_in,
         depthwise_weight,
         depthwise_bias,
         alpha_out,
-        memory,
-        slots,
-        hidden,
-        rows,
-        stride_slot,
-        WIDTH=width,
-        LENGTH=length,
-        KERNEL=kernel,
-        DILATION=dilation,
-        MEMORY=stateful,
-        BLOCK_C=block_c,
-        BLOCK_T=block_t,
-        ROUND=precision == "tf32",
-        PDL=pdl,
-        num_warps=4,
-        **launch,
-    )
-    block_c, block_t, block_k = tile or _tile(width)
-    tiles_t = triton.cdiv(columns, block_t)
-    block_p = triton.next_power_of_2(pad)
-    move_c = min(max(1, 2048 // block_p), width)
-    movers = rows * (width // move_c) if stateful else 0
-    _pointwise_kernel[(tiles_t * (width // block_c) + movers,)](
-        hidden,
-        x,
         pointwise_weight,
         pointwise_bias,
-        alpha_in,
-        memory,
-        slots,
-        out,
-        rows,
-        stride_slot,
+        memory if stateful else x,
+        slots if stateful else x,
+        hidden,
+        memory.stride(0) if memory is not None else 0,
+        steps,
         WIDTH=width,
         LENGTH=length,
-        PAD=pad if stateful else 0,
-        BLOCK_C=block_c,
-        BLOCK_T=block_t,
-        BLOCK_K=block_k,
-        MOVE_C=move_c,
-        BLOCK_P=block_p,
+        DILATION=dilation,
+        MEMORY=stateful,
+        BLOCK_T=chosen.lanes,
+        BLOCK_C=chosen.channels,
+        BLOCK_P=triton.next_power_of_2((TAPS - 1) * dilation),
+        FUSED=chosen.fused,
         PRECISION=precision,
         PDL=pdl,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        num_warps=chosen.num_warps,
         **launch,
     )
-    return out
+    if not chosen.fused:
+        _product(hidden, pointwise_weight, pointwise_bias, x, out, width, precision, tile)
+    return out.transpose(1, 2)
 
 
 def snake_upsample_cuda(
@@ -371,26 +450,23 @@ def snake_upsample_cuda(
     memory: Tensor | None = None,
     slots: Tensor | None = None,
     *,
-    tile: tuple[int, int, int] | None = None,
-    num_warps: int = 4,
-    num_stages: int = 3,
-    precision: str | None = None,
+    precision: Precision | None = None,
+    tile: ProductTile | None = None,
 ) -> Tensor:
-    """models.voxcpm2.vae_layers.snake_upsample on a GPU. The weight may lie in memory in any order: fastest with the
-    input channels innermost."""
-    x = x.contiguous()
+    """models.voxcpm2.vae_layers.snake_upsample on a GPU; precision "float16" takes the weight in float16. A weight
+    is copied unless its input channels lie innermost in memory and its taps outermost."""
     rows, width, length = x.shape
     out_width = weight.shape[1]
-    out = torch.empty((rows, out_width, length * stride), device=x.device, dtype=x.dtype)
+    out = torch.empty((rows, length * stride, out_width), device=x.device, dtype=x.dtype)
     if x.numel() == 0:
-        return out
-    hidden = torch.empty((rows, length + 1, width), device=x.device, dtype=x.dtype)
+        return out.transpose(1, 2)
+    precision = precision or default_precision()
+    hidden = torch.empty((rows, length + 1, width), device=x.device, dtype=_operand_dtype(precision))
     stateful = memory is not None and slots is not None
     pdl = dependent_launch()
-    precision = precision or _default_precision()
     launch = {"launch_pdl": True} if pdl else {}
-    block_c, block_t = 32, min(32, triton.next_power_of_2(length))
-    _snake_kernel[(rows, width // block_c, triton.cdiv(length, block_t))](
+    block_t = min(64, triton.next_power_of_2(length))
+    _snake_kernel[(rows, ceil(length / block_t), width // 32)](
         x,
         scale,
         shift,
@@ -398,50 +474,123 @@ def snake_upsample_cuda(
         memory if stateful else x,
         slots if stateful else x,
         hidden,
+        x.stride(0),
+        x.stride(1),
+        x.stride(2),
         memory.stride(0) if memory is not None else 0,
         WIDTH=width,
         LENGTH=length,
         MEMORY=stateful,
-        BLOCK_C=block_c,
+        BLOCK_C=32,
         BLOCK_T=block_t,
-        ROUND=precision == "tf32",
+        PRECISION=precision,
         PDL=pdl,
         num_warps=4,
         **launch,
     )
-    columns = rows * length
-    block_n, block_t, block_k = tile or _tile(out_width)
-    programs = triton.cdiv(out_width, block_n) * stride * triton.cdiv(columns, block_t)
-    _upsample_kernel[(programs,)](
-        hidden,
+    weight = weight.permute(2, 1, 0).contiguous().view(2, stride * out_width, width)
+    _product(hidden, weight, bias, None, out, stride * out_width, precision, tile)
+    return out.transpose(1, 2)
+
+
+def snake_samples_cuda(
+    x: Tensor,
+    alpha: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    memory: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Tensor:
+    """models.voxcpm2.vae_layers.snake_samples on a GPU, for seven taps and widths that are multiples of 32."""
+    x = x.transpose(1, 2).contiguous()
+    rows, length, width = x.shape
+    out = torch.empty((rows, 1, length), device=x.device, dtype=x.dtype)
+    if x.numel() == 0:
+        return out
+    stateful = memory is not None and slots is not None
+    pdl = dependent_launch()
+    _samples_kernel[(rows, ceil(length / 64))](
+        x,
+        alpha,
         weight,
         bias,
+        memory if stateful else x,
+        slots if stateful else x,
         out,
-        rows,
-        weight.stride(0),
-        weight.stride(1),
-        weight.stride(2),
+        memory.stride(0) if memory is not None else 0,
         WIDTH=width,
-        OUT_WIDTH=out_width,
         LENGTH=length,
-        STRIDE=stride,
-        BLOCK_N=block_n,
-        BLOCK_T=block_t,
-        BLOCK_K=min(block_k, width),
-        PRECISION=precision,
+        MEMORY=stateful,
+        BLOCK_T=64,
+        BLOCK_C=32,
         PDL=pdl,
-        num_warps=num_warps,
-        num_stages=num_stages,
-        **launch,
+        num_warps=4,
+        **({"launch_pdl": True} if pdl else {}),
     )
     return out
 
 
-def _default_precision() -> str:
+def _product(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    x: Tensor | None,
+    out: Tensor,
+    outputs: int,
+    precision: Precision,
+    tile: ProductTile | None,
+) -> None:
+    """hidden [rows, T, inputs], or with T + 1 samples if there is no x, into out of rows * T * outputs values."""
+    if weight.dtype != hidden.dtype:
+        raise TypeError(f"weight is {weight.dtype}, expected {hidden.dtype} for products in {precision}")
+    rows, inputs = hidden.shape[0], hidden.shape[-1]
+    length = hidden.shape[1] - (x is None)
+    tile = tile or _product_tile(rows * length, outputs, precision)
+    pdl = dependent_launch()
+    _product_kernel[(ceil(outputs / tile.outputs) * ceil(rows * length / tile.samples),)](
+        hidden,
+        weight,
+        bias,
+        hidden if x is None else x,
+        out,
+        rows,
+        LENGTH=length,
+        INPUTS=inputs,
+        OUTPUTS=outputs,
+        CHANNELS=bias.shape[0],
+        TWO_TAPS=x is None,
+        BLOCK_T=tile.samples,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=min(tile.inputs, inputs & -inputs),
+        PRECISION=precision,
+        PDL=pdl,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **({"launch_pdl": True} if pdl else {}),
+    )
+
+
+def default_precision() -> Precision:
+    """As the reference runs its convolutions."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-def _tile(width: int) -> tuple[int, int, int]:
-    """Channels, columns and inputs of a step: the best or close to it from 1 to 64 streams, also where larger or
-    smaller tiles would fill the GPU more evenly."""
-    return min(64, triton.next_power_of_2(width)), 64, 32
+def _operand_dtype(precision: Precision) -> torch.dtype:
+    return torch.float16 if precision == "float16" else torch.float32
+
+
+def unit_tile_for(rows: int, width: int, precision: Precision) -> UnitTile:
+    """About 16 values a thread, of which a walk keeps nine sets in registers; few streams need short walks."""
+    steps = 2 if rows < 8 else 16
+    if width <= 128 and precision != "ieee" and width & (width - 1) == 0:
+        lanes = 32 if width == 128 else 64
+        return UnitTile(lanes, width, steps, num_warps=lanes * width // 512, fused=True)
+    return UnitTile(64, 32, 1 if width >= 1024 else min(steps, 4), num_warps=4, fused=False)
+
+
+def _product_tile(samples: int, outputs: int, precision: Precision) -> ProductTile:
+    """Large where that keeps most multiprocessors busy. Smaller ones than 64 are slower even where they do."""
+    inputs = 64 if precision == "float16" else 32
+    if outputs >= 128 and ceil(samples / 128) * ceil(outputs / 128) >= 96:
+        return ProductTile(128, 128, inputs, num_warps=8)
+    return ProductTile(64, 64, inputs, num_stages=4)

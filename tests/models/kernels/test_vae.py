@@ -4,11 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.layers.kernels.vae import residual_unit_cuda, snake_upsample_cuda
-from models.voxcpm2.vae_layers import residual_unit_reference, snake_upsample_reference
+from models.layers.kernels.vae import UnitTile, residual_unit_cuda, snake_samples_cuda, snake_upsample_cuda
+from models.layers.precision import PRECISIONS, Precision
+from models.voxcpm2.vae_layers import residual_unit_reference, snake_samples_reference, snake_upsample_reference
 from tests.models.kernels.checking import poisoned_allocations, relative_error, wide_in_place
 
-TF32 = 1e-3
+LIMITS: dict[Precision, float] = {"ieee": 1e-6, "tf32": 1e-3, "float16": 1e-3}
+"""Of the error relative to the whole result. Operands of 10 mantissa bits (TF32, float16) are off by 2^-11 = 5e-4 at
+most each, in random directions."""
 
 
 def positive(*shape: int, device: torch.device) -> Tensor:
@@ -30,21 +33,26 @@ def unit_inputs(rows: int, width: int, length: int, device: torch.device) -> tup
     )
 
 
+def operand(weight: Tensor, precision: str) -> Tensor:
+    return weight.half() if precision == "float16" else weight
+
+
 def memory_of(table: Tensor, width: int, pad: int) -> Tensor:
     return table[:, 10 : 10 + width * pad].unflatten(1, (width, pad))
 
 
-def check_unit(rows, width, length, dilation, device, precision, limit) -> None:
+def check_unit(rows, width, length, dilation, device, precision, limit, tile=None) -> None:
     x, alpha_in, weight, bias, alpha_out, *pointwise = unit_inputs(rows, width, length, device)
     pad = 6 * dilation
     table = torch.randn(rows + 3, 20 + width * pad, device=device)
     slots = torch.randperm(rows + 3, device=device)[:rows]
+    given = (x, alpha_in, weight, bias, dilation, alpha_out, operand(pointwise[0], precision), pointwise[1])
     arguments = (x, alpha_in, weight, bias, dilation, alpha_out, *pointwise)
     wide_table = table.double()
     expected = residual_unit_reference(*wide_in_place(*arguments), memory_of(wide_table, width, pad), slots)
     with poisoned_allocations():
-        out = residual_unit_cuda(*arguments, memory_of(table, width, pad), slots, precision=precision)
-        fresh = residual_unit_cuda(*arguments, precision=precision)
+        out = residual_unit_cuda(*given, memory_of(table, width, pad), slots, precision=precision, unit_tile=tile)
+        fresh = residual_unit_cuda(*given, precision=precision, unit_tile=tile)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
     assert relative_error(fresh, residual_unit_reference(*wide_in_place(*arguments))) < limit
@@ -61,13 +69,30 @@ def check_upsample(rows, width, length, stride, device, precision, limit) -> Non
     wide_table = table.double()
 
     arguments = (x, scale, shift, alpha, weight, bias, stride)
+    given = (x, scale, shift, alpha, operand(weight, precision), bias, stride)
     expected = snake_upsample_reference(*wide_in_place(*arguments), memory_of(wide_table, width, 1), slots)
     with poisoned_allocations():
-        out = snake_upsample_cuda(*arguments, memory_of(table, width, 1), slots, precision=precision)
-        fresh = snake_upsample_cuda(*arguments, precision=precision)
+        out = snake_upsample_cuda(*given, memory_of(table, width, 1), slots, precision=precision)
+        fresh = snake_upsample_cuda(*given, precision=precision)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
     assert relative_error(fresh, snake_upsample_reference(*wide_in_place(*arguments))) < limit
+
+
+def check_samples(rows, width, length, device) -> None:
+    x, alpha = torch.randn(rows, width, length, device=device), positive(width, device=device)
+    weight, bias = torch.randn(1, width, 7, device=device) * (7 * width) ** -0.5, torch.randn(1, device=device)
+    table = torch.randn(rows + 3, 20 + 6 * width, device=device)
+    slots = torch.randperm(rows + 3, device=device)[:rows]
+    wide_table = table.double()
+    arguments = (x, alpha, weight, bias)
+    expected = snake_samples_reference(*wide_in_place(*arguments), memory_of(wide_table, width, 6), slots)
+    with poisoned_allocations():
+        out = snake_samples_cuda(*arguments, memory_of(table, width, 6), slots)
+        fresh = snake_samples_cuda(*arguments)
+    assert relative_error(out, expected) < 1e-6
+    assert relative_error(table, wide_table) < 1e-6
+    assert relative_error(fresh, snake_samples_reference(*wide_in_place(*arguments))) < 1e-6
 
 
 def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
@@ -80,29 +105,87 @@ def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
     assert abs(float((out * expected).sum() / expected.square().sum()) - 1) < 2e-5
 
 
-@pytest.mark.parametrize(("width", "length", "dilation"), [(32, 40, 1), (32, 20, 9), (64, 24, 3)])
-def test_residual_unit_tiny(device, width, length, dilation) -> None:
-    check_unit(2, width, length, dilation, device, "ieee", 1e-6)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("width", "length", "dilation"), [(32, 40, 1), (32, 20, 9), (64, 24, 3), (96, 70, 9), (128, 8, 1), (256, 5, 3)]
+)
+def test_residual_unit_tiny(device, width, length, dilation, precision) -> None:
+    check_unit(2, width, length, dilation, device, precision, LIMITS[precision])
 
 
-@pytest.mark.parametrize(("width", "length", "stride"), [(64, 4, 8), (32, 12, 5), (64, 24, 2)])
-def test_upsample_tiny(device, width, length, stride) -> None:
-    check_upsample(3, width, length, stride, device, "ieee", 1e-6)
+@pytest.mark.parametrize("dilation", [1, 3, 9])
+@pytest.mark.parametrize("length", [1, 10, 150])
+@pytest.mark.parametrize(
+    "tile",
+    [UnitTile(16, 32, 1, 4, True), UnitTile(32, 32, 4, 4, False), UnitTile(64, 32, 2, 4, True)],
+)
+def test_walks_of_a_residual_unit(device, dilation, length, tile) -> None:
+    check_unit(2, 32, length, dilation, device, "float16", LIMITS["float16"], tile)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("width", "length", "stride"), [(64, 4, 8), (32, 12, 5), (64, 24, 2), (96, 3, 6)])
+def test_upsample_tiny(device, width, length, stride, precision) -> None:
+    check_upsample(3, width, length, stride, device, precision, LIMITS[precision])
+
+
+@pytest.mark.parametrize(("width", "length"), [(32, 1), (32, 5), (64, 70), (96, 64)])
+def test_samples_tiny(device, width, length) -> None:
+    check_samples(3, width, length, device)
+
+
+def test_float16_saturates(device) -> None:
+    """Beyond float16's range an operand is its largest value: wrong but finite, and the memory keeps the true one."""
+    x = torch.full((1, 32, 4), 1e6, device=device)
+    alpha, eye = torch.ones(32, device=device), torch.eye(32, device=device, dtype=torch.float16)[:, :, None]
+    depthwise, bias = torch.ones(32, 1, 7, device=device), torch.zeros(32, device=device)
+    memory, slots = torch.zeros(1, 32, 6, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    for sign in (1, -1):
+        rest = (depthwise, bias, 1, alpha, eye, bias, memory, slots)
+        out = residual_unit_cuda(sign * x, alpha, *rest, precision="float16")
+        torch.testing.assert_close(out, sign * (x + 65504.0))
+        assert memory[0, 0, -1].item() == pytest.approx(sign * 1e6, rel=1e-5)
+        memory.zero_()
+    weight = torch.ones(32, 1, 4, device=device, dtype=torch.float16)
+    out = snake_upsample_cuda(x, alpha, bias, alpha, weight, bias[:1], 2, precision="float16")
+    torch.testing.assert_close(out[0, 0, -1], torch.tensor(64 * 65504.0, device=device))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_parts_of_a_signal_equal_the_whole(device, precision) -> None:
+    """Whatever the products' precision: to the last bit, since memories hold what the taps would compute."""
+    x, *rest = unit_inputs(2, 64, 48, device)
+    rest[4] = operand(rest[4], precision)
+    alpha_in, weight, bias, alpha_out, pointwise, pointwise_bias = rest
+    for dilation in (1, 9):
+        given = (alpha_in, weight, bias, dilation, alpha_out, pointwise, pointwise_bias)
+        whole = residual_unit_cuda(x, *given, precision=precision)
+        memory, slots = torch.zeros(2, 64, 6 * dilation, device=device), torch.tensor([1, 0], device=device)
+        parts = [residual_unit_cuda(part, *given, memory, slots, precision=precision) for part in x.split(16, dim=-1)]
+        torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32", "float16"])
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("dilation", [1, 3, 9])
 @pytest.mark.parametrize(("width", "length"), [(1024, 32), (512, 192), (256, 960), (128, 1920), (64, 3840), (32, 7680)])
-def test_residual_unit(rows, width, length, dilation) -> None:
-    check_unit(rows, width, length, dilation, torch.device("cuda"), "tf32", TF32)
+def test_residual_unit(rows, width, length, dilation, precision) -> None:
+    check_unit(rows, width, length, dilation, torch.device("cuda"), precision, LIMITS[precision])
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32", "float16"])
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize(
     ("width", "length", "stride"),
     [(2048, 4, 8), (1024, 32, 6), (512, 192, 5), (256, 960, 2), (128, 1920, 2), (64, 3840, 2)],
 )
-def test_upsample(rows, width, length, stride) -> None:
-    check_upsample(rows, width, length, stride, torch.device("cuda"), "tf32", TF32)
+def test_upsample(rows, width, length, stride, precision) -> None:
+    check_upsample(rows, width, length, stride, torch.device("cuda"), precision, LIMITS[precision])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16])
+def test_samples(rows) -> None:
+    check_samples(rows, 32, 7680, torch.device("cuda"))

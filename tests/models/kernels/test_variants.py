@@ -35,6 +35,7 @@ from models.layers.kernels import (
     varlen,
 )
 from models.layers.kernels.routes import Choice, Shape
+from models.layers.precision import Precision
 from service.engine import filter_kernels, step_kernels
 from service.engine.slot_state import SlotState
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
@@ -193,18 +194,23 @@ def experts(rows: int) -> None:
     )
 
 
-def codec(rows: int) -> None:
-    """Units of the published decoder from its first block to its last."""
-    for width, length, stride in ((2048, 4, 8), (1024, 32, 6), (512, 192, 5), (64, 7680, 2)):
+def codec(rows: int, precision: Precision) -> None:
+    """Blocks of the published decoder, its first three and its last, with one unit each; what follows the last."""
+    dtype = torch.float16 if precision == "float16" else torch.float32
+    slots = rows_of_int64(rows)
+    for width, length, stride in ((2048, 4, 8), (1024, 32, 6), (512, 192, 5), (64, 3840, 2)):
         x, channel = empty(rows, width, length, dtype=torch.float32), empty(width, dtype=torch.float32)
         table = empty(65, 7 * width * 54, dtype=torch.float32)
-        memory, slots = table[:, : width * 18].unflatten(1, (width, 18)), rows_of_int64(rows)
-        weights = empty(width, 1, 7, dtype=torch.float32), channel
-        pointwise = empty(width, width, 1, dtype=torch.float32), channel
-        vae.residual_unit_cuda(x, channel, *weights, 3, channel, *pointwise, memory, slots)
-        up = empty(width, width // 2, 2 * stride, dtype=torch.float32)
-        memory = table[:, :width].unflatten(1, (width, 1))
-        vae.snake_upsample_cuda(x, channel, channel, channel, up, channel[: width // 2], stride, memory, slots)
+        up = empty(2 * stride, width // 2, width, dtype=dtype).permute(2, 1, 0)
+        rest = (channel[: width // 2], stride, table[:, :width, None], slots)
+        x = vae.snake_upsample_cuda(x, channel, channel, channel, up, *rest, precision=precision)
+        width, channel = width // 2, channel[: width // 2]
+        memory = table[:, : width * 18].unflatten(1, (width, 18))
+        depthwise, pointwise = empty(width, 1, 7, dtype=torch.float32), empty(width, width, 1, dtype=dtype)
+        rest = (depthwise, channel, 3, channel, pointwise, channel, memory, slots)
+        x = vae.residual_unit_cuda(x, channel, *rest, precision=precision)
+    memory = table[:, : width * 6].unflatten(1, (width, 6))
+    vae.snake_samples_cuda(x, channel, empty(1, width, 7, dtype=torch.float32), channel[:1], memory, slots)
 
 
 def speech_step(rows: int) -> None:
@@ -240,7 +246,8 @@ CASES: dict[str, Callable[[int], object]] = {
     "prompt": lambda rows: ragged_attention(rows, 1),
     "vision": vision,
     "experts": experts,
-    "codec": codec,
+    "codec in tf32": lambda rows: codec(rows, "tf32"),
+    "codec in float16": lambda rows: codec(rows, "float16"),
     "speech step": speech_step,
     "sampling": sampling,
 }
