@@ -29,6 +29,9 @@ TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 DEFAULT_FRAME_LIST_FPS = 2.0
 MOST_CHARACTERS_PER_TOKEN = 16
 """Text that fills a context has three to five."""
+SMALL_PROMPT = 2048
+"""Characters, and rows of media, that are laid out in a millisecond or two. A thread would hold the interpreter lock
+for most of that, and waking it, and the loop after it, would take as long again on an idle server."""
 OPENING_TOKENS = 16
 """Tokens at a prompt's end in which an opening reasoning marker is looked for."""
 
@@ -48,13 +51,17 @@ async def build_prompt(context: ServerContext, model: HostedModel, body: ChatReq
     what its media take in memory."""
     options = _template_options(body.chat_template_kwargs or {})
     messages, references = _collect(body.messages, context)
-    _check_length(messages, model.chat_processor)
+    length = _length(messages)
+    _check_length(length, model.chat_processor)
     budget = context.media.budget()
     items = await _all(
         [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references]
     )
     began = time.monotonic()
-    prompt = await context.in_thread(lambda: _lay_out(model.chat_processor, messages, items, options))
+    if length + sum(item.num_embeds for item in items) <= SMALL_PROMPT:
+        prompt = _lay_out(model.chat_processor, messages, items, options)
+    else:
+        prompt = await context.in_thread(lambda: _lay_out(model.chat_processor, messages, items, options))
     context.metrics.observe("tokenize_duration_seconds", time.monotonic() - began, model=model.name)
     _count(context, model.name, prompt)
     return prompt
@@ -112,9 +119,13 @@ def _collect(messages: Sequence[Message], context: ServerContext) -> tuple[list[
     return collected, references
 
 
-def _check_length(messages: Sequence[ChatMessage], processor: ChatProcessor) -> None:
+def _length(messages: Sequence[ChatMessage]) -> int:
+    """Characters of the text."""
+    return sum(len(part.text or "") for message in messages for part in message.content)
+
+
+def _check_length(length: int, processor: ChatProcessor) -> None:
     """What cannot fit is refused before time is spent on its tokens."""
-    length = sum(len(part.text or "") for message in messages for part in message.content)
     most = MOST_CHARACTERS_PER_TOKEN * processor.context_length
     if length > most:
         raise bad_request(

@@ -47,9 +47,10 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
             raise ClientLeft
         return worker.result()
     finally:
-        for task in (worker, watcher):
-            task.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
+        watcher.cancel()  # it only listens: nobody has to wait until it has ended
+        if not worker.done():
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
