@@ -66,7 +66,8 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
 
 def resize(picture: Image.Image, height: int, width: int) -> np.ndarray:
     """Bicubic, once, on uint8: [height, width, 3]."""
-    picture = picture.convert("RGB")
+    if picture.mode != "RGB":
+        picture = picture.convert("RGB")
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     return np.asarray(picture)

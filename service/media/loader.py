@@ -17,7 +17,7 @@ from models.media import VideoFrames, VideoMetadata, source_digest
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 from service.media.fetch import Fetcher
-from service.media.images import decode_image
+from service.media.images import decode_image, load_decoders
 from service.media.limits import MediaLimits, RequestLimits
 from service.media.video import Choose, decode_frame_list, decode_video
 from service.media.workers import WorkerPool
@@ -89,6 +89,7 @@ class MediaLoader:
         image_threads: int = 4,
         on_read: Callable[[str, float], None] = lambda kind, seconds: None,
     ) -> None:
+        load_decoders()
         self._on_read = on_read
         self._fetcher = fetcher
         self._pool = pool

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import TypeVar
@@ -42,6 +44,30 @@ async def loader() -> AsyncIterator[MediaLoader]:
     yield loader
     await loader.close()
     pool.close()
+
+
+def test_the_first_picture_imports_nothing() -> None:
+    code = """
+import sys
+from service.media.fetch import Fetcher, UrlPolicy
+from service.media.images import decode_image
+from service.media.limits import ImageLimits, MediaLimits, WorkerLimits
+from service.media.loader import MediaLoader
+from service.media.workers import WorkerPool
+MediaLoader(Fetcher(UrlPolicy()), WorkerPool(1, WorkerLimits()), MediaLimits())
+before = set(sys.modules)
+for data in (sys.stdin.buffer.read(), b"no picture"):
+    try:
+        decode_image(data, field="f", limits=ImageLimits())
+    except ValueError as error:
+        print(error)
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=IMAGE, stdout=subprocess.PIPE, check=True)
+    assert done.stdout.decode().splitlines() == [
+        "not a readable image; JPEG, PNG, WebP, GIF and BMP are accepted",
+        "[]",
+    ]
 
 
 async def test_image_whatever_type_is_declared(loader: MediaLoader) -> None:
