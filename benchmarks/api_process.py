@@ -28,7 +28,7 @@ from benchmarks.checkpoints import make
 from benchmarks.raw_client import Answer, Errand, collect, started
 from benchmarks.record import table, write
 from benchmarks.server import Server, random_weights, serve
-from models.media import ChatMessage, ContentPart
+from models.media import ChatMessage, ContentPart, source_digest
 from models.processor import ChatProcessor
 from service.api.schema import ChatRequestBody
 from service.bench.spec import ChatLoad, SpeechLoad
@@ -193,7 +193,8 @@ def parts() -> list[Row]:
     payload_text = base64.b64encode(jpeg).decode()
     limits = ImageLimits()
     decoded = decode_image(jpeg, field="", limits=limits)
-    item = processor.image(decoded)
+    source = source_digest(jpeg)
+    item = processor.image(decoded, source=source)
     content = (*(ContentPart(item=index) for index in range(8)), ContentPart(text="w" * 20))
     messages = [ChatMessage("system", (ContentPart(text="s" * 16),)), ChatMessage("user", content)]
     prompt = processor.prompt(messages, [item] * 8, options={})
@@ -202,7 +203,8 @@ def parts() -> list[Row]:
         "parse the body": (1, lambda: msgspec.json.decode(body, type=ChatRequestBody)),
         "base64": (8, lambda: decode_base64(payload_text, field="", max_bytes=limits.max_bytes)),
         "JPEG": (8, lambda: decode_image(jpeg, field="", limits=limits)),
-        "resize, lay out, hash": (8, lambda: processor.image(decoded)),
+        "hash": (8, lambda: source_digest(jpeg)),
+        "resize, lay out": (8, lambda: processor.image(decoded, source=source)),
         "template, tokens, positions": (1, lambda: processor.prompt(messages, [item] * 8, options={})),
         "wire": (1, lambda: wire.encode(command)),
     }
