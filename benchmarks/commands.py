@@ -49,6 +49,9 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
     Command(
+        "what the codec's precisions leave of the signal", "codec_precision", "python -m benchmarks.codec_precision"
+    ),
+    Command(
         "speech through HTTP, 1 to 64 streams",
         "speech_http_closed",
         "python -m benchmarks.speech_http closed",

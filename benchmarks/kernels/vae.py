@@ -9,25 +9,15 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.codec_precision import PUBLISHED
 from benchmarks.kernels.timing import Case, Run
 from models.layers.kernels import vae
 from models.layers.kernels.vae import ProductTile, UnitTile, residual_unit_cuda, snake_upsample_cuda
 from models.layers.precision import Precision
 from models.voxcpm2 import vae_layers
 from models.voxcpm2.audio_vae import Decoder
-from models.voxcpm2.config import AudioVAEConfig
 from models.voxcpm2.vae_layers import residual_unit_reference, snake_upsample_reference
 
-PUBLISHED = AudioVAEConfig(
-    encoder_dim=128,
-    encoder_rates=(2, 5, 8, 8),
-    latent_dim=64,
-    decoder_dim=2048,
-    decoder_rates=(8, 6, 5, 2, 2, 2),
-    sr_bin_boundaries=(20000, 30000, 40000),
-    sample_rate=16000,
-    out_sample_rate=48000,
-)
 UNITS = [(1024, 32), (512, 192), (256, 960), (128, 1920), (64, 3840), (32, 7680)]
 UPSAMPLES = [(2048, 4, 8), (1024, 32, 6), (512, 192, 5), (256, 960, 2), (128, 1920, 2), (64, 3840, 2)]
 PRODUCTS = (

@@ -43,6 +43,10 @@ def snake(x: Tensor, alpha: Tensor) -> Tensor:
     return x + torch.sin(alpha * x).square() / (alpha + 1e-9)
 
 
+def _has_kernel(x: Tensor, width: int) -> bool:
+    return x.is_cuda and width % 32 == 0
+
+
 def residual_unit(
     x: Tensor,
     alpha_in: Tensor,
@@ -63,7 +67,7 @@ def residual_unit(
     default as torch.backends.cudnn.allow_tf32 says; with float16, pointwise_weight is float16.
     """
     rest = (depthwise_weight, depthwise_bias, dilation, alpha_out, pointwise_weight, pointwise_bias, memory, slots)
-    if x.is_cuda and x.shape[1] % 32 == 0:
+    if _has_kernel(x, x.shape[1]):
         from models.layers.kernels.vae import residual_unit_cuda
 
         return residual_unit_cuda(x, alpha_in, *rest, precision=precision)
@@ -122,7 +126,7 @@ def snake_upsample(
     Output t reads inputs t // stride and the one before. memory [slots, C, 1] holds the snake's last output.
     precision as of residual_unit.
     """
-    if x.is_cuda and x.shape[1] % 32 == 0:
+    if _has_kernel(x, x.shape[1]):
         from models.layers.kernels.vae import snake_upsample_cuda
 
         return snake_upsample_cuda(x, scale, shift, alpha, weight, bias, stride, memory, slots, precision=precision)
@@ -155,7 +159,7 @@ def snake_samples(
 ) -> Tensor:
     """tanh of a causal convolution of snake(x) to one channel: x [rows, C, T], alpha [C], weight [1, C, kernel] ->
     [rows, 1, T]. memory [slots, C, kernel - 1] holds snake(x)."""
-    if x.is_cuda and x.shape[1] % 32 == 0 and weight.shape[-1] == 7:
+    if _has_kernel(x, x.shape[1]) and weight.shape[-1] == 7:
         from models.layers.kernels.vae import snake_samples_cuda
 
         return snake_samples_cuda(x, alpha, weight, bias, memory, slots)
@@ -199,7 +203,7 @@ class _Operand:
 
     def choose(self, precision: Precision | None, weight: Tensor) -> None:
         self.precision = precision
-        half = precision == "float16" and weight.is_cuda
+        half = precision == "float16" and _has_kernel(weight, weight.shape[0])
         # clamp_ keeps the order in memory, which the kernels read.
         self._half = weight.detach().clone().clamp_(-65504.0, 65504.0).half() if half else None
 

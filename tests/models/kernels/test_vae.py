@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.codec_precision import PUBLISHED, decibels, latents, random_codec, streamed
 from models.layers.kernels.vae import UnitTile, residual_unit_cuda, snake_samples_cuda, snake_upsample_cuda
 from models.layers.precision import PRECISIONS, Precision
+from models.voxcpm2 import audio_vae, vae_layers
+from models.voxcpm2.audio_vae import Decoder
 from models.voxcpm2.vae_layers import residual_unit_reference, snake_samples_reference, snake_upsample_reference
 from tests.models.kernels.checking import poisoned_allocations, relative_error, wide_in_place
 
+SMALL = replace(PUBLISHED, encoder_dim=8, encoder_rates=(2,), decoder_dim=128, decoder_rates=(5, 2))
 LIMITS: dict[Precision, float] = {"ieee": 1e-6, "tf32": 1e-3, "float16": 1e-3}
 """Of the error relative to the whole result. Operands of 10 mantissa bits (TF32, float16) are off by 2^-11 = 5e-4 at
 most each, in random directions."""
@@ -163,6 +170,40 @@ def test_parts_of_a_signal_equal_the_whole(device, precision) -> None:
         memory, slots = torch.zeros(2, 64, 6 * dilation, device=device), torch.tensor([1, 0], device=device)
         parts = [residual_unit_cuda(part, *given, memory, slots, precision=precision) for part in x.split(16, dim=-1)]
         torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
+    """A small one whose modules go to the kernels wherever they run."""
+
+    def unit(*given: Any) -> Tensor:
+        *arguments, precision = given
+        arguments[6] = operand(arguments[6], precision)
+        return residual_unit_cuda(*arguments, precision=precision)
+
+    def upsample(*given: Any) -> Tensor:
+        *arguments, precision = given
+        arguments[4] = operand(arguments[4], precision)
+        return snake_upsample_cuda(*arguments, precision=precision)
+
+    monkeypatch.setattr(vae_layers, "residual_unit", unit)
+    monkeypatch.setattr(vae_layers, "snake_upsample", upsample)
+    monkeypatch.setattr(audio_vae, "snake_samples", snake_samples_cuda)
+    return random_codec(SMALL, seed=0).decoder
+
+
+@pytest.mark.parametrize(("precision", "least_db"), [("ieee", 100.0), ("tf32", 55.0), ("float16", 55.0)])
+def test_a_streamed_decoder_equals_the_reference_in_one_pass(decoder, device, precision, least_db, monkeypatch) -> None:
+    """Every layer's layout is the next one's. Operands of 10 mantissa bits: 2^-11 each, 66 dB, in a dozen products."""
+    z = latents(SMALL, 2, 8, seed=1)
+    decoder = decoder.to(device)
+    decoder.set_precision(precision)
+    with torch.inference_mode(), poisoned_allocations():
+        audio = streamed(decoder, z.to(device))
+    monkeypatch.undo()
+    with torch.inference_mode():
+        expected = decoder.double().cpu()(z.double())[:, 0]
+    assert decibels(audio, expected) > least_db
 
 
 @pytest.mark.gpu

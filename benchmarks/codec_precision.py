@@ -1,0 +1,107 @@
+"""What each precision of the codec's products leaves of the signal: the published size with random weights, on a GPU.
+
+python -m benchmarks.codec_precision
+
+Signal-to-noise ratios in dB, of streamed audio against products in float32 ("ieee"). The first step of one stream is also
+decoded in float64 on the CPU: how far that reference itself is from the truth.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.record import table, write
+from models.layers.precision import PRECISIONS, Precision
+from models.voxcpm2.audio_vae import AudioVAE, Decoder
+from models.voxcpm2.config import AudioVAEConfig
+from models.voxcpm2.vae_layers import Streams
+from models.voxcpm2.vae_weights import randomise_audio_vae, round_product_weights
+
+PUBLISHED = AudioVAEConfig(
+    encoder_dim=128,
+    encoder_rates=(2, 5, 8, 8),
+    latent_dim=64,
+    decoder_dim=2048,
+    decoder_rates=(8, 6, 5, 2, 2, 2),
+    sr_bin_boundaries=(20000, 30000, 40000),
+    sample_rate=16000,
+    out_sample_rate=48000,
+)
+STREAMS = 8
+FRAMES = 24
+"""Latent frames a stream, 40 ms each."""
+FRAMES_A_STEP = 4
+LOUDNESS = 0.1
+"""Root mean square that the last convolution is scaled to: as loud as speech, where tanh is nearly straight."""
+
+
+def random_codec(config: AudioVAEConfig, seed: int) -> AudioVAE:
+    """Random weights that keep a signal's scale through the decoder, and speak as loud as LOUDNESS."""
+    vae = AudioVAE(config).requires_grad_(False)
+    randomise_audio_vae(vae, seed)
+    last = vae.decoder.last
+    quiet = vae.decoder(latents(config, 1, FRAMES_A_STEP, seed))
+    last.weight.mul_(LOUDNESS / float(quiet.std()))
+    last.bias.zero_()
+    return vae
+
+
+def latents(config: AudioVAEConfig, rows: int, frames: int, seed: int) -> Tensor:
+    return torch.randn(rows, config.latent_dim, frames, generator=torch.Generator().manual_seed(seed))
+
+
+def streamed(decoder: Decoder, z: Tensor) -> Tensor:
+    """Samples [rows, T * hop] of z [rows, latent_dim, T], FRAMES_A_STEP at a time, as they are served."""
+    rows = z.shape[0]
+    memory = torch.zeros(rows, decoder.memory_size, dtype=z.dtype, device=z.device)
+    streams = Streams(memory, torch.arange(rows, device=z.device))
+    return torch.cat([decoder(part, streams)[:, 0] for part in z.split(FRAMES_A_STEP, dim=-1)], dim=-1)
+
+
+def decibels(audio: Tensor, reference: Tensor) -> float:
+    """Signal-to-noise ratio; infinite for equal signals."""
+    audio, reference = audio.double().cpu(), reference.double().cpu()
+    noise = float((audio - reference).norm())
+    return 20 * math.log10(float(reference.norm()) / noise) if noise else math.inf
+
+
+def of_precision(vae: AudioVAE, precision: Precision, z: Tensor) -> Tensor:
+    """Audio of a copy of the codec on a GPU, its weights treated as they are when a checkpoint is loaded."""
+    vae = copy.deepcopy(vae).cuda()
+    if precision == "tf32":
+        round_product_weights(vae)
+    vae.decoder.set_precision(precision)
+    return streamed(vae.decoder, z.cuda()).cpu()
+
+
+@torch.inference_mode()
+def main() -> None:
+    rows: list[dict[str, Any]] = []
+    for seed in range(3):
+        vae = random_codec(PUBLISHED, seed)
+        z = latents(PUBLISHED, STREAMS, FRAMES, seed)
+        audio = {precision: of_precision(vae, precision, z) for precision in PRECISIONS}
+        exact = vae.decoder.double()(z[:1, :, :FRAMES_A_STEP].double())[:, 0]
+        for precision in PRECISIONS:
+            found = audio[precision]
+            row = {
+                "precision": precision,
+                "seed": seed,
+                "snr_db": decibels(found, audio["ieee"]) if precision != "ieee" else None,
+                "snr_float64_db": decibels(found[:1, : exact.shape[-1]], exact),
+                "strength": float((found * audio["ieee"]).sum() / audio["ieee"].square().sum()),
+                "rms": float(found.square().mean().sqrt()),
+                "peak": float(found.abs().max()),
+            }
+            rows.append(row)
+    write("codec_precision", rows, streams=STREAMS, frames=FRAMES)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
