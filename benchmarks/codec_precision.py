@@ -2,8 +2,8 @@
 
 python -m benchmarks.codec_precision
 
-Signal-to-noise ratios in dB, of streamed audio against products in float32 ("ieee"). The first step of one stream is also
-decoded in float64 on the CPU: how far that reference itself is from the truth.
+Signal-to-noise ratios in dB, of streamed audio against products in float32 ("ieee"). The first step of one stream is
+also decoded in float64 on the CPU: how far that reference itself is from the truth.
 """
 
 from __future__ import annotations

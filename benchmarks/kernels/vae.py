@@ -113,7 +113,7 @@ def decoder_step(rows: int, precision: Precision | None, units: int = 0, least_w
     take two kernels (0: as chosen), and walks have at least `least_walk` samples."""
     decoder = Decoder(PUBLISHED).cuda()
     for parameter in decoder.parameters():
-        parameter.data.uniform_(0.01, 0.02)
+        parameter.data.uniform_(-0.02, 0.02)
     decoder.set_precision(precision)
     table = torch.zeros(rows + 1, decoder.memory_size, device="cuda")
     streams = vae_layers.Streams(table, torch.arange(1, rows + 1, device="cuda"))
