@@ -114,9 +114,9 @@ class SpeechModel(Protocol):
 
     Slot state: the tables of `state_specs`, each with a leading slot axis, made by the engine beside its own table
     "block_table" int32 [slots, max_pages]. Admission writes a slot's rows: last_patch (the prompt clip's last patch, or
-    zeros), length (prompt positions, all of them prefilled), step 0, fresh False, active True, seed, cfg, temperature,
-    min_patches (the stop head counts from patch number min_patches + 1, from 0) and max_patches. From then on the
-    steps advance them in place. A row whose slot is inactive, and slot 0, change nothing and write to scratch.
+    zeros), length (prompt positions, all of them prefilled), step 0, active True, seed, cfg, temperature, min_patches
+    (the stop head counts from patch number min_patches + 1, from 0) and max_patches. From then on the steps advance
+    them in place. A row whose slot is inactive, and slot 0, change nothing and write to scratch.
 
     Steps have the capacity {"rows": n} and the buffer `slots` int64 [rows]; fill with 0.
     """
@@ -195,16 +195,17 @@ class SpeechModel(Protocol):
     ) -> Capturable:
         """One whole step for the rows in `slots`: the next patch, state advanced.
 
-        Outputs: patch [rows, frames, channels]; stopped bool [rows], the stop head ended the speech with this patch;
-        finished bool [rows], stopped or max_patches reached (the slot is inactive from now on).
+        Outputs: patch [rows, frames, channels]; emitted bool [rows], the slot was active and the patch is new; stopped
+        bool [rows], the stop head ended the speech with this patch; finished bool [rows], stopped or max_patches reached (the slot is inactive from now on).
         """
         ...
 
     def vae_step(self, state: Mapping[str, Tensor]) -> Capturable:
-        """Output audio float32 [rows, samples_per_patch] of the last patches of `slots`, VAE state advanced.
+        """Output audio float32 [rows, samples_per_patch] of patches of `slots`, VAE state advanced.
 
-        Run it after each decode_step or tail, on the same stream. A patch is decoded once: rows without a fresh patch
-        (surplus rows) give silence and leave their state. A stream begins with zeros in its row of `vae`; to prime it,
-        run this step for each of its clip's last min(priming_patches, n) patches, as `last_patch` that is `fresh`.
+        Buffers: slots; patches float32 [rows, frames, channels] and emitted bool [rows], as decode_step and tail put
+        them out. Rows that emitted nothing (surplus rows) give silence and leave their state. The state is this step's
+        alone, so it may run beside the next decode step. A stream begins with zeros in its row of `vae`; to prime it,
+        run this step for each of its clip's last min(priming_patches, n) patches.
         """
         ...

@@ -63,7 +63,6 @@ class VoxCPM2:
             "min_patches": BufferSpec((), torch.int32),
             "max_patches": BufferSpec((), torch.int32),
             "active": BufferSpec((), torch.bool),
-            "fresh": BufferSpec((), torch.bool),
             "seed": BufferSpec((), torch.int64),
             "cfg": BufferSpec((), torch.float32),
             "temperature": BufferSpec((), torch.float32),
@@ -129,7 +128,7 @@ class VoxCPM2:
         )
 
     def vae_step(self, state: State) -> VAEStep:
-        return VAEStep("vae_step", self.vae.decoder, state)
+        return VAEStep("vae_step", self.vae.decoder, state, self.patch_shape)
 
     def solver(self, solver_steps: int) -> FlowSolver:
         """solver_steps is one of self.solver_steps."""

@@ -82,9 +82,8 @@ class PatchMaker:
         finished = stopped | (active & (step + 1 >= read("max_patches")))
         state["last_patch"].index_copy_(0, slots, torch.where(active[:, None, None], patch, previous))
         state["step"].index_copy_(0, slots, step + active.to(step.dtype))
-        state["fresh"].index_copy_(0, slots, active | read("fresh"))
         state["active"].index_copy_(0, slots, active & ~finished)
-        return {"patch": patch, "stopped": stopped, "finished": finished}
+        return {"patch": patch, "emitted": active, "stopped": stopped, "finished": finished}
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,21 +183,24 @@ class Tail:
 
 @dataclass(frozen=True, eq=False)
 class VAEStep:
-    """Fresh last patches of the slots -> their next samples."""
+    """Emitted patches -> the next samples of their streams."""
 
     name: str
     decoder: Decoder
     state: State
+    patch_shape: tuple[int, int]
 
     def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        return {"slots": BufferSpec((capacity["rows"],), torch.int64)}
+        rows = capacity["rows"]
+        return {
+            "slots": BufferSpec((rows,), torch.int64),
+            "patches": BufferSpec((rows, *self.patch_shape), torch.float32),
+            "emitted": BufferSpec((rows,), torch.bool),
+        }
 
     def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
-        slots = buffers["slots"]
-        fresh = self.state["fresh"].index_select(0, slots)
-        # Rows without a fresh patch run on scratch, so that their stream's memory stays.
-        streams = Streams(self.state["vae"], torch.where(fresh, slots, 0))
-        latents = self.state["last_patch"].index_select(0, streams.slots).transpose(1, 2)
-        audio = self.decoder(latents.to(self.state["vae"].dtype), streams)[:, 0]
-        self.state["fresh"].index_fill_(0, slots, False)
-        return {"audio": torch.where(fresh[:, None], audio, 0.0)}
+        emitted = buffers["emitted"]
+        # Rows without a patch run on scratch, so that their stream's memory stays.
+        streams = Streams(self.state["vae"], torch.where(emitted, buffers["slots"], 0))
+        audio = self.decoder(buffers["patches"].transpose(1, 2), streams)[:, 0]
+        return {"audio": torch.where(emitted[:, None], audio, 0.0)}

@@ -1,4 +1,4 @@
-"""Recordings: CUDA graphs that share one memory pool under a byte limit.
+"""Recordings: CUDA graphs under a byte limit. Those of one stream never run together and share a memory pool.
 
 Inputs and outputs of a recording lie outside the pool, so replaying one graph cannot overwrite what another returned.
 On a CPU a recording is the same forward over the same static, padded buffers.
@@ -66,17 +66,23 @@ class CallRecording:
             self.outputs[name].copy_(value)
 
 
+class _SharedMemory:
+    """The memory pool of one stream's recordings. num_bytes: of those that recordings made now can share."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        self.num_bytes = 0
+
+
 class GraphPool:
-    """Makes recordings and accounts their bytes: `graph_bytes` in the pool, `static_bytes` outside it."""
+    """Makes recordings and accounts their bytes: `graph_bytes` in memory pools, `static_bytes` outside them."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
         self.device = device
         self.limit_bytes = limit_bytes
         self.graph_bytes = 0
         self.static_bytes = 0
-        self._handle = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._handle_bytes = 0
-        """Of graph_bytes, those that recordings made now can share."""
+        self._shared: dict[torch.cuda.Stream, _SharedMemory] = {}
         self._abandoned: list[torch.cuda.CUDAGraph] = []
 
     @property
@@ -102,11 +108,12 @@ class GraphPool:
         self.static_bytes += num_bytes
 
     def record(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
-        """Records forward over static buffers, which hold finite values. Nothing may be in flight.
+        """Records forward over static buffers, which hold finite values, on the current stream, the one that replays
+        it. Nothing may be in flight.
 
         Raises CaptureError when forward cannot be captured or the pool would outgrow its limit.
         """
-        if self._handle is None:
+        if self.device.type != "cuda":
             return self._record_call(capturable, capacity, buffers)
         try:
             return self._record_graph(capturable, capacity, buffers)
@@ -118,17 +125,16 @@ class GraphPool:
             torch.cuda.empty_cache()
             raise CaptureError(f"{capturable.name} at {dict(capacity)}: {error}") from error
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Goes on in a new pool: when a capture ends in an error, torch's allocators stay recording into its pool.
+    def _abandon(self, stream: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> None:
+        """Goes on in a new memory pool: when a capture ends in an error, torch's allocators stay recording into its pool.
 
         The device's can be told to stop, the pinned host memory's cannot. It asks the graph what to record, and a graph
         that lives on answers for its own capture alone, which is over.
         """
+        handle = self._shared.pop(stream).handle
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), self._handle)  # type: ignore[arg-type]
+            torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), handle)  # type: ignore[arg-type]
         self._abandoned.append(graph)
-        self._handle = torch.cuda.graph_pool_handle()
-        self._handle_bytes = 0
 
     def _record_call(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
         try:
@@ -140,6 +146,8 @@ class GraphPool:
 
     def _record_graph(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
         started = time.perf_counter()
+        stream = torch.cuda.current_stream(self.device)
+        shared = self._shared.setdefault(stream, _SharedMemory())
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(self.device)
@@ -149,7 +157,7 @@ class GraphPool:
             outputs = {name: torch.empty_like(v) for name, v in capturable.forward(buffers, capacity).items()}
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        if self.num_bytes + max(0, peak - self._handle_bytes) > self.limit_bytes:
+        if self.num_bytes + max(0, peak - shared.num_bytes) > self.limit_bytes:
             raise CaptureError(
                 f"{capturable.name} at {dict(capacity)} works in {peak} bytes; {self.num_bytes} of "
                 f"{self.limit_bytes} are used",
@@ -160,22 +168,17 @@ class GraphPool:
         free = torch.cuda.mem_get_info(self.device)[0]
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(
-                graph,
-                pool=self._handle,
-                stream=torch.cuda.current_stream(self.device),
-                capture_error_mode="thread_local",
-            ):
+            with torch.cuda.graph(graph, pool=shared.handle, stream=stream, capture_error_mode="thread_local"):
                 for name, value in capturable.forward(buffers, capacity).items():
                     outputs[name].copy_(value)
         except CAPTURE_ERRORS:
             self.static_bytes -= _num_bytes(outputs)
-            self._abandon(graph)
+            self._abandon(stream, graph)
             raise
         torch.cuda.synchronize(self.device)
         taken = max(0, free - torch.cuda.mem_get_info(self.device)[0])
         self.graph_bytes += taken
-        self._handle_bytes += taken
+        shared.num_bytes += taken
         log.info(
             "captured %s at %s: %.1f MiB more, %.2f s",
             capturable.name,

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from models.protocol import Capacity, Capturable, Plan
@@ -46,7 +47,8 @@ class Run:
 
 class GraphRunner:
     """kind names the computation in metrics (encoder, decode, ...), model whose it is. hot: the part of the ladder to
-    record before readiness, all of it by default; with its largest rung first, one block of buffers serves all."""
+    record before readiness, all of it by default; with its largest rung first, one block of buffers serves all. stream:
+    the one that `run` is called on, if it is not the engine's."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class GraphRunner:
         *,
         enabled: bool = True,
         hot: Sequence[Capacity] | None = None,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         self.capturable = capturable
         self.ladder = sorted(ladder, key=cost_of)
@@ -66,6 +69,7 @@ class GraphRunner:
         self._pool = pool
         self._observations = observations
         self._enabled = enabled
+        self._stream = stream
         self._hot = {key_of(capacity) for capacity in (self.ladder if hot is None else hot)}
         self._buckets: dict[CapacityKey, Bucket] = {}
         self._failed: dict[CapacityKey, Capacity] = {}
@@ -170,7 +174,8 @@ class GraphRunner:
         started = time.monotonic()
         outcome = "captured"
         try:
-            self._buckets[key_of(capacity)] = self._record(capacity)
+            with torch.cuda.stream(self._stream):
+                self._buckets[key_of(capacity)] = self._record(capacity)
         except CaptureError as error:
             outcome = "refused" if error.refused else "failed"
             (self._refused if error.refused else self._failed)[key_of(capacity)] = capacity

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -86,9 +87,7 @@ class SpeechRig:
         self.state["block_table"][slot, : len(pages.pages)] = torch.tensor(pages.pages, dtype=torch.int32)
         self.state["vae"][slot] = 0.0
         for patch in utterance.patches[-self.model.priming_patches :] if utterance.prompt_patches else []:
-            self.state["last_patch"][slot] = patch
-            self.state["fresh"][slot] = True
-            self.vae([slot])
+            self.vae([slot], {"patch": patch[None], "emitted": torch.ones(1, dtype=torch.bool)})
 
     def clear(self) -> None:
         """All streams leave; nothing of them is left in the cache."""
@@ -141,14 +140,16 @@ class SpeechRig:
         return [*decodes, *ready], conditioning
 
     def tail(self, slots: Sequence[int], conditioning: Tensor, rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
-        return self._run(self.model.tail(steps, self.state), slots, rows, conditioning)
+        return self._run(self.model.tail(steps, self.state), slots, rows, {"conditioning": conditioning})
 
     def decode(self, slots: Sequence[int], rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
         step = self.model.decode_step(steps, self.state, self.cache.caches, self.cache.page_size)
         return self._run(step, slots, rows)
 
-    def vae(self, slots: Sequence[int], rows: int = 0) -> Tensor:
-        return self._run(self.model.vae_step(self.state), slots, rows)["audio"]
+    def vae(self, slots: Sequence[int], out: Mapping[str, Tensor], rows: int = 0) -> Tensor:
+        """Samples of the patches that `tail` or `decode` put out for these slots."""
+        inputs = {"patches": out["patch"].float(), "emitted": out["emitted"]}
+        return self._run(self.model.vae_step(self.state), slots, rows, inputs)["audio"]
 
     def speak(self, utterances: Mapping[int, Utterance], rows: int = 0) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """All utterances together from prefill to their end: patches and samples by slot."""
@@ -159,7 +160,7 @@ class SpeechRig:
         audio: dict[int, list[Tensor]] = {slot: [] for slot in slots}
         out = self.tail(slots, conditioning, rows)
         while slots:
-            samples = self.vae(slots, rows)
+            samples = self.vae(slots, out, rows)
             for row, slot in enumerate(slots):
                 patches[slot].append(out["patch"][row].clone())
                 audio[slot].append(samples[row].clone())
@@ -175,15 +176,15 @@ class SpeechRig:
         }
 
     def _run(
-        self, step: Capturable, slots: Sequence[int], rows: int, conditioning: Tensor | None = None
+        self, step: Capturable, slots: Sequence[int], rows: int, inputs: Mapping[str, Tensor] = MappingProxyType({})
     ) -> dict[str, Tensor]:
         if self.ladder:
-            return self._replay(step, slots, conditioning)
+            return self._replay(step, slots, inputs)
         capacity = {"rows": max(rows, len(slots))}
         buffers = self.buffers(step, capacity)
         buffers["slots"][: len(slots)] = self._int64(slots)
-        if conditioning is not None:
-            buffers["conditioning"][: len(slots)] = conditioning
+        for name, values in inputs.items():
+            buffers[name][: len(slots)] = values
         return {name: value[: len(slots)] for name, value in step.forward(buffers, capacity).items()}
 
     def _replay_prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
@@ -211,9 +212,9 @@ class SpeechRig:
                 pass
         return runner
 
-    def _replay(self, step: Capturable, slots: Sequence[int], conditioning: Tensor | None) -> dict[str, Tensor]:
+    def _replay(self, step: Capturable, slots: Sequence[int], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         runner = self._runner(step, self.ladder)
-        tensors = {} if conditioning is None else {"conditioning": [conditioning]}
+        tensors = {name: [values] for name, values in inputs.items()}
         plan = Plan({"slots": np.array(slots, dtype=np.int64)}, {"rows": len(slots)}, tensors)
         run = runner.run(plan)
         assert run.route == "replay"
@@ -225,7 +226,6 @@ class SpeechRig:
         state["last_patch"][slot] = patches[-1] if utterance.prompt_patches else 0.0
         state["length"][slot] = len(utterance.layout.token_ids)
         state["step"][slot] = 0
-        state["fresh"][slot] = False
         state["active"][slot] = True
         for name, value in (
             ("seed", utterance.seed),

@@ -32,6 +32,7 @@ class Forecast:
 
     buckets, prefill_tokens: as in the policy: rows and tokens of the largest steps.
     patch_seconds: audio of a patch.
+    codec_beside: the codec takes its time beside the next step, not before it.
     """
 
     def __init__(
@@ -42,34 +43,36 @@ class Forecast:
         buckets: tuple[int, ...],
         patch_seconds: float,
         prefill_tokens: int,
+        codec_beside: bool,
     ) -> None:
         self.costs = costs
         self._recorded = recorded
         self._buckets = buckets
         self._patch_seconds = patch_seconds
         self._prefill_tokens = prefill_tokens
+        self._codec_beside = codec_beside
         self._used_of_cap = 0.5
         """Running mean of generated patches over their cap: the expected length of a stream."""
 
     # Steps
 
     def decode(self, steps: int, rows: int) -> float:
-        """Expected seconds of a decode step of `rows` and its audio."""
+        """Expected seconds from one decode step of `rows` to the next."""
         bucket = self._bucket(rows)
-        return self.costs.mean("decode", steps, bucket) + self.costs.mean("vae", 0, bucket)
+        return self._with_codec(self.costs.mean("decode", steps, bucket), self.costs.mean("vae", 0, bucket))
 
     def decode_bound(self, steps: int, rows: int) -> float:
-        """Seconds that a decode step of `rows` and its audio rarely exceed."""
+        """Seconds to the audio of a decode step of `rows`, rarely exceeded."""
         bucket = self._bucket(rows)
         return self.costs.bound("decode", steps, bucket) + self.costs.bound("vae", 0, bucket)
 
     def prefill(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream] = ()) -> float:
-        """Expected seconds of a pass over chunks and decode rows, one tail for each number of solver steps, and the
-        audio of all."""
+        """Expected seconds to the step after a pass over chunks and decode rows, with one tail for each number of
+        solver steps."""
         return self._chunks(chunks, riders, bound=False)
 
     def prefill_bound(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream] = ()) -> float:
-        """Seconds that such a pass rarely exceeds."""
+        """Seconds to the audio of such a pass, rarely exceeded."""
         return self._chunks(chunks, riders, bound=True)
 
     def recording(self, chunks: Sequence[PrefillChunk]) -> Capacity | None:
@@ -103,8 +106,13 @@ class Forecast:
     def _pass(self, tokens: int, recording: Capacity | None, emitting: Counter[int], *, bound: bool) -> float:
         of = self.costs.bound if bound else self.costs.mean
         kind, size = eager_prefill(tokens) if recording is None else replayed_prefill(recording)
-        cost = of(kind, 0, size) + of("vae", 0, self._bucket(emitting.total()))
-        return cost + sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
+        cost = of(kind, 0, size) + sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
+        codec = of("vae", 0, self._bucket(emitting.total()))
+        return cost + codec if bound else self._with_codec(cost, codec)
+
+    def _with_codec(self, step: float, codec: float) -> float:
+        """Seconds of a step of a steady flow, in which the codec takes `codec`."""
+        return max(step, codec) if self._codec_beside else step + codec
 
     # Streams
 
@@ -131,10 +139,11 @@ class Forecast:
 
     def first_audio(self, stream: Stream, ahead: Sequence[Stream], running: int, load: float) -> float:
         """Seconds to the first audio of a stream that has room: the step under way, then the prefills `ahead` and its
-        own in the share of time that `load` leaves."""
+        own in the share of time that `load` leaves, and the codec."""
         largest = min(max(1, running), self._buckets[-1])
         under_way = self.decode(stream.solver_steps, largest) if running else 0.0
-        return under_way + self._prompts([*ahead, stream]) / max(_LEAST_IDLE, 1.0 - load)
+        codec = self.costs.mean("vae", 0, self._buckets[0]) if self._codec_beside else 0.0
+        return under_way + self._prompts([*ahead, stream]) / max(_LEAST_IDLE, 1.0 - load) + codec
 
     def _prompts(self, streams: Sequence[Stream]) -> float:
         """Expected seconds of what is left of their prompts, in about the passes that the scheduler makes of them."""

@@ -101,7 +101,6 @@ def seat_arrays(
         "block_table": block_table,
         "length": per_row([len(prompt.token_ids) for prompt in prompts], np.int32),
         "step": np.zeros(count, dtype=np.int32),
-        "fresh": np.zeros(count, dtype=np.bool_),
         "active": np.ones(count, dtype=np.bool_),
         "min_patches": per_row([prompt.min_patches for prompt in prompts], np.int32),
         "max_patches": per_row([prompt.max_patches for prompt in prompts], np.int32),

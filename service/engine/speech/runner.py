@@ -1,13 +1,14 @@
 """Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
 What has one row per stream (tail, decode step, codec) goes through recordings, and so do prefills of prompts without a
-past. Other prefills run eagerly in one ragged pass, decode rows included. One packed upload per pass, one packed copy
-down per step.
+past. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has a stream of its own: it
+turns a step's patches into sound beside the next step. One packed upload per pass, one packed copy down per step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,8 @@ launches, and not the GPU, bound an eager prefill."""
 _HOT_PREFILLS = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
 """Tokens of the rungs that are recorded before readiness: for text alone, with patches."""
 _PREFILL_SEQUENCES = 16
+_URGENT = -1
+"""Priority of the codec's stream: its part of a step is short, and listeners wait for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +105,7 @@ class SpeechRunner:
             spec.allocate(num_pages, self.page_size, context.device, context.dtype) for spec in model.cache_specs()
         ]
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
+        self._codec_stream = torch.cuda.Stream(self.device, _URGENT) if self.device.type == "cuda" else None
         rows = [{"rows": bucket} for bucket in self.buckets]
         default = model.solver_steps[0]
         self.decode = {
@@ -117,12 +121,17 @@ class SpeechRunner:
             steps: self._runner("tail", model.tail(steps, self.state), rows, hot=None if steps == default else ())
             for steps in model.solver_steps
         }
-        self.vae = self._runner("vae", model.vae_step(self.state), rows, hot=None)
+        self.vae = self._runner("vae", model.vae_step(self.state), rows, hot=None, stream=self._codec_stream)
         ladder, hot = prefill_ladder(context.device.type, context.config.max_step_tokens)
         self.prefill = self._runner("prefill", model.prefill_step(self.caches, self.page_size), ladder, hot=hot)
 
     def _runner(
-        self, kind: str, capturable: Capturable, ladder: Sequence[Capacity], hot: Sequence[Capacity] | None
+        self,
+        kind: str,
+        capturable: Capturable,
+        ladder: Sequence[Capacity],
+        hot: Sequence[Capacity] | None,
+        stream: torch.cuda.Stream | None = None,
     ) -> GraphRunner:
         context = self._context
         return GraphRunner(
@@ -134,7 +143,24 @@ class SpeechRunner:
             context.observations,
             enabled=context.config.graphs,
             hot=hot,
+            stream=stream,
         )
+
+    @property
+    def codec_beside(self) -> bool:
+        """The codec runs beside the next step, not before it."""
+        return self._codec_stream is not None
+
+    @contextmanager
+    def codec_turn(self) -> Iterator[None]:
+        """What is launched inside goes to the codec's stream, behind everything launched before. It alone touches the
+        codec's memory."""
+        if self._codec_stream is None:
+            yield
+            return
+        self._codec_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._codec_stream):
+            yield
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
@@ -154,15 +180,9 @@ class SpeechRunner:
         slots = slots_of(sequences)
         start = self.clock.mark()
         run = self.decode[solver_steps].run(slots_plan(slots))
-        middle = self.clock.mark()
+        timings = [Timing("decode", solver_steps, self._bucket(len(slots)), start, self.clock.mark())]
         rows = list(range(len(sequences)))
-        flight = self._deliver(sequences, slots, [(run, rows)], predicted, now, "decode", run.route)
-        bucket = self._bucket(len(sequences))
-        flight.timings = [
-            Timing("decode", solver_steps, bucket, start, middle),
-            Timing("vae", 0, bucket, middle, self.clock.mark()),
-        ]
-        return flight
+        return self._deliver(sequences, slots, [(run, rows)], timings, predicted, now, "decode", run.route)
 
     def launch_prefill(
         self,
@@ -203,11 +223,7 @@ class SpeechRunner:
             plan.tensors["conditioning"] = consecutive(conditioning, rows)
             runs.append((self.tail[solver_steps].run(plan), rows))
             timings.append(self._timing("tail", solver_steps, len(rows), timings))
-        flight = self._deliver(emitting, slots_of(emitting), runs, predicted, now, kind, route)
-        if emitting:
-            timings.append(self._timing("vae", 0, len(emitting), timings))
-        flight.timings = timings
-        return flight
+        return self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
 
     def _timing(self, kind: Kind, solver_steps: int, rows: int, before: Sequence[Timing]) -> Timing:
         """Of the part that has just been launched, behind those `before`."""
@@ -218,46 +234,53 @@ class SpeechRunner:
         sequences: Sequence[SpeechSequence],
         slots: np.ndarray,
         runs: Sequence[tuple[Run, list[int]]],
+        timings: list[Timing],
         predicted: float,
         now: float,
         kind: str,
         route: Route,
     ) -> Flight:
-        """Codec step of the rows, then everything down in one copy: audio, patch, stopped, finished per row."""
+        """Codec step of the rows, then everything down in one copy: patch, stopped, finished, audio per row."""
         if not sequences:
-            return Flight([], Arrival({}, self.device), predicted, now, kind, route)
-        results = [cut(run, len(rows)) for run, rows in runs]
-        patch, stopped, finished = (torch.cat([result[name] for result in results]) for name in RESULTS)
+            return Flight([], Arrival({}, self.device), predicted, now, kind, route, timings)
+        # Copies: the next step overwrites what the runs put out while the codec still reads.
+        results = torch.cat([packed(run, len(rows)) for run, rows in runs])
         order = [row for _, rows in runs for row in rows]
-        run = self.vae.run(slots_plan(slots[order]))
-        packed = torch.cat(
-            [
-                run.outputs["audio"][: len(order)].float(),
-                patch.flatten(1).float(),
-                stopped.float()[:, None],
-                finished.float()[:, None],
-            ],
-            dim=1,
-        )
+        with self.codec_turn():
+            start = self.clock.mark()
+            run = self.vae.run(self._codec_plan(slots[order], results))
+            end = self.clock.mark()
+            down = torch.cat([results[:, :-1], run.outputs["audio"][: len(order)]], dim=1)
+            arrival = Arrival({"packed": down}, self.device)
+        if self._codec_stream is not None:
+            results.record_stream(self._codec_stream)
+        timings.append(Timing("vae", 0, self._bucket(len(order)), start, end))
         rows = [(sequences[row], sequences[row].segment) for row in order]
-        return Flight(rows, Arrival({"packed": packed}, self.device), predicted, now, kind, route)
+        return Flight(rows, arrival, predicted, now, kind, route, timings)
+
+    def _codec_plan(self, slots: np.ndarray, results: Tensor) -> Plan:
+        plan = slots_plan(slots)
+        patches, emitted = results[:, : -len(FLAGS)], results[:, -1]
+        plan.tensors["patches"] = [patches.unflatten(1, self.model.patch_shape)]
+        plan.tensors["emitted"] = [emitted]
+        return plan
 
     def outcomes(self, flight: Flight) -> list[Outcome]:
         """Results of a flight that has arrived, as copies."""
         if not flight.rows:
             return []
-        packed = flight.arrival.read()["packed"]
-        samples, shape = self.model.samples_per_patch, self.model.patch_shape
+        shape = self.model.patch_shape
+        values = shape[0] * shape[1]
         return [
             Outcome(
                 sequence=sequence,
                 segment=segment,
-                audio=row[:samples].copy(),
-                patch=row[samples:-2].reshape(shape).copy(),
-                stopped=bool(row[-2]),
-                finished=bool(row[-1]),
+                audio=row[values + 2 :].copy(),
+                patch=row[:values].reshape(shape).copy(),
+                stopped=bool(row[values]),
+                finished=bool(row[values + 1]),
             )
-            for (sequence, segment), row in zip(flight.rows, packed, strict=True)
+            for (sequence, segment), row in zip(flight.rows, flight.arrival.read()["packed"], strict=True)
         ]
 
     # Parts of a prefill
@@ -266,19 +289,15 @@ class SpeechRunner:
         """The codec's memory of new streams: silence, or the end of the clip that they continue, decoded unheard."""
         if not sequences:
             return
-        slots = upload({"slots": slots_of(sequences)}, self.device)["slots"]
-        self.state["vae"].index_fill_(0, slots, 0.0)
-        for turn in range(max(len(sequence.prompt.primed) for sequence in sequences)):
-            group = [sequence for sequence in sequences if turn < len(sequence.prompt.primed)]
-            arrays = {
-                "slots": slots_of(group),
-                "patches": np.stack([sequence.prompt.primed[turn] for sequence in group]),
-            }
-            device = upload(arrays, self.device)
-            table = self.state["last_patch"]
-            table.index_copy_(0, device["slots"], device["patches"].to(table.dtype))
-            self.state["fresh"].index_fill_(0, device["slots"], True)
-            self.vae.run(slots_plan(arrays["slots"]))
+        with self.codec_turn():
+            slots = upload({"slots": slots_of(sequences)}, self.device)["slots"]
+            self.state["vae"].index_fill_(0, slots, 0.0)
+            for turn in range(max(len(sequence.prompt.primed) for sequence in sequences)):
+                group = [sequence for sequence in sequences if turn < len(sequence.prompt.primed)]
+                plan = slots_plan(slots_of(group))
+                plan.arrays["patches"] = np.stack([sequence.prompt.primed[turn] for sequence in group])
+                plan.arrays["emitted"] = np.ones(len(group), dtype=np.bool_)
+                self.vae.run(plan)
 
     def _backbone(
         self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], riders: Sequence[SpeechSequence]
@@ -327,11 +346,13 @@ class SpeechRunner:
         return next((bucket for bucket in self.buckets if bucket >= rows), rows)
 
 
-RESULTS = ("patch", "stopped", "finished")
+FLAGS = ("stopped", "finished", "emitted")
 
 
-def cut(run: Run, rows: int) -> dict[str, Tensor]:
-    return {name: run.outputs[name][:rows] for name in RESULTS}
+def packed(run: Run, rows: int) -> Tensor:
+    """float32 [rows, values of a patch + FLAGS]."""
+    patch, flags = run.outputs["patch"][:rows], [run.outputs[name][:rows, None] for name in FLAGS]
+    return torch.cat([patch.flatten(1).float(), *(flag.float() for flag in flags)], dim=1)
 
 
 def consecutive(x: Tensor, rows: Sequence[int]) -> list[Tensor]:

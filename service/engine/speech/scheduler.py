@@ -34,6 +34,7 @@ class Policy:
     max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
     guard: seconds of slack never spent (transport, jitter of the host).
     far_ahead: a stream with more slack than this gives its row to work that nobody listens to live.
+    codec_beside: the GPU makes a step's sound beside the next step.
     """
 
     buckets: tuple[int, ...]
@@ -47,6 +48,7 @@ class Policy:
     far_ahead: float = 2.0
     prefill_tokens: int = 2048
     min_chunk: int = 64
+    codec_beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Step:
     prefills: tuple[PrefillChunk, ...]
     decodes: tuple[Stream, ...]
     predicted: float
-    """Expected seconds on the GPU."""
+    """Expected seconds on the GPU until the next step can begin."""
 
     @property
     def emitting(self) -> list[Stream]:
@@ -82,6 +84,7 @@ class SpeechScheduler:
             buckets=policy.buckets,
             patch_seconds=policy.patch_seconds,
             prefill_tokens=policy.prefill_tokens,
+            codec_beside=policy.codec_beside,
         )
         self._pages = pages
         self._slots = SlotPool(policy.max_streams)

@@ -26,7 +26,8 @@ def calibrate(runner: SpeechRunner, costs: CostModel, buckets: Sequence[int], pr
         plan, tail = _rows(bucket), _tail_rows(runner, bucket)
         costs.observe("decode", steps, bucket, _timed(runner, partial(runner.decode[steps].run, plan)))
         costs.observe("tail", steps, bucket, _timed(runner, partial(runner.tail[steps].run, tail)))
-        costs.observe("vae", 0, bucket, _timed(runner, partial(runner.vae.run, plan)))
+        with runner.codec_turn():
+            costs.observe("vae", 0, bucket, _timed(runner, partial(runner.vae.run, plan)))
     for length in prompt_lengths:
         costs.observe("prefill", 0, length, _timed(runner, partial(scratch_prefill, runner, [length])))
     for capacity in runner.prefill.recorded:
@@ -68,7 +69,8 @@ def largest_shapes(runner: SpeechRunner, tokens: int, clip_samples: int) -> None
     steps = runner.model.solver_steps[0]
     runner.decode[steps].run(plan, eager="disabled")
     runner.tail[steps].run(tail, eager="disabled")
-    runner.vae.run(plan, eager="disabled")
+    with runner.codec_turn():
+        runner.vae.run(plan, eager="disabled")
     clip = torch.zeros(clip_samples, device=runner.device)
     next(iter(runner.model.encode_reference_pieces(clip, "right")))
 

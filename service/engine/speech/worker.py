@@ -80,7 +80,7 @@ class SpeechWorker:
         self._sequences: dict[str, SpeechSequence] = {}
         self._flights: deque[Flight] = deque()
         self._free_at = -math.inf
-        """When the GPU is predicted to have done everything launched here."""
+        """When the GPU is predicted to be free for the next step."""
         self._planned: Step | None = None
         self._clip_turn = False
         self._deltas: list[SpeechDelta] = []
@@ -122,6 +122,7 @@ class SpeechWorker:
             refuse_after=config.first_audio_target or (FIRST_AUDIO_TARGET if on_gpu else math.inf),
             max_load=config.max_speech_load or (MAX_LOAD if on_gpu else math.inf),
             prefill_tokens=config.max_step_tokens,
+            codec_beside=self._runner.codec_beside,
         )
         self._scheduler = SpeechScheduler(policy, self._costs, self._pages, self._runner.recorded_prefill)
 
@@ -392,7 +393,8 @@ class SpeechWorker:
             self._costs.observe(timing.kind, timing.solver_steps, timing.size, seconds)
             part = "prefill" if timing.kind in ("text_prefill", "clip_prefill") else timing.kind
             observe("speech_part_duration_seconds", seconds, model=self.name, part=part)
-            actual += seconds
+            if timing.kind != "vae" or not self._runner.codec_beside:
+                actual += seconds
         observe("step_duration_seconds", now - flight.launched, model=self.name, kind=flight.kind, route=flight.route)
         if actual and flight.predicted:
             observe("step_prediction_ratio", actual / flight.predicted, model=self.name, kind=flight.kind)

@@ -160,7 +160,7 @@ def test_float16_saturates(device) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_parts_of_a_signal_equal_the_whole(device, precision) -> None:
-    """Whatever the products' precision: to the last bit, since memories hold what the taps would compute."""
+    """Whatever the products' precision: memories hold what the taps would compute."""
     x, *rest = unit_inputs(2, 64, 48, device)
     rest[4] = operand(rest[4], precision)
     alpha_in, weight, bias, alpha_out, pointwise, pointwise_bias = rest

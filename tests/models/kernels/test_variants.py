@@ -261,7 +261,7 @@ def test_octaves_of_rows_meet_every_variant(case: str, variants: set[tuple[Any, 
     for rows in range(1, MOST_ROWS):
         CASES[case](rows)
         assert variants == warmed, f"{rows} rows: {variants - warmed}"
-    assert len(warmed) <= 24, f"{len(warmed)} variants to compile"
+    assert len(warmed) <= 32, f"{len(warmed)} variants to compile"
 
 
 @pytest.mark.parametrize("deferred", [False, True])

@@ -71,7 +71,7 @@ def serve(
             out = rig.decode(slots, rows)
         else:
             continue
-        audio = rig.vae(slots, rows)
+        audio = rig.vae(slots, out, rows)
         free += surplus
         running |= new
         ended = []

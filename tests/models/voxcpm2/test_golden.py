@@ -182,9 +182,7 @@ def test_codec_streams() -> None:
     rig, latents = SpeechRig(model()), expected()["vae.decode.z"][0].T.unflatten(0, (-1, 4))
     chunks = []
     for latent in latents:
-        rig.state["last_patch"][4] = latent
-        rig.state["fresh"][4] = True
-        chunks.append(rig.vae([4], rows=3))
+        chunks.append(rig.vae([4], {"patch": latent[None], "emitted": torch.ones(1, dtype=torch.bool)}, rows=3))
     close(torch.stack(chunks), "vae.decode.stream", AUDIO)
     close(torch.cat(chunks, dim=1), "vae.decode.audio", AUDIO)
 
@@ -197,8 +195,8 @@ def test_unprimed_continuation_is_the_references_cold_start() -> None:
     slots, conditioning = rig.prefill({1: -1})
     chunks = []
     for step in range(3):
-        rig.decode(slots) if step else rig.tail(slots, conditioning)
-        chunks.append(rig.vae(slots))
+        out = rig.decode(slots) if step else rig.tail(slots, conditioning)
+        chunks.append(rig.vae(slots, out))
     close(torch.stack(chunks), "continuation.audio_stream_first3", AUDIO)
 
 

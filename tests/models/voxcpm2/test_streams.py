@@ -108,7 +108,8 @@ def test_surplus_rows_change_nothing() -> None:
     pages = rig.seats[3].pages.pages
     keys = rig.cache.caches[0]["k"].view(-1, 16, *rig.cache.caches[0]["k"].shape[1:])[pages].clone()
     out = rig.decode([3], rows=4)
-    audio = rig.vae([3], rows=2)
+    audio = rig.vae([3], out, rows=2)
+    assert not out["emitted"].any()
     assert not out["finished"].any()
     assert not audio.any()
     for name, table in rig.state.items():
@@ -147,7 +148,7 @@ def test_steps_can_be_captured() -> None:
     rig = SpeechRig(voice())
     rows = {"rows": 3}
     patch, flags = ((3, 4, 8), torch.float32), ((3,), torch.bool)
-    made = {"patch": patch, "stopped": flags, "finished": flags}
+    made = {"patch": patch, "emitted": flags, "stopped": flags, "finished": flags}
     prefill = voice().prefill_step(rig.cache.caches, rig.cache.page_size)
     conditioning = {"conditioning": ((3, voice().conditioning_width), torch.float32)}
     for step, capacity, outputs in (
