@@ -140,9 +140,7 @@ ROUTES: Mapping[Shape, tuple[Choice, ...]] = {
         Choice(9, 16, Variant(Tile(16, 64, 128, 4, 6, swap=True), split=5)),
         Choice(33, 64, Variant(Tile(64, 32, 128, 4, 6, tma=True), split=2)),
     ),
-    Shape("quick_gelu", 1280, 5120): (
-        Choice(1025, 4096, Variant(Tile(128, 256, 64, 8, 3, tma=True))),
-    ),
+    Shape("quick_gelu", 1280, 5120): (Choice(1025, 4096, Variant(Tile(128, 256, 64, 8, 3, tma=True))),),
 }
 
 
