@@ -157,4 +157,5 @@ def load_model(
         load_audio_vae(vae, directory, config.vae, condition_rate=config.vae.out_sample_rate)
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         round_product_weights(vae)
+    vae.decoder.set_precision("float16")
     return VoxCPM2(config, network, vae)
