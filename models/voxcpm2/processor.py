@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
@@ -38,7 +38,8 @@ class VoxCPM2Processor:
         self._ids = tokenizer.get_vocab(with_added_tokens=True)
         self._unknown = self._ids["<unk>"]
         self._added = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()}
-        self._han_words = frozenset(token for token in self._ids if len(token) > 1 and _all_han(token))
+        self._characters = self._characters_of_han_words()
+        """Ids of the characters of each token that is a word of Han characters, by the token's id."""
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of untrusted text: no BOS, words of Han characters split into characters after BPE.
@@ -50,8 +51,10 @@ class VoxCPM2Processor:
         for literal in self._added:
             if literal in text:
                 raise InputError("input", f"the text holds the special token {literal}, which cannot be spoken")
-        tokens = self.tokenizer.encode(text, add_special_tokens=False).tokens
-        return [self._ids.get(token, self._unknown) for token in self._split_han(tokens)]
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if self._characters.keys().isdisjoint(ids):
+            return ids
+        return [part for id_ in ids for part in self._characters.get(id_, (id_,))]
 
     def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
         """[103 reference 104] text 101 [prompt]; raises InputError when no position is left to speak in."""
@@ -73,12 +76,13 @@ class VoxCPM2Processor:
         """Speech longer than six patches (0.96 s) a token is a failure to stop (the published length cap)."""
         return int(len(text_ids) * _PATCHES_PER_TOKEN + _SPARE_PATCHES)
 
-    def _split_han(self, tokens: Iterable[str]) -> list[str]:
-        pieces: list[str] = []
-        for token in tokens:
-            bare = token.replace(_SPACE, "")
-            pieces.extend(bare if bare in self._han_words else (token,))
-        return pieces
+    def _characters_of_han_words(self) -> dict[int, tuple[int, ...]]:
+        words = {token for token in self._ids if len(token) > 1 and _all_han(token)}
+        return {
+            id_: tuple(self._ids.get(character, self._unknown) for character in bare)
+            for token, id_ in self._ids.items()
+            if (bare := token.replace(_SPACE, "")) in words
+        }
 
 
 def load_processor(directory: Path) -> VoxCPM2Processor:

@@ -155,7 +155,8 @@ class _Raw:
 
     def encode(self, samples: np.ndarray) -> bytes:
         header, self._pending = self._pending, b""
-        return header + np.rint(samples * 32767).astype("<i2").tobytes()
+        scaled = samples * np.float32(32767)
+        return header + np.rint(scaled, out=scaled).astype("<i2").tobytes()
 
     def finish(self) -> bytes:
         header, self._pending = self._pending, b""
@@ -177,6 +178,8 @@ def _tempo_and_rate(rate_in: int, rate_out: int, speed: float) -> TempoAndRate:
 
 def _clean(samples: np.ndarray) -> np.ndarray:
     samples = samples.astype(np.float32, copy=False)
+    if samples.size and samples.min() >= -1.0 and samples.max() <= 1.0:  # neither of which not a number is
+        return np.ascontiguousarray(samples)
     if not np.isfinite(samples).all():
         samples = np.nan_to_num(samples, nan=0.0, posinf=0.0, neginf=0.0)
     return np.ascontiguousarray(samples.clip(-1.0, 1.0))

@@ -37,6 +37,20 @@ PLAIN = frozenset(".,;:?…。，！？；：、")
 _OPENINGS_TRIED = 3
 _LONGEST_SIGNS = 64
 
+MARKS = tuple(
+    (frozenset(signs), mark)
+    for signs, mark in (
+        ("<", HTML_COMMENT),
+        ("<", HTML_TAG),
+        ("-*_", RULE),
+        (">", QUOTE_MARK),
+        ("#", HEADING),
+        ("-*+•", LIST_MARK),
+        ("*~_", EMPHASIS),
+    )
+)
+"""Signs, one of which each match of a mark holds, in the order in which marks are removed."""
+
 STRAIGHT_QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "‘": "'", "’": "'", "‚": "'"})
 UNSPEAKABLE = re.compile("[\x00-\x08\x0e-\x1f\x7f\ufeff\ud800-\udfff]")
 WHITESPACE = re.compile(r"\s+")
@@ -49,13 +63,15 @@ def strip_markup(text: str) -> str:
     and emphasis lose their signs. Line breaks stay. (VoxCPM's text normalisation, utils/text_normalize.py, with
     emphasis and quotations added; it does not spell numbers or symbols.)
     """
-    text = FENCED_CODE.sub("", text)
-    text = INLINE_CODE.sub("", text)
-    text = IMAGE.sub("", text)
-    text = LINK.sub(r"\1", text)
-    for mark in (HTML_COMMENT, HTML_TAG, RULE, QUOTE_MARK, HEADING, LIST_MARK, EMPHASIS):
-        text = mark.sub("", text)
-    return EMOJI.sub("", text).translate(STRAIGHT_QUOTES)
+    # A mark that has none of its signs in the text is not looked for: most texts have none at all.
+    if "`" in text:
+        text = INLINE_CODE.sub("", FENCED_CODE.sub("", text))
+    if "](" in text:
+        text = LINK.sub(r"\1", IMAGE.sub("", text))
+    for signs, mark in MARKS:
+        if not signs.isdisjoint(text):
+            text = mark.sub("", text)
+    return text if text.isascii() else EMOJI.sub("", text).translate(STRAIGHT_QUOTES)
 
 
 class MarkupStripper:

@@ -34,6 +34,7 @@ CONTROL = re.compile(r"\([^()]{1,400}\)")
 """At the very start of a text: how it is to be spoken (VoxCPM2, "(description)text")."""
 CONTROL_MAY_FOLLOW = re.compile(r"\([^()]{0,400}(?:\)[\W_]*)?")
 
+WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
 WIDE_LENGTH = 3
 """A Han, kana or hangul character takes about as long to say as three letters of an alphabet."""
 
@@ -49,19 +50,12 @@ class Border(IntEnum):
 
 def is_wide(character: str) -> bool:
     """Han, kana, hangul: scripts of syllables, which are read without spaces."""
-    point = ord(character)
-    return (
-        0x3040 <= point <= 0x30FF
-        or 0x3400 <= point <= 0x9FFF
-        or 0xAC00 <= point <= 0xD7AF
-        or 0xF900 <= point <= 0xFAFF
-        or 0x20000 <= point <= 0x3FFFF
-    )
+    return WIDE.match(character) is not None
 
 
 def spoken_length(text: str) -> int:
     """A length that goes with the time it takes to say the text: characters, wide ones three times."""
-    return sum(WIDE_LENGTH if is_wide(character) else 1 for character in text)
+    return len(text) if text.isascii() else len(text) + (WIDE_LENGTH - 1) * len(WIDE.findall(text))
 
 
 def split_text(text: str, *, max_length: int, granularity: Granularity = "none") -> list[str]:
@@ -147,6 +141,8 @@ class TextSplitter:
     def _cut(self, *, final: bool) -> list[str]:
         segments: list[str] = []
         while self._at < len(self._buffer):
+            if self._at == self._begin and self._rest_is_one():
+                break
             character = self._buffer[self._at]
             length = self._length + (WIDE_LENGTH if is_wide(character) else 1)
             if length > self._max_length and self._at > self._begin and character not in " \n":
@@ -173,6 +169,13 @@ class TextSplitter:
         if final:
             self._end(len(self._buffer), segments)
         return segments
+
+    def _rest_is_one(self) -> bool:
+        """Nothing of what is there can end a segment: its borders need not be known, yet."""
+        rest = len(self._buffer) - self._begin
+        if self._ends_at is not None or rest > self._max_length:
+            return False
+        return spoken_length(self._buffer[self._begin :]) <= self._max_length
 
     def _end(self, place: int, segments: list[str]) -> None:
         segment = self._buffer[self._begin : place].strip().replace("\n", " ")
