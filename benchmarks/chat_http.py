@@ -178,6 +178,7 @@ def _measured(
     run: Callable[[Server, str, Scale], list[dict[str, Any]]], model: str, scale: Scale, flags: Sequence[str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     with serve(*flags) as server:
+        server.settle()
         return run(server, model, scale), server.facts()
 
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT = 300.0
+SETTLED = 3.0
+"""Seconds without a new recording, after which there is no more to come."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,18 @@ class Server:
             "gpu_memory_bytes": self.samples("reprise_gpu_memory_bytes", "state"),
             "gpu_used_bytes": gpu_used_bytes(),
         }
+
+    def recordings(self) -> int:
+        return int(self.metric("reprise_graph_captures_total", outcome="captured"))
+
+    def settle(self) -> float:
+        """Waits until an idle server has made its recordings; when the last one was seen, on the monotonic clock."""
+        last, recordings = time.monotonic(), self.recordings()
+        while time.monotonic() - last < SETTLED:
+            time.sleep(0.25)
+            if (now := self.recordings()) != recordings:
+                recordings, last = now, time.monotonic()
+        return last
 
     def models(self) -> list[str]:
         return [card["id"] for card in json.loads(self._get("/v1/models"))["data"]]

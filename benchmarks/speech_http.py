@@ -134,6 +134,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         settings = ["--max-in-flight", "2048", "--max-waiting", "1024", "--encoder-threads", "8"]
         settings += ["--max-running", str(scale.max_running * (2 if kind == "open" else 1))]
         with serve(*hosted, *settings) as server:
+            server.settle()
             rows = RUNS[kind](server, scale)
             facts = server.facts()
             tokens = server.metric("reprise_request_input_tokens_sum", model=scale.model)

@@ -17,39 +17,28 @@ from typing import Any
 
 from benchmarks.checkpoints import GOLDEN, SIZES, make
 from benchmarks.record import table, write
-from benchmarks.server import Server, random_weights, serve
+from benchmarks.server import random_weights, serve
 from benchmarks.weights import write_weights
 
 MODELS = ("qwen2_vl_2b", "voxcpm2")
-SETTLED = 4.0
-"""Seconds without a new recording, after which there is no more to come."""
 WARM_STARTS = 2
 
 
 def measure(flags: list[str], kernels: Path) -> dict[str, Any]:
     """kernels: the directory of Triton's cache."""
     with serve(*flags, environment={"TRITON_CACHE_DIR": str(kernels)}) as server:
-        at_ready = _recordings(server)
-        began = last = time.monotonic()
-        recordings = at_ready
-        while time.monotonic() - last < SETTLED:
-            time.sleep(0.25)
-            if (now := _recordings(server)) != recordings:
-                recordings, last = now, time.monotonic()
+        at_ready, began = server.recordings(), time.monotonic()
+        last = server.settle()
         return {
             "ready_s": server.ready_seconds,
             "recorded_s": server.ready_seconds + last - began,
             "load_s": server.metric("reprise_model_load_duration_seconds_sum"),
             "capture_s": server.metric("reprise_graph_capture_duration_seconds_sum"),
             "recordings_at_ready": at_ready,
-            "recordings": recordings,
+            "recordings": server.recordings(),
             "graph_bytes": server.metric("reprise_graph_bytes"),
             "gpu_memory_bytes": server.samples("reprise_gpu_memory_bytes", "state"),
         }
-
-
-def _recordings(server: Server) -> int:
-    return int(server.metric("reprise_graph_captures_total", outcome="captured"))
 
 
 def main(words: Sequence[str] | None = None) -> Path:

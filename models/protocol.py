@@ -196,7 +196,8 @@ class SpeechModel(Protocol):
         """One whole step for the rows in `slots`: the next patch, state advanced.
 
         Outputs: patch [rows, frames, channels]; emitted bool [rows], the slot was active and the patch is new; stopped
-        bool [rows], the stop head ended the speech with this patch; finished bool [rows], stopped or max_patches reached (the slot is inactive from now on).
+        bool [rows], the stop head ended the speech with this patch; finished bool [rows], stopped or max_patches
+        reached (the slot is inactive from now on).
         """
         ...
 

@@ -90,14 +90,15 @@ class LiveResponse(Response):
         self._started = False
         self._sending = False
         self._sent_at = time.monotonic()
-        self._comment = asyncio.Lock()
-        """Held while a keep-alive is sent."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._comment: asyncio.Task[None] | None = None
+        """Sends a keep-alive."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
-        attendants: list[asyncio.Task[None]] = []
+        watchers: list[asyncio.Task[None]] = []
         try:
-            await self._stream(receive, send, attendants)
+            await self._stream(receive, send, watchers)
         except ClientLeft:
             record.outcome = "aborted"
         except Stalled:
@@ -113,12 +114,12 @@ class LiveResponse(Response):
             else:
                 await self._send_last(send, self._on_error(answer))
         finally:
-            for attendant in attendants:
-                attendant.cancel()
-            await asyncio.gather(*attendants, return_exceptions=True)
+            for watcher in watchers:
+                watcher.cancel()  # it only listens: nobody has to wait until it has ended
+            await self._rest()
             await self._pieces.aclose()
 
-    async def _stream(self, receive: Receive, send: Send, attendants: list[asyncio.Task[None]]) -> None:
+    async def _stream(self, receive: Receive, send: Send, watchers: list[asyncio.Task[None]]) -> None:
         reason: type[Exception] = TimeoutError
         try:
             async with asyncio.timeout(self._timeout) as limit:
@@ -132,11 +133,8 @@ class LiveResponse(Response):
                     await _disconnect(receive)
                     end(ClientLeft)
 
-                async def attend() -> None:
-                    await self._attend(send)
-                    end(Stalled)
-
-                attendants += asyncio.create_task(watch()), asyncio.create_task(attend())
+                self._attend(send, end)
+                watchers.append(asyncio.create_task(watch()))
                 async for piece in self._pieces:
                     await self._send(send, piece)
                 await self._send(send, b"", more=False)
@@ -145,36 +143,30 @@ class LiveResponse(Response):
                 raise
             raise reason from None
 
-    async def _attend(self, send: Send) -> None:
-        """Breaks the silence of the stream; returns when the client has taken nothing for the write timeout.
+    def _attend(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
+        """Breaks the silence of the stream; ends it when the client has taken nothing for the write timeout.
 
         One timer that looks now and then, since setting one for each piece would cost more than sending it.
         """
         silence, comment = self._keep_alive or (math.inf, b"")
-        while True:
-            passed = time.monotonic() - self._sent_at
-            if self._sending and passed >= self._write_timeout:
-                return
-            if not self._sending and passed >= silence:
-                try:
-                    async with self._comment, asyncio.timeout(self._write_timeout):
-                        await self._write(send, comment)
-                except TimeoutError:
-                    return
-                continue
-            pause = self._write_timeout - passed if self._sending else min(silence - passed, self._write_timeout)
-            await asyncio.sleep(pause)
+        passed = time.monotonic() - self._sent_at
+        if not self._sending and passed >= silence and self._comment is None:
+            self._comment = asyncio.create_task(self._write(send, comment))
+        commenting = self._comment is not None and not self._comment.done()
+        taking = self._sending or commenting
+        if taking and passed >= self._write_timeout:
+            end(Stalled)
+            return
 
     async def _send(self, send: Send, piece: bytes, *, more: bool = True) -> None:
         self._sending = True
-        if self._comment.locked():
-            async with self._comment:
-                pass
+        if self._comment is not None:
+            await self._comment
         await self._write(send, piece, more=more)
         self._sending = False
 
     async def _send_last(self, send: Send, piece: bytes) -> None:
-        """After the attendants may have ended."""
+        """After the attendance may have ended."""
         try:
             async with asyncio.timeout(self._write_timeout):
                 await self._send(send, piece, more=False)

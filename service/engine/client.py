@@ -62,16 +62,19 @@ class RequestStream(Generic[Delta]):
     """Deltas of one request, in order. What has not been taken yet is merged into one delta.
 
     Iteration ends after the last delta and raises EngineError when the request fails. `aclose` aborts a request that
-    has not ended; use contextlib.aclosing.
+    has not ended; use contextlib.aclosing. Who has to see each delta when it comes sets `on_news` and takes them there.
     """
 
     def __init__(self, request: Request, abort: Callable[[str], None]) -> None:
         self.request = request
         self.last_delivery: float | None = None
         """time.monotonic() when the newest delta came from the engine."""
+        self.on_news: Callable[[], None] | None = None
+        """Called when there is something to take, or the stream has ended. Must not raise."""
+        self.error: EngineError | None = None
+        """What the request failed with, after the deltas that are still to be taken."""
         self._abort = abort
         self._pending: list[Delta] = []
-        self._error: EngineError | None = None
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
         """What a reader that has nothing to take waits for."""
@@ -81,14 +84,19 @@ class RequestStream(Generic[Delta]):
 
     async def __anext__(self) -> Delta:
         while not self._pending:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if self._ended:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         merged, self._pending = _merge(self._pending)
         return merged
+
+    def take(self) -> list[Delta]:
+        """What has come since, as it came."""
+        taken, self._pending = self._pending, []
+        return taken
 
     async def aclose(self) -> None:
         if not self._ended:
@@ -106,11 +114,13 @@ class RequestStream(Generic[Delta]):
         self._wake()
 
     def fail(self, error: EngineError) -> None:
-        self._error = error
+        self.error = error
         self._ended = True
         self._wake()
 
     def _wake(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

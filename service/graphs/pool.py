@@ -126,14 +126,14 @@ class GraphPool:
             raise CaptureError(f"{capturable.name} at {dict(capacity)}: {error}") from error
 
     def _abandon(self, stream: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> None:
-        """Goes on in a new memory pool: when a capture ends in an error, torch's allocators stay recording into its pool.
+        """Goes on in a new memory pool: a capture that ends in an error leaves torch's allocators recording into it.
 
         The device's can be told to stop, the pinned host memory's cannot. It asks the graph what to record, and a graph
         that lives on answers for its own capture alone, which is over.
         """
         handle = self._shared.pop(stream).handle
         with contextlib.suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), handle)  # type: ignore[arg-type]
+            torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), handle)
         self._abandoned.append(graph)
 
     def _record_call(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:

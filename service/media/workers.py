@@ -155,7 +155,8 @@ def _forget(running: asyncio.Future[T]) -> None:
 
 def _environment() -> dict[str, str]:
     """The server's keys and tokens stay out of a process that reads hostile files."""
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
     # One malloc arena: each further one reserves 64 MiB of the address space that RLIMIT_AS counts.
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
-    return kept | single | {"PYTHONPATH": str(PACKAGE_ROOT)}
+    paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return kept | single | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -152,6 +152,13 @@ def test_secrets_stay_out_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None
     assert "secret" not in " ".join(_environment().values())
 
 
+def test_workers_find_the_packages_that_the_server_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "one:two")
+    assert _environment()["PYTHONPATH"].split(os.pathsep)[1:] == ["one", "two"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert os.pathsep not in _environment()["PYTHONPATH"]
+
+
 def test_media_needs_no_torch() -> None:
     modules = "service.media.loader, service.media.audio_out, service.media.decode_worker, service.text.splitting"
     code = f"import sys, {modules}, service.text.cleaning; sys.exit('torch' in sys.modules)"

@@ -1,13 +1,13 @@
 """Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
 What has one row per stream (tail, decode step, codec) goes through recordings, and so do prefills of prompts without a
-past. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has a stream of its own: it
-turns a step's patches into sound beside the next step. One packed upload per pass, one packed copy down per step.
+past. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has a stream of its own:
+a step's patches become sound beside the next step. One packed upload per pass, one packed copy down per step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -29,12 +29,15 @@ from service.graphs.accounting import Route
 from service.graphs.buffers import upload
 from service.graphs.runner import GraphRunner, Run
 
-_PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
+_PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048), "cpu": (64,)}
 """Rungs of recorded prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens
-launches, and not the GPU, bound an eager prefill."""
+launches, and not the GPU, bound an eager prefill; with more, launches hold up the steps behind it."""
 _HOT_PREFILLS = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
 """Tokens of the rungs that are recorded before readiness: for text alone, with patches."""
-_PREFILL_SEQUENCES = 16
+_PREFILL_SEQUENCES = 31
+"""As many as packed attention looks through at once."""
+_RARE_STRIDE = 4
+"""Of the rungs for numbers of solver steps that few ask for, every so many are recorded before there is demand."""
 _URGENT = -1
 """Priority of the codec's stream: its part of a step is short, and listeners wait for it."""
 
@@ -107,20 +110,20 @@ class SpeechRunner:
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
         self._codec_stream = torch.cuda.Stream(self.device, _URGENT) if self.device.type == "cuda" else None
         rows = [{"rows": bucket} for bucket in self.buckets]
-        default = model.solver_steps[0]
-        self.decode = {
-            steps: self._runner(
-                "decode",
-                model.decode_step(steps, self.state, self.caches, self.page_size),
-                rows,
-                hot=None if steps == default else (),
-            )
-            for steps in model.solver_steps
-        }
-        self.tail = {
-            steps: self._runner("tail", model.tail(steps, self.state), rows, hot=None if steps == default else ())
-            for steps in model.solver_steps
-        }
+        default, rare = model.solver_steps[0], rows[::-_RARE_STRIDE]
+
+        def by_steps(kind: str, step: Callable[[int], Capturable]) -> dict[int, GraphRunner]:
+            return {
+                steps: self._runner(kind, step(steps), rows, hot=None)
+                if steps == default
+                else self._runner(kind, step(steps), rare, hot=())
+                for steps in model.solver_steps
+            }
+
+        self.decode = by_steps(
+            "decode", lambda steps: model.decode_step(steps, self.state, self.caches, self.page_size)
+        )
+        self.tail = by_steps("tail", lambda steps: model.tail(steps, self.state))
         self.vae = self._runner("vae", model.vae_step(self.state), rows, hot=None, stream=self._codec_stream)
         ladder, hot = prefill_ladder(context.device.type, context.config.max_step_tokens)
         self.prefill = self._runner("prefill", model.prefill_step(self.caches, self.page_size), ladder, hot=hot)
@@ -244,7 +247,8 @@ class SpeechRunner:
         if not sequences:
             return Flight([], Arrival({}, self.device), predicted, now, kind, route, timings)
         # Copies: the next step overwrites what the runs put out while the codec still reads.
-        results = torch.cat([packed(run, len(rows)) for run, rows in runs])
+        parts = [packed(run, len(rows)) for run, rows in runs]
+        results = parts[0] if len(parts) == 1 else torch.cat(parts)
         order = [row for _, rows in runs for row in rows]
         with self.codec_turn():
             start = self.clock.mark()

@@ -382,8 +382,9 @@ def test_decode_rows_that_ride_in_every_prefill_change_nothing(
         return Step(step.prefills, riders, step.predicted)
 
     monkeypatch.setattr(scheduler, "next_step", mixed)
-    # How many steps there are between two prompts is not for a busy machine to decide.
+    # How many steps there are between two prompts, and how many prompts join, is not for a busy machine to decide.
     monkeypatch.setattr(scheduler, "_slacks", lambda start: [])
+    monkeypatch.setattr(scheduler.forecast, "joins", lambda chunks, chunk: False)
     heard = rig.run({2 * i: [one] for i, one in enumerate(streams(8))})
     for name, got in heard.items():
         np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
