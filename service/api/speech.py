@@ -25,13 +25,15 @@ from service.api.speaking import SpeechJob, prepare, speakable
 from service.api.speech_schema import SpeechAudioDelta, SpeechAudioDone, SpeechRequestBody, SpeechUsage
 from service.api.streaming import EVENT_STREAM, KEEP_ALIVE, ClientLeft, LiveResponse, error_event, unless_disconnected
 from service.engine.messages import SpeechRequest
-from service.media.audio_out import FORMATS
+from service.media.audio_out import FORMATS, content_type
 from service.text.cleaning import clean_text
 
 router = APIRouter()
 
 LARGE_BODY = 1 << 18
 """Bytes above which a body is parsed in a thread."""
+SMALL_TEXT = 512
+"""Characters of an input that is split and tokenized in the loop."""
 WAV_HEADER = 44
 MAX_WHOLE_CHARS = 4096
 """Longer texts are only streamed: an answer that is sent whole is held in memory."""
@@ -66,7 +68,9 @@ async def speak(request: Request) -> Response:
     record = record_of(request.scope)
     try:
         async with asyncio.timeout(context.settings.request_timeout):
-            speech = await unless_disconnected(request, _prepare(context, body, record))
+            preparing = _prepare(context, body, record)
+            # What does not wait needs nobody who watches the client meanwhile.
+            speech = await (preparing if _is_small(body) else unless_disconnected(request, preparing))
             if body.stream_format == "sse":
                 return _event_response(context, speech)
             if body.stream is not False:
@@ -76,6 +80,11 @@ async def speak(request: Request) -> Response:
         record.outcome = "aborted"
         return Response(status_code=CLIENT_CLOSED)  # nobody reads it
     return Response(data, headers=_headers(speech.job))
+
+
+def _is_small(body: SpeechRequestBody) -> bool:
+    """Prepared in the time that it takes to wake a thread, and the loop after it."""
+    return len(body.input) <= SMALL_TEXT and not body.ref_audio and not body.prompt_audio
 
 
 async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> Speech:
@@ -100,7 +109,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
         transcript = job.transcript_ids(texts[0])
         return job.request(segments, transcript, live=live, open=False, arrival=record.arrival), texts
 
-    request, texts = await context.in_thread(build)
+    request, texts = build() if _is_small(body) else await context.in_thread(build)
     tokens = sum(len(segment.text_ids) for segment in request.segments)
     context.metrics.observe("speech_characters_total", sum(map(len, texts)), model=job.model.name)
     context.metrics.observe("request_input_tokens", tokens, model=job.model.name)
@@ -113,7 +122,7 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
 def _headers(job: SpeechJob) -> dict[str, str]:
     """What a player must know of bytes that do not say it themselves."""
     return {
-        "content-type": job.encoder().content_type,
+        "content-type": content_type(job.response_format, job.sample_rate),
         "x-sample-rate": str(job.sample_rate),
         "x-channels": "1",
         "x-bits-per-sample": "16",
@@ -123,18 +132,12 @@ def _headers(job: SpeechJob) -> dict[str, str]:
 def _audio_response(context: ServerContext, speech: Speech) -> Response:
     headers = _headers(speech.job)
     return LiveResponse(
-        _audio(context, speech),
+        _pieces(context, speech, Progress()),
         media_type=headers.pop("content-type"),
         timeout=context.settings.request_timeout + speech.longest,
         write_timeout=context.settings.write_timeout,
         headers=headers,
     )
-
-
-async def _audio(context: ServerContext, speech: Speech) -> AsyncGenerator[bytes]:
-    async with aclosing(_pieces(context, speech, Progress())) as pieces:
-        async for data in pieces:
-            yield data
 
 
 @dataclass

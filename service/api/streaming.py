@@ -91,8 +91,9 @@ class LiveResponse(Response):
         self._sending = False
         self._sent_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        self._comment: asyncio.Task[None] | None = None
-        """Sends a keep-alive."""
+        self._breaker: asyncio.Task[None] | None = None
+        self._comment = asyncio.Lock()
+        """Held while a keep-alive is sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
@@ -116,7 +117,7 @@ class LiveResponse(Response):
         finally:
             for watcher in watchers:
                 watcher.cancel()  # it only listens: nobody has to wait until it has ended
-            await self._rest()
+            await self._end_attendance()
             await self._pieces.aclose()
 
     async def _stream(self, receive: Receive, send: Send, watchers: list[asyncio.Task[None]]) -> None:
@@ -150,18 +151,39 @@ class LiveResponse(Response):
         """
         silence, comment = self._keep_alive or (math.inf, b"")
         passed = time.monotonic() - self._sent_at
-        if not self._sending and passed >= silence and self._comment is None:
-            self._comment = asyncio.create_task(self._write(send, comment))
-        commenting = self._comment is not None and not self._comment.done()
-        taking = self._sending or commenting
-        if taking and passed >= self._write_timeout:
+        if self._sending and passed >= self._write_timeout:
             end(Stalled)
-            return
+        elif not self._sending and passed >= silence:
+            self._breaker = asyncio.create_task(self._break_silence(send, comment, end))
+        else:
+            pause = self._write_timeout - passed if self._sending else min(silence - passed, self._write_timeout)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._attend, send, end)
+
+    async def _break_silence(self, send: Send, comment: bytes, end: Callable[[type[Exception]], None]) -> None:
+        if not self._sending:
+            try:
+                async with self._comment, asyncio.timeout(self._write_timeout):
+                    await self._write(send, comment)
+            except TimeoutError:
+                end(Stalled)
+                return
+            except ClientLeft:
+                end(ClientLeft)
+                return
+        self._attend(send, end)
+
+    async def _end_attendance(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._breaker is not None:
+            self._breaker.cancel()
+            await asyncio.gather(self._breaker, return_exceptions=True)
 
     async def _send(self, send: Send, piece: bytes, *, more: bool = True) -> None:
         self._sending = True
-        if self._comment is not None:
-            await self._comment
+        if self._comment.locked():
+            async with self._comment:
+                pass
         await self._write(send, piece, more=more)
         self._sending = False
 
