@@ -44,7 +44,7 @@ def snake(x: Tensor, alpha: Tensor) -> Tensor:
 
 
 def _has_kernel(x: Tensor, width: int) -> bool:
-    return x.is_cuda and width % 32 == 0
+    return x.is_cuda and x.dtype == torch.float32 and width % 32 == 0
 
 
 def residual_unit(

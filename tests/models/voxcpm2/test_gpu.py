@@ -43,7 +43,7 @@ def to_tf32(x: Tensor) -> Tensor:
     return ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
 
 
-def test_the_codec_in_tf32_is_as_close_as_rounded_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_codec_is_as_close_as_products_rounded_to_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the reference's audio: the kernels, and plain products of operands that are rounded to TF32."""
     latents = expected()["zero_shot.patches"].flatten(0, 1).T[None]
     recorded = expected()["zero_shot.audio"][0]
