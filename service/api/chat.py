@@ -19,6 +19,7 @@ from service.api.decoding import parse
 from service.api.inputs import build_prompt, media_tokens, opens_reasoning
 from service.api.openapi import JSON, WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
+from service.api.routing import RequestRoute
 from service.api.sampling import answers, derived_seed, refuse_unsupported, sampling_params, stop_strings
 from service.api.schema import (
     UNSET,
@@ -49,7 +50,7 @@ from service.api.text import FinishReason, TextAssembler, TextDelta, TokenLogpro
 from service.catalog import HostedModel
 from service.engine.messages import ChatRequest, SamplingParams
 
-router = APIRouter()
+router = APIRouter(route_class=RequestRoute)
 
 LARGE_BODY = 1 << 18
 """Bytes above which a body is parsed in a thread."""

@@ -21,6 +21,7 @@ from service.api.delivery import AudioFeed, PlaybackMeter, encode_chunk
 from service.api.errors import bad_request
 from service.api.openapi import WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
+from service.api.routing import RequestRoute
 from service.api.speaking import SpeechJob, prepare, speakable
 from service.api.speech_schema import SpeechAudioDelta, SpeechAudioDone, SpeechRequestBody, SpeechUsage
 from service.api.streaming import EVENT_STREAM, KEEP_ALIVE, ClientLeft, LiveResponse, error_event, unless_disconnected
@@ -28,7 +29,7 @@ from service.engine.messages import SpeechRequest
 from service.media.audio_out import FORMATS, content_type
 from service.text.cleaning import clean_text
 
-router = APIRouter()
+router = APIRouter(route_class=RequestRoute)
 
 LARGE_BODY = 1 << 18
 """Bytes above which a body is parsed in a thread."""

@@ -12,12 +12,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from models.errors import CheckpointError
 from models.registry import resolve
@@ -63,12 +63,14 @@ class ProcessLink:
         self._config = config
         self._entry = entry
         self._process: asyncio.subprocess.Process | None = None
-        self._socket: zmq.asyncio.Socket | None = None
+        self._socket: zmq.Socket | None = None
+        self._news = asyncio.Event()
+        """There may be something to read."""
 
     async def run(self, on_outputs: OnOutputs) -> EngineExit:
         directory = Path(tempfile.mkdtemp(prefix="reprise-"))  # mode 0700
         address = f"ipc://{directory}/engine"
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         socket = context.socket(zmq.PAIR)
         try:
             for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
@@ -91,9 +93,7 @@ class ProcessLink:
             context.term()
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def _live(
-        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, on_outputs: OnOutputs
-    ) -> EngineExit:
+    async def _live(self, process: asyncio.subprocess.Process, socket: zmq.Socket, on_outputs: OnOutputs) -> EngineExit:
         """From the configuration that the process reads first to its end."""
         reader = asyncio.create_task(self._read(socket, on_outputs))
         try:
@@ -115,15 +115,27 @@ class ProcessLink:
             return EngineExit(f"the engine process ended with {cause}")
         finally:
             reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
             if process.returncode is None:
                 process.kill()
                 await process.wait()
 
-    async def _read(self, socket: zmq.asyncio.Socket, on_outputs: OnOutputs) -> None:
+    async def _read(self, socket: zmq.Socket, on_outputs: OnOutputs) -> None:
+        """zmq.asyncio does the same with several futures and callbacks for each message, sent or received."""
         decoder = wire.outputs_decoder()
-        while True:
-            frames = await socket.recv_multipart(copy=False)
-            on_outputs(decoder.decode([frame.buffer for frame in frames]))
+        loop = asyncio.get_running_loop()
+        descriptor: int = socket.FD
+        loop.add_reader(descriptor, self._news.set)
+        try:
+            while True:
+                self._news.clear()
+                with suppress(zmq.Again):
+                    while True:
+                        frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                        on_outputs(decoder.decode([frame.buffer for frame in frames]))
+                await self._news.wait()
+        finally:
+            loop.remove_reader(descriptor)
 
     async def _drain(self, reader: asyncio.Task[None]) -> None:
         """Let the reader take what a process sent just before it ended."""
@@ -131,7 +143,11 @@ class ProcessLink:
 
     def send(self, command: Command) -> None:
         if self._socket is not None:
-            self._socket.send_multipart(wire.encode(command), copy=False)
+            with suppress(zmq.Again):  # nobody at the other end: not yet, or not any more
+                self._socket.send_multipart(wire.encode(command), zmq.NOBLOCK, copy=False)
+            # The descriptor tells of a message once: what sending has seen of it nobody will hear of again.
+            if self._socket.EVENTS & zmq.POLLIN:
+                self._news.set()
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -29,13 +29,12 @@ from service.graphs.accounting import Route
 from service.graphs.buffers import upload
 from service.graphs.runner import GraphRunner, Run
 
-_PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048), "cpu": (64,)}
+_PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
 """Rungs of recorded prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens
-launches, and not the GPU, bound an eager prefill; with more, launches hold up the steps behind it."""
+launches, and not the GPU, bound an eager prefill."""
 _HOT_PREFILLS = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
 """Tokens of the rungs that are recorded before readiness: for text alone, with patches."""
-_PREFILL_SEQUENCES = 31
-"""As many as packed attention looks through at once."""
+_PREFILL_SEQUENCES = 16
 _RARE_STRIDE = 4
 """Of the rungs for numbers of solver steps that few ask for, every so many are recorded before there is demand."""
 _URGENT = -1
