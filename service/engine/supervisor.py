@@ -146,7 +146,7 @@ class ProcessLink:
             with suppress(zmq.Again):  # nobody at the other end: not yet, or not any more
                 self._socket.send_multipart(wire.encode(command), zmq.NOBLOCK, copy=False)
             # The descriptor tells of a message once: what sending has seen of it nobody will hear of again.
-            if self._socket.EVENTS & zmq.POLLIN:
+            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 self._news.set()
 
     def kill(self) -> None:
