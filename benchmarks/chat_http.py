@@ -82,7 +82,8 @@ def latency(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
 
 
 def decode(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
-    """Closed loop of text requests: gaps between tokens and tokens per second at the clients."""
+    """Closed loop of text requests: gaps between tokens and tokens per second at the clients, and what the engine's
+    Python takes for a decode step."""
     rows = []
     for streams in scale.streams:
         load = ChatLoad(
@@ -95,9 +96,18 @@ def decode(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
             text_characters=100,
             output_tokens=scale.tokens,
         )
+        seconds, steps = _host_time(server)
         rows.append({"streams": streams, **_row(load, min(scale.processes, streams))})
+        seconds_after, steps_after = _host_time(server)
+        rows[-1]["step_host_us"] = 1e6 * (seconds_after - seconds) / (steps_after - steps)
         print(table(rows[-1:]), flush=True)
     return rows
+
+
+def _host_time(server: Server) -> tuple[float, float]:
+    """Python's seconds in decode steps, and their number."""
+    name = "reprise_step_host_duration_seconds"
+    return server.metric(f"{name}_sum", kind="decode"), server.metric(f"{name}_count", kind="decode")
 
 
 def arrivals(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:

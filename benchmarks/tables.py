@@ -258,12 +258,14 @@ def chat_decode(results: Results) -> str:
                 f"{number(row['gap_p50_ms'])} ({number(row['gap_p10_ms'])} to {number(row['gap_p90_ms'])})",
                 number(row["first_p50_ms"]),
                 number(row["first_p95_ms"]),
+                number(row["step_host_us"]),
             ]
             for row in result.rows
             if row["succeeded"]
         ]
 
     head = ["streams", "tokens/s", "gap between tokens, ms", "time to first token p50, ms", "p95, ms"]
+    head += ["engine's Python for a step, us"]
     return _each(results, ["chat_http_decode_qwen2_vl_2b"], block, head)
 
 
