@@ -187,13 +187,19 @@ class VoiceStore:
                 raise KeyError(id_) from error
         shutil.rmtree(doomed, ignore_errors=True)
 
-    def latents(self, voice: Voice) -> dict[str, np.ndarray]:
-        """ "reference" and perhaps "prompt". VoiceStoreError when the file is gone or damaged."""
+    def cached(self, voice: Voice) -> dict[str, np.ndarray] | None:
+        """`latents` if they are in memory."""
         with self._lock:
             cached = self._cache.get(voice.id)
             if cached is not None:
                 self._cache.move_to_end(voice.id)
-                return cached
+            return cached
+
+    def latents(self, voice: Voice) -> dict[str, np.ndarray]:
+        """ "reference" and perhaps "prompt". VoiceStoreError when the file is gone or damaged."""
+        cached = self.cached(voice)
+        if cached is not None:
+            return cached
         try:
             tensors = load_file(self._directory / voice.id / LATENTS)
         except (OSError, SafetensorError) as error:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from models.media import Prompt
 from service.api.context import ServerContext, context_of
 from service.api.decoding import parse
-from service.api.inputs import build_prompt, media_tokens, opens_reasoning
+from service.api.inputs import build_prompt, is_small, media_tokens, opens_reasoning
 from service.api.openapi import JSON, WORK_ERRORS, operation
 from service.api.record import CLIENT_CLOSED, RequestRecord, record_of
 from service.api.routing import RequestRoute
@@ -107,11 +107,14 @@ async def chat_completions(request: Request) -> Response:
     context = context_of(request)
     context.require_ready()
     raw = await request.body()
+    await context.turns.mine()
     body = await (context.in_thread(lambda: _parse(raw)) if len(raw) > LARGE_BODY else _parse_here(raw))
     record = record_of(request.scope)
     try:
         async with asyncio.timeout(context.settings.request_timeout):
-            job = await unless_disconnected(request, _prepare(context, body, record))
+            preparing = _prepare(context, body, record)
+            # What does not wait needs nobody who watches the client meanwhile.
+            job = await (preparing if is_small(body.messages) else unless_disconnected(request, preparing))
             if body.stream:
                 return _stream(context, job, body.stream_options or StreamOptions())
             completion = await unless_disconnected(request, _complete(context, job))

@@ -14,6 +14,7 @@ from service.api.admission import Admission
 from service.api.clips import ClipCache
 from service.api.errors import ApiError
 from service.api.record import RequestRecord
+from service.api.turns import Turns
 from service.catalog import Catalog, HostedModel
 from service.engine.client import EngineClient
 from service.media.audio_out import EncoderPool
@@ -44,6 +45,7 @@ class ServerContext:
     threads: ThreadPoolExecutor
     """For work that would hold up the event loop: tokenizing, resizing, parsing large bodies."""
     clips: ClipCache = field(default_factory=ClipCache)
+    turns: Turns = field(default_factory=Turns)
     draining: bool = False
     drain_begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the engine takes no more requests: what is open for further ones ends."""

@@ -119,6 +119,17 @@ def _collect(messages: Sequence[Message], context: ServerContext) -> tuple[list[
     return collected, references
 
 
+def is_small(messages: Sequence[Message]) -> bool:
+    """Whether a prompt is laid out without waiting for anything: short texts and no media."""
+    length = 0
+    for message in messages:
+        parts = message.content if isinstance(message.content, list) else [ContentPart(text=message.content)]
+        if any(part.image_url or part.video_url for part in parts):
+            return False
+        length += sum(len(part.text or "") for part in parts)
+    return length <= SMALL_PROMPT
+
+
 def _length(messages: Sequence[ChatMessage]) -> int:
     """Characters of the text."""
     return sum(len(part.text or "") for message in messages for part in message.content)
@@ -288,6 +299,8 @@ def _named(field: str, step: Callable[[], T]) -> T:
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Results in order; the first failure cancels the rest."""
+    if not work:
+        return []
     tasks = [asyncio.ensure_future(step) for step in work]
     try:
         return await asyncio.gather(*tasks)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections import Counter
 from collections.abc import Mapping
 
@@ -52,7 +52,7 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         endpoint = self._endpoints.get(scope["path"], "other")
         given = headers.get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         record = RequestRecord(request_id, endpoint, self._admission.ticket(endpoint))
         scope["reprise.record"] = record
         if scope["type"] == "websocket":

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -168,10 +168,11 @@ async def prepare(
     name = options.response_format or default_format
     sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, settings.pcm_sample_rate)
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
-    job = SpeechJob(
-        id=f"speech-{uuid.uuid4().hex}",
+    StreamingEncoder(name, processor.sample_rate, sample_rate, options.speed)  # a rate or speed it cannot have raises
+    return SpeechJob(
+        id=f"speech-{secrets.token_hex(16)}",
         model=model,
-        speaker=Speaker(),
+        speaker=await _speaker(context, options, model),
         seed=secrets.randbits(63) if options.seed is None else options.seed & (2**63 - 1),
         cfg_value=DEFAULT_CFG if options.cfg_value is None else options.cfg_value,
         solver_steps=steps,
@@ -186,8 +187,6 @@ async def prepare(
         segment_length=settings.speech_segment_length,
         record=record,
     )
-    job.encoder()  # raises for a rate or speed that the format cannot have
-    return replace(job, speaker=await _speaker(context, options, model))
 
 
 def speech_model(context: ServerContext, name: str | None, record: RequestRecord) -> HostedModel:
@@ -263,7 +262,9 @@ async def _stored_speaker(context: ServerContext, voice: Voice, model: HostedMod
         message = "voice: this voice was made with another model; upload it again."
         raise bad_request(message, "voice", "voice_of_other_model")
     try:
-        latents = await context.in_thread(lambda: context.voices.latents(voice))
+        latents = context.voices.cached(voice)
+        if latents is None:
+            latents = await context.in_thread(lambda: context.voices.latents(voice))
     except VoiceStoreError as error:
         raise ApiError(500, f"voice: {error}.", param="voice", code="voice_unreadable") from error
     if design or voice.ref_text is None:

@@ -64,6 +64,7 @@ async def speak(request: Request) -> Response:
     context = context_of(request)
     context.require_ready()
     raw = await request.body()
+    await context.turns.mine()
     read = partial(parse, raw, SpeechRequestBody)
     body: SpeechRequestBody = await context.in_thread(read) if len(raw) > LARGE_BODY else read()
     record = record_of(request.scope)
