@@ -445,6 +445,8 @@ def test_a_client_that_does_not_read_is_dropped(talker: RunningServer, http: htt
 
 
 def test_metrics_of_speech(http: httpx.Client) -> None:
+    speak(http)
+    speak(http, response_format="wav")
     text = http.get("/metrics").text
     for name in (
         "time_to_first_audio_seconds_count",
