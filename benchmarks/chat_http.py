@@ -50,7 +50,8 @@ TINY = Scale(4, (56, 112), (1, 2), 8, (1, 2), 4, 2.0, 1.0, 1)
 
 
 def latency(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
-    """One client, one request at a time: a JPEG and about 128 text tokens; last as many text tokens as 448 x 448."""
+    """One client, one request at a time: a JPEG and about 128 text tokens; last as many text tokens as 448 x 448. Each
+    row has the means of the server's own stages beside it, warm-up included."""
     rows = []
     for side in scale.squares:
         load = ChatLoad(
@@ -65,7 +66,8 @@ def latency(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
             text_characters=110,
             output_tokens=2,
         )
-        rows.append({"input": f"{side}x{side} JPEG", **_row(load)})
+        before = _stages(server)
+        rows.append({"input": f"{side}x{side} JPEG", **_row(load), **_means(before, _stages(server))})
         print(table(rows[-1:]), flush=True)
     text = ChatLoad(
         url=server.url,
@@ -77,8 +79,37 @@ def latency(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
         text_characters=360,
         output_tokens=2,
     )
-    rows.append({"input": "text", **_row(text)})
+    before = _stages(server)
+    rows.append({"input": "text", **_row(text), **_means(before, _stages(server))})
     return rows
+
+
+STAGES = {
+    "media_decode": "media_decode_duration",
+    "preprocess": "preprocess_duration",
+    "tokenize": "tokenize_duration",
+    "queue": "queue_duration",
+    "vision_encode": "vision_encode_duration",
+    "prefill": "prefill_duration",
+    "server_first": "time_to_first_token",
+}
+"""Columns, and the histograms of the server that they are means of."""
+
+
+def _stages(server: Server) -> dict[str, tuple[float, float]]:
+    """Seconds and number of observations by column."""
+    names = {column: f"reprise_{name}_seconds" for column, name in STAGES.items()}
+    return {column: (server.metric(f"{name}_sum"), server.metric(f"{name}_count")) for column, name in names.items()}
+
+
+def _means(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> dict[str, float | None]:
+    """Milliseconds between two readings; None where nothing was observed."""
+    found: dict[str, float | None] = {}
+    for column, (seconds, count) in after.items():
+        first_seconds, first_count = before[column]
+        more = count - first_count
+        found[f"{column}_ms"] = 1e3 * (seconds - first_seconds) / more if more else None
+    return found
 
 
 def decode(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
