@@ -31,6 +31,9 @@ ENTRY = "service.engine.engine:serve"
 THREAD_END_SECONDS = 60.0
 """A thread that loads a model ends when it has loaded it. One that a dying interpreter meets in C++ takes it down."""
 
+_MESSAGES_A_TURN = 16
+"""Of an engine that sends faster than they are read, between two looks at the sockets of clients."""
+
 OnOutputs = Callable[[Outputs], None]
 
 
@@ -130,9 +133,11 @@ class ProcessLink:
             while True:
                 self._news.clear()
                 with suppress(zmq.Again):
-                    while True:
+                    for _ in range(_MESSAGES_A_TURN):
                         frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
                         on_outputs(decoder.decode([frame.buffer for frame in frames]))
+                    self._news.set()
+                    await asyncio.sleep(0)
                 await self._news.wait()
         finally:
             loop.remove_reader(descriptor)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
 from models.media import Prompt
+from service.engine import wire
 from service.engine.client import EngineClient, EngineError, _merge
 from service.engine.config import Channel, EngineConfig, ModelConfig
 from service.engine.messages import (
@@ -62,6 +64,25 @@ async def _answer(client: EngineClient, request: ChatRequest) -> tuple[str, str 
             text += bytes(delta.token_ids)
             finish = delta.finish_reason
     return text.decode(), finish
+
+
+async def test_an_engine_that_sends_faster_than_it_is_read_leaves_the_loop_its_turns() -> None:
+    context, read, turns = zmq.Context(), [], 0
+    near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    near.bind("inproc://engine")
+    far.connect("inproc://engine")
+    for _ in range(200):
+        far.send_multipart(wire.encode(Outputs()))
+    reader = asyncio.create_task(ProcessLink(CONFIG)._read(near, read.append))
+    while len(read) < 200:
+        await asyncio.sleep(0)
+        turns += 1
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    assert turns >= 200 / 16
+    for socket in (near, far):
+        socket.close()
+    context.term()
 
 
 async def test_a_thread_that_loads_has_ended_when_the_client_has_stopped() -> None:
