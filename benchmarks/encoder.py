@@ -55,7 +55,13 @@ def video(frames: int, width: int, height: int, fps: float = 2.0) -> Work:
 
 WORK: dict[str, list[Work]] = {
     "qwen2_vl_2b": [pictures(224, 224), pictures(448, 448), pictures(1024, 1024), video(16, 448, 448)],
-    "qwen2_vl_7b": [pictures(224, 224), pictures(224, 224, 8), pictures(448, 448), pictures(1024, 1024)],
+    "qwen2_vl_7b": [
+        pictures(224, 224),
+        pictures(224, 224, 8),
+        pictures(448, 448),
+        pictures(1024, 1024),
+        video(16, 448, 448),
+    ],
     "minicpmv_4_5": [
         pictures(448, 448),
         pictures(640, 480),

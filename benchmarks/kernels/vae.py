@@ -12,7 +12,8 @@ import torch
 from benchmarks.codec_precision import PUBLISHED
 from benchmarks.kernels.timing import Case, Run
 from models.layers.kernels import vae
-from models.layers.kernels.vae import ProductTile, UnitTile, residual_unit_cuda, snake_upsample_cuda
+from models.layers.kernels.vae import UnitTile, residual_unit_cuda, snake_upsample_cuda
+from models.layers.kernels.vae_product import ProductTile
 from models.layers.precision import Precision
 from models.voxcpm2 import vae_layers
 from models.voxcpm2.audio_vae import Decoder
