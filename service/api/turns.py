@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-AT_ONCE = 8
+AT_ONCE = 4
 """Requests that are prepared between two looks at the sockets: a few milliseconds."""
 
 

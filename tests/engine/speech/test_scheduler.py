@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.pages import PagePool
-from service.engine.speech.prefill import Recorded
+from service.engine.speech.prefill import PrefillChunk, Recorded
 from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream
 from tests.engine.speech.simulator import (
@@ -49,6 +49,22 @@ def scheduler(streams: int = 64, pages: int = 10_000, recorded: Recorded = eager
     settings_ = Policy(buckets=BUCKETS, max_streams=streams, patch_seconds=PATCH_SECONDS, **policy)  # type: ignore[arg-type]
     costs = recorded_costs(recorded=RECORDED | {"text_prefill": FUSED["text_prefill"]})
     return SpeechScheduler(settings_, costs, PagePool(pages + 1, page_size=16), recorded)
+
+
+def test_a_codec_beside_the_next_step_takes_no_time_of_the_steps_but_delays_their_audio() -> None:
+    between, beside = scheduler(recorded=replayed), scheduler(recorded=replayed, codec_beside=True)
+    decode, vae = RECORDED["decode"][8], RECORDED["vae"][8]
+    assert between.forecast.decode(10, 8) == pytest.approx(decode + vae)
+    assert beside.forecast.decode(10, 8) == pytest.approx(decode)
+    assert beside.forecast.decode_bound(10, 8) == between.forecast.decode_bound(10, 8)
+    prompt = [PrefillChunk(stream(), 0, 40)]
+    one = RECORDED["vae"][1]
+    assert between.forecast.prefill(prompt) - beside.forecast.prefill(prompt) == pytest.approx(one)
+    assert beside.forecast.prefill_bound(prompt) == between.forecast.prefill_bound(prompt)
+    alone = stream()
+    assert beside.forecast.first_audio(alone, [], 0, 0.0) == pytest.approx(
+        between.forecast.first_audio(alone, [], 0, 0.0)
+    )
 
 
 def stream(name: str = "new", *, live: bool = True, prompt: int = 40, arrival: float = 0.0, steps: int = 10) -> Stream:
