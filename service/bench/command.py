@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 import typer
 from rich import box
 from rich.console import Console, Group
@@ -21,12 +18,9 @@ from rich.table import Table
 
 from service.bench.run import run_load, summary
 from service.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
-from service.bench.traffic import payload
 from service.client import ServerSaid
 from service.options import DEFAULT_URL, Key, Local, Model, Url, connect
 
-START_SECONDS = 2.0
-"""What a client process takes to start."""
 LATE_SECONDS = 0.05
 
 bench = typer.Typer(
@@ -140,7 +134,7 @@ def _lanes(concurrency: int | None, rate: float | None) -> int:
 
 def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:
     with _progress(load) as report:
-        records = run_load(load, processes=processes, preparation=_preparation(load, processes), report=report)
+        records = run_load(load, processes=processes, report=report)
     result = summary(load, records)
     if out is not None:
         out.write_text(json.dumps({**result, "records": msgspec.to_builtins(records)}, indent=1) + "\n")
@@ -151,12 +145,6 @@ def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:
         raise ServerSaid(f"no request succeeded ({_failures(records)}). {words}".rstrip())
     if result.get("delay", {}).get("p99", 0.0) > LATE_SECONDS:
         console.print("The clients sent requests late: raise --processes.", style="yellow")
-
-
-def _preparation(load: AnyLoad, processes: int) -> float:
-    began = time.perf_counter()
-    payload(load, np.random.default_rng(load.seed))
-    return START_SECONDS + 2 * (time.perf_counter() - began) * math.ceil(load.requests / processes)
 
 
 @contextmanager

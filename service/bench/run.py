@@ -5,18 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, suppress
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from service.bench.client import READY
 from service.bench.spec import AnyLoad, Assignment, Record
 
-PREPARATION_SECONDS = 3.0
+CLIENT = (sys.executable, "-m", "service.bench.client")
+LEAD_SECONDS = 0.3
+"""From the clients' last word to the beginning: what telling it to all of them may take."""
 
 Report = Callable[[Record], None]
+T = TypeVar("T")
 
 
 class BenchError(Exception):
@@ -27,28 +32,24 @@ def run_load(
     load: AnyLoad,
     *,
     processes: int = 1,
-    preparation: float = PREPARATION_SECONDS,
     report: Report = lambda record: None,
 ) -> list[Record]:
-    """Every process prepares its requests within `preparation` seconds, then all begin together.
+    """Every process prepares its requests, then all begin together.
 
     report: called with each measured record as it comes, in threads. Raises BenchError.
     """
     if load.warmup:
         warm = msgspec.structs.replace(load, requests=load.warmup, concurrency=1, rate=0.0, warmup=0)
-        _run_process(Assignment(warm, time.time(), load.seed + 1_000_003, 1, load.warmup), lambda record: None)
+        _run([Assignment(warm, load.seed + 1_000_003, 1, load.warmup)], lambda record: None)
     processes = max(1, min(processes, load.requests, load.concurrency or load.requests))
-    begin = time.time() + preparation
     arrivals = _poisson_arrivals(load) if load.rate else None
     assignments = []
     for index in range(processes):
         offsets = tuple(float(t) for t in arrivals[index::processes]) if arrivals is not None else ()
         count = len(range(index, load.requests, processes))
         lanes = len(range(index, load.concurrency, processes))
-        assignments.append(Assignment(load, begin, load.seed * 1009 + index, lanes, count, offsets))
-    with ThreadPoolExecutor(processes) as pool:
-        shares = list(pool.map(lambda assignment: _run_process(assignment, report), assignments))
-    return sorted((record for share in shares for record in share), key=lambda record: record.start)
+        assignments.append(Assignment(load, load.seed * 1009 + index, lanes, count, offsets))
+    return sorted(_run(assignments, report), key=lambda record: record.start)
 
 
 def _poisson_arrivals(load: AnyLoad) -> np.ndarray:
@@ -56,23 +57,69 @@ def _poisson_arrivals(load: AnyLoad) -> np.ndarray:
     return np.cumsum(np.random.default_rng(load.seed).exponential(1 / load.rate, load.requests))
 
 
-def _run_process(assignment: Assignment, report: Report) -> list[Record]:
-    command = [sys.executable, "-m", "service.bench.client"]
-    records = []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(msgspec.json.encode(assignment))
-            process.stdin.close()
-            for line in process.stdout:
-                records.append(msgspec.json.decode(line, type=Record))
-                report(records[-1])
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise BenchError(f"a load client ended with status {process.returncode}")
-    return records
+def _run(assignments: Sequence[Assignment], report: Report) -> list[Record]:
+    """Each in a process of its own, all from one moment on. The first that fails ends the others."""
+    with ThreadPoolExecutor(len(assignments)) as pool, ExitStack() as stack:
+        clients = [stack.enter_context(_Client()) for _ in assignments]
+
+        def each(step: Callable[[_Client], T]) -> list[T]:
+            return [done.result() for done in as_completed([pool.submit(step, client) for client in clients])]
+
+        for client, assignment in zip(clients, assignments, strict=True):
+            client.tell(msgspec.json.encode(assignment))
+        each(_Client.wait_ready)
+        for client in clients:
+            client.tell(b"warm up")
+        each(_Client.wait_ready)
+        begin = time.time() + LEAD_SECONDS
+        for client in clients:
+            client.tell(str(begin).encode())
+        shares = each(lambda client: client.records(report))
+    return [record for share in shares for record in share]
+
+
+class _Client:
+    """A client process (service/bench/client.py), killed at the end of the context if it has not ended."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def __enter__(self) -> _Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._stdout.close()
+        with suppress(BrokenPipeError):  # what it was told and did not read
+            self._stdin.close()
+
+    def tell(self, line: bytes) -> None:
+        """A client that is gone is found by what reads its words."""
+        with suppress(BrokenPipeError):
+            self._stdin.write(line + b"\n")
+            self._stdin.flush()
+
+    def wait_ready(self) -> None:
+        line = self._stdout.readline()
+        if not line:
+            raise self._failure()
+        assert line == READY, line
+
+    def records(self, report: Report) -> list[Record]:
+        """To the end of the process, each reported as it comes."""
+        records = []
+        for line in self._stdout:
+            records.append(msgspec.json.decode(line, type=Record))
+            report(records[-1])
+        if self._process.wait():
+            raise self._failure()
+        return records
+
+    def _failure(self) -> BenchError:
+        return BenchError(f"a load client ended with status {self._process.wait()}")
 
 
 def summary(load: AnyLoad, records: list[Record]) -> dict[str, Any]:

@@ -73,11 +73,10 @@ class Record(msgspec.Struct):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """One client process's share of a load: begin at wall-clock time `begin`, send at `offsets` (open loop) or keep
-    `lanes` requests open until `count` are done (closed loop)."""
+    """One client process's share of a load: send at `offsets` (seconds after the beginning, open loop) or keep `lanes`
+    requests open until `count` are done (closed loop)."""
 
     load: AnyLoad
-    begin: float
     seed: int
     lanes: int
     count: int

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.footprint import children
 from service.api.schema import ChatRequestBody, Message
 from service.api.speech_schema import SpeechRequestBody
-from service.bench.run import run_load, summary
+from service.bench import run as bench_run
+from service.bench.run import BenchError, run_load, summary
 from service.bench.spec import ChatLoad, Record, SpeechLoad
 from service.bench.traffic import PATCH_SECONDS, payload
 from service.cli import app
@@ -86,6 +91,51 @@ def test_every_record_is_reported_as_it_comes(embedded_server: ServerProcess) ->
     )
     records = run_load(load, report=seen.append)
     assert seen == records and summary(load, records)["audio_seconds"] == pytest.approx(0.64)
+
+
+def prepare_otherwise(monkeypatch: pytest.MonkeyPatch, mark: Path, first: str, then: str) -> None:
+    """Client processes where the very first request is prepared after the statement `first`, each other after `then`.
+    The first one makes the file `mark`."""
+    program = f"""
+import sys, time
+from service.bench import client
+
+made = client.payload
+
+def payload(load, rng):
+    try:
+        open({str(mark)!r}, "x").close()
+    except FileExistsError:
+        {then}
+    else:
+        {first}
+    return made(load, rng)
+
+client.payload = payload
+client.main()
+"""
+    monkeypatch.setattr(bench_run, "CLIENT", (sys.executable, "-c", program))
+
+
+def test_clients_begin_together_however_long_one_prepares(
+    embedded_server: ServerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    prepare_otherwise(monkeypatch, tmp_path / "slow", "time.sleep(2)", "pass")
+    load = SpeechLoad(embedded_server.url, "nobody", 40, 0, rate=100.0, warmup=0)
+    began = time.time()
+    records = run_load(load, processes=2)
+    assert (tmp_path / "slow").exists() and len(records) == 40
+    assert min(record.start for record in records) > began + 2
+    assert all(0 <= record.delay < 0.5 for record in records)
+
+
+def test_a_client_that_fails_while_it_prepares_ends_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = set(children(os.getpid()))
+    prepare_otherwise(monkeypatch, tmp_path / "failed", "sys.exit(3)", "time.sleep(60)")
+    began = time.monotonic()
+    with pytest.raises(BenchError, match="ended with status 3"):
+        run_load(SpeechLoad("http://127.0.0.1:9", "nobody", 4, 0, concurrency=2, warmup=0), processes=2)
+    assert time.monotonic() - began < 30 and set(children(os.getpid())) == before
 
 
 def test_refusals_are_counted_and_no_answer_at_all_is_an_error(embedded_server: ServerProcess) -> None:
