@@ -1,6 +1,6 @@
-"""Start to ready: weights on local disk with an empty and with a filled kernel cache, and random weights.
+"""Start to ready, weights on local disk: with an empty kernel cache, then with a filled one.
 
-    python -m benchmarks.startup [qwen2_vl_2b voxcpm2] [--tiny]
+    python -m benchmarks.startup [qwen2_vl_2b voxcpm2] [--warm STARTS] [--tiny]
 
 Full size in the published layout with random values, just written, so that the page cache holds them; --tiny takes the
 golden miniatures instead, to try the script.
@@ -17,11 +17,10 @@ from typing import Any
 
 from benchmarks.checkpoints import GOLDEN, SIZES, make
 from benchmarks.record import table, write
-from benchmarks.server import random_weights, serve
+from benchmarks.server import serve
 from benchmarks.weights import write_weights
 
 MODELS = ("qwen2_vl_2b", "voxcpm2")
-WARM_STARTS = 2
 
 
 def measure(flags: list[str], kernels: Path) -> dict[str, Any]:
@@ -44,6 +43,7 @@ def measure(flags: list[str], kernels: Path) -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--warm", type=int, default=2, metavar="STARTS", help="with a filled kernel cache (default 2)")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
     rows: list[dict[str, Any]] = []
@@ -51,12 +51,10 @@ def main(words: Sequence[str] | None = None) -> Path:
         with tempfile.TemporaryDirectory() as folder:
             directory = GOLDEN / SIZES[name][0] if arguments.tiny else make(name, Path(folder))
             num_bytes = 0 if arguments.tiny else write_weights(directory)
-            published, random = ["--model", str(directory)], random_weights([directory])
             kernels = Path(folder) / "kernels"
-            starts = [("published", "cold", published), *[("published", "warm", published)] * WARM_STARTS]
-            for weights, cache, flags in [*starts, ("random", "warm", random)]:
-                facts = {"model": name, "weights": weights, "kernel_cache": cache, "weight_bytes": num_bytes}
-                rows.append(facts | measure(flags, kernels))
+            for cache in ["cold", *["warm"] * arguments.warm]:
+                facts = {"model": name, "weights": "published", "kernel_cache": cache, "weight_bytes": num_bytes}
+                rows.append(facts | measure(["--model", str(directory)], kernels))
                 print(table(rows[-1:]), flush=True)
                 path = write(f"startup{'_tiny' if arguments.tiny else ''}", rows)
     print(table(rows))

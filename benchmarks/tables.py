@@ -347,7 +347,7 @@ def startup(results: Results) -> str:
         return [
             [
                 NAMES[row["model"]],
-                f"on disk, {row['weight_bytes'] / 1e9:.1f} GB" if row["weights"] == "published" else "random",
+                number(row["weight_bytes"] / 1e9),
                 "full" if row["kernel_cache"] == "warm" else "empty",
                 number(row["ready_s"]),
                 number(row["load_s"]),
@@ -358,7 +358,7 @@ def startup(results: Results) -> str:
             for row in result.rows
         ]
 
-    head = ["model", "weights", "kernel cache", "ready, s", "loading, s", "recording, s", "recorded when ready"]
+    head = ["model", "weights, GB", "kernel cache", "ready, s", "loading, s", "recording, s", "recorded when ready"]
     return _each(results, ["startup"], block, [*head, "all recorded, s"])
 
 

@@ -1,12 +1,14 @@
 """Counts the kernels that Triton compiles, and names those that it compiles while requests wait.
 
 A kernel is compiled when the first batch comes that needs it, and nothing else runs meanwhile. What can be needed is
-run before readiness (worker.warm_up), so that in the phase "serving" this counts what was forgotten.
+run before readiness (worker.warm_up), and compiled before that (rehearsal.py), so that in the phase "serving" this
+counts what was forgotten.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -24,6 +26,8 @@ class Compilations:
     def __init__(self, observations: Observations) -> None:
         self._phase: Literal["start", "serving"] = "start"
         self._observations = observations
+        self._lock = threading.Lock()
+        """A rehearsal compiles in many threads."""
 
     @contextmanager
     def counted(self, device: torch.device) -> Iterator[None]:
@@ -48,7 +52,8 @@ class Compilations:
     def compiled(self, *, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
         """triton.knobs.CompilationListener: a kernel that this process had not, from the compiler or from its cache."""
         cached = "true" if cache_hit else "false"
-        self._observations.count("kernel_compilations_total", phase=self._phase, cached=cached)
+        with self._lock:
+            self._observations.count("kernel_compilations_total", phase=self._phase, cached=cached)
         if self._phase == "serving":
             how = "read from the cache" if cache_hit else f"compiled in {times.total / 1e6:.2f} s"
             log.warning("kernel %s was %s while serving; it should have been warmed up", src.name, how)

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from service.engine.messages import (
     SpeechRequest,
     Stop,
 )
+from service.engine.rehearsal import rehearse
 from service.engine.worker import ModelWorker, WorkerContext
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
@@ -242,8 +244,14 @@ def load_worker(
     dtype = DTYPES.get(model.dtype, default)
     processor = resolve(family.processor)(directory)
     network = resolve(family.model)(directory, device, dtype, model.load_format)
+    create = partial(resolve(WORKERS[family.kind]), model.name, processor, network)
     context = WorkerContext(config, device, dtype, pool, observations, time.monotonic)
-    worker: ModelWorker = resolve(WORKERS[family.kind])(model.name, processor, network, context)
+    if device.type == "cuda":
+        apart = replace(context, pool=GraphPool(device, config.graph_memory_bytes), observations=Observations())
+        rehearse(create(apart))
+        gc.collect()
+        torch.cuda.empty_cache()
+    worker: ModelWorker = create(context)
     return worker
 
 

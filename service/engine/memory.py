@@ -55,6 +55,7 @@ def left_for_pages(config: EngineConfig, needs: dict[str, MemoryNeeds], device: 
     Workspace and graph pool are the largest of any worker's: one runs at a time. The whole limit of graph memory is
     kept free, since captures go on while the server is idle.
     """
+    torch.cuda.empty_cache()  # what the measured runs left there is counted as workspace
     free, total = torch.cuda.mem_get_info(device)
     graphs = max((need.graphs for need in needs.values()), default=0)
     if config.graphs and graphs > config.graph_memory_bytes:

@@ -1,0 +1,69 @@
+"""A rehearsal before the start: a model's passes with kernels that are compiled but not launched, on every processor.
+
+A pass meets its kernels one by one, and each holds it up for a second or two when Triton's cache has it not yet. Here a
+launch only asks for the compilation, which goes on in a thread: nearly all of a compilation runs outside of Python.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from service.engine.worker import ModelWorker
+
+_PAGES = 2
+"""The scratch page and one more."""
+_ALLOCATIONS = frozenset(
+    {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    }
+)
+
+
+class ZeroAllocations(TorchDispatchMode):
+    """Memory that is handed out holds zeros. Nothing writes a kernel's results in a rehearsal, and some of them are
+    indices: 0 is the scratch slot, the scratch page, a token."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in _ALLOCATIONS else made
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Launches of Triton's kernels only have them compiled. At the end all are, for this process and in the cache on
+    disk; an error of the compiler is raised then."""
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    JITFunction.run = compile_only
+    try:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, triton.AsyncCompileMode(pool), ZeroAllocations():
+            yield
+    finally:
+        JITFunction.run = run
+
+
+def rehearse(worker: ModelWorker) -> None:
+    """Every pass of a start. The worker is of no use afterwards: its state and its measurements are those of zeros."""
+    with compiling():
+        worker.allocate(_PAGES)
+        worker.measure()
+        worker.warm_up()
