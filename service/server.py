@@ -25,6 +25,7 @@ from service.connections import BoundedConnection, raise_descriptor_limit, set_o
 from service.engine.client import EngineError
 from service.engine.config import EngineConfig
 from service.engine.supervisor import EngineLink, InlineLink, ProcessLink
+from service.heap import keep_freed_memory
 from service.logs import configure_logging
 from service.progress import StartProgress, log_phase
 from service.settings import Settings, SettingsError
@@ -171,6 +172,7 @@ def run(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
     configure_logging(settings.log_level, resolved_log_format(settings))
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     raise_descriptor_limit()
+    keep_freed_memory()
     return asyncio.run(serve(settings, catalog, listener))
 
 

@@ -1,0 +1,43 @@
+"""Memory that one picture has freed is there for the next."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CHILD = """
+import resource, threading
+from service.heap import keep_freed_memory
+
+def decode():
+    blocks = [bytes(803_000), bytes(803_000), bytes(603_000)]
+
+def new_pages():
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+def work():
+    for _ in range(4):
+        decode()
+    before = new_pages()
+    for _ in range(8):
+        decode()
+    print(new_pages() - before)
+
+{call}
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+def new_pages(call: str) -> int:
+    child = subprocess.run([sys.executable, "-c", CHILD.format(call=call)], capture_output=True, text=True, check=True)
+    return int(child.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's thresholds")
+def test_a_thread_takes_no_new_pages_for_pictures_of_one_size() -> None:
+    assert new_pages("pass") > 1000  # else there is nothing to be kept
+    assert new_pages("keep_freed_memory()") < 100
