@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from models.layers.mlp import MLP
 from models.layers.packed import byte_lookup, layer_norm
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
+from models.layers.upload import upload
 from models.media import MediaItem, media_digest
 from models.protocol import BufferSpec, Capacity, Plan
 
@@ -167,7 +169,7 @@ class KimiVisionEncoder(nn.Module):
     def _patches(self, frame: np.ndarray, grid: tuple[int, int]) -> Tensor:
         """uint8 rows of a picture in raster order, a permuted view of its upload: [rows, columns, 3, y, x]."""
         (rows, columns), size = grid, self.config.patch_size
-        picture = torch.from_numpy(np.ascontiguousarray(frame)).to(self.norm_table.device, non_blocking=True)
+        picture = upload((frame,), self.norm_table.device)
         return picture.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
@@ -198,11 +200,13 @@ def _grids(items: Sequence[MediaItem]) -> list[tuple[int, int]]:
     return [(int(rows), int(columns)) for item in items for rows, columns in item.arrays["grids"]]
 
 
+@lru_cache(maxsize=_CACHED_GRIDS)
 def _coordinates(rows: int, columns: int) -> np.ndarray:
     row, column = np.indices((rows, columns), dtype=np.int32)
     return np.stack((column.ravel(), row.ravel()), axis=1)
 
 
+@lru_cache(maxsize=_CACHED_GRIDS)
 def _merge_order(rows: int, columns: int) -> np.ndarray:
     """Patches of a raster in the order in which 2x2 blocks take them."""
     raster = np.arange(rows * columns, dtype=np.int64).reshape(rows // 2, 2, columns // 2, 2)

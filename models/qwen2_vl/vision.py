@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from models.layers.mlp import MLP
 from models.layers.packed import byte_lookup
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
+from models.layers.upload import upload
 from models.media import MediaItem
 from models.protocol import BufferSpec, Capacity, Plan
 from models.qwen2_vl.config import ImageSettings, VisionConfig
@@ -34,6 +36,7 @@ x 1024, 8192: 16 frames of 448 x 448, 11264: 1920 x 1080)."""
 _PATCHES_PER_SEQUENCE = 64
 _MOST_SEQUENCES = 64
 _LADDER_ITEMS = 4
+_CACHED_GRIDS = 64
 
 
 class Merger(nn.Module):
@@ -104,7 +107,7 @@ class Qwen2VLEncoder(nn.Module):
         """Frames uint8 -> patch rows uint8 [patches, 1176] on `device`; an odd last frame is taken twice."""
         size, merge, pair = self.config.patch_size, self.config.merge_size, self.config.temporal_patch_size
         t, h, w = (int(extent) for extent in item.arrays["grid_thw"])
-        frames = torch.from_numpy(np.stack(item.frames)).to(device, non_blocking=True)
+        frames = upload(item.frames, device)
         missing = t * pair - len(frames)
         if missing:
             frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
@@ -175,6 +178,7 @@ def byte_values(images: ImageSettings) -> np.ndarray:
     return (scaled[None, :] - mean[:, None]) / std[:, None]
 
 
+@lru_cache(maxsize=_CACHED_GRIDS)
 def _coordinates(h: int, w: int, merge: int) -> np.ndarray:
     """Row and column of a frame's patches in block order: int32 [h * w, 2]."""
     grid = np.indices((h, w), dtype=np.int32).reshape(2, h // merge, merge, w // merge, merge)
