@@ -40,6 +40,8 @@ def combine(sizes: Iterable[Capacity]) -> dict[str, int]:
 
 def pack(sizes: Sequence[Capacity], ladder: Sequence[Capacity]) -> list[Group]:
     """Groups that hold every item once; the one with item 0 comes first. An item over every rung is alone."""
+    if len(sizes) == 1:  # the usual case, in which all groupings below are one
+        return [_group((0,), sizes, ladder)]
     lonely = [index for index, size in enumerate(sizes) if cheapest(ladder, size) is None]
     rest = sorted(set(range(len(sizes))) - set(lonely), key=lambda index: cost_of(sizes[index]), reverse=True)
     groupings = [_first_fit(rest, sizes, ladder, target) for target in ladder]
