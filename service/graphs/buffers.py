@@ -67,8 +67,9 @@ class Upload:
         self._host = host
         self._device = device
         self._fields = layout.fields
+        block = host.numpy()
         self._arrays = {
-            name: host[field.start : field.stop].numpy().view(_NUMPY[field.spec.dtype]).reshape(field.spec.shape)
+            name: block[field.start : field.stop].view(_NUMPY[field.spec.dtype]).reshape(field.spec.shape)
             for name, field in layout.fields.items()
             if field.spec.dtype in _NUMPY
         }
