@@ -299,8 +299,8 @@ def _named(field: str, step: Callable[[], T]) -> T:
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Results in order; the first failure cancels the rest."""
-    if not work:
-        return []
+    if len(work) <= 1:  # a task of its own would take two more turns of the loop
+        return [await step for step in work]
     tasks = [asyncio.ensure_future(step) for step in work]
     try:
         return await asyncio.gather(*tasks)
