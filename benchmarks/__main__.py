@@ -1,7 +1,7 @@
 """Runs the commands behind the results one after the other, each in a process of its own.
 
     python -m benchmarks                         # all of benchmarks/README.md's table
-    python -m benchmarks speech_steps startup    # these results, in this order
+    python -m benchmarks speech_steps startup_voxcpm2    # these results, in this order
     python -m benchmarks --minutes 9             # as many as fit; what is cut short leaves no result
 
 Output of each goes to <result>.log beside its JSON.

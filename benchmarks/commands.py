@@ -81,7 +81,10 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.chat_http arrivals qwen2_vl_7b",
     ),
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
-    Command("start to ready", "startup", "python -m benchmarks.startup qwen2_vl_2b voxcpm2"),
+    *(
+        Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")
+        for model in ("qwen2_vl_2b", "voxcpm2")
+    ),
 )
 
 BY_RESULT = {command.result: command for command in COMMANDS}

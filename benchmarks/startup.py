@@ -1,6 +1,6 @@
 """Start to ready, weights on local disk: with an empty kernel cache, then with a filled one.
 
-    python -m benchmarks.startup [qwen2_vl_2b voxcpm2] [--warm STARTS] [--tiny]
+    python -m benchmarks.startup [qwen2_vl_2b|voxcpm2] [--warm STARTS] [--tiny]
 
 Full size in the published layout with random values, just written, so that the page cache holds them; --tiny takes the
 golden miniatures instead, to try the script.
@@ -42,21 +42,19 @@ def measure(flags: list[str], kernels: Path) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
-    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("model", nargs="?", default=MODELS[0], choices=MODELS)
     parser.add_argument("--warm", type=int, default=2, metavar="STARTS", help="with a filled kernel cache (default 2)")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
+    model: str = arguments.model
     rows: list[dict[str, Any]] = []
-    for name in arguments.models:
-        with tempfile.TemporaryDirectory() as folder:
-            directory = GOLDEN / SIZES[name][0] if arguments.tiny else make(name, Path(folder))
-            num_bytes = 0 if arguments.tiny else write_weights(directory)
-            kernels = Path(folder) / "kernels"
-            for cache in ["cold", *["warm"] * arguments.warm]:
-                facts = {"model": name, "weights": "published", "kernel_cache": cache, "weight_bytes": num_bytes}
-                rows.append(facts | measure(["--model", str(directory)], kernels))
-                print(table(rows[-1:]), flush=True)
-                path = write(f"startup{'_tiny' if arguments.tiny else ''}", rows)
+    with tempfile.TemporaryDirectory() as folder:
+        directory = GOLDEN / SIZES[model][0] if arguments.tiny else make(model, Path(folder))
+        num_bytes = 0 if arguments.tiny else write_weights(directory)
+        for cache in ["cold", *["warm"] * arguments.warm]:
+            rows.append({"kernel_cache": cache} | measure(["--model", str(directory)], Path(folder) / "kernels"))
+            print(table(rows[-1:]), flush=True)
+    path = write(f"startup_{'tiny' if arguments.tiny else model}", rows, model=model, weight_bytes=num_bytes)
     print(table(rows))
     return path
 

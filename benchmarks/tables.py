@@ -346,8 +346,8 @@ def startup(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [
             [
-                NAMES[row["model"]],
-                number(row["weight_bytes"] / 1e9),
+                NAMES[result.facts["model"]],
+                number(result.facts["weight_bytes"] / 1e9),
                 "full" if row["kernel_cache"] == "warm" else "empty",
                 number(row["ready_s"]),
                 number(row["load_s"]),
@@ -359,7 +359,9 @@ def startup(results: Results) -> str:
         ]
 
     head = ["model", "weights, GB", "kernel cache", "ready, s", "loading, s", "recording, s", "recorded when ready"]
-    return _each(results, ["startup"], block, [*head, "all recorded, s"])
+    return _each(
+        results, [c.result for c in COMMANDS if c.result.startswith("startup_")], block, [*head, "all recorded, s"]
+    )
 
 
 def memory(results: Results) -> str:

@@ -22,7 +22,7 @@ from benchmarks.tables import TABLES
 def accept(written: Path, name: str) -> Results:
     """The tiny result under the name of the full one, its model called like a published one."""
     content = json.loads(written.read_text())
-    content["model"] = "voxcpm2" if "speech" in name else "qwen2_vl_2b"
+    content["model"] = "voxcpm2" if "speech" in name or "voxcpm2" in name else "qwen2_vl_2b"
     shutil.copy(RESULTS / PEERS, written.parent)
     (written.parent / f"{name}.json").write_text(json.dumps(content))
     return Results(written.parent)
@@ -55,7 +55,7 @@ def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.timeout(600)
 def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
-    results = accept(startup.main(["voxcpm2", "--warm", "1", "--tiny"]), "startup")
+    results = accept(startup.main(["voxcpm2", "--warm", "1", "--tiny"]), "startup_voxcpm2")
     rows = [line for line in TABLES["startup"](results).splitlines() if line.startswith("| VoxCPM2")]
     assert [row.split(" | ")[2] for row in rows] == ["empty", "full"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -188,6 +189,20 @@ def test_recordings_over_the_byte_limit_are_refused_and_smaller_ones_made(device
     assert outcomes.get("refused", 0) >= 2 and pool.num_bytes <= limit
     _, run = encode(runner, [tiny_item(0, [90])])
     assert run.route == "eager"
+
+
+@pytest.mark.gpu
+def test_memory_that_another_process_takes_during_a_capture_is_not_accounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = itertools.count(64 << 30, -1 << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 80 << 30))
+    encoder = tiny_model("cuda").encoder
+    observations = Observations()
+    pool = GraphPool(torch.device("cuda"), 256 << 20)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations)
+    while runner.capture_next(idle=True):
+        pass
+    outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
+    assert outcomes == {"captured": 4}
 
 
 def test_buffers_that_the_device_has_no_room_for_leave_their_calls_eager(monkeypatch: pytest.MonkeyPatch) -> None:
