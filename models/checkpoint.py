@@ -1,7 +1,7 @@
 """Strict loading of safetensors checkpoints: every tensor of the files and every parameter of the module is accounted
 for, and a missing, unexpected, misshapen or repeated tensor is an error that names it.
 
-A module is built under `torch.device("meta")` and gets its memory here, on its device and in its dtype, so that host
+A module is built inside `without_memory()` and gets its memory here, on its device and in its dtype, so that host
 memory never holds more than one tensor.
 """
 
@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from models.errors import CheckpointError
 
@@ -59,6 +61,25 @@ class _Published:
     dtype: str
     file: str
     read: Callable[[], Tensor]
+
+
+class _WithoutValues(TorchFunctionMode):
+    """torch.nn.init does nothing. On the meta device its normal distribution imports torch's compiler, which takes two
+    seconds."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Modules that are built inside have shapes only: on the meta device, their parameters not initialised."""
+    with torch.device("meta"), _WithoutValues():
+        yield
 
 
 def load_parameters(

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, load_parameters
+from models.checkpoint import LoadFormat, load_parameters, without_memory
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.language import LatentDecoder, decoder_rules
 from models.kimi_vl.processor import ImageSettings, load_image_settings
@@ -28,7 +28,7 @@ def load_model(
     directory: Path, device: torch.device, dtype: torch.dtype, load_format: LoadFormat = "published"
 ) -> KimiVLModel:
     config = load_config(directory)
-    with torch.device("meta"):
+    with without_memory():
         model = KimiVLModel(config, load_image_settings(directory))
     load_parameters(
         model,

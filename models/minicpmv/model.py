@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, load_parameters
+from models.checkpoint import LoadFormat, load_parameters, without_memory
 from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.minicpmv.config import MiniCPMVConfig, load_config
 from models.minicpmv.encoder import MiniCPMVEncoder
@@ -29,7 +29,7 @@ def load_model(
     directory: Path, device: torch.device, dtype: torch.dtype, load_format: LoadFormat = "published"
 ) -> MiniCPMVModel:
     config = load_config(directory)
-    with torch.device("meta"):
+    with without_memory():
         model = MiniCPMVModel(config)
     decoder = model.decoder.config
     dropped = range(config.vision.num_layers, config.published_vision_layers)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Rule, load_parameters
+from models.checkpoint import LoadFormat, Rule, load_parameters, without_memory
 from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, load_config
 from models.qwen2_vl.vision import Qwen2VLEncoder
@@ -34,7 +34,7 @@ def load_model(
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     decoder = DecoderConfig.from_published(config.text, qkv_bias=True)
-    with torch.device("meta"):
+    with without_memory():
         model = Qwen2VL(config, decoder)
     load_parameters(
         model,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.checkpoint import LoadFormat, load_parameters, materialise
+from models.checkpoint import LoadFormat, load_parameters, materialise, without_memory
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.random import Noise, philox_normal
 from models.protocol import BufferSpec
@@ -147,7 +147,7 @@ def load_model(
 ) -> VoxCPM2:
     """Strict: raises CheckpointError that names a missing, unexpected or misshapen tensor."""
     config = load_config(directory)
-    with torch.device("meta"):
+    with without_memory():
         network, vae = VoxCPM2Network(config, dtype), AudioVAE(config.vae)
     load_parameters(network, directory, network_rules(config), device=device, dtype=dtype, load_format=load_format)
     materialise(vae, device, torch.float32)

@@ -13,28 +13,28 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from service.engine.worker import ModelWorker
 
 _PAGES = 2
 """The scratch page and one more."""
-_ALLOCATIONS = frozenset(
-    {
-        torch.ops.aten.empty.memory_format,
-        torch.ops.aten.empty_strided.default,
-        torch.ops.aten.empty_like.default,
-        torch.ops.aten.new_empty.default,
-        torch.ops.aten.new_empty_strided.default,
-    }
+_MOST_THREADS = 32
+"""Each takes some hundred MB in the compiler."""
+_ALLOCATIONS = (
+    torch.empty,
+    torch.empty_like,
+    torch.empty_strided,
+    torch.Tensor.new_empty,
+    torch.Tensor.new_empty_strided,
 )
 
 
-class ZeroAllocations(TorchDispatchMode):
-    """Memory that is handed out holds zeros. Nothing writes a kernel's results in a rehearsal, and some of them are
+class ZeroAllocations(TorchFunctionMode):
+    """Memory that Python asks for holds zeros. Nothing writes a kernel's results in a rehearsal, and some of them are
     indices: 0 is the scratch slot, the scratch page, a token."""
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -54,8 +54,9 @@ def compiling() -> Iterator[None]:
         return run(self, *args, grid=grid, warmup=True, **kwargs)
 
     JITFunction.run = compile_only
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     try:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, triton.AsyncCompileMode(pool), ZeroAllocations():
+        with ThreadPoolExecutor(threads) as pool, triton.AsyncCompileMode(pool), ZeroAllocations():
             yield
     finally:
         JITFunction.run = run

@@ -25,8 +25,8 @@ _WARM_UPS = 2
 """Plain runs before a capture: libraries set themselves up in the first, and choose their kernels, which a capture may
 not."""
 _GRAPH_BYTES = 16 << 20
-"""What a graph may take outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2 take 0 to 8 MiB each once
-the pool holds their largest. Memory that is gone beyond that was taken by another process."""
+"""What a graph may take outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2 take 0 to 8 MiB each
+once the pool holds their largest. Memory that is gone beyond that was taken by another process."""
 CAPTURE_ERRORS = (RuntimeError, NotImplementedError)
 """What a capture raises when it cannot be made: illegal calls while capturing, and torch.OutOfMemoryError."""
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from models.checkpoint import Rule, load_parameters
+from models.checkpoint import Rule, load_parameters, without_memory
 from models.errors import CheckpointError
 from models.published import read_config, sampling_defaults
 
+EMBEDDED = Path(__file__).parents[2] / "models" / "embedded"
 RULES = [
     Rule("net.{i}.q.weight", "blocks.{i}.qk.weight", rows=(0, 2)),
     Rule("net.{i}.k.weight", "blocks.{i}.qk.weight", rows=(2, 5)),
@@ -206,3 +209,20 @@ def test_what_a_generation_config_says_of_sampling() -> None:
     assert sampling_defaults(published) == published
     assert sampling_defaults({"do_sample": False, "top_k": 5, "top_p": None}) == {"top_k": 5, "temperature": 0.0}
     assert sampling_defaults({}) == {}
+
+
+def test_a_model_is_built_without_initial_values_and_without_the_compiler() -> None:
+    program = f"""
+import sys
+from pathlib import Path
+import torch
+from models.registry import family_of, resolve
+for name in ("qwen2_vl", "voxcpm2"):
+    directory = Path({str(EMBEDDED)!r}) / name
+    resolve(family_of(directory).model)(directory, torch.device("cpu"), torch.float32, "published")
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with without_memory():
+        layer = nn.Embedding(3, 2)
+    assert layer.weight.is_meta and nn.Embedding(3, 2).weight.any()
