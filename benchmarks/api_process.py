@@ -197,7 +197,8 @@ def parts() -> list[Row]:
     item = processor.image(decoded, source=source)
     content = (*(ContentPart(item=index) for index in range(8)), ContentPart(text="w" * 20))
     messages = [ChatMessage("system", (ContentPart(text="s" * 16),)), ChatMessage("user", content)]
-    prompt = processor.prompt(messages, [item] * 8, options={})
+    chat = processor.apply_chat_template(messages, ["image"] * 8, options={})
+    prompt = processor.expand_placeholders(chat, [item] * 8)
     command = ChatRequest("request", CHAT, prompt, SamplingParams(1), 0.0)
     steps: dict[str, tuple[int, Callable[[], object]]] = {
         "parse the body": (1, lambda: msgspec.json.decode(body, type=ChatRequestBody)),
@@ -205,7 +206,8 @@ def parts() -> list[Row]:
         "JPEG": (8, lambda: decode_image(jpeg, field="", limits=limits)),
         "hash": (8, lambda: source_digest(jpeg)),
         "resize, lay out": (8, lambda: processor.image(decoded, source=source)),
-        "template, tokens, positions": (1, lambda: processor.prompt(messages, [item] * 8, options={})),
+        "template, tokens": (1, lambda: processor.apply_chat_template(messages, ["image"] * 8, options={})),
+        "placeholders, positions": (1, lambda: processor.expand_placeholders(chat, [item] * 8)),
         "wire": (1, lambda: wire.encode(command)),
     }
     return [

@@ -78,6 +78,17 @@ class Span:
 
 
 @dataclass(frozen=True, eq=False)
+class TokenizedChat:
+    """A conversation before its media are known: one placeholder token stands for each use of an item.
+
+    token_ids: int32 [n]. placeholders: (index into token_ids, item) in prompt order.
+    """
+
+    token_ids: np.ndarray
+    placeholders: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Prompt:
     """A tokenized chat prompt with its media.
 

@@ -23,11 +23,12 @@ from models.media import (
     MediaItem,
     MediaKind,
     Prompt,
-    Span,
+    TokenizedChat,
     VideoFrames,
     VideoMetadata,
     media_digest,
 )
+from models.placeholders import MediaTokens, expand, join, plain, repeated
 from models.published import read_json, read_optional_json, sampling_defaults
 
 _DEFAULT_SYSTEM = "You are a helpful assistant"
@@ -80,7 +81,10 @@ class KimiVLProcessor:
         self.generation_defaults = sampling_defaults(generation)
         self.max_item_embeds = self.context_length
         self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
-        self._frame_markers = 3 + len(tokenizer.encode("image"))
+        special = tokenizer.special_tokens
+        opening = [special["<|media_start|>"], *tokenizer.encode("image"), special["<|media_content|>"]]
+        self._media_opening, self._media_closing = plain(opening), plain([special["<|media_end|>"]])
+        self._frame_markers = len(opening) + 1
 
     def tokenize(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
@@ -117,9 +121,9 @@ class KimiVLProcessor:
             )
         return item
 
-    def prompt(
-        self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
-    ) -> Prompt:
+    def apply_chat_template(
+        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+    ) -> TokenizedChat:
         """Role, name and content of every turn; a text between two media is tokenized in one piece.
 
         Whether an answer begins with reasoning is the checkpoint's: enable_thinking is refused.
@@ -128,16 +132,27 @@ class KimiVLProcessor:
             raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
         if options.get("add_vision_id"):
             raise InputError("add_vision_id", "Kimi-VL does not number pictures")
-        builder = _PromptBuilder(self.tokenizer, self.config, items)
+        builder = _ChatBuilder(self.tokenizer, self.config.media_placeholder_token_id)
         if not messages or messages[0].role != "system":
             builder.turn("system", [_DEFAULT_SYSTEM])
         for message in messages:
             content = [part.text if part.text is not None else part.item for part in message.content]
             builder.turn(message.role, [piece for piece in content if piece is not None])
         builder.open_turn("assistant")
-        token_ids = np.array(builder.token_ids, dtype=np.int32)
+        return TokenizedChat(np.array(builder.token_ids, dtype=np.int32), tuple(builder.placeholders))
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        token_ids, spans = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
         positions = np.arange(len(token_ids), dtype=np.int32)[None]
-        return Prompt(token_ids, positions, len(token_ids), tuple(items), tuple(builder.spans))
+        return Prompt(token_ids, positions, len(token_ids), tuple(items), spans)
+
+    def _media_tokens(self, item: MediaItem) -> MediaTokens:
+        """A block for each frame."""
+        token, merged = self.config.media_placeholder_token_id, self.config.vision.merged_patches
+        parts: list[MediaTokens] = []
+        for rows, columns in item.arrays["grids"].tolist():
+            parts += (self._media_opening, repeated(token, rows * columns // merged), self._media_closing)
+        return join(parts)
 
     def _item(self, kind: MediaKind, frames: list[np.ndarray], source: bytes | None = None) -> MediaItem:
         size = self.images.patch_size
@@ -154,16 +169,14 @@ class KimiVLProcessor:
         )
 
 
-class _PromptBuilder:
+class _ChatBuilder:
     """Ids of a conversation; special ids are placed by name, text never yields them."""
 
-    def __init__(self, tokenizer: KimiTokenizer, config: KimiVLConfig, items: Sequence[MediaItem]) -> None:
+    def __init__(self, tokenizer: KimiTokenizer, placeholder: int) -> None:
         self.tokenizer = tokenizer
-        self.placeholder = config.media_placeholder_token_id
-        self.merged_patches = config.vision.merged_patches
-        self.items = items
+        self.placeholder = placeholder
         self.token_ids: list[int] = []
-        self.spans: list[Span] = []
+        self.placeholders: list[tuple[int, int]] = []
 
     def turn(self, role: str, content: Sequence[str | int]) -> None:
         self.open_turn(role)
@@ -174,7 +187,8 @@ class _PromptBuilder:
                 continue
             self.token_ids += self.tokenizer.encode(text)
             text = ""
-            self._media(piece)
+            self.placeholders.append((len(self.token_ids), piece))
+            self.token_ids.append(self.placeholder)
         self.token_ids += self.tokenizer.encode(text)
         self._special("<|im_end|>")
 
@@ -184,16 +198,6 @@ class _PromptBuilder:
         self._special(_ROLE_TOKENS[role])
         self.token_ids += self.tokenizer.encode(role)
         self._special("<|im_middle|>")
-
-    def _media(self, index: int) -> None:
-        for rows, columns in self.items[index].arrays["grids"]:
-            self._special("<|media_start|>")
-            self.token_ids += self.tokenizer.encode("image")
-            self._special("<|media_content|>")
-            length = int(rows * columns) // self.merged_patches
-            self.spans.append(Span(index, len(self.token_ids), length))
-            self.token_ids += [self.placeholder] * length
-            self._special("<|media_end|>")
 
     def _special(self, name: str) -> None:
         self.token_ids.append(self.tokenizer.special_tokens[name])

@@ -1,18 +1,24 @@
-"""From messages to the text of a prompt: turns for the chat template, and what stands for pictures and videos."""
+"""From messages to a prompt: turns for the chat template, and the tokens that stand for pictures and videos."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from models.chat_template import template_role
+from models.errors import CheckpointError
 from models.media import ChatMessage
 from models.minicpmv.config import Version
+from models.placeholders import MediaTokens, join, plain, repeated
+from models.tokenizer import Tokenizer
 
+PLACEHOLDER = "<image>"
+"""What the template is given for an item of either kind."""
 REASONING_MARKERS = ("<think>", "</think>")
 
 
-def turns(messages: Sequence[ChatMessage], media: Sequence[str], shield: Callable[[str], str]) -> list[dict[str, str]]:
-    """Template turns: the pieces of a message joined by line breaks, text shielded, items as `media` says.
+def turns(messages: Sequence[ChatMessage], shield: Callable[[str], str]) -> list[dict[str, str]]:
+    """Template turns: the pieces of a message joined by line breaks, text shielded.
 
     Answers before the last question lose their reasoning, as Qwen3's template does it.
     """
@@ -23,7 +29,7 @@ def turns(messages: Sequence[ChatMessage], media: Sequence[str], shield: Callabl
         pieces = []
         for part in message.content:
             if part.item is not None:
-                pieces.append(media[part.item])
+                pieces.append(PLACEHOLDER)
             elif part.text is not None:
                 text = part.text
                 if message.role == "assistant" and index < last_question:
@@ -33,19 +39,56 @@ def turns(messages: Sequence[ChatMessage], media: Sequence[str], shield: Callabl
     return rendered
 
 
-def picture_text(version: Version, grid: tuple[int, int] | None, num_queries: int, image_id: int | None) -> str:
-    """Markers and placeholders of a picture: the overview, then the grid (columns, rows) of crops, row by row."""
-    placeholders = "<unk>" * num_queries
-    overview = f"<image>{placeholders}</image>"
-    number = "" if image_id is None else f"<image_id>{image_id}</image_id>"
-    if grid is None:
-        return number + overview
-    columns, rows = grid
-    if version == "2.5":
-        return overview + "<slice>" + "\n".join([overview * columns] * rows) + "</slice>"
-    return number + overview + "\n".join([f"<slice>{placeholders}</slice>" * columns] * rows)
+class PictureTokens:
+    """Tokens of pictures and videos: the overview of a picture, then its grid (columns, rows) of crops, row by row.
 
+    They begin and end with special tokens, and the tokenizer encodes each text between two of those by itself: what
+    stands around an item changes no id.
+    """
 
-def picture_starts(version: Version) -> tuple[str, ...]:
-    """Markers before a run of placeholders; 2.5's <slice> stands around the whole grid."""
-    return ("<image>",) if version == "2.5" else ("<image>", "<slice>")
+    def __init__(self, version: Version, tokenizer: Tokenizer, num_queries: int) -> None:
+        def marker(name: str) -> int:
+            try:
+                return tokenizer.special_ids[name]
+            except KeyError:
+                raise CheckpointError(f"tokenizer.json: no added token {name!r}") from None
+
+        self._encode = tokenizer.encode_plain
+        placeholders = repeated(marker("<unk>"), num_queries)
+        self._image = join([plain([marker("<image>")]), placeholders, plain([marker("</image>")])])
+        self._slice = join([plain([marker("<slice>")]), placeholders, plain([marker("</slice>")])])
+        self._line_break = plain(self._encode("\n"))
+        # 2.5 has <slice> around the whole grid, whose crops are like the overview, and no numbers.
+        self._around_grid = None
+        self._around_number = None
+        if version == "2.5":
+            self._around_grid = plain([marker("<slice>")]), plain([marker("</slice>")])
+        else:
+            self._around_number = plain([marker("<image_id>")]), plain([marker("</image_id>")])
+        self._picture, self._number = cache(self._picture_of), cache(self._number_of)
+
+    def image(self, grid: tuple[int, int], image_id: int | None) -> MediaTokens:
+        """grid: (0, 0) for the overview alone. image_id: the number to write before it."""
+        picture = self._picture(grid)
+        return picture if image_id is None else join([self._number(image_id), picture])
+
+    def video(self, grid: tuple[int, int], frames: int) -> MediaTokens:
+        """frames: or groups of fused frames; each is a picture on a line of its own."""
+        return self._lines(self._picture(grid), frames)
+
+    def _picture_of(self, grid: tuple[int, int]) -> MediaTokens:
+        columns, rows = grid
+        if columns == 0:
+            return self._image
+        if self._around_grid is None:
+            return join([self._image, self._lines(join([self._slice] * columns), rows)])
+        opening, closing = self._around_grid
+        return join([self._image, opening, self._lines(join([self._image] * columns), rows), closing])
+
+    def _number_of(self, image_id: int) -> MediaTokens:
+        assert self._around_number is not None, "2.5 does not number pictures"
+        opening, closing = self._around_number
+        return join([opening, plain(self._encode(str(image_id))), closing])
+
+    def _lines(self, line: MediaTokens, count: int) -> MediaTokens:
+        return join([line, *(self._line_break, line) * (count - 1)])

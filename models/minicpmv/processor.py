@@ -10,14 +10,18 @@ import numpy as np
 from PIL import Image
 
 from models.chat_template import ChatTemplate, load_chat_template, unused_character
-from models.errors import CheckpointError, InputError
-from models.media import ChatMessage, MediaItem, MediaKind, Prompt, Span, VideoFrames, VideoMetadata, media_digest
-from models.minicpmv.chat import (
-    REASONING_MARKERS,
-    picture_starts,
-    picture_text,
-    turns,
+from models.errors import InputError
+from models.media import (
+    ChatMessage,
+    MediaItem,
+    MediaKind,
+    Prompt,
+    TokenizedChat,
+    VideoFrames,
+    VideoMetadata,
+    media_digest,
 )
+from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
 from models.minicpmv.config import MiniCPMVConfig, load_config
 from models.minicpmv.slicing import SliceRule, slice_picture
 from models.minicpmv.video import (
@@ -29,12 +33,12 @@ from models.minicpmv.video import (
     sample_unfused,
     temporal_ids,
 )
+from models.placeholders import MediaTokens, check_length, expand, item_order
 from models.published import read_optional_json, sampling_defaults
 from models.tokenizer import Tokenizer, load_tokenizer
 
 NO_TIME = -1
 """Temporal id of a slice without a time: pictures, and frames that are not fused."""
-_PLACEHOLDER = "<unk>"
 _STOP_TOKENS = {
     "2.5": ("<|eot_id|>", "<|end_of_text|>"),
     "2.6": ("<|im_end|>", "<|endoftext|>"),
@@ -80,8 +84,7 @@ class MiniCPMVProcessor:
         most_slices = max(most_groups * most_frame_slices, self._picture_rule.max_slices + 1)
         self.max_item_embeds = most_slices * config.num_queries
         self._settings = repr((config.version, config.slicing, config.num_queries)).encode()
-        self._starts = frozenset(self._marker(name) for name in picture_starts(config.version))
-        self._placeholder = self._marker(_PLACEHOLDER)
+        self._pictures = PictureTokens(config.version, tokenizer, config.num_queries)
 
     def tokenize(self, text: str) -> list[int]:
         return self.tokenizer.encode_plain(text)
@@ -130,32 +133,48 @@ class MiniCPMVProcessor:
             raise InputError("video_url", f"{len(frames)} frames take {item.num_embeds} of {self.max_item_embeds} rows")
         return item
 
-    def prompt(
-        self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
-    ) -> Prompt:
+    def apply_chat_template(
+        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+    ) -> TokenizedChat:
         enable_thinking = options.get("enable_thinking") or False
         if enable_thinking and self.reasoning_markers is None:
             raise InputError("enable_thinking", f"MiniCPM-V {self.config.version} has no reasoning mode")
         if options.get("add_vision_id"):
             raise InputError("add_vision_id", "MiniCPM-V numbers pictures by a rule of its own")
-        order = [part.item for message in messages for part in message.content if part.item is not None]
         texts = [part.text for message in messages for part in message.content if part.text is not None]
         shield = unused_character(texts)
         rendered = self.template.render(
-            turns(messages, self._media_texts(order, items), lambda text: self.tokenizer.shield(text, shield)),
+            turns(messages, lambda text: self.tokenizer.shield(text, shield)),
             enable_thinking=enable_thinking,
         )
         token_ids = np.array(self.tokenizer.encode(rendered, shield), dtype=np.int32)
-        if len(token_ids) >= self.context_length:
-            raise InputError(
-                "messages", f"the prompt takes {len(token_ids)} tokens of a context of {self.context_length}"
-            )
+        order = item_order(messages)
+        found = np.flatnonzero(token_ids == self.tokenizer.special_ids[PLACEHOLDER]).tolist()
+        if len(found) != len(order):
+            raise InputError("messages", f"the chat template takes {len(found)} of {len(order)} media items")
+        return TokenizedChat(token_ids, tuple(zip(found, order, strict=True)))
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        """Pictures are numbered as they come, videos are not."""
+        media: list[MediaTokens] = []
+        pictures = 0
+        for _, index in chat.placeholders:
+            item = items[index]
+            columns, rows = item.arrays["grid"].tolist()
+            if item.kind == "image":
+                media.append(self._pictures.image((columns, rows), pictures if self.config.use_image_id else None))
+                pictures += 1
+            else:
+                frames = len(item.arrays["group_sizes"]) // (columns * rows + 1)
+                media.append(self._pictures.video((columns, rows), frames))
+        token_ids, spans = expand(chat, media)
+        check_length(token_ids, self.context_length)
         return Prompt(
             token_ids=token_ids,
             positions=np.arange(len(token_ids), dtype=np.int32)[None],
             next_position=len(token_ids),
             items=tuple(items),
-            spans=tuple(self._spans(token_ids, order, items)),
+            spans=spans,
         )
 
     def _sampling(self, metadata: VideoMetadata, fps: float | None, max_frames: int) -> Sampling:
@@ -186,37 +205,6 @@ class MiniCPMVProcessor:
             num_embeds=len(group_sizes) * self.config.num_queries,
             digest=media_digest(kind, slices, arrays, self._settings, source),
         )
-
-    def _media_texts(self, order: Sequence[int], items: Sequence[MediaItem]) -> list[str]:
-        """Text of every item, by its index; pictures are numbered as they come, videos are not."""
-        texts = [""] * len(items)
-        pictures = 0
-        for index in order:
-            item = items[index]
-            columns, rows = item.arrays["grid"].tolist()
-            grid = (columns, rows) if columns else None
-            image_id = None
-            if item.kind == "image":
-                image_id = pictures if self.config.use_image_id else None
-                pictures += 1
-            text = picture_text(self.config.version, grid, self.config.num_queries, image_id)
-            groups = len(item.arrays["group_sizes"]) // (columns * rows + 1)
-            texts[index] = "\n".join([text] * groups) if item.kind == "video" else text
-        return texts
-
-    def _spans(self, token_ids: np.ndarray, order: Sequence[int], items: Sequence[MediaItem]) -> list[Span]:
-        """Runs of placeholders behind start markers, dealt to the items in prompt order."""
-        starts = np.flatnonzero(np.isin(token_ids, list(self._starts))) + 1
-        starts = starts[token_ids[starts] == self._placeholder]
-        owners = [index for index in order for _ in items[index].arrays["group_sizes"]]
-        assert len(owners) == len(starts), "every group of slices has one run of placeholders"
-        return [Span(owner, int(start), self.config.num_queries) for owner, start in zip(owners, starts, strict=True)]
-
-    def _marker(self, name: str) -> int:
-        try:
-            return self.tokenizer.special_ids[name]
-        except KeyError:
-            raise CheckpointError(f"tokenizer.json: no added token {name!r}") from None
 
     def _stop_token_ids(self, generation: Mapping[str, Any]) -> frozenset[int]:
         eos = generation.get("eos_token_id", [])

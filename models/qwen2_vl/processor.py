@@ -16,11 +16,12 @@ from models.media import (
     MediaItem,
     MediaKind,
     Prompt,
-    Span,
+    TokenizedChat,
     VideoFrames,
     VideoMetadata,
     media_digest,
 )
+from models.placeholders import check_length, expand, item_order, repeated
 from models.published import read_optional_json, sampling_defaults
 from models.qwen2_vl.config import Qwen2VLConfig, load_config
 from models.qwen2_vl.pictures import VideoLimits, official_video_limits, resize, sample_frames, smart_resize
@@ -59,10 +60,11 @@ class Qwen2VLProcessor:
         self.generation_defaults = sampling_defaults(generation)
         self.max_item_embeds = self.context_length
         self._settings = repr((config.vision, config.images, video_limits)).encode()
+        self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
         rows = int(config.text["vocab_size"])
         if tokenizer.vocab_size > rows:
             raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
-        unknown = {config.image_token_id, config.video_token_id} - set(tokenizer.special_ids.values())
+        unknown = set(self._placeholders.values()) - set(tokenizer.special_ids.values())
         if unknown:
             raise CheckpointError(f"config.json: image_token_id or video_token_id {unknown} not in tokenizer.json")
 
@@ -93,27 +95,34 @@ class Qwen2VLProcessor:
         limits = self.video_limits
         return self._item("video", frames, limits.min_frame_pixels, limits.frame_pixels(len(frames)))
 
-    def prompt(
-        self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
-    ) -> Prompt:
+    def apply_chat_template(
+        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+    ) -> TokenizedChat:
         """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
         if options.get("enable_thinking"):
             raise InputError("enable_thinking", "Qwen2-VL has no reasoning mode")
         texts = [part.text for message in messages for part in message.content if part.text is not None]
         shield = unused_character(texts)
         rendered = self.template.render(
-            [self._turn(message, items, shield) for message in messages],
+            [self._turn(message, kinds, shield) for message in messages],
             add_vision_id=bool(options.get("add_vision_id", False)),
         )
-        order = [part.item for message in messages for part in message.content if part.item is not None]
-        token_ids, spans = self._expand(self.tokenizer.encode(rendered, shield), order, items)
-        if len(token_ids) >= self.context_length:
-            raise InputError(
-                "messages", f"the prompt takes {len(token_ids)} tokens of a context of {self.context_length}"
-            )
+        token_ids = np.array(self.tokenizer.encode(rendered, shield), dtype=np.int32)
+        order = item_order(messages)
+        found = np.flatnonzero(np.isin(token_ids, list(self._placeholders.values())))
+        if token_ids[found].tolist() != [self._placeholders[kinds[item]] for item in order]:
+            raise InputError("messages", f"the chat template takes {len(found)} of {len(order)} media items")
+        return TokenizedChat(token_ids, tuple(zip(found.tolist(), order, strict=True)))
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        """A placeholder is repeated for the rows of its item."""
+        ordered = [items[item] for _, item in chat.placeholders]
+        media = [repeated(self._placeholders[item.kind], item.num_embeds) for item in ordered]
+        token_ids, spans = expand(chat, media)
+        check_length(token_ids, self.context_length)
         runs = [(span.start, _grid(items[span.item])) for span in spans]
         positions, next_position = mrope_positions(len(token_ids), runs, merge_size=self.config.vision.merge_size)
-        return Prompt(np.array(token_ids, dtype=np.int32), positions, next_position, tuple(items), tuple(spans))
+        return Prompt(token_ids, positions, next_position, tuple(items), spans)
 
     def _item(
         self,
@@ -146,38 +155,18 @@ class Qwen2VLProcessor:
             digest=media_digest(kind, frames, arrays, self._settings, source),
         )
 
-    def _turn(self, message: ChatMessage, items: Sequence[MediaItem], shield: str) -> dict[str, Any]:
+    def _turn(self, message: ChatMessage, kinds: Sequence[MediaKind], shield: str) -> dict[str, Any]:
         role = template_role(message.role)
         content: list[dict[str, str]] = []
         for part in message.content:
             if part.item is not None:
-                content.append({"type": items[part.item].kind})
+                content.append({"type": kinds[part.item]})
             elif part.text is not None:
                 # Shields at both ends too: two texts must not make a special token where they meet.
                 content.append({"type": "text", "text": shield + self.tokenizer.shield(part.text, shield) + shield})
         if all(part["type"] == "text" for part in content):
             return {"role": role, "content": "".join(part["text"] for part in content)}
         return {"role": role, "content": content}
-
-    def _expand(
-        self, rendered: Sequence[int], order: Sequence[int], items: Sequence[MediaItem]
-    ) -> tuple[list[int], list[Span]]:
-        """Each placeholder of the template repeated for the rows of its item."""
-        kinds = {self.config.image_token_id: "image", self.config.video_token_id: "video"}
-        placeholders = [kinds[token] for token in rendered if token in kinds]
-        if placeholders != [items[index].kind for index in order]:
-            raise InputError("messages", f"the chat template takes {len(placeholders)} of {len(order)} media items")
-        token_ids: list[int] = []
-        spans: list[Span] = []
-        pending = iter(order)
-        for token in rendered:
-            if token in kinds:
-                index = next(pending)
-                spans.append(Span(index, len(token_ids), items[index].num_embeds))
-                token_ids += [token] * items[index].num_embeds
-            else:
-                token_ids.append(token)
-        return token_ids, spans
 
 
 def load_processor(directory: Path, *, video_limits: VideoLimits | None = None) -> Qwen2VLProcessor:

@@ -1,4 +1,4 @@
-"""Messages of a chat request -> Prompt: parts are counted, media loaded and laid out, then the template applied."""
+"""Messages of a chat request -> Prompt: text is tokenized while the media load, then placeholders are expanded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from PIL import Image
 
 from models.errors import InputError
-from models.media import ChatMessage, MediaItem, Prompt, VideoFrames, VideoMetadata
+from models.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, VideoFrames, VideoMetadata
 from models.media import ContentPart as PromptPart
 from models.processor import ChatProcessor
 from service.api.admission import Ticket
@@ -23,6 +23,7 @@ from service.catalog import HostedModel
 from service.media.loader import MediaBudget, is_frame_list
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
@@ -30,8 +31,8 @@ DEFAULT_FRAME_LIST_FPS = 2.0
 MOST_CHARACTERS_PER_TOKEN = 16
 """Text that fills a context has three to five."""
 SMALL_PROMPT = 2048
-"""Characters, and rows of media, that are laid out in a millisecond or two. A thread would hold the interpreter lock
-for most of that, and waking it, and the loop after it, would take as long again on an idle server."""
+"""Characters that are tokenized in a millisecond or two. A thread would hold the interpreter lock for most of that, and
+waking it, and the loop after it, would take as long again on an idle server."""
 OPENING_TOKENS = 16
 """Tokens at a prompt's end in which an opening reasoning marker is looked for."""
 
@@ -40,7 +41,7 @@ OPENING_TOKENS = 16
 class MediaReference:
     """field: where in the request it stands. sampling: where fps and max_frames of a video stand."""
 
-    kind: str
+    kind: MediaKind
     media: MediaUrl
     field: str
     sampling: str
@@ -51,31 +52,40 @@ async def build_prompt(context: ServerContext, model: HostedModel, body: ChatReq
     what its media take in memory."""
     options = _template_options(body.chat_template_kwargs or {})
     messages, references = _collect(body.messages, context)
-    length = _length(messages)
-    _check_length(length, model.chat_processor)
+    _check_length(_length(messages), model.chat_processor)
+    kinds = [reference.kind for reference in references]
     budget = context.media.budget()
-    items = await _all(
-        [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references]
+    (chat, seconds), items = await _beside(
+        lambda: _tokenize(context, model.chat_processor, messages, kinds, options),
+        [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references],
     )
     began = time.monotonic()
-    if length + sum(item.num_embeds for item in items) <= SMALL_PROMPT:
-        prompt = _lay_out(model.chat_processor, messages, items, options)
-    else:
-        prompt = await context.in_thread(lambda: _lay_out(model.chat_processor, messages, items, options))
-    context.metrics.observe("tokenize_duration_seconds", time.monotonic() - began, model=model.name)
+    prompt = model.chat_processor.expand_placeholders(chat, items)
+    context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
     _count(context, model.name, prompt)
     return prompt
 
 
-def _lay_out(
-    processor: ChatProcessor, messages: Sequence[ChatMessage], items: Sequence[MediaItem], options: dict[str, bool]
-) -> Prompt:
+async def _tokenize(
+    context: ServerContext,
+    processor: ChatProcessor,
+    messages: Sequence[ChatMessage],
+    kinds: Sequence[MediaKind],
+    options: dict[str, bool],
+) -> tuple[TokenizedChat, float]:
+    """The conversation before its media are known, and the seconds that it took. A short one waits for nothing."""
+    began = time.monotonic()
+
+    def apply() -> TokenizedChat:
+        return processor.apply_chat_template(messages, kinds, options=options)
+
     try:
-        return processor.prompt(messages, items, options=options)
+        chat = apply() if _length(messages) <= SMALL_PROMPT else await context.in_thread(apply)
     except InputError as error:
         if error.field not in TEMPLATE_OPTIONS:
             raise
         raise InputError(f"chat_template_kwargs.{error.field}", str(error)) from error
+    return chat, time.monotonic() - began
 
 
 def opens_reasoning(processor: ChatProcessor, prompt: Prompt) -> bool:
@@ -190,7 +200,7 @@ def _part(part: ContentPart, role: str, field: str, references: list[MediaRefere
         at += ".url"
     if media.fps is None and media.max_frames is None:
         media, sampling = msgspec.structs.replace(media, fps=part.fps, max_frames=part.max_frames), field
-    references.append(MediaReference(kind.removesuffix("_url"), media, at, sampling))
+    references.append(MediaReference("image" if kind == "image_url" else "video", media, at, sampling))
     return PromptPart(item=len(references) - 1)
 
 
@@ -295,6 +305,33 @@ def _named(field: str, step: Callable[[], T]) -> T:
         return step()
     except InputError as error:
         raise InputError(field, str(error)) from error
+
+
+async def _beside(
+    step: Callable[[], Coroutine[Any, Any, U]], work: Sequence[Coroutine[Any, Any, T]]
+) -> tuple[U, list[T]]:
+    """The result of `step`, which begins when all of `work` wait for threads or the network, and those of `work`, whose
+    failure goes before one of `step`."""
+    if not work:
+        return await step(), []
+
+    async def begin() -> U:
+        await asyncio.sleep(0)  # tasks of `work` are made after this one
+        return await step()
+
+    beside = asyncio.ensure_future(begin())
+    beside.add_done_callback(_forget)
+    try:
+        results = await _all(work)
+        return await beside, results
+    finally:
+        beside.cancel()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """Takes a failure that nobody asks for, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

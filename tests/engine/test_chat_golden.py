@@ -23,6 +23,7 @@ from service.engine.chat_runner import Launched
 from service.engine.scheduler import Step
 from tests.support.chat_golden import GOLDEN, golden_messages, golden_prompt, largest_difference
 from tests.support.inline_engine import InlineEngine
+from tests.support.prompts import prompt_of
 
 DIRECTORY = GOLDEN / "qwen2_vl"
 PROMPTS = {"text": False, "images": True, "video": False, "long_video": False}
@@ -135,7 +136,7 @@ def test_the_same_text_with_another_image_misses() -> None:
     pixels = np.asarray(Image.open(DIRECTORY / "images" / _first_picture()).convert("RGB"))[::-1, ::-1]
     first = processor().image(Image.fromarray(np.ascontiguousarray(pixels)))
     assert first.num_embeds == items[0].num_embeds and first.digest != items[0].digest
-    other = processor().prompt(messages, [first, *items[1:]], options={"add_vision_id": True})
+    other = prompt_of(processor(), messages, [first, *items[1:]], options={"add_vision_id": True})
     original = prompt("images")
     assert (other.token_ids == original.token_ids).all() and (other.positions == original.positions).all()
     engine.submit("warm", original, max_tokens=TOKENS, logprobs=0)

@@ -16,6 +16,7 @@ from models.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrame
 from models.processor import ChatProcessor
 from models.protocol import BufferSpec, Capacity, ChatModel, Plan, VisionEncoder
 from tests.support.paged import PagedCache
+from tests.support.prompts import prompt_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -23,7 +24,7 @@ GOLDEN = Path(__file__).parent.parent / "golden"
 def golden_prompt(processor: ChatProcessor, directory: Path, name: str, **options: Any) -> Prompt:
     """Prompt `name` of inputs.json, its pictures read from the directory."""
     messages, items = golden_messages(processor, directory, name)
-    return processor.prompt(messages, items, options=options)
+    return prompt_of(processor, messages, items, options=options)
 
 
 def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tuple[list[ChatMessage], list[MediaItem]]:

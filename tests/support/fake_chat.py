@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from models.errors import InputError
-from models.media import ChatMessage, MediaItem, Prompt, Span, VideoFrames, VideoMetadata
+from models.media import ChatMessage, MediaItem, MediaKind, Prompt, Span, TokenizedChat, VideoFrames, VideoMetadata
 from service.catalog import Catalog, HostedModel
 from service.hub import Checkpoint
 
@@ -48,17 +48,21 @@ class FakeProcessor:
         digest = hashlib.sha256(b"".join(frame.tobytes() for frame in frames)).digest()
         return MediaItem(kind, frames, {"grid": np.ones(3, np.int32)}, 4, 1, 4, digest)
 
-    def prompt(
-        self, messages: Sequence[ChatMessage], items: Sequence[MediaItem], *, options: Mapping[str, Any]
-    ) -> Prompt:
+    def apply_chat_template(
+        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+    ) -> TokenizedChat:
         if options.get("enable_thinking"):
             text = b"<think>hm</think>\n\n"
         else:
             text = b""
         text += "".join(part.text or "" for part in messages[-1].content).encode()
-        head = [IMAGE] * (4 * len(items))
-        ids = np.array(list(text) + head, np.int32)
-        spans = tuple(Span(index, len(text) + 4 * index, 4) for index in range(len(items)))
+        ids = np.array(list(text) + [IMAGE] * len(kinds), np.int32)
+        return TokenizedChat(ids, tuple((len(text) + index, index) for index in range(len(kinds))))
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        text = len(chat.token_ids) - len(items)
+        ids = np.append(chat.token_ids, [IMAGE] * (3 * len(items))).astype(np.int32)
+        spans = tuple(Span(index, text + 4 * index, 4) for index in range(len(items)))
         return Prompt(ids, np.arange(len(ids), dtype=np.int32)[None], len(ids), tuple(items), spans)
 
 

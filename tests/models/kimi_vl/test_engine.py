@@ -30,6 +30,7 @@ from tests.models.kimi_vl.golden import (
 from tests.support.chat_golden import generate, golden_messages
 from tests.support.devices import DEVICES
 from tests.support.inline_engine import InlineEngine
+from tests.support.prompts import prompt_of
 
 BUCKETS = (64, 160)
 
@@ -105,7 +106,7 @@ def mirrored() -> Prompt:
     picture = Image.open(DIRECTORY / "images/image2.png").convert("RGB")
     other = processor().image(ImageOps.mirror(picture))
     assert other.num_embeds == items[1].num_embeds and other.digest != items[1].digest
-    return processor().prompt(messages, [items[0], other, items[2]], options={})
+    return prompt_of(processor(), messages, [items[0], other, items[2]])
 
 
 def test_another_picture_at_the_same_place_misses() -> None:

@@ -12,6 +12,7 @@ from models.kimi_vl.model import KimiVLModel, load_model
 from models.kimi_vl.processor import KimiVLProcessor, load_processor
 from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
 from tests.support.chat_golden import GOLDEN, encode, fill, generate, golden_prompt, largest_difference
+from tests.support.prompts import prompt_of
 
 DIRECTORY = GOLDEN / "kimi_vl"
 EXPECTED = load_file(DIRECTORY / "expected.safetensors")
@@ -96,7 +97,7 @@ def test_a_video_is_encoded_in_parts_of_whole_frames(processor: KimiVLProcessor,
     pieces = torch.cat([encode(model.encoder, [part], CPU) for part in parts])
     assert largest_difference(pieces, whole) <= 2e-5
     assert model.encoder.split(item, model.encoder.default_ladder()[-1]) == [item]
-    prompt = processor.prompt([ChatMessage("user", (ContentPart(item=0),))], [item], options={})
+    prompt = prompt_of(processor, [ChatMessage("user", (ContentPart(item=0),))], [item])
     assert [span.length for span in prompt.spans] == [item.num_embeds // 5] * 5
 
 

@@ -21,6 +21,7 @@ from service.engine.supervisor import InlineLink
 from service.settings import load_settings
 from tests.media.samples import video
 from tests.models.kimi_vl.golden import DIRECTORY, TOKENS, expected, golden_tokens, processor
+from tests.support.prompts import prompt_of
 from tests.support.servers import running_server
 
 FLAGS: dict[str, Any] = {
@@ -117,7 +118,7 @@ def test_a_video_is_one_frame_a_second_or_fps(client: OpenAI, fps: float | None,
     assert item.num_embeds == 6 * frames
     message = ChatMessage("user", (ContentPart(item=0), ContentPart(text="what is this ?")))
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens == len(processor().prompt([message], [item], options={}).token_ids)
+    assert answer.usage.prompt_tokens == len(prompt_of(processor(), [message], [item]).token_ids)
     assert answer.usage.completion_tokens == 4
 
 

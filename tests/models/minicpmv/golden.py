@@ -17,6 +17,7 @@ from models.media import ChatMessage, ContentPart, MediaItem, Prompt
 from models.minicpmv.config import load_config
 from models.minicpmv.processor import NO_TIME, MiniCPMVProcessor, load_processor
 from models.published import read_optional_json
+from tests.support.prompts import prompt_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 VERSIONS = ("2.5", "2.6", "4.0", "4.5")
@@ -104,4 +105,4 @@ def golden_prompt(version: str, name: str) -> Prompt:
                     parts.append(ContentPart(item=len(items)))
                     items.append(owner.video_item(frames, groups))
         messages.append(ChatMessage(message["role"], tuple(parts)))
-    return owner.prompt(messages, items, options={"enable_thinking": inputs(version)["enable_thinking"]})
+    return prompt_of(owner, messages, items, options={"enable_thinking": inputs(version)["enable_thinking"]})

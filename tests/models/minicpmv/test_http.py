@@ -18,6 +18,7 @@ from service.engine.supervisor import InlineLink
 from service.settings import load_settings
 from tests.media.samples import video
 from tests.models.minicpmv.golden import VERSIONS, directory, expectations, inputs, picture, processor
+from tests.support.prompts import prompt_of
 from tests.support.servers import running_server
 
 FLAGS: dict[str, Any] = {
@@ -110,7 +111,7 @@ def test_videos(client: OpenAI, version: str, frames: int, rate: int, fps: float
     item = owner.video(VideoFrames((black,) * len(indices), tuple(indices), times, clip, requested_fps=fps))
     assert len(item.arrays["group_sizes"]) == groups
     message = ChatMessage("user", (ContentPart(item=0), ContentPart(text="what is this ?")))
-    assert last.usage.prompt_tokens == len(owner.prompt([message], [item], options={}).token_ids)
+    assert last.usage.prompt_tokens == len(prompt_of(owner, [message], [item]).token_ids)
 
 
 @pytest.mark.parametrize("thinking", (True, False))

@@ -14,6 +14,7 @@ from models.qwen2_vl.model import load_model
 from models.qwen2_vl.processor import load_processor
 from models.registry import family_of
 from tests.support.chat_golden import generate
+from tests.support.prompts import prompt_of
 
 
 def test_the_script_makes_the_files(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_it_answers_and_the_picture_matters() -> None:
         pixels = np.random.default_rng(seed).integers(0, 256, (90, 120, 3), dtype=np.uint8)
         item = processor.image(Image.fromarray(pixels))
         message = ChatMessage("user", (ContentPart(item=0), ContentPart(text="What is this?")))
-        answers.append(generate(model, processor.prompt([message], [item], options={}), 12)[2])
+        answers.append(generate(model, prompt_of(processor, [message], [item]), 12)[2])
     assert answers[0] != answers[1]
     assert all(processor.detokenize(answer) for answer in answers)
 

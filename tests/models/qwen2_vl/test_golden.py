@@ -27,6 +27,7 @@ from tests.support.chat_golden import (
     largest_difference,
 )
 from tests.support.paged import PagedCache
+from tests.support.prompts import prompt_of
 
 DIRECTORY = GOLDEN / "qwen2_vl"
 EXPECTED = load_file(DIRECTORY / "expected.safetensors")
@@ -62,9 +63,9 @@ def items(processor: Qwen2VLProcessor) -> dict[str, MediaItem]:
     return {**pictures, **videos}
 
 
-def prompt_of(processor: Qwen2VLProcessor, name: str) -> Prompt:
+def named_prompt(processor: Qwen2VLProcessor, name: str) -> Prompt:
     messages, items = golden_messages(processor, DIRECTORY, name)
-    return processor.prompt(messages, items, options={"add_vision_id": INPUTS["prompts"][name]["add_vision_id"]})
+    return prompt_of(processor, messages, items, options={"add_vision_id": INPUTS["prompts"][name]["add_vision_id"]})
 
 
 @pytest.mark.parametrize("name", ITEMS)
@@ -114,7 +115,7 @@ def test_a_video_is_encoded_in_parts_of_whole_frame_pairs(items: dict[str, Media
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_ids_and_positions_are_exact(processor: Qwen2VLProcessor, name: str) -> None:
-    prompt = prompt_of(processor, name)
+    prompt = named_prompt(processor, name)
     assert prompt.token_ids.tolist() == EXPECTED[f"prompt.{name}.input_ids"].tolist()
     assert prompt.positions.tolist() == EXPECTED[f"prompt.{name}.position_ids"].tolist()
     delta = prompt.next_position - len(prompt.token_ids)
@@ -124,7 +125,7 @@ def test_ids_and_positions_are_exact(processor: Qwen2VLProcessor, name: str) -> 
 @pytest.mark.parametrize("chunk", [None, 17])
 @pytest.mark.parametrize("name", PROMPTS)
 def test_logits_and_greedy_tokens(processor: Qwen2VLProcessor, model: Qwen2VL, name: str, chunk: int | None) -> None:
-    logits, steps, ids = generate(model, prompt_of(processor, name), 16, chunk=chunk)
+    logits, steps, ids = generate(model, named_prompt(processor, name), 16, chunk=chunk)
     assert largest_difference(logits, EXPECTED[f"prompt.{name}.logits"]) <= 1e-4
     assert ids == EXPECTED[f"prompt.{name}.generated_ids"].tolist()
     assert largest_difference(steps, EXPECTED[f"prompt.{name}.generated_logits"]) <= 1e-4
@@ -141,7 +142,7 @@ def prompt_rows(model: Qwen2VL, prompt: Prompt) -> Tensor:
 def test_all_prompts_in_company(processor: Qwen2VLProcessor, model: Qwen2VL) -> None:
     """Prompts arrive one after the other; chunks of the newcomers share each batch with the decode rows."""
     decoder = model.decoder
-    prompts = {name: prompt_of(processor, name) for name in PROMPTS}
+    prompts = {name: named_prompt(processor, name) for name in PROMPTS}
     hidden = {name: prompt_rows(model, prompt) for name, prompt in prompts.items()}
     cache = PagedCache(decoder.cache_specs(), num_pages=80, page_size=8)
     sequences = {name: cache.new_sequence(len(prompts[name].token_ids) + 16) for name in PROMPTS}
@@ -186,7 +187,7 @@ def check_like_golden(directory: Path) -> None:
     processor = load_processor(directory, video_limits=VideoLimits(3136, 9408, 10**9))
     model = load_model(directory, CPU, torch.float32)
     messages, items = golden_messages(processor, DIRECTORY, "video")
-    logits, _, _ = generate(model, processor.prompt(messages, items, options={}), 1)
+    logits, _, _ = generate(model, prompt_of(processor, messages, items), 1)
     assert largest_difference(logits, EXPECTED["prompt.video.logits"]) <= 1e-4
 
 
@@ -246,7 +247,7 @@ def test_configs_that_do_not_fit_are_refused(
 def test_random_weights_need_no_tensor_file(tmp_path: Path, processor: Qwen2VLProcessor) -> None:
     directory = copy_checkpoint(tmp_path / "random")
     (directory / "model.safetensors").unlink()
-    logits, _, _ = generate(load_model(directory, CPU, torch.float32, "random"), prompt_of(processor, "video"), 1)
+    logits, _, _ = generate(load_model(directory, CPU, torch.float32, "random"), named_prompt(processor, "video"), 1)
     assert logits.isfinite().all() and 0.1 < logits.std() < 10
     with pytest.raises(CheckpointError, match="no safetensors file"):
         load_model(directory, CPU, torch.float32)

@@ -21,6 +21,7 @@ from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from tests.support.chat_golden import GOLDEN, encode, generate, golden_messages
+from tests.support.prompts import prompt_of
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +53,7 @@ def model(device: torch.device, dtype: torch.dtype) -> Qwen2VL:
 def prompt(name: str) -> Prompt:
     processor = load_processor(DIRECTORY, video_limits=VideoLimits(3136, 9408, 10**9))
     messages, items = golden_messages(processor, DIRECTORY, name)
-    return processor.prompt(messages, items, options={"add_vision_id": PROMPTS[name]["add_vision_id"]})
+    return prompt_of(processor, messages, items, options={"add_vision_id": PROMPTS[name]["add_vision_id"]})
 
 
 def forced(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

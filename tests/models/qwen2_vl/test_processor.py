@@ -15,6 +15,7 @@ from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, Video
 from models.qwen2_vl.pictures import official_video_limits, sample_frames, smart_resize
 from models.qwen2_vl.positions import mrope_positions
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from tests.support.prompts import prompt_of
 
 GOLDEN = Path(__file__).parents[2] / "golden/qwen2_vl"
 PUBLISHED = {"factor": 28, "min_pixels": 3136, "max_pixels": 12_845_056}
@@ -199,7 +200,7 @@ def test_positions_equal_a_token_by_token_walk(runs: list[tuple[int, tuple[int, 
 
 
 def ids_of(processor: Qwen2VLProcessor, *messages: ChatMessage, items: tuple[MediaItem, ...] = ()) -> list[int]:
-    return processor.prompt(messages, items, options={}).token_ids.tolist()
+    return prompt_of(processor, messages, items).token_ids.tolist()
 
 
 def specials(processor: Qwen2VLProcessor, ids: list[int]) -> list[str]:
@@ -242,7 +243,7 @@ def test_media_in_any_order_with_numbers(processor: Qwen2VLProcessor) -> None:
     picture = processor.image(Image.new("RGB", (84, 56), "red"))
     video = processor.video(video_of([np.zeros((56, 56, 3), np.uint8)] * 4))
     content = (ContentPart(item=1), ContentPart(text="and"), ContentPart(item=0), ContentPart(item=0))
-    prompt = processor.prompt([ChatMessage("user", content)], [picture, video], options={"add_vision_id": True})
+    prompt = prompt_of(processor, [ChatMessage("user", content)], [picture, video], options={"add_vision_id": True})
     assert [span.item for span in prompt.spans] == [1, 0, 0]
     for span in prompt.spans:
         item = prompt.items[span.item]
@@ -258,7 +259,7 @@ def test_prompts_that_cannot_be_taken(processor: Qwen2VLProcessor) -> None:
         ids_of(processor, say("user", "x " * 9000))
     assert caught.value.field == "messages"
     with pytest.raises(InputError, match="no reasoning mode"):
-        processor.prompt([say("user", "x")], [], options={"enable_thinking": True})
+        prompt_of(processor, [say("user", "x")], options={"enable_thinking": True})
 
 
 def test_generation_defaults_and_stops(processor: Qwen2VLProcessor) -> None:

@@ -1,0 +1,63 @@
+"""Placeholder tokens of a conversation, and what takes their place once the sizes of the media are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.errors import InputError
+from models.media import ChatMessage, Span, TokenizedChat
+
+
+@dataclass(frozen=True, eq=False)
+class MediaTokens:
+    """Prompt tokens of one item: int32 [n]. runs: (start, length) of what its embeddings fill, in their order."""
+
+    token_ids: np.ndarray
+    runs: tuple[tuple[int, int], ...]
+
+
+def plain(token_ids: Sequence[int]) -> MediaTokens:
+    """Tokens that keep their own embeddings."""
+    return MediaTokens(np.array(token_ids, dtype=np.int32), ())
+
+
+def repeated(token_id: int, count: int) -> MediaTokens:
+    """One run of placeholders."""
+    return MediaTokens(np.full(count, token_id, dtype=np.int32), ((0, count),))
+
+
+def join(parts: Sequence[MediaTokens]) -> MediaTokens:
+    runs: list[tuple[int, int]] = []
+    length = 0
+    for part in parts:
+        runs += [(length + start, count) for start, count in part.runs]
+        length += len(part.token_ids)
+    return MediaTokens(np.concatenate([part.token_ids for part in parts]), tuple(runs))
+
+
+def item_order(messages: Sequence[ChatMessage]) -> list[int]:
+    """The items as the messages name them."""
+    return [part.item for message in messages for part in message.content if part.item is not None]
+
+
+def expand(chat: TokenizedChat, media: Sequence[MediaTokens]) -> tuple[np.ndarray, tuple[Span, ...]]:
+    """Token ids int32 [n] with the k-th placeholder replaced by media[k], and the spans of all runs."""
+    pieces: list[np.ndarray] = []
+    spans: list[Span] = []
+    taken = length = 0
+    for (index, item), tokens in zip(chat.placeholders, media, strict=True):
+        pieces += (chat.token_ids[taken:index], tokens.token_ids)
+        length += index - taken
+        spans += [Span(item, length + start, count) for start, count in tokens.runs]
+        length += len(tokens.token_ids)
+        taken = index + 1
+    return np.concatenate([*pieces, chat.token_ids[taken:]]), tuple(spans)
+
+
+def check_length(token_ids: np.ndarray, context_length: int) -> None:
+    """Raises InputError for a prompt that leaves no room for an answer."""
+    if len(token_ids) >= context_length:
+        raise InputError("messages", f"the prompt takes {len(token_ids)} tokens of a context of {context_length}")

@@ -1,0 +1,20 @@
+"""Both steps of a chat prompt at once, for tests that have the items at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from models.media import ChatMessage, MediaItem, Prompt
+from models.processor import ChatProcessor
+
+
+def prompt_of(
+    processor: ChatProcessor,
+    messages: Sequence[ChatMessage],
+    items: Sequence[MediaItem] = (),
+    *,
+    options: Mapping[str, Any] | None = None,
+) -> Prompt:
+    chat = processor.apply_chat_template(messages, [item.kind for item in items], options=options or {})
+    return processor.expand_placeholders(chat, items)
