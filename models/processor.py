@@ -55,8 +55,8 @@ class ChatProcessor(Protocol):
         ...
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        """Placeholders become the tokens of their items, and every token has its position. Takes time for neither text
-        nor pixels: well under a millisecond for a full context.
+        """Placeholders become the tokens of their items, and every token has its position. Looks at neither text nor
+        pixels: 16,384 tokens take less than a millisecond.
 
         Raises models.errors.InputError for a prompt that leaves no room for an answer.
         """

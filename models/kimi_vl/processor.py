@@ -148,11 +148,12 @@ class KimiVLProcessor:
 
     def _media_tokens(self, item: MediaItem) -> MediaTokens:
         """A block for each frame."""
-        token, merged = self.config.media_placeholder_token_id, self.config.vision.merged_patches
-        parts: list[MediaTokens] = []
-        for rows, columns in item.arrays["grids"].tolist():
-            parts += (self._media_opening, repeated(token, rows * columns // merged), self._media_closing)
-        return join(parts)
+        blocks: dict[int, MediaTokens] = {}
+        rows = (item.arrays["grids"].prod(axis=1) // self.config.vision.merged_patches).tolist()
+        for count in set(rows):
+            placeholders = repeated(self.config.media_placeholder_token_id, count)
+            blocks[count] = join([self._media_opening, placeholders, self._media_closing])
+        return join([blocks[count] for count in rows])
 
     def _item(self, kind: MediaKind, frames: list[np.ndarray], source: bytes | None = None) -> MediaItem:
         size = self.images.patch_size

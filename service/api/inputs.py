@@ -33,6 +33,8 @@ MOST_CHARACTERS_PER_TOKEN = 16
 SMALL_PROMPT = 2048
 """Characters that are tokenized in a millisecond or two. A thread would hold the interpreter lock for most of that, and
 waking it, and the loop after it, would take as long again on an idle server."""
+SMALL_EXPANSION = 16_384
+"""Prompt positions whose placeholders are expanded in less than a millisecond."""
 OPENING_TOKENS = 16
 """Tokens at a prompt's end in which an opening reasoning marker is looked for."""
 
@@ -60,7 +62,10 @@ async def build_prompt(context: ServerContext, model: HostedModel, body: ChatReq
         [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references],
     )
     began = time.monotonic()
-    prompt = model.chat_processor.expand_placeholders(chat, items)
+    if len(chat.token_ids) + sum(item.num_embeds for item in items) <= SMALL_EXPANSION:
+        prompt = model.chat_processor.expand_placeholders(chat, items)
+    else:
+        prompt = await context.in_thread(lambda: model.chat_processor.expand_placeholders(chat, items))
     context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
     _count(context, model.name, prompt)
     return prompt
