@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,13 +38,21 @@ def join(parts: Sequence[MediaTokens]) -> MediaTokens:
     return MediaTokens(np.concatenate([part.token_ids for part in parts]), tuple(runs))
 
 
-def item_order(messages: Sequence[ChatMessage]) -> list[int]:
-    """The items as the messages name them."""
-    return [part.item for message in messages for part in message.content if part.item is not None]
+def tokenized_chat(
+    token_ids: Sequence[int], messages: Sequence[ChatMessage], placeholder_ids: Container[int]
+) -> TokenizedChat:
+    """Matches the placeholders that the chat template made with the items as the messages name them."""
+    order = [part.item for message in messages for part in message.content if part.item is not None]
+    found = [index for index, token in enumerate(token_ids) if token in placeholder_ids]
+    if len(found) != len(order):
+        raise InputError("messages", f"the chat template takes {len(found)} of {len(order)} media items")
+    return TokenizedChat(np.array(token_ids, dtype=np.int32), tuple(zip(found, order, strict=True)))
 
 
 def expand(chat: TokenizedChat, media: Sequence[MediaTokens]) -> tuple[np.ndarray, tuple[Span, ...]]:
     """Token ids int32 [n] with the k-th placeholder replaced by media[k], and the spans of all runs."""
+    if not media:
+        return chat.token_ids, ()
     pieces: list[np.ndarray] = []
     spans: list[Span] = []
     taken = length = 0

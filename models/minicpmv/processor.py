@@ -33,7 +33,7 @@ from models.minicpmv.video import (
     sample_unfused,
     temporal_ids,
 )
-from models.placeholders import MediaTokens, check_length, expand, item_order
+from models.placeholders import MediaTokens, check_length, expand, tokenized_chat
 from models.published import read_optional_json, sampling_defaults
 from models.tokenizer import Tokenizer, load_tokenizer
 
@@ -147,12 +147,8 @@ class MiniCPMVProcessor:
             turns(messages, lambda text: self.tokenizer.shield(text, shield)),
             enable_thinking=enable_thinking,
         )
-        token_ids = np.array(self.tokenizer.encode(rendered, shield), dtype=np.int32)
-        order = item_order(messages)
-        found = np.flatnonzero(token_ids == self.tokenizer.special_ids[PLACEHOLDER]).tolist()
-        if len(found) != len(order):
-            raise InputError("messages", f"the chat template takes {len(found)} of {len(order)} media items")
-        return TokenizedChat(token_ids, tuple(zip(found, order, strict=True)))
+        placeholder_ids = {self.tokenizer.special_ids[PLACEHOLDER]}
+        return tokenized_chat(self.tokenizer.encode(rendered, shield), messages, placeholder_ids)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Pictures are numbered as they come, videos are not."""

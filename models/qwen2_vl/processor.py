@@ -21,7 +21,7 @@ from models.media import (
     VideoMetadata,
     media_digest,
 )
-from models.placeholders import check_length, expand, item_order, repeated
+from models.placeholders import check_length, expand, repeated, tokenized_chat
 from models.published import read_optional_json, sampling_defaults
 from models.qwen2_vl.config import Qwen2VLConfig, load_config
 from models.qwen2_vl.pictures import VideoLimits, official_video_limits, resize, sample_frames, smart_resize
@@ -107,12 +107,7 @@ class Qwen2VLProcessor:
             [self._turn(message, kinds, shield) for message in messages],
             add_vision_id=bool(options.get("add_vision_id", False)),
         )
-        token_ids = np.array(self.tokenizer.encode(rendered, shield), dtype=np.int32)
-        order = item_order(messages)
-        found = np.flatnonzero(np.isin(token_ids, list(self._placeholders.values())))
-        if token_ids[found].tolist() != [self._placeholders[kinds[item]] for item in order]:
-            raise InputError("messages", f"the chat template takes {len(found)} of {len(order)} media items")
-        return TokenizedChat(token_ids, tuple(zip(found.tolist(), order, strict=True)))
+        return tokenized_chat(self.tokenizer.encode(rendered, shield), messages, set(self._placeholders.values()))
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """A placeholder is repeated for the rows of its item."""
