@@ -216,6 +216,19 @@ def test_a_value_that_is_not_one_of_the_choices_is_answered_with_them(server: Ru
         assert (error["param"], error["message"]) == (field, f"{field}: must be one of auto, high, low, original.")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_a_bad_picture_and_a_bad_option_the_picture_is_named(server: RunningServer, count: int) -> None:
+    """Whichever is found first: text is tokenized while pictures are decoded."""
+    for urls, field in (
+        ([picture()] * count, "chat_template_kwargs.add_vision_id"),
+        ([picture()] * (count - 1) + [truncated_png()], f"messages[0].content[{count - 1}].image_url.url"),
+        ([picture()] * (count - 1) + ["data:image/png;base64,!"], f"messages[0].content[{count - 1}].image_url.url"),
+    ):
+        body = parts(*({"type": "image_url", "image_url": {"url": url}} for url in urls)) | {"model": "tiny"}
+        body["chat_template_kwargs"] = {"add_vision_id": True}
+        assert assert_error(post(server, body), 400)["param"] == field
+
+
 def test_an_unknown_model_is_404(server: RunningServer) -> None:
     error = assert_error(post(server, {"model": "nope", "messages": [USER]}), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")

@@ -51,6 +51,8 @@ class FakeProcessor:
     def apply_chat_template(
         self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
     ) -> TokenizedChat:
+        if options.get("add_vision_id"):
+            raise InputError("add_vision_id", "nothing is numbered")
         if options.get("enable_thinking"):
             text = b"<think>hm</think>\n\n"
         else:
