@@ -15,8 +15,9 @@ ROLLOFF = 0.95
 BETA = 10.0
 WINDOW_POINTS = 1 << 14
 BLOCK = 8192
-# Rates without a common divisor (44101 : 16000) take the nearest fraction with this many phases: 1e-5 of a semitone.
-MAX_PHASES = 1024
+# Rates without a common divisor (44101 : 16000) take the nearest fraction with at most this many phases. Next to a simple
+# one (4002 : 48000 to 1 : 12) it is off by 6e-5 at most, a thousandth of a semitone.
+MAX_PHASES = 8192
 
 
 def resample(samples: np.ndarray, rate_in: int, rate_out: int) -> np.ndarray:
@@ -24,10 +25,11 @@ def resample(samples: np.ndarray, rate_in: int, rate_out: int) -> np.ndarray:
     if rate_in == rate_out or samples.size == 0:
         return samples.astype(np.float32, copy=False)
     step = Fraction(rate_in, rate_out).limit_denominator(MAX_PHASES)
-    count = ceil(samples.size / step)
+    count = ceil(Fraction(samples.size * rate_out, rate_in))
     cutoff = ROLLOFF * min(1.0, float(1 / step))
     reach = ceil(ZERO_CROSSINGS / cutoff)
-    padded = np.pad(samples.astype(np.float32, copy=False), reach)
+    beyond = max(0, ceil((count - 1) * step) - samples.size)  # of the last output, where the fraction is too large
+    padded = np.pad(samples.astype(np.float32, copy=False), (reach, reach + beyond))
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach)
     taps = np.arange(2 * reach) - reach
     out = np.empty(count, np.float32)
