@@ -15,8 +15,8 @@ ROLLOFF = 0.95
 BETA = 10.0
 WINDOW_POINTS = 1 << 14
 BLOCK = 8192
-# Rates without a common divisor (44101 : 16000) take the nearest fraction with at most this many phases. Next to a simple
-# one (4002 : 48000 to 1 : 12) it is off by 6e-5 at most, a thousandth of a semitone.
+# Rates without a common divisor (44101 : 16000) take the nearest fraction with at most this many phases. Next to a
+# simple one (4002 : 48000 to 1 : 12) it is off by 6e-5 at most, a thousandth of a semitone.
 MAX_PHASES = 8192
 
 
