@@ -59,8 +59,9 @@ def _each(results: Results, names: Sequence[str], block: Callable[[Result], list
         except Missing:
             missing.append(absent(name))
             continue
-        rows += block(result)
-        sources.append(result.source)
+        if found := block(result):
+            rows += found
+            sources.append(result.source)
     table = [markdown(head, rows), "\n".join(f"- {source}" for source in sources)] if rows else []
     return "\n\n".join([*table, *missing])
 
@@ -365,9 +366,11 @@ def startup(results: Results) -> str:
 
 
 def memory(results: Results) -> str:
-    """Of every server that a load ran against."""
+    """Of every server that a load ran against, as far as it could be asked at the end."""
 
     def block(result: Result) -> list[list[str]]:
+        if "note" in result.facts:
+            return []
         used = result.facts["gpu_used_bytes"]
         return [
             [
@@ -387,6 +390,8 @@ def caches(results: Results) -> str:
 
     def block(result: Result) -> list[list[str]]:
         facts = result.facts
+        if "note" in facts:
+            return []
         return [
             [
                 BY_RESULT[result.name].what,
