@@ -1,8 +1,8 @@
 """Runs the commands behind the results one after the other, each in a process of its own.
 
-    python -m benchmarks                         # all of benchmarks/README.md's table
+    python -m benchmarks                                 # all of benchmarks/README.md's table
     python -m benchmarks speech_steps startup_voxcpm2    # these results, in this order
-    python -m benchmarks --minutes 9             # as many as fit; what is cut short leaves no result
+    python -m benchmarks --minutes 9                     # as many as fit
 
 Output of each goes to <result>.log beside its JSON.
 """

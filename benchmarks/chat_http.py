@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import SIZES, make
-from benchmarks.record import table, write
+from benchmarks.record import Row, record
 from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
 from service.bench.run import run_load, summary
@@ -49,10 +49,9 @@ FULL = Scale(40, (224, 448, 1024), (1, 8, 32, 64, 128), 256, (12, SEED_RATE, 48,
 TINY = Scale(4, (56, 112), (1, 2), 8, (1, 2), 4, 2.0, 1.0, 1)
 
 
-def latency(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
+def latency(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     """One client, one request at a time: a JPEG and about 128 text tokens; last as many text tokens as 448 x 448. Each
     row has the means of the server's own stages beside it, warm-up included."""
-    rows = []
     for side in scale.squares:
         load = ChatLoad(
             url=server.url,
@@ -67,8 +66,7 @@ def latency(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
             output_tokens=2,
         )
         before = _stages(server)
-        rows.append({"input": f"{side}x{side} JPEG", **_row(load), **_means(before, _stages(server))})
-        print(table(rows[-1:]), flush=True)
+        yield {"input": f"{side}x{side} JPEG", **_row(load), **_means(before, _stages(server))}
     text = ChatLoad(
         url=server.url,
         model=model,
@@ -80,8 +78,7 @@ def latency(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
         output_tokens=2,
     )
     before = _stages(server)
-    rows.append({"input": "text", **_row(text), **_means(before, _stages(server))})
-    return rows
+    yield {"input": "text", **_row(text), **_means(before, _stages(server))}
 
 
 STAGES = {
@@ -112,10 +109,9 @@ def _means(before: dict[str, tuple[float, float]], after: dict[str, tuple[float,
     return found
 
 
-def decode(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
+def decode(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     """Closed loop of text requests: gaps between tokens and tokens per second at the clients, and what the engine's
     Python takes for a decode step."""
-    rows = []
     for streams in scale.streams:
         load = ChatLoad(
             url=server.url,
@@ -128,11 +124,9 @@ def decode(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
             output_tokens=scale.tokens,
         )
         seconds, steps = _host_time(server)
-        rows.append({"streams": streams, **_row(load, min(scale.processes, streams))})
+        row = {"streams": streams, **_row(load, min(scale.processes, streams))}
         seconds_after, steps_after = _host_time(server)
-        rows[-1]["step_host_us"] = 1e6 * (seconds_after - seconds) / (steps_after - steps)
-        print(table(rows[-1:]), flush=True)
-    return rows
+        yield {**row, "step_host_us": 1e6 * (seconds_after - seconds) / (steps_after - steps)}
 
 
 def _host_time(server: Server) -> tuple[float, float]:
@@ -141,10 +135,10 @@ def _host_time(server: Server) -> tuple[float, float]:
     return server.metric(f"{name}_sum", kind="decode"), server.metric(f"{name}_count", kind="decode")
 
 
-def arrivals(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
+def arrivals(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     """Eight 224 x 224 pictures, about 32 text tokens in and one out, Poisson arrivals."""
 
-    def measure(rate: float) -> dict[str, Any]:
+    def measure(rate: float) -> Row:
         load = ChatLoad(
             url=server.url,
             model=model,
@@ -157,14 +151,12 @@ def arrivals(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
             text_characters=20,
             output_tokens=1,
         )
-        row = {"rate": rate, **_row(load, scale.processes)}
-        print(table([row]), flush=True)
-        return row
+        return {"rate": rate, **_row(load, scale.processes)}
 
     return highest(measure, _sustained, scale.rates, scale.resolution)
 
 
-def pairs(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
+def pairs(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     """Two 448 x 448 pictures, about 32 text tokens in and one out, eight Poisson arrivals a second."""
     load = ChatLoad(
         url=server.url,
@@ -179,15 +171,15 @@ def pairs(server: Server, model: str, scale: Scale) -> list[dict[str, Any]]:
         text_characters=20,
         output_tokens=1,
     )
-    return [{"rate": PAIRS_RATE, **_row(load, scale.processes)}]
+    yield {"rate": PAIRS_RATE, **_row(load, scale.processes)}
 
 
-def _sustained(row: dict[str, Any]) -> bool:
+def _sustained(row: Row) -> bool:
     whole = not row["refused"] and not row["failed"]
     return whole and row["first_mean_ms"] <= 1e3 * FIRST_TOKEN_MEAN and row["first_p99_ms"] <= 1e3 * FIRST_TOKEN_P99
 
 
-def _row(load: ChatLoad, processes: int = 1) -> dict[str, Any]:
+def _row(load: ChatLoad, processes: int = 1) -> Row:
     result = summary(load, run_load(load, processes=processes))
     row = {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
     if not result["succeeded"]:
@@ -205,7 +197,7 @@ def _row(load: ChatLoad, processes: int = 1) -> dict[str, Any]:
     }
 
 
-RUNS: dict[str, Callable[[Server, str, Scale], list[dict[str, Any]]]] = {
+RUNS: dict[str, Callable[[Server, str, Scale], Iterator[Row]]] = {
     "latency": latency,
     "decode": decode,
     "arrivals": arrivals,
@@ -215,12 +207,20 @@ MAX_RUNNING = {"latency": "16", "decode": "128", "arrivals": "256", "pairs": "64
 TINY_MODEL = "reprise/qwen2_vl"
 
 
-def _measured(
-    run: Callable[[Server, str, Scale], list[dict[str, Any]]], model: str, scale: Scale, flags: Sequence[str]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _measured(kind: str, model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Each row, and what the server that gave it says of itself by then."""
     with serve(*flags) as server:
         server.settle()
-        return run(server, model, scale), server.facts()
+        for row in RUNS[kind](server, model, scale):
+            yield row, server.facts()
+
+
+def _with_and_without(model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
+    replayed: dict[str, Any] = {}
+    for row, replayed in _measured("pairs", model, scale, flags):
+        yield {"graphs": True, **row}, replayed
+    for row, facts in _measured("pairs", model, scale, [*flags, "--no-graphs"]):
+        yield {"graphs": False, **row}, {**replayed, "without_graphs": facts}
 
 
 def main(words: Sequence[str] | None = None) -> Path:
@@ -235,16 +235,13 @@ def main(words: Sequence[str] | None = None) -> Path:
         hosted = [] if arguments.tiny else random_weights([make(model, Path(folder))])
         settings = ["--max-in-flight", "1024", "--max-waiting", "1024", "--media-threads", "8"]
         settings += ["--max-running", "4" if arguments.tiny else MAX_RUNNING[kind]]
-        rows, facts = _measured(RUNS[kind], model, scale, [*hosted, *settings])
-        if kind == "pairs":
-            eager, eager_facts = _measured(pairs, model, scale, [*hosted, *settings, "--no-graphs"])
-            rows = [{"graphs": True, **row} for row in rows] + [{"graphs": False, **row} for row in eager]
-            facts["without_graphs"] = eager_facts
-    name = f"chat_http_{kind}_{'tiny' if arguments.tiny else model}"
-    path = write(name, rows, model=model, flags=settings, **facts)
-    print(facts)
-    print(table(rows))
-    return path
+        flags = [*hosted, *settings]
+        return record(
+            f"chat_http_{kind}_{'tiny' if arguments.tiny else model}",
+            _with_and_without(model, scale, flags) if kind == "pairs" else _measured(kind, model, scale, flags),
+            model=model,
+            flags=settings,
+        )
 
 
 if __name__ == "__main__":

@@ -8,20 +8,38 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+Row = dict[str, Any]
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("triton", "transformers", "numpy", "pillow", "fastapi", "uvicorn", "msgspec", "pyzmq", "av")
 """Whose versions a result names, beside those of python and torch; a missing package is null."""
 
 
-def write(name: str, rows: list[dict[str, Any]], **facts: Any) -> Path:
+def write(name: str, rows: list[Row], **facts: Any) -> Path:
     """Write `name`.json to the folder $OUT, or to benchmarks/results without it."""
     path = folder() / f"{name}.json"
     path.write_text(json.dumps({"name": name, **environment(), **facts, "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def record(name: str, measured: Iterable[tuple[Row, dict[str, Any]]], **facts: Any) -> Path:
+    """Print and `write` rows as they come, by rate where they have one, with the facts of the last: a run that is cut
+    short leaves what it has measured."""
+    rows: list[Row] = []
+    latest: dict[str, Any] = {}
+    path = folder() / f"{name}.json"
+    for row, latest in measured:
+        rows = sorted([*rows, row], key=lambda one: one.get("rate", 0.0))
+        print(table([row]), flush=True)
+        path = write(name, rows, **facts, **latest)
+    print(latest)
+    print(table(rows))
     return path
 
 
@@ -68,7 +86,7 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """Rows as aligned text, floats with three decimals."""
     if not rows:
         return "(no rows)"

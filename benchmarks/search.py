@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
-Row = dict[str, Any]
+from benchmarks.record import Row
 
 
 def highest(
     measure: Callable[[float], Row], sustained: Callable[[Row], bool], rates: Sequence[float], resolution: float
-) -> list[Row]:
-    """Rows by rate, each with `sustained`: the rates one after the other up to the first that is not sustained, then
-    halvings of the gap below it until it is at most `resolution`."""
-    rows: list[Row] = []
+) -> Iterator[Row]:
+    """Rows as they are measured, each with `sustained`: the rates one after the other up to the first that is not
+    sustained, then halvings of the gap below it until it is at most `resolution`."""
 
-    def holds(rate: float) -> bool:
+    def judged(rate: float) -> Row:
         row = measure(rate)
-        row["sustained"] = bool(row["succeeded"]) and sustained(row)
-        rows.append(row)
-        return bool(row["sustained"])
+        return {**row, "sustained": bool(row["succeeded"]) and sustained(row)}
 
     low = 0.0
     for high in rates:
-        if not holds(high):
+        row = judged(high)
+        yield row
+        if not row["sustained"]:
             break
         low = high
     else:
-        return rows
+        return
     while high - low > resolution:
         middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return sorted(rows, key=lambda row: row["rate"])
+        row = judged(middle)
+        yield row
+        low, high = (middle, high) if row["sustained"] else (low, middle)

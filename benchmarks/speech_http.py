@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import make
-from benchmarks.record import table, write
+from benchmarks.record import Row, record
 from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
 from service.bench.run import run_load, summary
@@ -49,9 +49,8 @@ FULL = Scale(MODEL, 64, (1, 8, 16, 32, 64), 6, 10.08, (40, 60, 80, 100, 120), 5.
 TINY = Scale("reprise/voxcpm2", 4, (1, 2), 2, 0.64, (1, 2), 0.64, 3.0, 1.0, 1)
 
 
-def closed(server: Server, scale: Scale, response_format: str) -> list[dict[str, Any]]:
+def closed(server: Server, scale: Scale, response_format: str) -> Iterator[Row]:
     """Each client sends the next utterance as soon as one ends."""
-    rows = []
     for streams in scale.streams:
         load = SpeechLoad(
             url=server.url,
@@ -64,15 +63,13 @@ def closed(server: Server, scale: Scale, response_format: str) -> list[dict[str,
             response_format=response_format,
             solver_steps=SOLVER_STEPS,
         )
-        rows.append({"streams": streams, **_row(load, min(scale.processes, streams))})
-        print(table(rows[-1:]), flush=True)
-    return rows
+        yield {"streams": streams, **_row(load, min(scale.processes, streams))}
 
 
-def opened(server: Server, scale: Scale) -> list[dict[str, Any]]:
+def opened(server: Server, scale: Scale) -> Iterator[Row]:
     """Poisson arrivals at rising rates, then between the last rate that held and the first that did not."""
 
-    def measure(rate: float) -> dict[str, Any]:
+    def measure(rate: float) -> Row:
         load = SpeechLoad(
             url=server.url,
             model=scale.model,
@@ -83,23 +80,21 @@ def opened(server: Server, scale: Scale) -> list[dict[str, Any]]:
             seconds=scale.short,
             solver_steps=SOLVER_STEPS,
         )
-        row = {"rate": rate, **_row(load, scale.processes)}
-        print(table([row]), flush=True)
-        return row
+        return {"rate": rate, **_row(load, scale.processes)}
 
     return highest(measure, _sustained, scale.rates, scale.resolution)
 
 
-def _sustained(row: dict[str, Any]) -> bool:
+def _sustained(row: Row) -> bool:
     whole = not row["refused"] and not row["failed"] and not row["streams_with_underrun"]
     return whole and row["first_p95_ms"] <= 1e3 * FIRST_AUDIO_P95
 
 
-def _row(load: SpeechLoad, processes: int) -> dict[str, Any]:
+def _row(load: SpeechLoad, processes: int) -> Row:
     return figures(load, run_load(load, processes=processes))
 
 
-def figures(load: SpeechLoad, records: list[Record]) -> dict[str, Any]:
+def figures(load: SpeechLoad, records: list[Record]) -> Row:
     """A row of what the clients of `load` saw."""
     result = summary(load, records)
     row = {"format": load.response_format, "utterance_s": load.seconds}
@@ -116,11 +111,22 @@ def figures(load: SpeechLoad, records: list[Record]) -> dict[str, Any]:
     return row
 
 
-RUNS: dict[str, Callable[[Server, Scale], list[dict[str, Any]]]] = {
+RUNS: dict[str, Callable[[Server, Scale], Iterator[Row]]] = {
     "closed": lambda server, scale: closed(server, scale, "pcm"),
     "mp3": lambda server, scale: closed(server, scale, "mp3"),
     "open": opened,
 }
+
+
+def _measured(kind: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Each row, and what the server says of itself by then."""
+    with serve(*flags) as server:
+        server.settle()
+        for row in RUNS[kind](server, scale):
+            tokens, requests = (
+                server.metric(f"reprise_request_input_tokens_{name}", model=scale.model) for name in ("sum", "count")
+            )
+            yield row, {**server.facts(), "text_tokens_mean": tokens / requests}
 
 
 def main(words: Sequence[str] | None = None) -> Path:
@@ -133,17 +139,13 @@ def main(words: Sequence[str] | None = None) -> Path:
         hosted = [] if arguments.tiny else random_weights([make(MODEL, Path(folder))])
         settings = ["--max-in-flight", "2048", "--max-waiting", "1024", "--encoder-threads", "8"]
         settings += ["--max-running", str(scale.max_running * (2 if kind == "open" else 1))]
-        with serve(*hosted, *settings) as server:
-            server.settle()
-            rows = RUNS[kind](server, scale)
-            facts = server.facts()
-            tokens = server.metric("reprise_request_input_tokens_sum", model=scale.model)
-            facts["text_tokens_mean"] = tokens / server.metric("reprise_request_input_tokens_count", model=scale.model)
-    name = f"speech_http_{kind}{'_tiny' if arguments.tiny else ''}"
-    path = write(name, rows, model=scale.model, solver_steps=SOLVER_STEPS, flags=settings, **facts)
-    print(facts)
-    print(table(rows))
-    return path
+        return record(
+            f"speech_http_{kind}{'_tiny' if arguments.tiny else ''}",
+            _measured(kind, scale, [*hosted, *settings]),
+            model=scale.model,
+            solver_steps=SOLVER_STEPS,
+            flags=settings,
+        )
 
 
 if __name__ == "__main__":

@@ -13,17 +13,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.checkpoints import GOLDEN, SIZES, make
-from benchmarks.record import table, write
+from benchmarks.record import Row, record
 from benchmarks.server import serve
 from benchmarks.weights import write_weights
 
 MODELS = ("qwen2_vl_2b", "voxcpm2")
 
 
-def measure(flags: list[str], kernels: Path) -> dict[str, Any]:
+def measure(flags: list[str], kernels: Path) -> Row:
     """kernels: the directory of Triton's cache."""
     with serve(*flags, environment={"TRITON_CACHE_DIR": str(kernels)}) as server:
         at_ready, began = server.recordings(), time.monotonic()
@@ -47,16 +46,17 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
     model: str = arguments.model
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         directory = GOLDEN / SIZES[model][0] if arguments.tiny else make(model, Path(folder))
         num_bytes = 0 if arguments.tiny else write_weights(directory)
-        for cache in ["cold", *["warm"] * arguments.warm]:
-            rows.append({"kernel_cache": cache} | measure(["--model", str(directory)], Path(folder) / "kernels"))
-            print(table(rows[-1:]), flush=True)
-    path = write(f"startup_{'tiny' if arguments.tiny else model}", rows, model=model, weight_bytes=num_bytes)
-    print(table(rows))
-    return path
+        kernels, flags = Path(folder) / "kernels", ["--model", str(directory)]
+        starts = ["cold", *["warm"] * arguments.warm]
+        return record(
+            f"startup_{'tiny' if arguments.tiny else model}",
+            (({"kernel_cache": cache} | measure(flags, kernels), {}) for cache in starts),
+            model=model,
+            weight_bytes=num_bytes,
+        )
 
 
 if __name__ == "__main__":

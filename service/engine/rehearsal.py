@@ -6,7 +6,9 @@ launch only asks for the compilation, which goes on in a thread: nearly all of a
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from service.engine.worker import ModelWorker
+
+log = logging.getLogger(__name__)
 
 _PAGES = 2
 """The scratch page and one more."""
@@ -64,7 +68,10 @@ def compiling() -> Iterator[None]:
 
 def rehearse(worker: ModelWorker) -> None:
     """Every pass of a start. The worker is of no use afterwards: its state and its measurements are those of zeros."""
+    began = time.monotonic()
     with compiling():
         worker.allocate(_PAGES)
         worker.measure()
         worker.warm_up()
+        passed = time.monotonic() - began
+    log.info("kernels of %s: asked for in %.1f s, there in %.1f s", worker.name, passed, time.monotonic() - began)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from benchmarks.commands import COMMANDS
 from benchmarks.plots import PLOTS, digest
 from benchmarks.reading import PEERS, RESULTS, Missing, Results
+from benchmarks.record import record
 from benchmarks.report import ROOT, documents, filled, stale, write
 from benchmarks.search import highest
 from benchmarks.tables import TABLES, number, targets
@@ -136,7 +138,23 @@ def test_the_highest_rate_is_searched_between_holding_and_not() -> None:
         asked.append(rate)
         return {"rate": rate, "succeeded": 1}
 
-    rows = highest(measure, lambda row: row["rate"] <= 33, (20, 40, 60), 5)
+    rows = list(highest(measure, lambda row: row["rate"] <= 33, (20, 40, 60), 5))
     assert asked == [20, 40, 30, 35]
-    assert [(row["rate"], row["sustained"]) for row in rows] == [(20, True), (30, True), (35, False), (40, False)]
-    assert highest(lambda rate: {"rate": rate, "succeeded": 0}, lambda row: True, (1.0,), 1.0)[0]["sustained"] is False
+    assert [(row["rate"], row["sustained"]) for row in rows] == [(20, True), (40, False), (30, True), (35, False)]
+    (row,) = highest(lambda rate: {"rate": rate, "succeeded": 0}, lambda row: True, (1.0,), 1.0)
+    assert row["sustained"] is False
+
+
+def test_a_run_that_is_cut_short_leaves_what_it_has_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+
+    def measured() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        yield {"rate": 40, "value": 1}, {"hits": 0}
+        yield {"rate": 20, "value": 2}, {"hits": 1}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record("some_run", measured(), model="some model")
+    written = json.loads((tmp_path / "some_run.json").read_text())
+    assert [row["rate"] for row in written["rows"]] == [20, 40]
+    assert (written["model"], written["hits"]) == ("some model", 1)
