@@ -37,9 +37,15 @@ class AudioFormat:
 
 FORMATS = {
     # A Xing header would be written at the front when the stream ends, which a socket cannot do. The bit reservoir
-    # lets a frame lean on the next ones, 40 to 100 ms of them.
+    # lets a frame lean on the next ones, 40 to 100 ms of them. LAME's level 5 takes two thirds of the time of its default,
+    # 3, and leaves no more noise.
     "mp3": AudioFormat(
-        "audio/mpeg", MP3_RATES, "libmp3lame", "mp3", {"reservoir": "0"}, {"write_xing": "0", "id3v2_version": "0"}
+        "audio/mpeg",
+        MP3_RATES,
+        "libmp3lame",
+        "mp3",
+        {"reservoir": "0", "compression_level": "5"},
+        {"write_xing": "0", "id3v2_version": "0"},
     ),
     # Without page_duration (microseconds) the muxer keeps a whole second of audio to itself.
     "opus": AudioFormat(

@@ -7,6 +7,7 @@ import io
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import av
 import numpy as np
@@ -227,3 +228,16 @@ def test_the_server_is_importable_without_ffmpeg() -> None:
     """Raw samples and pictures need none of its libraries."""
     code = "import sys; sys.modules['av'] = None; import service.api.app, service.media.decode_worker"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("rate", [48_000, 24_000])
+def test_mp3_has_no_more_noise_than_at_lames_own_level(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = speech(4.0, rate) + 0.02 * np.random.default_rng(1).standard_normal(4 * rate).astype(np.float32)
+
+    def noise() -> float:
+        data = b"".join(stream(StreamingEncoder("mp3", rate, rate), samples))
+        return 10 * math.log10(delay_and_error(by_av(data, "mp3", rate)[0], samples)[1])
+
+    ours = noise()
+    monkeypatch.setitem(FORMATS, "mp3", replace(FORMATS["mp3"], codec_options={"reservoir": "0"}))
+    assert ours < noise() + 0.2
