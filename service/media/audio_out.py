@@ -37,8 +37,8 @@ class AudioFormat:
 
 FORMATS = {
     # A Xing header would be written at the front when the stream ends, which a socket cannot do. The bit reservoir
-    # lets a frame lean on the next ones, 40 to 100 ms of them. LAME's level 5 takes two thirds of the time of its default,
-    # 3, and leaves no more noise.
+    # lets a frame lean on the next ones, 40 to 100 ms of them. LAME's level 5 takes two thirds of the time of its
+    # default, 3, and leaves no more noise.
     "mp3": AudioFormat(
         "audio/mpeg",
         MP3_RATES,
