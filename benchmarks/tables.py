@@ -331,16 +331,16 @@ API_PROCESS: tuple[tuple[str, dict[str, Any], str, str], ...] = (
 
 
 def api_process(results: Results) -> str:
-    """What the API process alone costs, before and after it was made cheaper."""
+    """What the API process alone costs, before and after it was made cheaper, and now."""
     try:
-        runs = [results[name] for name in ("api_process_before", "api_process", "api_process_again")]
+        runs = [results[name] for name in ("api_process_before", "api_process_after", "api_process")]
     except Missing:
         return absent("api_process")
     rows = [
         [what, *(f"{number(run.row(**wanted)[key])} {unit}" for run in runs)] for what, wanted, key, unit in API_PROCESS
     ]
     sources = "\n".join(f"- {run.source}" for run in runs)
-    return f"{markdown(['', 'before', 'after', 'after, again'], rows)}\n\n{sources}"
+    return f"{markdown(['', 'before', 'after', 'now'], rows)}\n\n{sources}"
 
 
 def startup(results: Results) -> str:
