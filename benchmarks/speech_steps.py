@@ -1,11 +1,11 @@
 """VoxCPM2 at full size with random weights: decode step, tail and codec by bucket, replayed, eager, and the floor.
 
-python -m benchmarks.speech_steps [BUCKET ...]
+python -m benchmarks.speech_steps [BUCKET ...] [--codec-priority -1]
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from benchmarks.record import table, write
 from benchmarks.timing import milliseconds
 from models.protocol import Capturable, Plan, SpeechModel
 from models.registry import family_of, resolve
-from service.engine.speech.runner import pages_for, slot_state
+from service.engine.speech.runner import CODEC_PRIORITY, pages_for, slot_state
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
@@ -63,7 +63,9 @@ def runner(
     return made
 
 
-def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device) -> dict[str, Any]:
+def measure(
+    model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device, codec_priority: int
+) -> dict[str, Any]:
     state = live_state(model, bucket, device)
     pages = 1 + bucket * pages_for(CONTEXT + 512, PAGE_SIZE)
     caches = [spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in model.cache_specs()]
@@ -77,7 +79,7 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
     tail_plan = Plan(arrays={"slots": slots}, needs={"rows": bucket}, tensors={"conditioning": [conditioning]})
     decode = runner("decode", model.decode_step(steps, state, caches, PAGE_SIZE), bucket, pool)
     tail = runner("tail", model.tail(steps, state), bucket, pool)
-    codec_stream = torch.cuda.Stream(device, priority=-1)
+    codec_stream = torch.cuda.Stream(device, codec_priority)
     vae = runner("vae", model.vae_step(state), bucket, pool, codec_stream)
     patches = torch.randn((bucket, *model.patch_shape), device=device)
     vae_plan = replace(plan, tensors={"patches": [patches], "emitted": [torch.ones(bucket, device=device)]})
@@ -116,14 +118,21 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
 
 @torch.inference_mode()
 def main() -> None:
-    buckets = [int(word) for word in sys.argv[1:]] or list(BUCKETS)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speech_steps", description=__doc__)
+    parser.add_argument("buckets", nargs="*", type=int, default=list(BUCKETS), metavar="BUCKET")
+    parser.add_argument(
+        "--codec-priority", type=int, default=CODEC_PRIORITY, help="of its stream (default %(default)s)"
+    )
+    arguments = parser.parse_args()
     device = torch.device("cuda", 0)
     with tempfile.TemporaryDirectory() as folder, torch.cuda.stream(torch.cuda.Stream(device)):
         directory = make("voxcpm2", Path(folder))
         model = resolve(family_of(directory).model)(directory, device, torch.bfloat16, "random")
         pool = GraphPool(device, 24 << 30)
-        rows = [measure(model, bucket, pool, device) for bucket in reversed(buckets)]
-    write("speech_steps", rows[::-1])
+        rows = [
+            measure(model, bucket, pool, device, arguments.codec_priority) for bucket in reversed(arguments.buckets)
+        ]
+    write("speech_steps", rows[::-1], codec_priority=arguments.codec_priority)
     print(table(rows[::-1]))
 
 
