@@ -54,7 +54,9 @@ def run(command: Command, deadline: float) -> bool:
     python, *words = shlex.split(command.command)
     assert python == "python"
     with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=file, stderr=subprocess.STDOUT, preexec_fn=_interruptible
+        )
         try:
             outcome = f"exit status {process.wait(None if left == float('inf') else left)}"
         except subprocess.TimeoutExpired:
@@ -65,6 +67,11 @@ def run(command: Command, deadline: float) -> bool:
     print(f"{command.result}: {outcome}, {time.monotonic() - began:.0f} s", flush=True)
     print(tail(log), flush=True)
     return process.returncode == 0
+
+
+def _interruptible() -> None:
+    """Where this runs in the background of a shell, interrupts are ignored, and what it starts would ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def tail(log: Path) -> str:

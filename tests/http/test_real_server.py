@@ -335,7 +335,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> N
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(arguments: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "service.cli", "serve", *arguments]
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 2
     assert said in done.stderr and "Traceback" not in done.stderr
