@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.checkpoints import make
 from benchmarks.raw_client import Answer, Errand, collect, started
-from benchmarks.record import table, write
+from benchmarks.record import Row, table, write
 from benchmarks.server import Server, random_weights, serve
 from models.media import ChatMessage, ContentPart, source_digest
 from models.processor import ChatProcessor
@@ -55,8 +55,6 @@ REPEATS = 200
 ENDLESS = 30_000
 """Tokens of an answer that outlasts what is measured beside it."""
 CHAT_PATH, SPEECH_PATH = "/v1/chat/completions", "/v1/audio/speech"
-
-Row = dict[str, Any]
 
 
 @contextmanager

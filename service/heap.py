@@ -17,7 +17,7 @@ def keep_freed_memory() -> None:
 
     glibc learns its thresholds from the blocks that are freed, and what it learns from a picture is less than the
     picture and its copies together: it gave all of them back after each request. The 507 new pages of a JPEG of
-    448 x 448 took a third of the 4 ms from its bytes to its pixels.
+    448 x 448 took a third of the time from its bytes to its pixels.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

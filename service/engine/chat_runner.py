@@ -31,7 +31,7 @@ _CPU_PAGES = (8, 64)
 
 _PREFILL_TOKENS = {"cuda": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), "cpu": (64,)}
 """Rungs of recorded prefills: where launches, and not the GPU, bound an eager one. A padded token costs what a token
-costs (20 us for 7B parameters), so they are close."""
+costs (20 us for 7B parameters), so they are close; every other one is recorded before readiness."""
 _PREFILL_SEQUENCES = 8
 
 Embeds = Callable[[Sequence, int], Tensor]
