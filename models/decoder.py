@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.errors import CheckpointError
 from models.layers.attention import cached_attention
 from models.layers.block import Block, BlockConfig, block_rules, run_blocks
+from models.layers.fused import linear
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
 from models.layers.rotary import inverse_frequencies, longrope_inverse_frequencies, rotary_cos_sin, section_axes
@@ -139,7 +139,7 @@ class CausalDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         weight = self.embed_tokens.weight if self.head is None else self.head.weight
-        return F.linear(hidden, weight)
+        return linear(hidden, weight, None)
 
 
 def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:

@@ -1,4 +1,4 @@
-"""python -m benchmarks.kernels [linear_layers|attention|vae|stacks|products|routed ...] [--out FOLDER]
+"""python -m benchmarks.kernels [linear_layers|attention|heads|vae|stacks|products|routed ...] [--out FOLDER]
 
 `routed` reads what `products` wrote to the folder; after it the best variants and the table are printed."""
 
@@ -13,7 +13,7 @@ from benchmarks.kernels import choose
 from benchmarks.kernels.timing import compile_all, measure, write
 from benchmarks.record import table
 
-NAMES = ("linear_layers", "attention", "vae", "stacks", "products", "routed")
+NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "products", "routed")
 
 
 def main() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.kimi_vl.config import TextConfig
-from models.layers.fused import add_rms_norm
+from models.layers.fused import add_rms_norm, linear
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
 from models.layers.mlp import SwiGLU
@@ -81,7 +80,7 @@ class LatentDecoder(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.head.weight)
+        return linear(hidden, self.head.weight, None)
 
     def reorder_rotary_rows(self) -> None:
         """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""

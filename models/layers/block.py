@@ -45,20 +45,9 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def project(self, x: Tensor | Unscaled, keep: slice | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor.
-
-        keep: of q these rows alone, which takes an x that is a tensor.
-        """
-        if keep is None:
-            return self.split(linear(x, self.qkv.weight, self.qkv.bias))
-        assert isinstance(x, Tensor)
-        q_rows, head_dim, bias = self.config.num_heads * self.config.head_dim, self.config.head_dim, self.qkv.bias
-        q_weight, kv_weight = self.qkv.weight.tensor_split((q_rows,))
-        q_bias, kv_bias = (None, None) if bias is None else bias.tensor_split((q_rows,))
-        q = linear(x[..., keep, :], q_weight, q_bias).unflatten(-1, (-1, head_dim))
-        k, v = linear(x, kv_weight, kv_bias).unflatten(-1, (-1, head_dim)).chunk(2, dim=-2)
-        return *self._normed(q, k), v
+    def project(self, x: Tensor | Unscaled) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
+        return self.split(linear(x, self.qkv.weight, self.qkv.bias))
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
@@ -96,21 +85,19 @@ def run_rows(
 ) -> Tensor:
     """run_blocks for any number of rows. Every residual sum is made together with the norm that reads it.
 
-    keep: the rows of the result; the last layer reads every row but computes queries, output and MLP of these only.
+    keep: the rows of the result; the last layer computes queries for every row, all else behind them for these only.
     """
     last = len(layers) - 1
     normed: Tensor | Unscaled = layers[0].attention_norm(x)
     for index, block in enumerate(layers):
-        kept = keep if index == last else None
-        attended = attend(*block.attention.project(normed, kept), index).flatten(-2)
-        if kept is not None:
-            x = x[..., kept, :]
+        q, k, v = block.attention.project(normed)
+        if keep is not None and index == last:
+            q, x = q[..., keep, :, :], x[..., keep, :]
+        attended = attend(q, k, v, index).flatten(-2)
         normed, x = add_norm_for_product(block.attention.out, attended, x, block.mlp_norm)
         hidden = linear_silu_mul(normed, block.mlp.gate_up.weight)
         if index < last:
-            # Rows that are cut need their norm at once.
-            add = add_norm if keep is not None and index + 1 == last else add_norm_for_product
-            normed, x = add(block.mlp.down, hidden, x, layers[index + 1].attention_norm)
+            normed, x = add_norm_for_product(block.mlp.down, hidden, x, layers[index + 1].attention_norm)
     return add_norm(layers[-1].mlp.down, hidden, x, final_norm)[0]
 
 

@@ -68,10 +68,11 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 def linear(x: Tensor | Unscaled, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear; on a GPU, one row, few rows and shapes of models.layers.kernels.routes have kernels of their own."""
+    """F.linear; on a GPU, one row, few rows, heads over a vocabulary and shapes of models.layers.kernels.routes have
+    kernels of their own."""
     if isinstance(x, Unscaled) or x.is_cuda:
         from models.layers.kernels.gemv import is_vector, vector_linear_cuda
-        from models.layers.kernels.linear import linear_cuda, streams_alone
+        from models.layers.kernels.linear import linear_cuda, streams_alone, vocabulary_tile
         from models.layers.kernels.routes import route
 
         if isinstance(x, Unscaled):
@@ -83,6 +84,8 @@ def linear(x: Tensor | Unscaled, weight: Tensor, bias: Tensor | None) -> Tensor:
             return linear_cuda(x, weight, bias, chosen.tile)
         if streams_alone(x, weight):
             return linear_cuda(x, weight, bias)
+        if tile := vocabulary_tile(x, weight):
+            return linear_cuda(x, weight, bias, tile)
     return F.linear(x, weight, bias)
 
 

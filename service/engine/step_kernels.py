@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
 from models.layers.kernels.random import philox
 from service.engine.sampling_params import MAX_STOP_IDS
 from service.engine.slot_state import Float, Int, SlotState
@@ -44,8 +45,11 @@ def _decode_rows_kernel(
     INTS: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: one row."""
+    release_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     state = ints_ptr + slot * INTS
@@ -72,6 +76,7 @@ def decode_rows_cuda(
     tables = torch.empty((rows, max_pages), dtype=torch.int32, device=device)
     seq_lens = torch.empty(rows, dtype=torch.int32, device=device)
     if rows:
+        pdl = dependent_launch()
         _decode_rows_kernel[(rows,)](
             slots,
             state.ints,
@@ -86,6 +91,8 @@ def decode_rows_cuda(
             INTS=_INTS,
             PAGE=page_size,
             BLOCK=min(1024, triton.next_power_of_2(max_pages)),
+            PDL=pdl,
+            **({"launch_pdl": True} if pdl else {}),
         )
     return tokens, positions, cache_rows, tables, seq_lens
 
@@ -104,8 +111,11 @@ def _summarise_kernel(
     FLOATS: tl.constexpr,
     BLOCKS: tl.constexpr,
     ENTRIES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: BLOCKS blocks of one row: largest scaled logit, where it is, and the sum of exp(. - largest)."""
+    release_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(floats_ptr + tl.load(slots_ptr + row) * FLOATS + _TEMPERATURE)
     temperature = tl.where(temperature > 0, temperature, 1.0)
@@ -164,8 +174,11 @@ def _choose_kernel(
     STOPS: tl.constexpr,
     PADDED: tl.constexpr,
     ENTRIES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: one row. Chooses its token, stops it, and writes the slot's next inputs."""
+    release_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + row)
     state = ints_ptr + slot * INTS
@@ -216,6 +229,8 @@ def advance_cuda(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
     results = torch.empty((rows, 2), dtype=torch.int32, device=device)
     if rows == 0:
         return results
+    pdl = dependent_launch()
+    launch = {"launch_pdl": True} if pdl else {}
     _summarise_kernel[(rows, triton.cdiv(blocks, _BLOCKS))](
         logits,
         slots,
@@ -229,6 +244,8 @@ def advance_cuda(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
         FLOATS=_FLOATS,
         BLOCKS=_BLOCKS,
         ENTRIES=_ENTRIES,
+        PDL=pdl,
+        **launch,
     )
     _choose_kernel[(rows,)](
         logits,
@@ -248,5 +265,7 @@ def advance_cuda(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
         STOPS=MAX_STOP_IDS,
         PADDED=triton.next_power_of_2(blocks),
         ENTRIES=_ENTRIES,
+        PDL=pdl,
+        **launch,
     )
     return results

@@ -24,6 +24,8 @@ from models.layers.kernels.routes import Tile
 BLOCK_K = 128
 _SMALL_WEIGHT = 8192 * 1024
 """The largest of VoxCPM2's local stacks: up to here 128 rows were measured, beyond it 64."""
+_VOCABULARY = 1 << 16
+"""Outputs from which a layer is taken for a head over a vocabulary."""
 _ROW_TILES_TOGETHER = tl.constexpr(8)
 """Row tiles whose programs run side by side over all columns, so that both operands come from L2."""
 
@@ -166,6 +168,17 @@ def streams(x: Tensor, weight: Tensor) -> bool:
 def streams_alone(x: Tensor, weight: Tensor) -> bool:
     """The same without an epilogue to gain from: cuBLAS is faster at the larger weights (Qwen2-VL-7B's qkv)."""
     return weight.numel() <= _SMALL_WEIGHT and streams(x, weight)
+
+
+def vocabulary_tile(x: Tensor, weight: Tensor) -> Tile | None:
+    """For logits of few rows, which read hundreds of megabytes (benchmarks/results/kernels/heads.json): 8 rows of
+    Qwen2-VL-2B take 155 us, with cuBLAS 169. None where cuBLAS is as fast or the tiles do not fit."""
+    rows = x.numel() // x.shape[-1]
+    if weight.shape[0] < _VOCABULARY or weight.shape[0] % 64 or not 0 < rows <= 64 or not streams(x, weight):
+        return None
+    if rows <= 32:
+        return Tile(16 if rows <= 16 else 32, 64, BLOCK_K, warps=4, stages=6, swap=True)
+    return Tile(64, 64, BLOCK_K, warps=4, stages=4, tma=True)
 
 
 def streaming_tile(rows: int) -> Tile:

@@ -13,13 +13,14 @@ from models.layers.block import BlockConfig, run_blocks
 from models.layers.fused import add_rms_norm_reference as add_rms_norm
 from models.layers.fused import rms_norm_reference as rms_norm
 from models.layers.fused import silu_mul_reference as silu_mul
-from models.layers.kernels import routes
+from models.layers.kernels import linear, routes
 from models.layers.kernels.linear import (
     linear_add_rms_norm_cuda,
     linear_add_unscaled_cuda,
     linear_cuda,
     linear_quick_gelu_cuda,
     linear_silu_mul_cuda,
+    vocabulary_tile,
 )
 from models.layers.kernels.routes import Tile
 from models.layers.packed import linear_quick_gelu
@@ -173,7 +174,7 @@ def test_the_plain_twin_of_quick_gelu() -> None:
 
 
 def test_blocks_whose_norms_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both stacks give what they give without a table; the kept rows of the last layer have their norm at once."""
+    """Both stacks give what they give without a table; the rows that leave have their norm at once."""
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
     stack = Stack(BlockConfig(128, 128, 2, 1, 64, EPS), 3)
     stack.to(device, kind).requires_grad_(False)
@@ -202,4 +203,19 @@ def test_blocks_whose_norms_wait(device: torch.device, monkeypatch: pytest.Monke
     for out, reference in zip(run(), expected, strict=True):
         assert out.shape == reference.shape
         assert relative_error(out, reference) < LIMIT
-    assert asked == 4 + 3
+    assert asked == 5 + 3
+
+
+@pytest.mark.parametrize("rows", [2, 16, 17, 40, 64])
+def test_logits_of_few_rows(device: torch.device, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head over a vocabulary has a tile of its own; the interpreter's is a small one."""
+    outputs = 1 << 16 if device.type == "cuda" else 192
+    monkeypatch.setattr(linear, "_VOCABULARY", outputs)
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    x, weight = (torch.randn(n, 128, device=device).to(kind) for n in (rows, outputs))
+    tile = vocabulary_tile(x, weight)
+    assert tile is not None
+    assert tile.rows >= rows
+    assert relative_error(linear_cuda(x, weight, None, tile), x.double() @ weight.double().T) < LIMIT
+    assert vocabulary_tile(x.repeat(33, 1), weight) is None
+    assert vocabulary_tile(x, weight[:-1]) is None
