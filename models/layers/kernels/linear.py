@@ -218,7 +218,7 @@ def linear_add_rms_norm_cuda(
     split = split or default_split(width, weight.shape[1])
     partial = torch.empty((split, rows.shape[0], width), device=x.device, dtype=torch.float32)
     _launch(rows, weight, partial, width, tile, split=split)
-    normed, total = sum_add_rms_norm_cuda(partial, bias, residual.reshape(-1, width).contiguous(), norm_weight, eps)
+    normed, total = sum_add_rms_norm_cuda(partial, bias, residual, norm_weight, eps)
     return normed.view(residual.shape), total.view(residual.shape)
 
 

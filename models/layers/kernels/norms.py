@@ -23,15 +23,19 @@ def _rms_norm_kernel(
     out_ptr,
     stride_x,
     stride_split,
+    stride_group,
+    stride_residual,
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
     ADD: tl.constexpr,
     BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one row. SPLITS > 0: x is float32 partial sums [SPLITS, rows, WIDTH], else one row of the dtype."""
+    """One program: one row. SPLITS > 0: x is float32 partial sums [SPLITS, rows, WIDTH], else one row of the dtype. The
+    residual's rows lie in groups of GROUP."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     here = columns < WIDTH
@@ -47,7 +51,8 @@ def _rms_norm_kernel(
     if ADD:
         # Rounded like the linear layer's output, then like the sum.
         x = x.to(kind).to(tl.float32)
-        x += tl.load(residual_ptr + row * WIDTH + columns, mask=here, other=0.0).to(tl.float32)
+        residual_row = residual_ptr + row // GROUP * stride_group + row % GROUP * stride_residual
+        x += tl.load(residual_row + columns, mask=here, other=0.0).to(tl.float32)
         x = x.to(kind).to(tl.float32)
         tl.store(total_ptr + row * WIDTH + columns, x.to(kind), mask=here)
     rstd = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
@@ -64,22 +69,31 @@ def rms_norm_cuda(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm_cuda(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(normed, total), both like x."""
+    """(normed, total), both like x. residual: any strides between rows."""
     rows = x.reshape(-1, x.shape[-1])
     out, total = torch.empty_like(rows), torch.empty_like(rows)
-    _launch(rows, residual.reshape(rows.shape).contiguous(), None, weight, total, out, eps, splits=0)
+    _launch(rows, residual, None, weight, total, out, eps, splits=0)
     return out.view(x.shape), total.view(x.shape)
 
 
 def sum_add_rms_norm_cuda(
     partial: Tensor, bias: Tensor | None, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """partial float32 [splits, rows, width], residual [rows, width] -> (normed, total) like residual."""
-    out, total = torch.empty_like(residual), torch.empty_like(residual)
+    """partial float32 [splits, rows, width], residual [..., width] of as many rows, any strides between them ->
+    (normed, total) [rows, width]."""
+    out, total = (torch.empty(partial.shape[1:], device=residual.device, dtype=residual.dtype) for _ in range(2))
     _launch(
         partial[0], residual, bias, weight, total, out, eps, splits=partial.shape[0], stride_split=partial.stride(0)
     )
     return out, total
+
+
+def _grouped(residual: Tensor) -> tuple[Tensor, int, int, int]:
+    """A tensor, and the size, stride and row stride of the groups that its rows lie in; a copy where they do not."""
+    if residual.dim() == 3 and residual.stride(2) == 1 and not residual.is_contiguous():
+        return residual, residual.shape[1], residual.stride(0), residual.stride(1)
+    rows = residual.reshape(-1, residual.shape[-1]).contiguous()
+    return rows, 1, rows.shape[1], 0
 
 
 def _launch(
@@ -101,19 +115,23 @@ def _launch(
         raise ValueError(f"RMSNorm: rows must be contiguous, strides {x.stride()}")
     pdl = dependent_launch()
     block = triton.next_power_of_2(width)
+    added, group, stride_group, stride_residual = (x, 1, 0, 0) if residual is None else _grouped(residual)
     _rms_norm_kernel[(rows,)](
         x,
-        residual if residual is not None else x,
+        added,
         bias if bias is not None else x,
         weight,
         total if total is not None else out,
         out,
         x.stride(0),
         stride_split,
+        stride_group,
+        stride_residual,
         eps,
         WIDTH=width,
         BLOCK=block,
         SPLITS=splits,
+        GROUP=group,
         ADD=residual is not None,
         BIAS=bias is not None,
         PDL=pdl,

@@ -47,6 +47,17 @@ def test_norm_rounds_like_its_twin(device, kind) -> None:
     assert (normed != expected_normed).float().mean() < 0.02
 
 
+def test_residuals_need_not_lie_together(device) -> None:
+    """The kept rows of every sequence: a view with gaps."""
+    whole, weight = torch.randn(3, 11, 96, device=device), torch.randn(96, device=device)
+    for residual in (whole[:, 7:11], whole[:, ::3], whole.transpose(0, 1)):
+        x = torch.randn(residual.shape, device=device)
+        normed, total = replayed(device, lambda: add_rms_norm_cuda(x, residual, weight, EPS))  # noqa: B023
+        expected_normed, expected_total = add_rms_norm(*wide_in_place(x, residual, weight), EPS)
+        assert relative_error(normed, expected_normed) < 1e-6
+        assert relative_error(total, expected_total) < 1e-6
+
+
 @pytest.mark.parametrize("rows", [1, 5, 22])
 @pytest.mark.parametrize(("inputs", "width", "split"), [(256, 128, 2), (384, 64, 3), (256, 128, 1)])
 def test_linear(device, kind, rows, inputs, width, split) -> None:
