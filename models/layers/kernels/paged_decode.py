@@ -1,6 +1,11 @@
-"""Paged decode attention, split along the keys; twin: models.layers.attention.paged_decode_attention_reference."""
+"""Paged decode attention, split along the keys, with the rotation and the cache's new row inside where there is one.
+
+Twins: models.layers.attention.paged_decode_attention_reference and rotary_paged_decode_attention_reference.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,9 +32,36 @@ def _split_length(length, splits, BLOCK_N: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), splits), 1) * BLOCK_N
 
 
+@triton.jit
+def _angles(cos_row, sin_row, columns, here, D: tl.constexpr):
+    """Cosines, and sines with the sign that a column's partner takes, of the shape of `here`."""
+    first = columns < D // 2
+    angle = tl.broadcast_to(tl.where(first, columns, columns - D // 2), here.shape)
+    cos = tl.load(cos_row + angle, mask=here, other=0.0)
+    sin = tl.load(sin_row + angle, mask=here, other=0.0)
+    return cos, tl.where(first, -sin, sin)
+
+
+@triton.jit
+def _rotated(heads, columns, here, cos, sin, D: tl.constexpr, ROTATE: tl.constexpr):
+    """These columns of heads, half-split rotated: the partner of a value is D / 2 columns away."""
+    columns = tl.broadcast_to(columns, here.shape)
+    x = tl.load(heads + columns, mask=here, other=0.0)
+    if ROTATE:
+        partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
+        partner = tl.load(heads + partners, mask=here, other=0.0)
+        x = (x.to(tl.float32) * cos + partner.to(tl.float32) * sin).to(x.dtype)
+    return x
+
+
 @triton.jit(do_not_specialize=["stride_table", "splits"])
 def _decode_kernel(
     q_ptr,
+    new_k_ptr,
+    new_v_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
     k_ptr,
     v_ptr,
     table_ptr,
@@ -39,11 +71,15 @@ def _decode_kernel(
     log_sum_ptr,
     scale_log2,
     stride_q,
+    stride_new_k,
+    stride_new_v,
     stride_k,
     stride_v,
     stride_table,
     splits,
     Q_HEAD: tl.constexpr,
+    NEW_K_HEAD: tl.constexpr,
+    NEW_V_HEAD: tl.constexpr,
     K_HEAD: tl.constexpr,
     V_HEAD: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -58,12 +94,18 @@ def _decode_kernel(
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
+    NEWEST: tl.constexpr,
+    ROTATE: tl.constexpr,
     VALUES_IN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: the query heads of one key head, one row, one of `splits` shares of its keys. Without SPLIT it
-    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum."""
+    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum.
+
+    NEWEST: key and value of the last position are not in the cache. The program whose share ends there stores them and
+    begins its softmax with them. ROTATE: queries and that key have to be rotated.
+    """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_previous(PDL)
     release_next(PDL)
@@ -78,22 +120,58 @@ def _decode_kernel(
     heads = kv_head * GROUP + group
     real = group[:, None] < GROUP
     columns = tl.arange(0, D1)[None, :]
-    q_rows = q_ptr + row.to(tl.int64) * stride_q + heads[:, None] * Q_HEAD
-    q1 = tl.load(q_rows + columns, mask=real & (columns < D), other=0.0)
-    q2 = q1
     rest = D1 + tl.arange(0, D2 if D2 > 0 else 16)[None, :]
+    here1 = real & (columns < D)
+    here2 = real & (rest < D)
+    cos1, sin1, cos2, sin2 = 1.0, 0.0, 1.0, 0.0
+    if ROTATE:
+        cos_row = cos_ptr + row.to(tl.int64) * (D // 2)
+        sin_row = sin_ptr + row.to(tl.int64) * (D // 2)
+        cos1, sin1 = _angles(cos_row, sin_row, columns, here1, D)
+        if D2 > 0:
+            cos2, sin2 = _angles(cos_row, sin_row, rest, here2, D)
+    q_rows = q_ptr + row.to(tl.int64) * stride_q + heads[:, None] * Q_HEAD
+    q1 = _rotated(q_rows, columns, here1, cos1, sin1, D, ROTATE)
+    q2 = q1
     if D2 > 0:
-        q2 = tl.load(q_rows + rest, mask=real & (rest < D), other=0.0)
+        q2 = _rotated(q_rows, rest, here2, cos2, sin2, D, ROTATE)
     v_columns = tl.arange(0, V1)[None, :]
     v_rest = V1 + tl.arange(0, V2 if V2 > 0 else 16)[None, :]
     acc1 = tl.zeros((BLOCK_G, V1), tl.float32)
     acc2 = tl.zeros((BLOCK_G, V2 if V2 > 0 else 16), tl.float32)
     peak = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
+    cached = end
+    if NEWEST:
+        # Without branches: all loads are in flight together, and the accumulators keep the layout of the product.
+        newest = (begin < end) & (end == length)
+        cached = tl.minimum(end, length - 1)
+        new_k = new_k_ptr + row.to(tl.int64) * stride_new_k + kv_head * NEW_K_HEAD
+        new_v = new_v_ptr + row.to(tl.int64) * stride_new_v + kv_head * NEW_V_HEAD
+        slot = tl.load(slots_ptr + row).to(tl.int64)
+        k_slot = k_ptr + slot * stride_k + kv_head * K_HEAD + 0 * group[:, None]
+        v_slot = v_ptr + slot * stride_v + kv_head * V_HEAD
+        stored = newest & (group[:, None] == 0)
+        key1 = _rotated(new_k, columns, here1, cos1, sin1, D, ROTATE)
+        value1 = tl.load(new_v + v_columns, mask=newest & (v_columns < DV), other=0.0)
+        score = tl.sum(q1.to(tl.float32) * key1.to(tl.float32), 1)
+        acc1 += value1.to(tl.float32)
+        tl.store(k_slot + columns, key1, mask=stored & here1)
+        tl.store(v_slot + v_columns, value1, mask=newest & (v_columns < DV))
+        if D2 > 0:
+            key2 = _rotated(new_k, rest, here2, cos2, sin2, D, ROTATE)
+            score += tl.sum(q2.to(tl.float32) * key2.to(tl.float32), 1)
+            tl.store(k_slot + rest, key2, mask=stored & here2)
+        if V2 > 0:
+            value2 = tl.load(new_v + v_rest, mask=newest & (v_rest < DV), other=0.0)
+            acc2 += value2.to(tl.float32)
+            tl.store(v_slot + v_rest, value2, mask=newest & (v_rest < DV))
+        peak = tl.where(newest, score * scale_log2, float("-inf"))
+        total += tl.where(newest, 1.0, 0.0)
     table = table_ptr + row.to(tl.int64) * stride_table
-    for first in range(begin, end, BLOCK_N):
+    for first in range(begin, cached, BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
-        present = positions < end
+        present = positions < cached
         pages = tl.load(table + positions // PAGE, mask=present, other=0)
         cache_rows = (pages.to(tl.int64) * PAGE + positions % PAGE)[:, None]
         k_rows = k_ptr + cache_rows * stride_k + kv_head * K_HEAD
@@ -170,6 +248,16 @@ def _combine_kernel(
     tl.store(out_row + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
 
 
+class Newest(NamedTuple):
+    """What is not in the cache yet: k and v [rows, Hkv, D] of each row's last position, cosines and sines float32
+    [rows, D / 2] that turn it and the queries (None: as they are), and its cache rows, int64 [rows]."""
+
+    k: Tensor
+    v: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+    slot_mapping: Tensor
+
+
 def paged_decode_attention_cuda(
     q: Tensor,
     k_cache: Tensor,
@@ -179,13 +267,19 @@ def paged_decode_attention_cuda(
     page_size: int,
     scale: float,
     *,
+    newest: Newest | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """models.layers.attention.paged_decode_attention on a GPU. v_cache may be the first columns of k_cache (MLA)."""
+    """models.layers.attention.paged_decode_attention on a GPU, with `newest` rotary_paged_decode_attention. v_cache may
+    be the first columns of k_cache (MLA)."""
     rows, heads, width = q.shape
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
-    if q.stride(-1) != 1 or k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1 or block_tables.stride(-1) != 1:
-        raise ValueError("paged decode attention: q, caches and block_tables must be contiguous along the last dim")
+    new = newest or Newest(q, q, None, seq_lens)
+    cos, sin = new.rotary or (q, q)
+    if any(x.stride(-1) != 1 for x in (q, k_cache, v_cache, block_tables, new.k, new.v)):
+        raise ValueError("paged decode attention: q, k, v, caches and block_tables must be contiguous in the last dim")
+    if new.rotary and not (cos.is_contiguous() and sin.is_contiguous()):
+        raise ValueError("paged decode attention: cosines and sines must be contiguous")
     out = torch.empty((rows, heads, value_width), device=q.device, dtype=q.dtype)
     if rows == 0:
         return out
@@ -193,8 +287,7 @@ def paged_decode_attention_cuda(
     wide = width > 256
     block_n = 32 if wide or q.dtype == torch.float32 else 64
     if splits is None:
-        longest = block_tables.shape[1] * page_size
-        splits = max(1, min(_MAX_SPLITS, 2 * num_processors() // (rows * kv_heads), longest // (2 * block_n)))
+        splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size, block_n)
     values_in_keys = (
         v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
     )
@@ -205,6 +298,11 @@ def paged_decode_attention_cuda(
     launch = {"launch_pdl": True} if pdl else {}
     _decode_kernel[(rows, kv_heads, splits)](
         q,
+        new.k,
+        new.v,
+        cos,
+        sin,
+        new.slot_mapping,
         k_cache,
         v_cache,
         block_tables,
@@ -214,11 +312,15 @@ def paged_decode_attention_cuda(
         log_sum,
         scale * _LOG2_E,
         q.stride(0),
+        new.k.stride(0),
+        new.v.stride(0),
         k_cache.stride(0),
         v_cache.stride(0),
         block_tables.stride(0),
         splits,
         Q_HEAD=q.stride(1),
+        NEW_K_HEAD=new.k.stride(1),
+        NEW_V_HEAD=new.v.stride(1),
         K_HEAD=k_cache.stride(1),
         V_HEAD=v_cache.stride(1),
         KV_HEADS=kv_heads,
@@ -233,10 +335,12 @@ def paged_decode_attention_cuda(
         PAGE=page_size,
         BLOCK_N=block_n,
         SPLIT=splits > 1,
+        NEWEST=newest is not None,
+        ROTATE=new.rotary is not None,
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=product_precision(q),
         PDL=pdl,
-        num_warps=8 if wide else 4,
+        num_warps=8 if wide or q.dtype == torch.float32 else 4,
         num_stages=1 if q.dtype == torch.float32 else 2 if wide else 3,
         **launch,
     )
@@ -257,3 +361,9 @@ def paged_decode_attention_cuda(
             **launch,
         )
     return out
+
+
+def number_of_splits(sequences: int, longest: int, block_n: int) -> int:
+    """Shares of every sequence's keys, `sequences` counting each key head: two programs for each processor, and no
+    share of less than two blocks of the longest sequence that the table has room for."""
+    return max(1, min(_MAX_SPLITS, 2 * num_processors() // sequences, longest // (2 * block_n)))
