@@ -24,6 +24,8 @@ from models.layers.kernels.launch import (
 _LOG2_E = 1.4426950408889634
 _FEW_SPLITS = 16
 _MAX_SPLITS = 64
+_COMBINED_TILE = 8192
+"""Values that a program combines at once: 64 registers of each of 128 threads."""
 
 
 @triton.jit
@@ -54,6 +56,46 @@ def _rotated(heads, columns, here, cos, sin, D: tl.constexpr, ROTATE: tl.constex
     return x
 
 
+@triton.jit
+def _combine_heads(
+    partial_ptr,
+    log_sum_ptr,
+    out_ptr,
+    first_head,
+    used,
+    splits,
+    GROUP: tl.constexpr,
+    DV: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """The splits of GROUP heads in their order, TOGETHER at a time. Other processors wrote them, so L1 is passed by."""
+    group = tl.arange(0, triton.next_power_of_2(GROUP))
+    columns = tl.arange(0, triton.next_power_of_2(DV))
+    real = group < GROUP
+    peak = tl.full((triton.next_power_of_2(GROUP),), float("-inf"), tl.float32)
+    total = tl.zeros((triton.next_power_of_2(GROUP),), tl.float32)
+    out = tl.zeros((triton.next_power_of_2(GROUP), triton.next_power_of_2(DV)), tl.float32)
+    for first in range(0, used, TOGETHER):
+        split = first + tl.arange(0, TOGETHER)
+        there = real[:, None] & (split[None, :] < used)
+        slot = (first_head + group)[:, None] * splits + split[None, :]
+        places = partial_ptr + tl.trans(slot)[:, :, None] * DV + columns[None, None, :]
+        here = tl.trans(there)[:, :, None] & (columns < DV)[None, None, :]
+        values = tl.load(places, mask=here, other=0.0, cache_modifier=".cg")
+        log_sums = tl.load(log_sum_ptr + slot, mask=there, other=float("-inf"), cache_modifier=".cg")
+        new_peak = tl.maximum(peak, tl.max(log_sums, 1))
+        # A row of length 0 has nothing to weigh.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(log_sums - base[:, None])
+        decay = tl.exp2(peak - base)
+        total = total * decay + tl.sum(weights, 1)
+        out = out * decay[:, None] + tl.sum(values * tl.trans(weights)[:, :, None], 0)
+        peak = new_peak
+    out *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    out_rows = out_ptr + (first_head + group)[:, None] * DV + columns[None, :]
+    tl.store(out_rows, out.to(out_ptr.dtype.element_ty), mask=real[:, None] & (columns < DV)[None, :])
+
+
 @triton.jit(do_not_specialize=["stride_table", "splits"])
 def _decode_kernel(
     q_ptr,
@@ -69,6 +111,7 @@ def _decode_kernel(
     out_ptr,
     partial_ptr,
     log_sum_ptr,
+    arrived_ptr,
     scale_log2,
     stride_q,
     stride_new_k,
@@ -94,6 +137,8 @@ def _decode_kernel(
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
+    COMBINE: tl.constexpr,
+    TOGETHER: tl.constexpr,
     NEWEST: tl.constexpr,
     ROTATE: tl.constexpr,
     VALUES_IN_KEYS: tl.constexpr,
@@ -101,7 +146,8 @@ def _decode_kernel(
     PDL: tl.constexpr,
 ):
     """One program: the query heads of one key head, one row, one of `splits` shares of its keys. Without SPLIT it
-    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum.
+    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum. COMBINE: the last to
+    arrive combines them, and leaves the count of arrivals as it found it, at 0.
 
     NEWEST: key and value of the last position are not in the cache. The program whose share ends there stores them and
     begins its softmax with them. ROTATE: queries and that key have to be rotated.
@@ -113,8 +159,12 @@ def _decode_kernel(
     share = _split_length(length, splits, BLOCK_N)
     begin = split * share
     end = tl.minimum(begin + share, length)
+    idle = begin >= end
+    if COMBINE:
+        # The first program writes the zeros of a row of length 0.
+        idle &= split > 0
     if SPLIT:  # noqa: SIM102 (a constant first: Triton drops the branch)
-        if begin >= end:
+        if idle:
             return
     group = tl.arange(0, BLOCK_G)
     heads = kv_head * GROUP + group
@@ -197,7 +247,8 @@ def _decode_kernel(
         if V2 > 0:
             v2 = tl.load(v_rows + v_rest, mask=present[:, None] & (v_rest < DV), other=0.0)
             acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
-    norm = (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    total = tl.where(total == 0.0, 1.0, total)
+    norm = (1.0 / total)[:, None]
     if not SPLIT:
         out_rows = out_ptr + (row.to(tl.int64) * (KV_HEADS * GROUP) + heads[:, None]) * DV
         kind = out_ptr.dtype.element_ty
@@ -211,6 +262,15 @@ def _decode_kernel(
         if V2 > 0:
             tl.store(out_rows + v_rest, acc2 * norm, mask=real & (v_rest < DV))
         tl.store(log_sum_ptr + slot, peak + tl.log2(total), mask=group < GROUP)
+        if COMBINE:
+            used = tl.maximum(tl.cdiv(length, share), 1)
+            place = row * KV_HEADS + kv_head
+            # One thread counts, for the stores of all.
+            tl.debug_barrier()
+            if tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu") == used - 1:
+                tl.store(arrived_ptr + place, 0)
+                first_head = row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
+                _combine_heads(partial_ptr, log_sum_ptr, out_ptr, first_head, used, splits, GROUP, DV, TOGETHER)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -269,9 +329,14 @@ def paged_decode_attention_cuda(
     *,
     newest: Newest | None = None,
     splits: int | None = None,
+    _arrived: Tensor | None = None,
 ) -> Tensor:
     """models.layers.attention.paged_decode_attention on a GPU, with `newest` rotary_paged_decode_attention. v_cache may
-    be the first columns of k_cache (MLA)."""
+    be the first columns of k_cache (MLA).
+
+    _arrived: int32 zeros [rows * Hkv], zeros again afterwards, that no kernel beside this one uses; with it the splits
+    are combined by the kernel that makes them.
+    """
     rows, heads, width = q.shape
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
     new = newest or Newest(q, q, None, seq_lens)
@@ -284,8 +349,8 @@ def paged_decode_attention_cuda(
     if rows == 0:
         return out
     (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
-    wide = width > 256
-    block_n = 32 if wide or q.dtype == torch.float32 else 64
+    wide, full_precision = width > 256, q.dtype == torch.float32
+    block_n = 32 if wide or full_precision else 64
     if splits is None:
         splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size, block_n)
     values_in_keys = (
@@ -294,6 +359,7 @@ def paged_decode_attention_cuda(
     group = heads // kv_heads
     partial = torch.empty((rows, heads, splits, value_width) if splits > 1 else (0,), device=q.device)
     log_sum = torch.empty((rows, heads, splits) if splits > 1 else (0,), device=q.device)
+    combine = splits > 1 and _arrived is not None
     pdl = dependent_launch()
     launch = {"launch_pdl": True} if pdl else {}
     _decode_kernel[(rows, kv_heads, splits)](
@@ -310,6 +376,7 @@ def paged_decode_attention_cuda(
         out,
         partial,
         log_sum,
+        _arrived if _arrived is not None else log_sum,
         scale * _LOG2_E,
         q.stride(0),
         new.k.stride(0),
@@ -335,16 +402,20 @@ def paged_decode_attention_cuda(
         PAGE=page_size,
         BLOCK_N=block_n,
         SPLIT=splits > 1,
+        COMBINE=combine,
+        TOGETHER=max(
+            1, min(8, _COMBINED_TILE // (triton.next_power_of_2(group) * triton.next_power_of_2(value_width)))
+        ),
         NEWEST=newest is not None,
         ROTATE=new.rotary is not None,
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=product_precision(q),
         PDL=pdl,
-        num_warps=8 if wide or q.dtype == torch.float32 else 4,
-        num_stages=1 if q.dtype == torch.float32 else 2 if wide else 3,
+        num_warps=8 if wide or full_precision else 4,
+        num_stages=3 - wide - full_precision,
         **launch,
     )
-    if splits > 1:
+    if splits > 1 and not combine:
         _combine_kernel[(rows, heads)](
             partial,
             log_sum,
@@ -364,6 +435,10 @@ def paged_decode_attention_cuda(
 
 
 def number_of_splits(sequences: int, longest: int, block_n: int) -> int:
-    """Shares of every sequence's keys, `sequences` counting each key head: two programs for each processor, and no
-    share of less than two blocks of the longest sequence that the table has room for."""
+    """Shares of every sequence's keys, `sequences` counting each key head.
+
+    Two programs for each processor, so that loads of one hide behind products of the other, and no share of less than
+    two blocks of the longest sequence that the table has room for. How long the sequences are is not known when a step
+    is recorded: shares beyond a sequence's last block end at once.
+    """
     return max(1, min(_MAX_SPLITS, 2 * num_processors() // sequences, longest // (2 * block_n)))
