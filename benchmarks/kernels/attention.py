@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Run
 from models.layers.fused import rotary_dense_attention_reference
-from models.layers.kernels.paged_decode import paged_decode_attention_cuda
-from models.layers.kernels.rotary import rotary_dense_attention_cuda
+from models.layers.kernels.paged_decode import Newest, number_of_splits, paged_decode_attention_cuda
+from models.layers.kernels.rotary import rotary_dense_attention_cuda, rotate_and_cache_cuda
 from models.layers.kernels.varlen import varlen_attention_cuda
 
 FLOPS = 7.0e8
@@ -22,11 +25,14 @@ VARLEN_TILES = {
     "64x128w4s2": (64, 128, 4, 2),
 }
 
-PAGED = [
-    ("voxcpm2", 16, 2, 128, 128),
-    ("qwen2b", 12, 2, 128, 128),
-    ("qwen7b", 28, 4, 128, 128),
-    ("mla", 16, 1, 576, 512),
+PAGE = 16
+TABLE = 32_768 // PAGE
+"""Columns of a block table: a recorded step has room for the longest sequence."""
+WAYS = ("separate", "rotated inside", "combined inside")
+DECODES = [
+    ("qwen2b", 12, 2, (1, 8, 32, 64, 128), (512, 2000)),
+    ("qwen7b", 28, 4, (1, 8, 32, 64, 128), (512, 2000)),
+    ("voxcpm2", 16, 2, (8, 32), (400,)),
 ]
 
 
@@ -52,21 +58,70 @@ def _varlen(segments: int, length: int, heads: int, kv_heads: int, width: int, c
     return lambda i: varlen_attention_cuda(*parts[i % 4], cu, cu, scale, causal, tile=tile)
 
 
-def _paged(rows: int, heads: int, kv_heads: int, width: int, values: int, length: int, splits: int | None) -> Run:
-    page, pages = 16, 2048 // 16
-    sets = 4 if rows * length * kv_heads * width < 40e6 else 2
-    q = torch.randn(rows, heads, width, device="cuda", dtype=torch.bfloat16)
-    shape = ((rows * pages + 1) * page, kv_heads, width)
-    caches = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2 * sets)]
-    tables = (torch.randperm(rows * pages, device="cuda").int() + 1).view(rows, pages)
+def _pages(rows: int, length: int) -> tuple[Tensor, int]:
+    """Block tables int32 [rows, TABLE] of shuffled pages, and the rows of a cache for them."""
+    pages = -(-length // PAGE)
+    tables = torch.zeros(rows, TABLE, device="cuda", dtype=torch.int32)
+    tables[:, :pages] = (torch.randperm(rows * pages, device="cuda").int() + 1).view(rows, pages)
+    return tables, (rows * pages + 1) * PAGE
+
+
+def _latent_decode(rows: int, length: int, splits: int | None) -> Run:
+    tables, cache_rows = _pages(rows, length)
+    q = torch.randn(rows, 16, 576, device="cuda", dtype=torch.bfloat16)
+    caches = [torch.randn(cache_rows, 1, 576, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     lengths = torch.full((rows,), length, device="cuda", dtype=torch.int32)
 
     def run(i: int) -> object:
-        k = caches[2 * (i % sets)]
-        v = caches[2 * (i % sets) + 1] if values == width else k[..., :values]
-        return paged_decode_attention_cuda(q, k, v, tables, lengths, page, 0.1, splits=splits)
+        k = caches[i % 4]
+        return paged_decode_attention_cuda(q, k, k[..., :512], tables, lengths, PAGE, 0.1, splits=splits)
 
     return run
+
+
+def _decode(rows: int, heads: int, kv_heads: int, length: int, way: str, splits: int) -> Run:
+    """From the projection to the attended values, the new token being the last of `length`."""
+    tables, cache_rows = _pages(rows, length)
+    shape = (cache_rows, kv_heads, 128)
+    sets = 4 if shape[0] * kv_heads * 128 < 40e6 else 2
+    caches = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2 * sets)]
+    packed = [torch.randn(rows, heads + 2 * kv_heads, 128, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
+    parts = [p.split((heads, kv_heads, kv_heads), dim=1) for p in packed]
+    rotary = torch.randn(rows, 64, device="cuda"), torch.randn(rows, 64, device="cuda")
+    lengths = torch.full((rows,), length, device="cuda", dtype=torch.int32)
+    slots = tables[:, (length - 1) // PAGE].long() * PAGE + (length - 1) % PAGE
+    arrived = torch.zeros(rows * kv_heads, device="cuda", dtype=torch.int32) if way == "combined inside" else None
+
+    def run(i: int) -> object:
+        (q, k, v), keys, values = parts[i % sets], caches[2 * (i % sets)], caches[2 * (i % sets) + 1]
+        newest = Newest(k, v, rotary, slots)
+        if way == "separate":
+            q, newest = rotate_and_cache_cuda(q, k, v, rotary, keys, values, slots), None
+        return paged_decode_attention_cuda(
+            q, keys, values, tables, lengths, PAGE, 0.1, newest=newest, splits=splits, _arrived=arrived
+        )
+
+    return run
+
+
+def _decode_cases() -> list[Case]:
+    """As many splits as chosen, half of them, and fixed numbers; for latent attention too."""
+    found = []
+    for name, heads, kv_heads, batches, contexts in DECODES:
+        for rows, length in product(batches, contexts):
+            chosen = number_of_splits(rows * kv_heads, TABLE * PAGE, 64)
+            floor = rows * length * kv_heads * 128 * 4 / BANDWIDTH
+            for way, splits in product(WAYS, dict.fromkeys((chosen, max(1, chosen // 2), 4, 8, *[16] * (rows == 1)))):
+                make = lambda a=(rows, heads, kv_heads, length, way, splits): _decode(*a)  # noqa: E731
+                variant = f"{way}, {splits} splits" + " (chosen)" * (splits == chosen)
+                found.append(Case("paged decode", f"{name}, {rows} x {length}", variant, make, round(floor, 2)))
+    for rows, length in [(1, 400), (1, 2000), (8, 400), (8, 2000), (32, 400), (64, 1000)]:
+        for splits in (None, 4, 8, 16):
+            make = lambda a=(rows, length, splits): _latent_decode(*a)  # noqa: E731
+            variant = "chosen" if splits is None else f"{splits} splits"
+            floor = rows * length * 576 * 2 / BANDWIDTH
+            found.append(Case("paged decode", f"mla, {rows} x {length}", variant, make, round(floor, 2)))
+    return found
 
 
 def _local(sequences: int, length: int, heads_here: int | None, plain: bool) -> Run:
@@ -91,13 +146,7 @@ def cases() -> list[Case]:
             for variant in kinds:
                 make = lambda a=(segments, length, heads, kv_heads, width, causal, variant): _varlen(*a)  # noqa: E731
                 found.append(Case("varlen", f"{segments} x {length}, {heads} x {width}", variant, make, floor))
-    for name, heads, kv_heads, width, values in PAGED:
-        for rows, length in [(1, 400), (1, 2000), (8, 400), (8, 2000), (32, 400), (64, 1000)]:
-            floor = rows * length * kv_heads * (width if values != width else 2 * width) * 2 / BANDWIDTH
-            for splits in (None, 4, 8, 16):
-                make = lambda a=(rows, heads, kv_heads, width, values, length, splits): _paged(*a)  # noqa: E731
-                variant = "chosen" if splits is None else f"{splits} splits"
-                found.append(Case("paged decode", f"{name}, {rows} x {length}", variant, make, floor))
+    found += _decode_cases()
     for length in (5, 11):
         for sequences in (2, 16, 64, 128):
             for variant, heads_here, plain in [

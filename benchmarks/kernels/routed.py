@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from benchmarks.kernels.choose import Routes, candidates, read
 from benchmarks.kernels.products import STACKS
 from benchmarks.kernels.timing import Case, Run
-from models.layers.attention import paged_decode_attention
+from models.layers.attention import rotary_paged_decode_attention
 from models.layers.block import Block, BlockConfig, run_blocks
 from models.layers.fused import rotary_dense_attention
-from models.layers.kernels import rotary, routes
+from models.layers.kernels import routes
 from models.layers.norms import RMSNorm
 from models.voxcpm2.stack import Stack
 
@@ -62,12 +62,11 @@ def _language_model(name: str, rows: int) -> Callable[[], Tensor]:
     keys, values = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     tables = (torch.randperm(rows * pages, device="cuda").int() + 1).view(rows, pages)
     lengths = torch.full((rows,), CONTEXT, device="cuda", dtype=torch.int32)
-    slots = tables[:, -1].long() * page
+    slots = tables[:, (CONTEXT - 1) // page].long() * page + (CONTEXT - 1) % page
     cos, sin = torch.randn(2, rows, 64, device="cuda")
 
     def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        q = rotary.rotate_and_cache_cuda(q, k, v, (cos, sin), keys, values, slots)
-        return paged_decode_attention(q, keys, values, tables, lengths, page)
+        return rotary_paged_decode_attention(q, k, v, (cos, sin), keys, values, slots, tables, lengths, page)
 
     return lambda: run_blocks(cast("list[Block]", list(blocks)), x, norm, attend)
 

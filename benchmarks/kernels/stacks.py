@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Run
-from models.layers.attention import paged_decode_attention
+from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention
 from models.layers.fused import rms_norm_reference as rms_norm
 from models.layers.fused import rotary_dense_attention_reference as rotary_dense_attention
 from models.layers.fused import silu_mul_reference as silu_mul
@@ -137,7 +137,7 @@ def _lm(shape: Shape, rows: int, length: int, variant: str) -> Run:
     cache = torch.randn(2, (rows * pages + 1) * page, shape.kv_heads, 128, device="cuda", dtype=torch.bfloat16)
     tables = (torch.randperm(rows * pages, device="cuda").int() + 1).view(rows, pages)
     lengths = torch.full((rows,), length, device="cuda", dtype=torch.int32)
-    slots = tables[:, -1].long() * page
+    slots = tables[:, (length - 1) // page].long() * page + (length - 1) % page
     cos, sin = torch.randn(rows, 64, device="cuda"), torch.randn(rows, 64, device="cuda")
 
     def attend(qkv: Tensor, layer: int) -> Tensor:
@@ -147,9 +147,9 @@ def _lm(shape: Shape, rows: int, length: int, variant: str) -> Run:
             q, k = rotate_half_split(q, cos, sin), rotate_half_split(k, cos, sin)
             cache[0].index_copy_(0, slots, k)
             cache[1].index_copy_(0, slots, v)
-        else:
-            q = rotary.rotate_and_cache_cuda(q, k, v, (cos, sin), cache[0], cache[1], slots)
-        return paged_decode_attention(q, cache[0], cache[1], tables, lengths, page).flatten(1)
+            return paged_decode_attention(q, cache[0], cache[1], tables, lengths, page).flatten(1)
+        rotated = (q, k, v, (cos, sin), cache[0], cache[1], slots)
+        return rotary_paged_decode_attention(*rotated, tables, lengths, page).flatten(1)
 
     return lambda i: VARIANTS[variant](x, layers, attend)
 

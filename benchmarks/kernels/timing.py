@@ -80,6 +80,14 @@ def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:
     return statistics.median(times), inner[-1] - inner[0]
 
 
+def of_group(load: Callable[[], list[Case]], group: str) -> list[Case]:
+    found = load()
+    names = list(dict.fromkeys(case.group for case in found))
+    if group not in names:
+        raise ValueError(f"no group {group!r} among {names}")
+    return [case for case in found if case.group == group]
+
+
 def _compile(cases: Sequence[Case]) -> None:
     for case in cases:
         with suppress(*FAILURES):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.layers.rotary import rotate_and_cache
+from models.layers.rotary import rotate_and_cache, rotate_and_cache_reference
 
 _REFERENCE_BLOCK = 1024
 
@@ -130,6 +130,59 @@ def paged_decode_attention_reference(
     return torch.einsum("bhgk,bkhd->bhgd", weights, values).reshape(rows, heads, -1).to(q.dtype)
 
 
+def rotary_paged_decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+) -> Tensor:
+    """rotate_and_cache of one new token of each sequence, then paged_decode_attention of it.
+
+    q [rows, Hq, D], k and v [rows, Hkv, D]; rotary: cos and sin float32 [rows, D/2], None for no rotation. slot_mapping
+    int64 [rows] is the cache row of position seq_lens - 1, and of rows of length 0 a scratch row, which may stay as it
+    is. Returns [rows, Hq, D].
+    """
+    if q.is_cuda:
+        from models.layers.kernels.paged_decode import Newest, paged_decode_attention_cuda
+
+        return paged_decode_attention_cuda(
+            q,
+            k_cache,
+            v_cache,
+            block_tables,
+            seq_lens,
+            page_size,
+            1.0 / math.sqrt(q.shape[-1]),
+            newest=Newest(k, v, rotary, slot_mapping),
+        )
+    return rotary_paged_decode_attention_reference(
+        q, k, v, rotary, k_cache, v_cache, slot_mapping, block_tables, seq_lens, page_size
+    )
+
+
+def rotary_paged_decode_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+) -> Tensor:
+    q = rotate_and_cache_reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    scale = 1.0 / math.sqrt(q.shape[-1])
+    return paged_decode_attention_reference(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
+
+
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
     """Bidirectional attention over equal, short sequences: q [N, L, Hq, D], k and v [N, L, Hkv, D] -> like q."""
     out = F.scaled_dot_product_attention(
@@ -150,35 +203,56 @@ def cached_attention(
     batch: PagedBatch,
     rotary: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Causal attention of one layer over the cache: rotates q and k, stores k and v, then attends.
+    """Causal attention of one layer over the cache: rotates q and k, stores k and v, and attends.
 
     q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` says: decode rows first, then prefill chunks. rotary: cos and
     sin float32 [n, D/2]; None where there is no rotation or it is done already.
     """
-    k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
     decodes = batch.num_decode_rows
-    q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, batch.slot_mapping)
-    outputs = []
-    if decodes:
-        assert batch.block_tables is not None and batch.seq_lens is not None
-        outputs.append(
-            paged_decode_attention(q[:decodes], k_cache, v_cache, batch.block_tables, batch.seq_lens, batch.page_size)
-        )
-    if q.shape[0] > decodes:
-        assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
-        rows = batch.slot_mapping[decodes:] if batch.key_rows is None else batch.key_rows
-        keys = k_cache.index_select(0, rows)
-        values = v[decodes:] if batch.key_rows is None else v_cache.index_select(0, rows)
-        outputs.append(
-            varlen_attention(
-                q[decodes:],
-                keys,
-                values,
-                batch.cu_seqlens_q,
-                batch.cu_seqlens_k,
-                batch.max_seqlen_q,
-                batch.max_seqlen_k,
-                causal=True,
-            )
-        )
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if decodes == 0:
+        return _prefill(q, k, v, rotary, batch.slot_mapping, layer, batch)
+    if decodes == q.shape[0]:
+        return _decode(q, k, v, rotary, batch.slot_mapping, layer, batch)
+    (q, next_q), (k, next_k), (v, next_v), (slots, next_slots) = (
+        (x[:decodes], x[decodes:]) for x in (q, k, v, batch.slot_mapping)
+    )
+    next_rotary = None
+    if rotary is not None:
+        cos, sin = rotary
+        rotary, next_rotary = (cos[:decodes], sin[:decodes]), (cos[decodes:], sin[decodes:])
+    attended = _decode(q, k, v, rotary, slots, layer, batch)
+    return torch.cat((attended, _prefill(next_q, next_k, next_v, next_rotary, next_slots, layer, batch)))
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    slots: Tensor,
+    layer: int,
+    batch: PagedBatch,
+) -> Tensor:
+    assert batch.block_tables is not None and batch.seq_lens is not None
+    cache = batch.caches[layer]
+    return rotary_paged_decode_attention(
+        q, k, v, rotary, cache["k"], cache["v"], slots, batch.block_tables, batch.seq_lens, batch.page_size
+    )
+
+
+def _prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    slots: Tensor,
+    layer: int,
+    batch: PagedBatch,
+) -> Tensor:
+    assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
+    k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
+    q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slots)
+    keys = k_cache.index_select(0, slots if batch.key_rows is None else batch.key_rows)
+    values = v if batch.key_rows is None else v_cache.index_select(0, batch.key_rows)
+    cu_q, cu_k, most_q, most_k = batch.cu_seqlens_q, batch.cu_seqlens_k, batch.max_seqlen_q, batch.max_seqlen_k
+    return varlen_attention(q, keys, values, cu_q, cu_k, most_q, most_k, causal=True)

@@ -37,7 +37,8 @@ class PagedBatch:
 
     The first `num_decode_rows` packed rows advance one sequence each by one token; the rest are prefill chunks.
 
-    slot_mapping: int64 [n], the cache row of every packed row (padding: a scratch row).
+    slot_mapping: int64 [n], the cache row of every packed row (padding: a scratch row). A decode row's is that of
+    position seq_lens - 1 in its block table.
     block_tables: int32 [num_decode_rows, max_pages], pages of the decode rows' sequences.
     seq_lens: int32 [num_decode_rows], keys that each decode row attends to, the new one included; 0 for padding.
     cu_seqlens_q, cu_seqlens_k: int32 [prefills + 1]; keys are past + new.

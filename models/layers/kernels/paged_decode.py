@@ -1,6 +1,11 @@
-"""Paged decode attention, split along the keys; twin: models.layers.attention.paged_decode_attention_reference."""
+"""Paged decode attention, split along the keys, with the rotation and the cache's new row inside where there is one.
+
+Twins: models.layers.attention.paged_decode_attention_reference and rotary_paged_decode_attention_reference.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,8 +22,11 @@ from models.layers.kernels.launch import (
 )
 
 _LOG2_E = 1.4426950408889634
-_FEW_SPLITS = 16
 _MAX_SPLITS = 64
+_SPLITS_TOGETHER = 16
+"""That are combined at a time: sequences are mostly short, and their splits few."""
+_COMBINED_TILE = 8192
+"""Values that a program combines at once: 64 registers of each of 128 threads."""
 
 
 @triton.jit
@@ -27,9 +35,76 @@ def _split_length(length, splits, BLOCK_N: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), splits), 1) * BLOCK_N
 
 
+@triton.jit
+def _angles(cos_row, sin_row, columns, here, D: tl.constexpr):
+    """Cosines, and sines with the sign that a column's partner takes, of the shape of `here`."""
+    first = columns < D // 2
+    angle = tl.broadcast_to(tl.where(first, columns, columns - D // 2), here.shape)
+    cos = tl.load(cos_row + angle, mask=here, other=0.0)
+    sin = tl.load(sin_row + angle, mask=here, other=0.0)
+    return cos, tl.where(first, -sin, sin)
+
+
+@triton.jit
+def _rotated(heads, columns, here, cos, sin, D: tl.constexpr, ROTATE: tl.constexpr):
+    """These columns of heads, half-split rotated: the partner of a value is D / 2 columns away."""
+    columns = tl.broadcast_to(columns, here.shape)
+    x = tl.load(heads + columns, mask=here, other=0.0)
+    if ROTATE:
+        partners = tl.where(columns < D // 2, columns + D // 2, columns - D // 2)
+        partner = tl.load(heads + partners, mask=here, other=0.0)
+        x = (x.to(tl.float32) * cos + partner.to(tl.float32) * sin).to(x.dtype)
+    return x
+
+
+@triton.jit
+def _combine_heads(
+    partial_ptr,
+    log_sum_ptr,
+    out_ptr,
+    first_head,
+    used,
+    splits,
+    GROUP: tl.constexpr,
+    DV: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
+    """The splits of GROUP heads in their order, TOGETHER at a time. Other processors wrote them, so L1 is passed by."""
+    group = tl.arange(0, triton.next_power_of_2(GROUP))
+    columns = tl.arange(0, triton.next_power_of_2(DV))
+    real = group < GROUP
+    peak = tl.full((triton.next_power_of_2(GROUP),), float("-inf"), tl.float32)
+    total = tl.zeros((triton.next_power_of_2(GROUP),), tl.float32)
+    out = tl.zeros((triton.next_power_of_2(GROUP), triton.next_power_of_2(DV)), tl.float32)
+    for first in range(0, used, TOGETHER):
+        split = first + tl.arange(0, TOGETHER)
+        there = real[:, None] & (split[None, :] < used)
+        slot = (first_head + group)[:, None] * splits + split[None, :]
+        places = partial_ptr + tl.trans(slot)[:, :, None] * DV + columns[None, None, :]
+        here = tl.trans(there)[:, :, None] & (columns < DV)[None, None, :]
+        values = tl.load(places, mask=here, other=0.0, cache_modifier=".cg")
+        log_sums = tl.load(log_sum_ptr + slot, mask=there, other=float("-inf"), cache_modifier=".cg")
+        new_peak = tl.maximum(peak, tl.max(log_sums, 1))
+        # A row of length 0 has nothing to weigh.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(log_sums - base[:, None])
+        decay = tl.exp2(peak - base)
+        total = total * decay + tl.sum(weights, 1)
+        out = out * decay[:, None] + tl.sum(values * tl.trans(weights)[:, :, None], 0)
+        peak = new_peak
+    out *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    out_rows = out_ptr + (first_head + group)[:, None] * DV + columns[None, :]
+    tl.store(out_rows, out.to(out_ptr.dtype.element_ty), mask=real[:, None] & (columns < DV)[None, :])
+
+
 @triton.jit(do_not_specialize=["stride_table", "splits"])
 def _decode_kernel(
     q_ptr,
+    new_k_ptr,
+    new_v_ptr,
+    cos_ptr,
+    sin_ptr,
+    slots_ptr,
     k_ptr,
     v_ptr,
     table_ptr,
@@ -37,13 +112,18 @@ def _decode_kernel(
     out_ptr,
     partial_ptr,
     log_sum_ptr,
+    arrived_ptr,
     scale_log2,
     stride_q,
+    stride_new_k,
+    stride_new_v,
     stride_k,
     stride_v,
     stride_table,
     splits,
     Q_HEAD: tl.constexpr,
+    NEW_K_HEAD: tl.constexpr,
+    NEW_V_HEAD: tl.constexpr,
     K_HEAD: tl.constexpr,
     V_HEAD: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -58,12 +138,21 @@ def _decode_kernel(
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
+    COMBINE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    NEWEST: tl.constexpr,
+    ROTATE: tl.constexpr,
     VALUES_IN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: the query heads of one key head, one row, one of `splits` shares of its keys. Without SPLIT it
-    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum."""
+    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum. COMBINE: the last to
+    arrive combines them, and leaves the count of arrivals as it found it, at 0.
+
+    NEWEST: key and value of the last position are not in the cache. The program whose share ends there stores them and
+    begins its softmax with them. ROTATE: queries and that key have to be rotated.
+    """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     wait_for_previous(PDL)
     release_next(PDL)
@@ -71,29 +160,69 @@ def _decode_kernel(
     share = _split_length(length, splits, BLOCK_N)
     begin = split * share
     end = tl.minimum(begin + share, length)
+    idle = begin >= end
+    if COMBINE:
+        # The first program writes the zeros of a row of length 0.
+        idle &= split > 0
     if SPLIT:  # noqa: SIM102 (a constant first: Triton drops the branch)
-        if begin >= end:
+        if idle:
             return
     group = tl.arange(0, BLOCK_G)
     heads = kv_head * GROUP + group
     real = group[:, None] < GROUP
     columns = tl.arange(0, D1)[None, :]
-    q_rows = q_ptr + row.to(tl.int64) * stride_q + heads[:, None] * Q_HEAD
-    q1 = tl.load(q_rows + columns, mask=real & (columns < D), other=0.0)
-    q2 = q1
     rest = D1 + tl.arange(0, D2 if D2 > 0 else 16)[None, :]
+    here1 = real & (columns < D)
+    here2 = real & (rest < D)
+    cos1, sin1, cos2, sin2 = 1.0, 0.0, 1.0, 0.0
+    if ROTATE:
+        cos_row = cos_ptr + row.to(tl.int64) * (D // 2)
+        sin_row = sin_ptr + row.to(tl.int64) * (D // 2)
+        cos1, sin1 = _angles(cos_row, sin_row, columns, here1, D)
+        if D2 > 0:
+            cos2, sin2 = _angles(cos_row, sin_row, rest, here2, D)
+    q_rows = q_ptr + row.to(tl.int64) * stride_q + heads[:, None] * Q_HEAD
+    q1 = _rotated(q_rows, columns, here1, cos1, sin1, D, ROTATE)
+    q2 = q1
     if D2 > 0:
-        q2 = tl.load(q_rows + rest, mask=real & (rest < D), other=0.0)
+        q2 = _rotated(q_rows, rest, here2, cos2, sin2, D, ROTATE)
     v_columns = tl.arange(0, V1)[None, :]
     v_rest = V1 + tl.arange(0, V2 if V2 > 0 else 16)[None, :]
     acc1 = tl.zeros((BLOCK_G, V1), tl.float32)
     acc2 = tl.zeros((BLOCK_G, V2 if V2 > 0 else 16), tl.float32)
     peak = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
+    cached = end
+    if NEWEST:
+        # Without branches: all loads are in flight together, and the accumulators keep the layout of the product.
+        newest = (begin < end) & (end == length)
+        cached = tl.minimum(end, length - 1)
+        new_k = new_k_ptr + row.to(tl.int64) * stride_new_k + kv_head * NEW_K_HEAD
+        new_v = new_v_ptr + row.to(tl.int64) * stride_new_v + kv_head * NEW_V_HEAD
+        slot = tl.load(slots_ptr + row).to(tl.int64)
+        k_slot = k_ptr + slot * stride_k + kv_head * K_HEAD + 0 * group[:, None]
+        v_slot = v_ptr + slot * stride_v + kv_head * V_HEAD
+        stored = newest & (group[:, None] == 0)
+        key1 = _rotated(new_k, columns, here1, cos1, sin1, D, ROTATE)
+        value1 = tl.load(new_v + v_columns, mask=newest & (v_columns < DV), other=0.0)
+        score = tl.sum(q1.to(tl.float32) * key1.to(tl.float32), 1)
+        acc1 += value1.to(tl.float32)
+        tl.store(k_slot + columns, key1, mask=stored & here1)
+        tl.store(v_slot + v_columns, value1, mask=newest & (v_columns < DV))
+        if D2 > 0:
+            key2 = _rotated(new_k, rest, here2, cos2, sin2, D, ROTATE)
+            score += tl.sum(q2.to(tl.float32) * key2.to(tl.float32), 1)
+            tl.store(k_slot + rest, key2, mask=stored & here2)
+        if V2 > 0:
+            value2 = tl.load(new_v + v_rest, mask=newest & (v_rest < DV), other=0.0)
+            acc2 += value2.to(tl.float32)
+            tl.store(v_slot + v_rest, value2, mask=newest & (v_rest < DV))
+        peak = tl.where(newest, score * scale_log2, float("-inf"))
+        total += tl.where(newest, 1.0, 0.0)
     table = table_ptr + row.to(tl.int64) * stride_table
-    for first in range(begin, end, BLOCK_N):
+    for first in range(begin, cached, BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
-        present = positions < end
+        present = positions < cached
         pages = tl.load(table + positions // PAGE, mask=present, other=0)
         cache_rows = (pages.to(tl.int64) * PAGE + positions % PAGE)[:, None]
         k_rows = k_ptr + cache_rows * stride_k + kv_head * K_HEAD
@@ -119,7 +248,8 @@ def _decode_kernel(
         if V2 > 0:
             v2 = tl.load(v_rows + v_rest, mask=present[:, None] & (v_rest < DV), other=0.0)
             acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
-    norm = (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    total = tl.where(total == 0.0, 1.0, total)
+    norm = (1.0 / total)[:, None]
     if not SPLIT:
         out_rows = out_ptr + (row.to(tl.int64) * (KV_HEADS * GROUP) + heads[:, None]) * DV
         kind = out_ptr.dtype.element_ty
@@ -133,6 +263,15 @@ def _decode_kernel(
         if V2 > 0:
             tl.store(out_rows + v_rest, acc2 * norm, mask=real & (v_rest < DV))
         tl.store(log_sum_ptr + slot, peak + tl.log2(total), mask=group < GROUP)
+        if COMBINE:
+            used = tl.maximum(tl.cdiv(length, share), 1)
+            place = row * KV_HEADS + kv_head
+            # One thread counts, for the stores of all.
+            tl.debug_barrier()
+            if tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu") == used - 1:
+                tl.store(arrived_ptr + place, 0)
+                first_head = row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
+                _combine_heads(partial_ptr, log_sum_ptr, out_ptr, first_head, used, splits, GROUP, DV, TOGETHER)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -146,28 +285,44 @@ def _combine_kernel(
     DV: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    TOGETHER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: the splits of one row and head; a row of length 0 becomes zero."""
+    """One program: the splits of one row and head, TOGETHER at a time; a row of length 0 becomes zero."""
     row, head = tl.program_id(0), tl.program_id(1)
     wait_for_previous(PDL)
     release_next(PDL)
     length = tl.load(lengths_ptr + row)
     used = tl.cdiv(length, _split_length(length, splits, BLOCK_N))
-    split = tl.arange(0, BLOCK_S)
     slot = (row.to(tl.int64) * HEADS + head) * splits
-    log_sums = tl.load(log_sum_ptr + slot + split, mask=split < used, other=float("-inf"))
-    peak = tl.where(used > 0, tl.max(log_sums, 0), 0.0)
-    weights = tl.exp2(log_sums - peak)
-    total = tl.sum(weights, 0)
-    weights = weights / tl.where(total == 0.0, 1.0, total)
     columns = tl.arange(0, BLOCK_V)
-    here = (split[:, None] < used) & (columns[None, :] < DV)
-    values = tl.load(partial_ptr + (slot + split)[:, None] * DV + columns[None, :], mask=here, other=0.0)
-    out = tl.sum(values * weights[:, None], 0)
+    peak = float("-inf")
+    total = 0.0
+    out = tl.zeros((BLOCK_V,), tl.float32)
+    for first in range(0, used, TOGETHER):
+        split = first + tl.arange(0, TOGETHER)
+        log_sums = tl.load(log_sum_ptr + slot + split, mask=split < used, other=float("-inf"))
+        here = (split[:, None] < used) & (columns[None, :] < DV)
+        values = tl.load(partial_ptr + (slot + split)[:, None] * DV + columns[None, :], mask=here, other=0.0)
+        new_peak = tl.maximum(peak, tl.max(log_sums, 0))
+        weights = tl.exp2(log_sums - new_peak)
+        decay = tl.exp2(peak - new_peak)
+        total = total * decay + tl.sum(weights, 0)
+        out = out * decay + tl.sum(values * weights[:, None], 0)
+        peak = new_peak
+    out /= tl.where(total == 0.0, 1.0, total)
     out_row = out_ptr + (row.to(tl.int64) * HEADS + head) * DV
     tl.store(out_row + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
+
+
+class Newest(NamedTuple):
+    """What is not in the cache yet: k and v [rows, Hkv, D] of each row's last position, cosines and sines float32
+    [rows, D / 2] that turn it and the queries (None: as they are), and its cache rows, int64 [rows]."""
+
+    k: Tensor
+    v: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+    slot_mapping: Tensor
 
 
 def paged_decode_attention_cuda(
@@ -179,32 +334,48 @@ def paged_decode_attention_cuda(
     page_size: int,
     scale: float,
     *,
+    newest: Newest | None = None,
     splits: int | None = None,
+    _arrived: Tensor | None = None,
 ) -> Tensor:
-    """models.layers.attention.paged_decode_attention on a GPU. v_cache may be the first columns of k_cache (MLA)."""
+    """models.layers.attention.paged_decode_attention on a GPU, with `newest` rotary_paged_decode_attention. v_cache may
+    be the first columns of k_cache (MLA).
+
+    _arrived: int32 zeros [rows * Hkv], zeros again afterwards, that no kernel beside this one uses; with it the splits
+    are combined by the kernel that makes them.
+    """
     rows, heads, width = q.shape
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
-    if q.stride(-1) != 1 or k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1 or block_tables.stride(-1) != 1:
-        raise ValueError("paged decode attention: q, caches and block_tables must be contiguous along the last dim")
+    new = newest or Newest(q, q, None, seq_lens)
+    cos, sin = new.rotary or (q, q)
+    if any(x.stride(-1) != 1 for x in (q, k_cache, v_cache, block_tables, new.k, new.v)):
+        raise ValueError("paged decode attention: q, k, v, caches and block_tables must be contiguous in the last dim")
+    if new.rotary and not (cos.is_contiguous() and sin.is_contiguous()):
+        raise ValueError("paged decode attention: cosines and sines must be contiguous")
     out = torch.empty((rows, heads, value_width), device=q.device, dtype=q.dtype)
     if rows == 0:
         return out
     (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
-    wide = width > 256
-    block_n = 32 if wide or q.dtype == torch.float32 else 64
+    wide, full_precision = width > 256, q.dtype == torch.float32
+    block_n = 32 if wide or full_precision else 64
     if splits is None:
-        longest = block_tables.shape[1] * page_size
-        splits = max(1, min(_MAX_SPLITS, 2 * num_processors() // (rows * kv_heads), longest // (2 * block_n)))
+        splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size, block_n)
     values_in_keys = (
         v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
     )
     group = heads // kv_heads
     partial = torch.empty((rows, heads, splits, value_width) if splits > 1 else (0,), device=q.device)
     log_sum = torch.empty((rows, heads, splits) if splits > 1 else (0,), device=q.device)
+    combine = splits > 1 and _arrived is not None
     pdl = dependent_launch()
     launch = {"launch_pdl": True} if pdl else {}
     _decode_kernel[(rows, kv_heads, splits)](
         q,
+        new.k,
+        new.v,
+        cos,
+        sin,
+        new.slot_mapping,
         k_cache,
         v_cache,
         block_tables,
@@ -212,13 +383,18 @@ def paged_decode_attention_cuda(
         out,
         partial,
         log_sum,
+        _arrived if _arrived is not None else log_sum,
         scale * _LOG2_E,
         q.stride(0),
+        new.k.stride(0),
+        new.v.stride(0),
         k_cache.stride(0),
         v_cache.stride(0),
         block_tables.stride(0),
         splits,
         Q_HEAD=q.stride(1),
+        NEW_K_HEAD=new.k.stride(1),
+        NEW_V_HEAD=new.v.stride(1),
         K_HEAD=k_cache.stride(1),
         V_HEAD=v_cache.stride(1),
         KV_HEADS=kv_heads,
@@ -233,14 +409,20 @@ def paged_decode_attention_cuda(
         PAGE=page_size,
         BLOCK_N=block_n,
         SPLIT=splits > 1,
+        COMBINE=combine,
+        TOGETHER=max(
+            1, min(8, _COMBINED_TILE // (triton.next_power_of_2(group) * triton.next_power_of_2(value_width)))
+        ),
+        NEWEST=newest is not None,
+        ROTATE=new.rotary is not None,
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=product_precision(q),
         PDL=pdl,
-        num_warps=8 if wide else 4,
-        num_stages=1 if q.dtype == torch.float32 else 2 if wide else 3,
+        num_warps=8 if wide or full_precision else 4,
+        num_stages=3 - wide - full_precision,
         **launch,
     )
-    if splits > 1:
+    if splits > 1 and not combine:
         _combine_kernel[(rows, heads)](
             partial,
             log_sum,
@@ -251,9 +433,19 @@ def paged_decode_attention_cuda(
             DV=value_width,
             BLOCK_V=triton.next_power_of_2(value_width),
             BLOCK_N=block_n,
-            BLOCK_S=_FEW_SPLITS if splits <= _FEW_SPLITS else _MAX_SPLITS,
+            TOGETHER=_SPLITS_TOGETHER,
             PDL=pdl,
             num_warps=4,
             **launch,
         )
     return out
+
+
+def number_of_splits(sequences: int, longest: int, block_n: int) -> int:
+    """Shares of every sequence's keys, `sequences` counting each key head.
+
+    Two programs for each processor, so that loads of one hide behind products of the other, and no share of less than
+    two blocks of the longest sequence that the table has room for. How long the sequences are is not known when a step
+    is recorded: shares beyond a sequence's last block end at once.
+    """
+    return max(1, min(_MAX_SPLITS, 2 * num_processors() // sequences, longest // (2 * block_n)))

@@ -18,7 +18,8 @@ from models.layers.kernels.launch import (
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+# A mixed batch's slots begin behind its decode rows, at any multiple of 8 bytes.
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _rotate_and_cache_kernel(
     q_ptr,
     k_ptr,

@@ -58,6 +58,7 @@ class Launches:
         self._parameters = inspect.signature(kernel.fn).parameters
         options = kernel.kwargs if hasattr(kernel, "kwargs") else vars(kernel)
         self._plain = options.get("do_not_specialize") or ()
+        self._anywhere = options.get("do_not_specialize_on_alignment") or ()
         self._variants = variants
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -70,7 +71,7 @@ class Launches:
 
     def _kind(self, name: str, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value.dtype, value.data_ptr() % 16 == 0
+            return value.dtype, name in self._anywhere or value.data_ptr() % 16 == 0
         constant = name not in self._parameters or "constexpr" in str(self._parameters[name].annotation)
         if constant or not isinstance(value, int):
             return value if constant else type(value)
@@ -144,6 +145,12 @@ def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
     cache = empty(64, kv_heads, 128)
     tables, lengths = empty(rows, pages, dtype=torch.int32), empty(rows, dtype=torch.int32)
     paged_decode.paged_decode_attention_cuda(empty(rows, heads, 128), cache, cache, tables, lengths, 16, 0.1)
+    q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
+    angles = empty(rows, 64, dtype=torch.float32)
+    values = empty(64, 2 * kv_heads, 128)[:, :kv_heads]  # on the meta device everything lies at 0
+    for angle_pair in ((angles, angles), None):
+        newest = paged_decode.Newest(k, v, angle_pair, rows_of_int64(rows))
+        paged_decode.paged_decode_attention_cuda(q, cache, values, tables, lengths, 16, 0.1, newest=newest)
 
 
 def ragged_attention(rows: int, segments: int) -> None:
@@ -161,6 +168,8 @@ def rotations(rows: int) -> None:
     qkv, cache = empty(rows, 20, 128), empty(64, 2, 128)
     q, k, v = qkv.split((16, 2, 2), dim=1)
     rotary.rotate_and_cache_cuda(q, k, v, (cos, sin), cache, cache, rows_of_int64(rows))
+    after = [x[1:] for x in (q, k, v, cos, sin, rows_of_int64(rows))]  # behind the decode rows of a mixed batch
+    rotary.rotate_and_cache_cuda(*after[:3], (after[3], after[4]), cache, cache, after[5])
 
 
 def local_attention(sequences: int, length: int, first: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.layers.attention import cached_attention, dense_attention, paged_decode_attention, varlen_attention
 from models.layers.kv_cache import CacheSpec
+from models.layers.rotary import rotate_half_split
 from tests.support.paged import PagedCache
 
 
@@ -102,12 +103,14 @@ def test_paged_decode_matches_naive(page_size: int) -> None:
         torch.testing.assert_close(out[row : row + 1].double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_cached_attention_mixes_decode_rows_with_chunked_prefills() -> None:
+@pytest.mark.parametrize("rotate", [False, True])
+def test_cached_attention_mixes_decode_rows_with_chunked_prefills(rotate: bool) -> None:
     torch.manual_seed(2)
     cache = PagedCache([CacheSpec({"k": (1, 8), "v": (1, 8)})], num_pages=24, page_size=4)
     steps = {"decode": [6, 1, 1], "chunked": [4, 5, 3], "late": [0, 7, 2]}
     totals = {name: sum(counts) for name, counts in steps.items()}
     full = {name: [torch.randn(total, heads, 8) for heads in (2, 1, 1)] for name, total in totals.items()}
+    angles = {name: torch.rand(total, 4) * 6 for name, total in totals.items()}
     sequences = {name: cache.new_sequence(total) for name, total in totals.items()}
     got: dict[str, list[Tensor]] = {name: [] for name in steps}
     for step in range(3):
@@ -121,10 +124,13 @@ def test_cached_attention_mixes_decode_rows_with_chunked_prefills() -> None:
             torch.cat([full[name][part][starts[name] : starts[name] + steps[name][step]] for name in starts])
             for part in range(3)
         )
-        out = cached_attention(q, k, v, 0, batch)
+        here = torch.cat([angles[name][starts[name] : starts[name] + steps[name][step]] for name in starts])
+        out = cached_attention(q, k, v, 0, batch, (here.cos(), here.sin()) if rotate else None)
         for name, rows in zip(starts, out.split([steps[name][step] for name in starts]), strict=True):
             got[name].append(rows)
     for name, (q, k, v) in full.items():
+        if rotate:
+            q, k = (rotate_half_split(x, angles[name].cos(), angles[name].sin()) for x in (q, k))
         torch.testing.assert_close(torch.cat(got[name]).double(), naive(q, k, v, causal=True), atol=1e-5, rtol=1e-5)
 
 

@@ -1,0 +1,200 @@
+"""The decode kernel that rotates, stores the new token and attends to it; twin: rotate_and_cache, then the decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.layers.attention import rotary_paged_decode_attention_reference
+from models.layers.kernels.paged_decode import Newest, paged_decode_attention_cuda
+from models.layers.rotary import rotate_half_split
+from tests.models.kernels.checking import relative_error, replayed, wide_in_place
+
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Arguments of the function under test. Cache rows that nothing may read hold NaN, those to be written too."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rotary: tuple[Tensor, Tensor] | None
+    k_cache: Tensor
+    v_cache: Tensor
+    slots: Tensor
+    tables: Tensor
+    lengths: Tensor
+    page: int
+
+    def run(self, **options: Any) -> Tensor:
+        return paged_decode_attention_cuda(
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.tables,
+            self.lengths,
+            self.page,
+            self.q.shape[2] ** -0.5,
+            newest=Newest(self.k, self.v, self.rotary, self.slots),
+            **options,
+        )
+
+
+def make_step(
+    lengths: list[int],
+    heads: int,
+    kv_heads: int,
+    width: int,
+    *,
+    page: int = 16,
+    pages: int = 8,
+    rotate: bool = True,
+    packed: bool = True,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> Step:
+    """Shuffled pages; where two rows are longer than a page, the last two share their first one, as a prefix cache has
+    it. packed: q, k and v are views of one projection."""
+    rows = len(lengths)
+    tables = (torch.randperm(rows * pages) + 1).view(rows, pages).int()
+    long = [row for row, length in enumerate(lengths) if length > page]
+    if len(long) > 1:
+        tables[long[-1], 0] = tables[long[-2], 0]
+    caches = torch.full((2, (rows * pages + 1) * page, kv_heads, width), float("nan"))
+    slots = torch.zeros(rows, dtype=torch.int64)
+    for row, length in enumerate(lengths):
+        positions = torch.arange(length)
+        cache_rows = tables[row, positions // page].long() * page + positions % page
+        caches[:, cache_rows[:-1]] = torch.randn(2, max(length - 1, 0), kv_heads, width)
+        if length:
+            slots[row] = cache_rows[-1]
+    q, k, v = torch.randn(rows, heads + 2 * kv_heads, width).split((heads, kv_heads, kv_heads), dim=1)
+    angles = 6 * torch.rand(rows, width // 2, device=device)
+    qkv = torch.cat((q, k, v), dim=1).to(device, dtype).split((heads, kv_heads, kv_heads), dim=1)
+    q, k, v = qkv if packed else (x.contiguous() for x in qkv)
+    k_cache, v_cache = caches.to(device, dtype)
+    rotary = (angles.cos(), angles.sin()) if rotate else None
+    lengths_there = torch.tensor(lengths, dtype=torch.int32, device=device)
+    return Step(q, k, v, rotary, k_cache, v_cache, slots.to(device), tables.to(device), lengths_there, page)
+
+
+def check(step: Step, **options: Any) -> None:
+    """Twice: its splits combined by a second kernel, and by the last program to arrive."""
+    caches = step.k_cache.clone(), step.v_cache.clone()
+    check_once(step, **options)
+    arrived = torch.zeros(step.k.shape[:2], dtype=torch.int32, device=step.q.device).flatten()
+    check_once(replace(step, k_cache=caches[0], v_cache=caches[1]), _arrived=arrived, **options)
+    assert not arrived.any()
+
+
+def check_once(step: Step, **options: Any) -> None:
+    before = step.k_cache.clone(), step.v_cache.clone()
+    out = replayed(step.q.device, lambda: step.run(**options))
+    q, k, v, k_cache, v_cache = wide_in_place(step.q, step.k, step.v, *before)
+    reference = rotary_paged_decode_attention_reference(
+        q, k, v, step.rotary, k_cache, v_cache, step.slots, step.tables, step.lengths, step.page
+    )
+    active = step.lengths > 0
+    assert not out[~active].any()
+    if active.any():
+        assert relative_error(out, reference) < TOLERANCE[step.q.dtype]
+    keys = step.k if step.rotary is None else rotate_half_split(step.k, *step.rotary)
+    written = step.slots[active]
+    for cache, old, new in ((step.k_cache, before[0], keys), (step.v_cache, before[1], step.v)):
+        expected = old.index_copy(0, written, new[active])
+        tolerance = 0.0 if new is step.v or step.rotary is None else torch.finfo(cache.dtype).eps
+        # Page 0 is scratch: rows of length 0 may write there.
+        torch.testing.assert_close(cache[step.page :], expected[step.page :], rtol=tolerance, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "kv_heads", "splits", "rotate"),
+    [
+        (12, 4, 2, None, True),
+        (64, 2, 2, 1, True),
+        (72, 6, 1, 3, True),
+        (80, 8, 1, 2, True),
+        (128, 12, 2, 4, True),
+        (128, 8, 1, 2, False),
+        (72, 2, 2, 1, False),
+    ],
+)
+def test_lengths_around_pages_and_blocks(device, width, heads, kv_heads, splits, rotate) -> None:
+    lengths = [0, 1, 16, 17, 32, 33, 128]
+    check(make_step(lengths, heads, kv_heads, width, rotate=rotate, device=device), splits=splits)
+
+
+def test_heads_of_their_own(device) -> None:
+    """Queries and keys behind a norm of their own are no views of the projection."""
+    check(make_step([20, 0, 64], 6, 1, 24, packed=False, device=device), splits=2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="every example would compile a variant")
+@settings(max_examples=8, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 70), min_size=1, max_size=3),
+    page=st.sampled_from([8, 16, 32]),
+    splits=st.integers(1, 5),
+    group=st.sampled_from([1, 3, 6]),
+    kv_heads=st.integers(1, 2),
+    width=st.sampled_from([8, 20, 32]),
+    rotate=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_step(lengths, page, splits, group, kv_heads, width, rotate, seed) -> None:
+    torch.manual_seed(seed)
+    pages = -(-70 // page)
+    device = torch.device("cpu")
+    step = make_step(lengths, group * kv_heads, kv_heads, width, page=page, pages=pages, rotate=rotate, device=device)
+    check(step, splits=splits)
+
+
+def test_padded_rows_leave_each_other_alone(device) -> None:
+    """A slot that ended may stand in a step twice, and padding points at the scratch slot; both have length 0."""
+    step = make_step([0, 0, 0], 4, 2, 16, device=device)
+    step = replace(step, slots=torch.zeros_like(step.slots), tables=torch.zeros_like(step.tables))
+    check(step, splits=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize(
+    ("width", "heads", "kv_heads", "rotate"),
+    [
+        (128, 16, 2, True),
+        (128, 16, 2, False),
+        (128, 12, 2, True),
+        (128, 28, 4, True),
+        (128, 32, 8, True),
+        (96, 8, 8, True),
+        (80, 8, 1, True),
+        (72, 6, 6, True),
+        (64, 16, 2, True),
+    ],
+)
+def test_sizes_of_the_models(rows, width, heads, kv_heads, rotate, dtype) -> None:
+    device, page, pages = torch.device("cuda"), 16, 96
+    lengths = torch.randint(0, pages * page + 1, (rows,)).tolist()
+    lengths[:8] = [pages * page, 0, 1, 16, 17, 64, 65, 513][:rows]
+    packed = kv_heads != 8
+    sizes = {"page": page, "pages": pages, "rotate": rotate, "packed": packed}
+    check(make_step(lengths, heads, kv_heads, width, **sizes, device=device, dtype=dtype))
+
+
+@pytest.mark.gpu
+def test_the_order_of_arrival_changes_nothing() -> None:
+    device = torch.device("cuda")
+    step = make_step([700, 1, 0, 64, 1000] * 4, 12, 2, 128, pages=64, device=device, dtype=torch.bfloat16)
+    arrived = torch.zeros(40, dtype=torch.int32, device=device)
+    outs = [step.run(splits=16, _arrived=arrived) for _ in range(50)]
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    assert not arrived.any()
