@@ -209,8 +209,8 @@ class SpeechModel(Protocol):
         """Output audio float32 [rows, samples_per_patch] of patches of `slots`, VAE state advanced.
 
         Buffers: slots; results as decode_step and tail put them out, of which the patches and `emitted` are read. Rows
-        that emitted nothing (surplus rows) give silence and leave their state. The state is this step's alone, so it may
-        run beside the next decode step. A stream begins with zeros in its row of `vae`; to prime it, run this step for
-        each of its clip's last min(priming_patches, n) patches.
+        that emitted nothing (surplus rows) give silence and leave their state. The state is this step's alone, so it
+        may run beside the next decode step. A stream begins with zeros in its row of `vae`; to prime it, run this step
+        for each of its clip's last min(priming_patches, n) patches.
         """
         ...

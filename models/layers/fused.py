@@ -15,7 +15,6 @@ from torch import Tensor
 from models.layers.attention import dense_attention
 from models.layers.rotary import rotate_half_split
 
-
 _MOST_VECTORS = 64
 """Rows that each read a narrow weight for themselves."""
 

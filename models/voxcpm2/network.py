@@ -18,7 +18,6 @@ from models.voxcpm2.config import VoxCPM2Config
 from models.voxcpm2.solver import Schedule, guided_euler_step, schedule, sinusoid
 from models.voxcpm2.stack import LocalStack, Stack, language_block, local_block, longrope_table
 
-
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines float32 [n, head_dim / 2]."""
 

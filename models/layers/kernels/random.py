@@ -34,9 +34,7 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def _philox_normal_kernel(
-    seeds, steps, out, count, BLOCKS: tl.constexpr, TWO_PI: tl.constexpr, PDL: tl.constexpr
-):
+def _philox_normal_kernel(seeds, steps, out, count, BLOCKS: tl.constexpr, TWO_PI: tl.constexpr, PDL: tl.constexpr):
     release_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)

@@ -158,7 +158,7 @@ def test_tokens_through_a_solve(device: torch.device, dtype: torch.dtype, rows: 
 @pytest.mark.parametrize("solver_steps", [10, 4, 6, 16])
 @torch.inference_mode()
 def test_patches_of_every_number_of_solver_steps(device: torch.device, solver_steps: int) -> None:
-    compare_patches(device, torch.float32, solver_steps, ROWS["padded"])
+    compare_patches(device, torch.float32, solver_steps, [4, 0])
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -174,9 +174,7 @@ def compare_patches(device: torch.device, dtype: torch.dtype, solver_steps: int,
     noise = torch.randn(len(slots), *model.patch_shape[::-1], device=device)
     lm, residual = torch.randn(len(slots), model.conditioning_width, device=device).to(dtype).chunk(2, dim=-1)
     twin = copied(state)
-    ours = replayed_once(
-        state, device, lambda: make_patch_cuda(network, solver, state, index, noise, lm, residual)
-    )
+    ours = replayed_once(state, device, lambda: make_patch_cuda(network, solver, state, index, noise, lm, residual))
     plain = make_patch_reference(network, solver, twin, index, noise, lm, residual)
     flags = len(RESULT_FLAGS)
     assert ours.dtype == torch.float32 and torch.equal(ours[:, -flags:], plain[:, -flags:])
@@ -245,7 +243,7 @@ def test_concatenation(device: torch.device, dtype: torch.dtype) -> None:
 
 def test_narrow_products(device: torch.device) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
-    for rows, make in ((8, gemv_cuda), (64, gemv_cuda), (72, narrow_linear_cuda), (512, narrow_linear_cuda)):
+    for rows, make in ((8, gemv_cuda), (72, narrow_linear_cuda), (130, narrow_linear_cuda)):
         x, weight, bias = (torch.randn(s, device=device).to(kind) for s in ((rows, 256), (64, 256), (64,)))
         out = replayed(device, lambda x=x, w=weight, b=bias, make=make: make(x, w, b))
         assert relative_error(out, torch.nn.functional.linear(*wide_in_place(x, weight, bias))) < 8e-3
