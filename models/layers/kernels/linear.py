@@ -25,6 +25,7 @@ BLOCK_K = 128
 _SMALL_WEIGHT = 8192 * 1024
 """The largest of VoxCPM2's local stacks: up to here 128 rows were measured, beyond it 64."""
 NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
+"""For hundreds of rows of some 64 columns, which larger tiles give to a few programs."""
 _ROW_TILES_TOGETHER = tl.constexpr(8)
 """Row tiles whose programs run side by side over all columns, so that both operands come from L2."""
 
@@ -175,6 +176,7 @@ def streaming_tile(rows: int) -> Tile:
 
 
 def streams_narrow(x: Tensor, weight: Tensor) -> bool:
+    """Whether narrow_linear_cuda takes these."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and weight.dtype == x.dtype

@@ -31,6 +31,12 @@ ROWS = {"one": [4], "padded": [4, SURPLUS, 1, 7, SURPLUS, 0, 0], "more": [9, 2, 
 State = dict[str, Tensor]
 
 
+@pytest.fixture(autouse=True)
+def fixed_values() -> None:
+    """A stop head's near tie, and a trajectory in 16 bits, may go another way by one rounding."""
+    torch.manual_seed(11)
+
+
 @pytest.fixture(params=["float32", "half"])
 def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
     """The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths."""
