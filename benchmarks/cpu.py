@@ -141,8 +141,7 @@ def speech_step() -> Workload:
 
     def step() -> None:
         state["length"].fill_(256)
-        out = decode.run(plan).outputs
-        codec.run(replace(plan, tensors={"patches": [out["patch"]], "emitted": [out["emitted"]]}))
+        codec.run(replace(plan, tensors={"results": [decode.run(plan).outputs["results"]]}))
 
     return step
 

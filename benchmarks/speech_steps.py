@@ -19,7 +19,7 @@ from benchmarks.record import table, write
 from benchmarks.timing import milliseconds
 from models.protocol import Capturable, Plan, SpeechModel
 from models.registry import family_of, resolve
-from service.engine.speech.runner import CODEC_PRIORITY, pages_for, slot_state
+from service.engine.speech.runner import CODEC_PRIORITY, emitted, pages_for, slot_state
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
@@ -81,8 +81,8 @@ def measure(
     tail = runner("tail", model.tail(steps, state), bucket, pool)
     codec_stream = torch.cuda.Stream(device, codec_priority)
     vae = runner("vae", model.vae_step(state), bucket, pool, codec_stream)
-    patches = torch.randn((bucket, *model.patch_shape), device=device)
-    vae_plan = replace(plan, tensors={"patches": [patches], "emitted": [torch.ones(bucket, device=device)]})
+    patches = np.random.default_rng(0).standard_normal((bucket, *model.patch_shape), dtype=np.float32)
+    vae_plan = replace(plan, tensors={"results": [torch.from_numpy(emitted(patches)).to(device)]})
 
     def steps_in_flow() -> None:
         """Each step's codec beside the next step, as the engine runs them."""

@@ -109,6 +109,10 @@ class ChatModel(Protocol):
     decoder: Decoder
 
 
+RESULT_FLAGS = ("stopped", "finished", "emitted")
+"""What follows the patch in a row of a speech step's results, 0 or 1 each."""
+
+
 class SpeechModel(Protocol):
     """A talker: two hidden vectors per position -> one patch of latents -> samples.
 
@@ -182,7 +186,7 @@ class SpeechModel(Protocol):
     def tail(self, solver_steps: int, state: Mapping[str, Tensor]) -> Capturable:
         """Conditioning of a backbone pass -> the rows' next patches.
 
-        Buffers: slots, conditioning [rows, conditioning_width]. Outputs: those of decode_step.
+        Buffers: slots, conditioning [rows, conditioning_width]. Output: that of decode_step.
         """
         ...
 
@@ -195,18 +199,18 @@ class SpeechModel(Protocol):
     ) -> Capturable:
         """One whole step for the rows in `slots`: the next patch, state advanced.
 
-        Outputs: patch [rows, frames, channels]; emitted bool [rows], the slot was active and the patch is new; stopped
-        bool [rows], the stop head ended the speech with this patch; finished bool [rows], stopped or max_patches
-        reached (the slot is inactive from now on).
+        Output: results float32 [rows, frames * channels + 3], a row's patch and RESULT_FLAGS: stopped, the stop head
+        ended the speech with this patch; finished, stopped or max_patches reached (the slot is inactive from now on);
+        emitted, the slot was active and the patch is new.
         """
         ...
 
     def vae_step(self, state: Mapping[str, Tensor]) -> Capturable:
         """Output audio float32 [rows, samples_per_patch] of patches of `slots`, VAE state advanced.
 
-        Buffers: slots; patches float32 [rows, frames, channels] and emitted bool [rows], as decode_step and tail put
-        them out. Rows that emitted nothing (surplus rows) give silence and leave their state. The state is this step's
-        alone, so it may run beside the next decode step. A stream begins with zeros in its row of `vae`; to prime it,
-        run this step for each of its clip's last min(priming_patches, n) patches.
+        Buffers: slots; results as decode_step and tail put them out, of which the patches and `emitted` are read. Rows
+        that emitted nothing (surplus rows) give silence and leave their state. The state is this step's alone, so it
+        may run beside the next decode step. A stream begins with zeros in its row of `vae`; to prime it, run this step
+        for each of its clip's last min(priming_patches, n) patches.
         """
         ...

@@ -81,14 +81,21 @@ def run_blocks(blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: 
 
 
 def run_rows(
-    layers: Sequence[Block], x: Tensor, final_norm: RMSNorm, attend: Attend, keep: slice | None = None
+    layers: Sequence[Block],
+    x: Tensor,
+    final_norm: RMSNorm,
+    attend: Attend,
+    keep: slice | None = None,
+    *,
+    first_norm: Tensor | None = None,
 ) -> Tensor:
     """run_blocks for any number of rows. Every residual sum is made together with the norm that reads it.
 
     keep: the rows of the result; the last layer computes queries for every row, all else behind them for these only.
+    first_norm: the first layer's attention_norm of x, from a caller that has it.
     """
     last = len(layers) - 1
-    normed: Tensor | Unscaled = layers[0].attention_norm(x)
+    normed: Tensor | Unscaled = layers[0].attention_norm(x) if first_norm is None else first_norm
     for index, block in enumerate(layers):
         q, k, v = block.attention.project(normed)
         if keep is not None and index == last:

@@ -15,6 +15,9 @@ from torch import Tensor
 from models.layers.attention import dense_attention
 from models.layers.rotary import rotate_half_split
 
+_MOST_VECTORS = 64
+"""Rows that each read a narrow weight for themselves."""
+
 
 class Unscaled(NamedTuple):
     """Rows of an RMSNorm before their scale: x times the norm's weight [..., K], the squares of x summed in parts,
@@ -67,6 +70,28 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def quantize(x: Tensor, scale: int) -> Tensor:
+    """round(tanh(x) * scale) / scale, half to even: FSQ (arXiv:2309.15505); every operation is rounded to the dtype."""
+    if x.is_cuda:
+        from models.layers.kernels.elementwise import quantize_cuda
+
+        return quantize_cuda(x, scale)
+    return quantize_reference(x, scale)
+
+
+def quantize_reference(x: Tensor, scale: int) -> Tensor:
+    return torch.round(torch.tanh(x) * scale) / scale
+
+
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
+    """[rows, width] each -> [rows, 2 * width]."""
+    if a.is_cuda:
+        from models.layers.kernels.elementwise import concatenate_cuda
+
+        return concatenate_cuda(a, b)
+    return torch.cat((a, b), dim=-1)
+
+
 def linear(x: Tensor | Unscaled, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear; on a GPU, one row, few rows, heads over a vocabulary and shapes of models.layers.kernels.routes have
     kernels of their own."""
@@ -86,6 +111,20 @@ def linear(x: Tensor | Unscaled, weight: Tensor, bias: Tensor | None) -> Tensor:
             return linear_cuda(x, weight, bias)
         if tile := vocabulary_tile(x, weight):
             return linear_cuda(x, weight, bias, tile)
+    return F.linear(x, weight, bias)
+
+
+def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear to few outputs: what bounds it is the way along its inputs, so that many programs share its rows."""
+    if x.is_cuda:
+        from models.layers.kernels.gemv import gemv_cuda
+        from models.layers.kernels.linear import narrow_linear_cuda, streams_narrow
+
+        rows = x.reshape(-1, x.shape[-1])
+        if rows.shape[0] <= _MOST_VECTORS:
+            return gemv_cuda(rows, weight, bias).view(*x.shape[:-1], -1)
+        if streams_narrow(rows, weight):
+            return narrow_linear_cuda(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

@@ -19,16 +19,9 @@ from models.protocol import BufferSpec
 from models.voxcpm2.audio_vae import AudioVAE
 from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, network_rules
-from models.voxcpm2.steps import (
-    DecodeStep,
-    PatchMaker,
-    PrefillStep,
-    State,
-    Tail,
-    VAEStep,
-    advance_length,
-    decode_rows,
-)
+from models.voxcpm2.patch import PatchMaker
+from models.voxcpm2.rows import State, advance_length, decode_rows
+from models.voxcpm2.steps import DecodeStep, PrefillStep, Tail, VAEStep
 from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae, round_product_weights
 
 

@@ -12,14 +12,22 @@ from torch import Tensor, nn
 from models.checkpoint import Rule
 from models.layers.attention import cached_attention
 from models.layers.block import block_rules
+from models.layers.fused import concatenate, linear, narrow_linear, quantize
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.voxcpm2.config import VoxCPM2Config
 from models.voxcpm2.solver import Schedule, guided_euler_step, schedule, sinusoid
 from models.voxcpm2.stack import LocalStack, Stack, language_block, local_block, longrope_table
 
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines float32 [n, head_dim / 2]."""
+
+
+def project(layer: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias)
+
 
 class LocalEncoder(nn.Module):
-    """LocEnc: patches [n, P, D] -> one vector each [n, h], read off a special token in front."""
+    """LocEnc: the tokens of patches -> one vector each [n, h], read off a special token in front."""
 
     def __init__(self, config: VoxCPM2Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -27,13 +35,18 @@ class LocalEncoder(nn.Module):
         self.special_token = nn.Parameter(torch.empty(1, 1, 1, config.encoder.hidden_dim))
         self.encoder = LocalStack(config.encoder, config.lm, 1 + config.patch_size, dtype, first_kept=0, end_kept=1)
 
-    def forward(self, patches: Tensor) -> Tensor:
+    def tokens(self, patches: Tensor) -> Tensor:
+        """[n, P, D] -> [n, 1 + P, h]."""
         special = self.special_token[0].expand(patches.shape[0], -1, -1)
-        return self.encoder(torch.cat((special, self.in_proj(patches)), dim=1))[:, 0]
+        return torch.cat((special, self.in_proj(patches)), dim=1)
+
+    def forward(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
+        """normed: the tokens after encoder.first_norm, from a caller that has them."""
+        return self.encoder(tokens, normed)[:, 0]
 
 
 class ScalarQuantizer(nn.Module):
-    """FSQ: out_proj(round(tanh(in_proj x) * scale) / scale), half to even."""
+    """FSQ between two projections."""
 
     def __init__(self, width: int, latent_width: int, scale: int) -> None:
         super().__init__()
@@ -42,7 +55,7 @@ class ScalarQuantizer(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out_proj(torch.round(torch.tanh(self.in_proj(x)) * self.scale) / self.scale)
+        return project(self.out_proj, quantize(project(self.in_proj, x), self.scale))
 
 
 class TimeMLP(nn.Module):
@@ -77,8 +90,12 @@ class LocalDiT(nn.Module):
 
     def velocity(self, x: Tensor, mu: Tensor, time: Tensor, condition: Tensor) -> Tensor:
         """x [n, P, D], mu [n, 2, h], time [h] or [n, 1, h], condition [n, P, h] (projected) -> [n, P, D]."""
-        tokens = torch.cat((mu, time.expand(x.shape[0], 1, -1), condition, self.in_proj(x)), dim=1)
-        return self.out_proj(self.decoder(tokens))
+        return self.velocity_of(torch.cat((mu, time.expand(x.shape[0], 1, -1), condition, self.in_proj(x)), dim=1))
+
+    def velocity_of(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
+        """Tokens [n, 3 + 2 P, h] -> [n, P, D]. normed: the tokens after decoder.first_norm, from a caller that has
+        them."""
+        return narrow_linear(self.decoder(tokens, normed), self.out_proj.weight, self.out_proj.bias)
 
 
 class FlowSolver:
@@ -138,11 +155,19 @@ class VoxCPM2Network(nn.Module):
         """[n, P, D] -> [n, H]; n may be 0, which kernels of the stack need not know."""
         if patches.shape[0] == 0:
             return self.enc_to_lm_proj.weight.new_empty((0, self.enc_to_lm_proj.out_features))
-        return self.enc_to_lm_proj(self.feat_encoder(patches))
+        return self.embed_encoder_tokens(self.feat_encoder.tokens(patches))
 
-    def audio_backbone(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> tuple[Tensor, Tensor]:
-        """Patches alone, embedded [n, H], at positions int64 [n] -> TSLM after FSQ and RALM, each [n, H]."""
-        lm = self.fsq_layer(self.semantic(embeds, positions, batch))
+    def embed_encoder_tokens(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
+        """LocEnc's tokens of patches [n, 1 + P, h] -> [n, H]. normed: as LocalEncoder takes it."""
+        return project(self.enc_to_lm_proj, self.feat_encoder(tokens, normed))
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """positions int64 [n] -> the TSLM's cosines and sines there."""
+        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+
+    def audio_backbone(self, embeds: Tensor, rotary: Rotary, batch: PagedBatch) -> tuple[Tensor, Tensor]:
+        """Patches alone, embedded [n, H] -> TSLM after FSQ and RALM, each [n, H]."""
+        lm = self.fsq_layer(self.semantic(embeds, rotary, batch))
         return lm, self.residual(self.fuse(lm, embeds), batch)
 
     def prompt_backbone(
@@ -152,17 +177,16 @@ class VoxCPM2Network(nn.Module):
         RALM's second input are for patches alone. -> like audio_backbone."""
         tokens = self.embed_tokens(token_ids)
         if embeds.shape[0] == 0:
-            lm = self.semantic(tokens, positions, batch)
+            lm = self.semantic(tokens, self.rotary(positions), batch)
             return lm, self.residual(self.fuse(lm, torch.zeros_like(lm)), batch)
         is_patch = (patch_index >= 0)[:, None]
         patches = embeds.index_select(0, patch_index.clamp(min=0))
-        hidden = self.semantic(torch.where(is_patch, patches, tokens), positions, batch)
+        hidden = self.semantic(torch.where(is_patch, patches, tokens), self.rotary(positions), batch)
         lm = torch.where(is_patch, self.fsq_layer(hidden), hidden)
         return lm, self.residual(self.fuse(lm, torch.where(is_patch, patches, 0.0)), batch)
 
-    def semantic(self, embeds: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
+    def semantic(self, embeds: Tensor, rotary: Rotary, batch: PagedBatch) -> Tensor:
         """TSLM: [n, H] -> [n, H]."""
-        rotary = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
             return cached_attention(q, k, v, layer, batch, rotary)
@@ -171,7 +195,7 @@ class VoxCPM2Network(nn.Module):
 
     def fuse(self, lm: Tensor, embeds: Tensor) -> Tensor:
         """TSLM output and patch embeddings (0 at text), [n, H] each -> the RALM's input [n, H]."""
-        return self.fusion_concat_proj(torch.cat((lm, embeds), dim=-1))
+        return project(self.fusion_concat_proj, concatenate(lm, embeds))
 
     def residual(self, embeds: Tensor, batch: PagedBatch) -> Tensor:
         """RALM, which has no rotation: [n, H] -> [n, H]."""
@@ -182,13 +206,13 @@ class VoxCPM2Network(nn.Module):
 
         return self.residual_lm(embeds, attend)
 
-    def condition(self, lm: Tensor, residual: Tensor) -> Tensor:
-        """Hidden vectors [rows, H] each -> mu [rows, 2, h]."""
-        return torch.stack((self.lm_to_dit_proj(lm), self.res_to_dit_proj(residual)), dim=1)
+    def condition(self, lm: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden vectors [rows, H] each -> mu_lm and mu_res [rows, h]."""
+        return project(self.lm_to_dit_proj, lm), project(self.res_to_dit_proj, residual)
 
     def stop_logits(self, lm: Tensor) -> Tensor:
         """[rows, H] -> [rows, 2]; the second says stop."""
-        return self.stop_head(F.silu(self.stop_proj(lm)))
+        return self.stop_head(F.silu(project(self.stop_proj, lm)))
 
 
 def network_rules(config: VoxCPM2Config) -> list[Rule]:

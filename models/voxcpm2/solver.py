@@ -66,14 +66,6 @@ def guided_euler_step(x: Tensor, velocity: Tensor, cfg: Tensor, width: float) ->
     velocity [2 * rows, frames, channels]: conditional rows a, then unconditional rows b. cfg [rows] in x's dtype.
     s = <a, b> / (<b, b> + 1e-8) per row; x - width * (b s + cfg (a - b s)), every operation rounded to x's dtype.
     """
-    if x.is_cuda:
-        from models.layers.kernels.elementwise import guided_euler_step_cuda
-
-        return guided_euler_step_cuda(x, velocity, cfg, width)
-    return guided_euler_step_reference(x, velocity, cfg, width)
-
-
-def guided_euler_step_reference(x: Tensor, velocity: Tensor, cfg: Tensor, width: float) -> Tensor:
     conditional, unconditional = velocity.chunk(2)
     dims = (1, 2)
     dot = (conditional * unconditional).sum(dims, keepdim=True)

@@ -26,9 +26,11 @@ class Stack(nn.Module):
     def blocks(self) -> Sequence[Block]:
         return cast("Sequence[Block]", self.layers)
 
-    def forward(self, x: Tensor, attend: Attend, keep: slice | None = None) -> Tensor:
-        """[..., n, width] -> like x, or its rows `keep` alone."""
-        return run_rows(self.blocks(), x, self.norm, attend, keep)
+    def forward(
+        self, x: Tensor, attend: Attend, keep: slice | None = None, *, first_norm: Tensor | None = None
+    ) -> Tensor:
+        """[..., n, width] -> like x, or its rows `keep` alone. first_norm: as run_rows takes it."""
+        return run_rows(self.blocks(), x, self.norm, attend, keep, first_norm=first_norm)
 
 
 class LocalStack(nn.Module):
@@ -56,8 +58,13 @@ class LocalStack(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.stack(tokens, self._attend, self.kept)
+    @property
+    def first_norm(self) -> RMSNorm:
+        return self.stack.blocks()[0].attention_norm
+
+    def forward(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
+        """normed: first_norm of the tokens, from a caller that has it."""
+        return self.stack(tokens, self._attend, self.kept, first_norm=normed)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         first_query = 0 if q.shape[1] == self.length else self.kept.start

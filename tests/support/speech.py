@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
 from models.processor import SpeechLayout
-from models.protocol import Capacity, Capturable, Plan, SpeechModel
+from models.protocol import RESULT_FLAGS, Capacity, Capturable, Plan, SpeechModel
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
@@ -140,16 +140,26 @@ class SpeechRig:
         return [*decodes, *ready], conditioning
 
     def tail(self, slots: Sequence[int], conditioning: Tensor, rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
-        return self._run(self.model.tail(steps, self.state), slots, rows, {"conditioning": conditioning})
+        made = self._run(self.model.tail(steps, self.state), slots, rows, {"conditioning": conditioning})
+        return self._unpacked(made["results"])
 
     def decode(self, slots: Sequence[int], rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
         step = self.model.decode_step(steps, self.state, self.cache.caches, self.cache.page_size)
-        return self._run(step, slots, rows)
+        return self._unpacked(self._run(step, slots, rows)["results"])
+
+    def _unpacked(self, results: Tensor) -> dict[str, Tensor]:
+        """Views: "patch" [rows, frames, channels] and the flags, bool [rows]."""
+        patch, flags = results.split((results.shape[1] - len(RESULT_FLAGS), len(RESULT_FLAGS)), dim=1)
+        assert ((flags == 0) | (flags == 1)).all()
+        columns = dict(zip(RESULT_FLAGS, (flags != 0).unbind(1), strict=True))
+        return {"patch": patch.unflatten(1, self.model.patch_shape), **columns}
 
     def vae(self, slots: Sequence[int], out: Mapping[str, Tensor], rows: int = 0) -> Tensor:
-        """Samples of the patches that `tail` or `decode` put out for these slots."""
-        inputs = {"patches": out["patch"].float(), "emitted": out["emitted"]}
-        return self._run(self.model.vae_step(self.state), slots, rows, inputs)["audio"]
+        """Samples of the patches that `tail` or `decode` put out for these slots: "patch" and "emitted"."""
+        patch, emitted = out["patch"].to(self.device), out["emitted"].to(self.device)
+        unread = torch.zeros((len(patch), len(RESULT_FLAGS) - 1), device=self.device)
+        results = torch.cat((patch.flatten(1), unread, emitted[:, None]), dim=1)
+        return self._run(self.model.vae_step(self.state), slots, rows, {"results": results})["audio"]
 
     def speak(self, utterances: Mapping[int, Utterance], rows: int = 0) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """All utterances together from prefill to their end: patches and samples by slot."""

@@ -1,5 +1,5 @@
-"""Gated activation and the guided Euler step. Twins: models.layers.fused.silu_mul and
-models.voxcpm2.solver.guided_euler_step."""
+"""Gated activation, finite scalar quantization, and two tensors side by side. Twins: silu_mul, quantize and concatenate
+of models.layers.fused."""
 
 from __future__ import annotations
 
@@ -49,50 +49,71 @@ def silu_mul_cuda(gate_up: Tensor) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _guided_euler_kernel(
-    x_ptr, velocity_ptr, cfg_ptr, out_ptr, rows, width, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+@triton.jit(do_not_specialize=["count"])
+def _quantize_kernel(x_ptr, out_ptr, count, SCALE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    release_next(PDL)
+    wait_for_previous(PDL)
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = index < count
+    kind = out_ptr.dtype.element_ty
+    x = tl.load(x_ptr + index, mask=here, other=0.0).to(tl.float32)
+    # tanh; its error near zero, of an absolute 1e-7, is lost in the rounding to whole steps.
+    bounded = (1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)).to(kind).to(tl.float32)
+    scaled = (bounded * SCALE).to(kind).to(tl.float32)
+    # Half to even: float32 has no fractions from 2^23 on.
+    magic: tl.constexpr = 12582912.0
+    whole = (scaled + magic) - magic
+    tl.store(out_ptr + index, tl.div_rn(whole, tl.full((BLOCK,), SCALE, tl.float32)).to(kind), mask=here)
+
+
+def quantize_cuda(x: Tensor, scale: int) -> Tensor:
+    """round(tanh(x) * scale) / scale, like x."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    count = x.numel()
+    if count == 0:
+        return out
+    pdl = dependent_launch()
+    _quantize_kernel[(triton.cdiv(count, 512),)](
+        x, out, count, SCALE=scale, BLOCK=512, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {})
+    )
+    return out
+
+
+@triton.jit
+def _concatenate_kernel(
+    a_ptr, b_ptr, out_ptr, stride_a, stride_b, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """One program: one row. Every operation is rounded to the dtype, as the reference does it op by op."""
+    """One program: BLOCK columns of one row of both."""
     release_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    here = columns < SIZE
-    kind = out_ptr.dtype.element_ty
-    x = tl.load(x_ptr + row * SIZE + columns, mask=here, other=0.0).to(tl.float32)
-    a = tl.load(velocity_ptr + row * SIZE + columns, mask=here, other=0.0).to(tl.float32)
-    b = tl.load(velocity_ptr + (row + rows) * SIZE + columns, mask=here, other=0.0).to(tl.float32)
-    cfg = tl.load(cfg_ptr + row).to(tl.float32)
-    dot = tl.sum((a * b).to(kind).to(tl.float32), 0).to(kind).to(tl.float32)
-    square = tl.sum((b * b).to(kind).to(tl.float32), 0).to(kind).to(tl.float32)
-    scale = tl.div_rn(dot, (square + 1e-8).to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    scaled = (b * scale).to(kind).to(tl.float32)
-    guided = (cfg * (a - scaled).to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    step = (width * (scaled + guided).to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    tl.store(out_ptr + row * SIZE + columns, (x - step).to(kind), mask=here)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = column < WIDTH
+    out = out_ptr + row * (2 * WIDTH) + column
+    tl.store(out, tl.load(a_ptr + row * stride_a + column, mask=here), mask=here)
+    tl.store(out + WIDTH, tl.load(b_ptr + row * stride_b + column, mask=here), mask=here)
 
 
-def guided_euler_step_cuda(x: Tensor, velocity: Tensor, cfg: Tensor, width: float) -> Tensor:
-    """x [rows, ...], velocity [2 * rows, ...], cfg [rows] -> like x."""
-    x, velocity = x.contiguous(), velocity.contiguous()
-    out = torch.empty_like(x)
-    rows = x.shape[0]
+def concatenate_cuda(a: Tensor, b: Tensor) -> Tensor:
+    """a and b [rows, width] -> [rows, 2 * width]. torch.cat is no dependent launch."""
+    rows, width = a.shape
+    if a.stride(1) != 1 or b.stride(1) != 1:
+        raise ValueError(f"concatenate: rows must be contiguous, strides {a.stride()} and {b.stride()}")
+    out = torch.empty((rows, 2 * width), device=a.device, dtype=a.dtype)
     if rows == 0:
         return out
-    size = x[0].numel()
     pdl = dependent_launch()
-    _guided_euler_kernel[(rows,)](
-        x,
-        velocity,
-        cfg,
+    _concatenate_kernel[(rows, triton.cdiv(width, 1024))](
+        a,
+        b,
         out,
-        rows,
-        width,
-        SIZE=size,
-        BLOCK=triton.next_power_of_2(size),
+        a.stride(0),
+        b.stride(0),
+        WIDTH=width,
+        BLOCK=1024,
         PDL=pdl,
-        num_warps=2,
+        num_warps=4,
         **({"launch_pdl": True} if pdl else {}),
     )
     return out

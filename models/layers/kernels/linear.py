@@ -26,6 +26,8 @@ _SMALL_WEIGHT = 8192 * 1024
 """The largest of VoxCPM2's local stacks: up to here 128 rows were measured, beyond it 64."""
 _VOCABULARY = 1 << 16
 """Outputs from which a layer is taken for a head over a vocabulary."""
+NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
+"""For hundreds of rows of some 64 columns, which larger tiles give to a few programs."""
 _ROW_TILES_TOGETHER = tl.constexpr(8)
 """Row tiles whose programs run side by side over all columns, so that both operands come from L2."""
 
@@ -184,6 +186,21 @@ def vocabulary_tile(x: Tensor, weight: Tensor) -> Tile | None:
 def streaming_tile(rows: int) -> Tile:
     """For few rows. 64 rows even for one: products then run as wgmma, which was faster than mma on a smaller tile."""
     return Tile(64, 32, BLOCK_K, warps=4, stages=6) if rows <= 64 else Tile(128, 32, BLOCK_K, warps=4, stages=4)
+
+
+def streams_narrow(x: Tensor, weight: Tensor) -> bool:
+    """Whether narrow_linear_cuda takes these."""
+    return (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and weight.dtype == x.dtype
+        and weight.shape[1] % NARROW_TILE.depth == 0
+        and weight.shape[0] % NARROW_TILE.columns == 0
+    )
+
+
+def narrow_linear_cuda(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """linear_cuda in small tiles, so that few columns make many programs."""
+    return linear_cuda(x, weight, bias, NARROW_TILE)
 
 
 def linear_cuda(x: Tensor | Unscaled, weight: Tensor, bias: Tensor | None, tile: Tile | None = None) -> Tensor:

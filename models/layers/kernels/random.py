@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+
 
 @triton.jit
 def philox(c0, c1, c2, c3, k0, k1):
@@ -32,7 +34,9 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def _philox_normal_kernel(seeds, steps, out, count, BLOCKS: tl.constexpr, TWO_PI: tl.constexpr):
+def _philox_normal_kernel(seeds, steps, out, count, BLOCKS: tl.constexpr, TWO_PI: tl.constexpr, PDL: tl.constexpr):
+    release_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     seed = tl.load(seeds + row)
@@ -59,5 +63,17 @@ def philox_normal_cuda(seeds: Tensor, steps: Tensor, count: int) -> Tensor:
         raise ValueError(f"count {count} is not a multiple of 4")
     out = torch.empty((seeds.shape[0], count), dtype=torch.float32, device=seeds.device)
     blocks = triton.next_power_of_2(count // 4)
-    _philox_normal_kernel[(seeds.shape[0],)](seeds, steps, out, count, BLOCKS=blocks, TWO_PI=2.0 * math.pi)
+    if seeds.shape[0] == 0:
+        return out
+    pdl = dependent_launch()
+    _philox_normal_kernel[(seeds.shape[0],)](
+        seeds,
+        steps,
+        out,
+        count,
+        BLOCKS=blocks,
+        TWO_PI=2.0 * math.pi,
+        PDL=pdl,
+        **({"launch_pdl": True} if pdl else {}),
+    )
     return out

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.protocol import Capturable, Plan, SpeechModel
+from models.protocol import RESULT_FLAGS, Capturable, Plan, SpeechModel
 from service.engine.arrival import Arrival
 from service.engine.faults import prefill_errors
 from service.engine.speech.clock import DeviceClock, Mark
@@ -246,12 +246,14 @@ class SpeechRunner:
         if not sequences:
             return Flight([], Arrival({}, self.device), predicted, now, kind, route, timings)
         # Copies: the next step overwrites what the runs put out while the codec still reads.
-        parts = [packed(run, len(rows)) for run, rows in runs]
-        results = parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts = [run.outputs["results"][: len(rows)] for run, rows in runs]
+        results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
         order = [row for _, rows in runs for row in rows]
         with self.codec_turn():
             start = self.clock.mark()
-            run = self.vae.run(self._codec_plan(slots[order], results))
+            plan = slots_plan(slots[order])
+            plan.tensors["results"] = [results]
+            run = self.vae.run(plan)
             end = self.clock.mark()
             down = torch.cat([results[:, :-1], run.outputs["audio"][: len(order)]], dim=1)
             arrival = Arrival({"packed": down}, self.device)
@@ -260,13 +262,6 @@ class SpeechRunner:
         timings.append(Timing("vae", 0, self._bucket(len(order)), start, end))
         rows = [(sequences[row], sequences[row].segment) for row in order]
         return Flight(rows, arrival, predicted, now, kind, route, timings)
-
-    def _codec_plan(self, slots: np.ndarray, results: Tensor) -> Plan:
-        plan = slots_plan(slots)
-        patches, emitted = results[:, : -len(FLAGS)], results[:, -1]
-        plan.tensors["patches"] = [patches.unflatten(1, self.model.patch_shape)]
-        plan.tensors["emitted"] = [emitted]
-        return plan
 
     def outcomes(self, flight: Flight) -> list[Outcome]:
         """Results of a flight that has arrived, as copies."""
@@ -298,8 +293,7 @@ class SpeechRunner:
             for turn in range(max(len(sequence.prompt.primed) for sequence in sequences)):
                 group = [sequence for sequence in sequences if turn < len(sequence.prompt.primed)]
                 plan = slots_plan(slots_of(group))
-                plan.arrays["patches"] = np.stack([sequence.prompt.primed[turn] for sequence in group])
-                plan.arrays["emitted"] = np.ones(len(group), dtype=np.bool_)
+                plan.arrays["results"] = emitted(np.stack([sequence.prompt.primed[turn] for sequence in group]))
                 self.vae.run(plan)
 
     def _backbone(
@@ -349,13 +343,10 @@ class SpeechRunner:
         return next((bucket for bucket in self.buckets if bucket >= rows), rows)
 
 
-FLAGS = ("stopped", "finished", "emitted")
-
-
-def packed(run: Run, rows: int) -> Tensor:
-    """float32 [rows, values of a patch + FLAGS]."""
-    patch, flags = run.outputs["patch"][:rows], [run.outputs[name][:rows, None] for name in FLAGS]
-    return torch.cat([patch.flatten(1).float(), *(flag.float() for flag in flags)], dim=1)
+def emitted(patches: np.ndarray) -> np.ndarray:
+    """Results of steps that put out these patches float32 [n, frames, channels] and went on."""
+    flags = np.array([name == "emitted" for name in RESULT_FLAGS], dtype=np.float32)
+    return np.hstack([patches.reshape(len(patches), -1), np.tile(flags, (len(patches), 1))])
 
 
 def consecutive(x: Tensor, rows: Sequence[int]) -> list[Tensor]:

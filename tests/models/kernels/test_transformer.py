@@ -7,12 +7,11 @@ from models.layers.fused import add_rms_norm_reference as add_rms_norm
 from models.layers.fused import rms_norm_reference as rms_norm
 from models.layers.fused import rotary_dense_attention_reference
 from models.layers.fused import silu_mul_reference as silu_mul
-from models.layers.kernels.elementwise import guided_euler_step_cuda, silu_mul_cuda
+from models.layers.kernels.elementwise import silu_mul_cuda
 from models.layers.kernels.linear import linear_add_rms_norm_cuda, linear_cuda, linear_silu_mul_cuda
 from models.layers.kernels.norms import add_rms_norm_cuda, rms_norm_cuda
 from models.layers.kernels.rotary import rotary_dense_attention_cuda, rotate_and_cache_cuda
 from models.layers.rotary import rotate_half_split
-from models.voxcpm2.solver import guided_euler_step_reference
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
 EPS = 1e-5
@@ -98,15 +97,6 @@ def test_linear_at_size(rows, inputs, width) -> None:
 def test_silu_mul(device) -> None:
     x = torch.randn(3, 2, 1024, device=device)
     assert relative_error(replayed(device, lambda: silu_mul_cuda(x)), silu_mul(*wide_in_place(x))) < 1e-6
-
-
-def test_guided_euler_step(device, kind) -> None:
-    x, velocity, cfg = (torch.randn(s, device=device) for s in ((3, 4, 8), (6, 4, 8), (3,)))
-    out = replayed(device, lambda: guided_euler_step_cuda(x, velocity, cfg, 0.1))
-    assert relative_error(out, guided_euler_step_reference(*wide_in_place(x, velocity, cfg), 0.1)) < 1e-6
-    x, velocity, cfg = x.to(kind), velocity.to(kind), cfg.to(kind)
-    out = replayed(device, lambda: guided_euler_step_cuda(x, velocity, cfg, 0.1))
-    assert relative_error(out, guided_euler_step_reference(x, velocity, cfg, 0.1)) < 2e-3
 
 
 @pytest.mark.parametrize(

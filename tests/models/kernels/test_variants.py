@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import models.layers.kernels
 from benchmarks.kernels import choose, products
@@ -31,10 +31,12 @@ from models.layers.kernels import (
     random,
     rotary,
     routes,
+    speech_step,
     vae,
     varlen,
 )
 from models.layers.kernels.routes import Choice, Shape
+from models.layers.norms import RMSNorm
 from models.layers.precision import Precision
 from service.engine import filter_kernels, step_kernels
 from service.engine.slot_state import SlotState
@@ -222,10 +224,29 @@ def codec(rows: int, precision: Precision) -> None:
     vae.snake_samples_cuda(x, channel, empty(1, width, 7, dtype=torch.float32), channel[:1], memory, slots)
 
 
-def speech_step(rows: int) -> None:
-    x = empty(rows, 4, 64)
-    elementwise.guided_euler_step_cuda(x, empty(2 * rows, 4, 64), empty(rows), 0.1)
-    random.philox_normal_cuda(rows_of_int64(rows), empty(rows, dtype=torch.int32), 256)
+def around_speech(rows: int) -> None:
+    state = {
+        "last_patch": empty(65, 4, 64),
+        "block_table": empty(65, 512, dtype=torch.int32),
+        "active": empty(65, dtype=torch.bool),
+        "seed": empty(65, dtype=torch.int64),
+        **{name: empty(65, dtype=torch.int32) for name in ("length", "step", "min_patches", "max_patches")},
+        **{name: empty(65, dtype=torch.float32) for name in ("cfg", "temperature")},
+    }
+    with META:
+        frames_to_tokens, norm = nn.Linear(64, 1024, dtype=torch.bfloat16), RMSNorm(1024, 1e-5).to(torch.bfloat16)
+    slots, angles = rows_of_int64(rows), empty(8192, 64, dtype=torch.float32)
+    speech_step.step_inputs_cuda(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
+    noise = random.philox_normal_cuda(slots, empty(rows, dtype=torch.int32), 256).view(rows, 64, 4)
+    elementwise.concatenate_cuda(elementwise.quantize_cuda(empty(rows, 2048), 9), empty(rows, 2048))
+    flow = speech_step.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)
+    flow.start(noise, empty(rows, 1024), empty(rows, 1024), empty(1024))
+    velocity, out = empty(2 * rows, 4, 64), empty(64, 1024)
+    for width in (0.1, 1.0):
+        product = gemv.gemv_cuda if 8 * rows <= 64 else linear.narrow_linear_cuda
+        product(empty(8 * rows, 1024), out, empty(64))
+        flow.advance(velocity, width, empty(1024))
+    speech_step.settle_cuda(state, slots, flow.x, velocity, 0.1, empty(rows, 2048), empty(2, 2048))
 
 
 def sampling(rows: int) -> None:
@@ -257,7 +278,7 @@ CASES: dict[str, Callable[[int], object]] = {
     "experts": experts,
     "codec in tf32": lambda rows: codec(rows, "tf32"),
     "codec in float16": lambda rows: codec(rows, "float16"),
-    "speech step": speech_step,
+    "speech step": around_speech,
     "sampling": sampling,
 }
 

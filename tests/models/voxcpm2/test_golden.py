@@ -59,7 +59,7 @@ def test_schedule_and_sinusoid(kind: str) -> None:
 
 def test_local_encoder(kind: str) -> None:
     network, x = model(DTYPES[kind]).network, component_input("locenc.x", kind)
-    close(network.feat_encoder(x), f"{kind}.locenc.cls", tolerance(kind))
+    close(network.feat_encoder(network.feat_encoder.tokens(x)), f"{kind}.locenc.cls", tolerance(kind))
     close(network.embed_patches(x), f"{kind}.locenc.embed", tolerance(kind))
 
 
@@ -74,7 +74,7 @@ def test_language_models(kind: str) -> None:
     network, cache = speech.network, PagedCache(speech.cache_specs(), 8, 4, dtype=DTYPES[kind])
     batch = cache.batch(prefills=[(cache.new_sequence(7), 7)])
     embeds = component_input("tslm.embeds", kind)[0]
-    close(network.semantic(embeds, torch.arange(7), batch), f"{kind}.tslm.hidden", tolerance(kind))
+    close(network.semantic(embeds, network.rotary(torch.arange(7)), batch), f"{kind}.tslm.hidden", tolerance(kind))
     hidden = network.residual(component_input("ralm.embeds", kind)[0], batch)
     close(hidden, f"{kind}.ralm.hidden", tolerance(kind))
 
@@ -131,7 +131,7 @@ def test_prompt_layout_and_hidden_states(mode: str) -> None:
     generated = expected()[f"{mode}.patches"][:-1]
     positions = torch.arange(length, length + len(generated))
     batch = cache.batch(prefills=[(sequence, len(generated))])
-    steps = network.audio_backbone(network.embed_patches(generated), positions, batch)
+    steps = network.audio_backbone(network.embed_patches(generated), network.rotary(positions), batch)
     lm, residual = (torch.cat((first[-1:], rest)) for first, rest in zip((lm, residual), steps, strict=True))
     close(lm, f"{mode}.step_lm_hidden", HIDDEN)
     close(residual, f"{mode}.step_res_hidden", HIDDEN)

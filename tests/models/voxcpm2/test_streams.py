@@ -147,8 +147,7 @@ def test_long_clips_are_encoded_in_pieces() -> None:
 def test_steps_can_be_captured() -> None:
     rig = SpeechRig(voice())
     rows = {"rows": 3}
-    patch, flags = ((3, 4, 8), torch.float32), ((3,), torch.bool)
-    made = {"patch": patch, "emitted": flags, "stopped": flags, "finished": flags}
+    made = {"results": ((3, 4 * 8 + 3), torch.float32)}
     prefill = voice().prefill_step(rig.cache.caches, rig.cache.page_size)
     conditioning = {"conditioning": ((3, voice().conditioning_width), torch.float32)}
     for step, capacity, outputs in (

@@ -1,0 +1,124 @@
+"""Inputs of a decode row per slot, read from slot state; the tables are described at models.protocol.SpeechModel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.voxcpm2.network import Rotary, VoxCPM2Network
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeRows:
+    """All [rows] but patches and block_tables."""
+
+    active: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    patches: Tensor
+
+
+def decode_rows(state: State, slots: Tensor, page_size: int) -> DecodeRows:
+    """Inactive rows attend to nothing and write the cache's scratch row."""
+    active = state["active"].index_select(0, slots)
+    length = torch.where(active, state["length"].index_select(0, slots), 0)
+    block_tables = state["block_table"].index_select(0, slots)
+    page = block_tables.gather(1, (length // page_size).to(torch.int64)[:, None])[:, 0].to(torch.int64)
+    return DecodeRows(
+        active=active,
+        positions=length.to(torch.int64),
+        slot_mapping=torch.where(active, page * page_size + length % page_size, 0),
+        block_tables=block_tables,
+        seq_lens=torch.where(active, length + 1, 0),
+        patches=state["last_patch"].index_select(0, slots),
+    )
+
+
+def advance_length(state: State, slots: Tensor, rows: DecodeRows) -> None:
+    """The rows' keys are in the cache."""
+    length = state["length"].index_select(0, slots)
+    state["length"].index_copy_(0, slots, length + rows.active.to(length.dtype))
+
+
+class Draw(NamedTuple):
+    """What the noise of the rows' next patches is drawn from: seeds int64 [rows], steps int32 [rows]."""
+
+    seeds: Tensor
+    steps: Tensor
+
+
+def draw_of(state: State, slots: Tensor) -> Draw:
+    return Draw(state["seed"].index_select(0, slots), state["step"].index_select(0, slots))
+
+
+class StepInputs(NamedTuple):
+    """All that a decode step reads of slot state before its networks.
+
+    slot_mapping int64 [rows], block_tables int32 [rows, pages], seq_lens int32 [rows]; cos and sin float32 [rows,
+    head_dim / 2] at the rows' positions; seeds int64 [rows], steps int32 [rows]; LocEnc's tokens of the last patches
+    [rows, 1 + P, h], and the same after its first norm.
+    """
+
+    slot_mapping: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    cos: Tensor
+    sin: Tensor
+    seeds: Tensor
+    steps: Tensor
+    tokens: Tensor
+    normed: Tensor
+
+    @property
+    def rotary(self) -> Rotary:
+        return self.cos, self.sin
+
+    @property
+    def draw(self) -> Draw:
+        return Draw(self.seeds, self.steps)
+
+
+def step_inputs(network: VoxCPM2Network, state: State, slots: Tensor, page_size: int) -> StepInputs:
+    """Inputs of the slots' next step, for which their lengths advance."""
+    if slots.is_cuda:
+        return step_inputs_cuda(network, state, slots, page_size)
+    return step_inputs_reference(network, state, slots, page_size)
+
+
+def step_inputs_cuda(network: VoxCPM2Network, state: State, slots: Tensor, page_size: int) -> StepInputs:
+    from models.layers.kernels import speech_step
+
+    encoder = network.feat_encoder
+    made = speech_step.step_inputs_cuda(
+        state,
+        slots,
+        page_size,
+        (network.cos, network.sin),
+        encoder.special_token.view(-1),
+        encoder.in_proj,
+        encoder.encoder.first_norm,
+    )
+    return StepInputs(*made)
+
+
+def step_inputs_reference(network: VoxCPM2Network, state: State, slots: Tensor, page_size: int) -> StepInputs:
+    rows, encoder = decode_rows(state, slots, page_size), network.feat_encoder
+    tokens = encoder.tokens(rows.patches)
+    advance_length(state, slots, rows)
+    return StepInputs(
+        rows.slot_mapping,
+        rows.block_tables,
+        rows.seq_lens,
+        *network.rotary(rows.positions),
+        *draw_of(state, slots),
+        tokens,
+        encoder.encoder.first_norm(tokens),
+    )

@@ -1,0 +1,261 @@
+"""The kernels around the networks of VoxCPM2's step against their plain twins, on the golden checkpoint."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.layers.fused import quantize_reference
+from models.layers.kernels.elementwise import concatenate_cuda, quantize_cuda
+from models.layers.kernels.gemv import gemv_cuda
+from models.layers.kernels.linear import narrow_linear_cuda
+from models.layers.kernels.random import philox_normal_cuda
+from models.layers.kernels.speech_step import FlowTokens, settle_cuda
+from models.layers.random import philox_normal_reference
+from models.protocol import RESULT_FLAGS
+from models.voxcpm2.model import VoxCPM2, load_model
+from models.voxcpm2.patch import make_patch_cuda, make_patch_reference
+from models.voxcpm2.rows import step_inputs_cuda, step_inputs_reference
+from models.voxcpm2.solver import guided_euler_step
+from tests.models.kernels.checking import relative_error, replayed, wide_in_place
+from tests.models.voxcpm2.golden import DIRECTORY
+
+SLOTS, PAGES, PAGE = 9, 16, 16
+SURPLUS = 3
+"""A slot whose stream has ended."""
+ROWS = {"one": [4], "padded": [4, SURPLUS, 1, 7, SURPLUS, 0, 0], "more": [9, 2, 5, 0]}
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def fixed_values() -> None:
+    """A stop head's near tie, and a trajectory in 16 bits, may go another way by one rounding."""
+    torch.manual_seed(11)
+
+
+@pytest.fixture(params=["float32", "half"])
+def dtype(request: pytest.FixtureRequest, device: torch.device) -> torch.dtype:
+    """The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths."""
+    if request.param == "float32":
+        return torch.float32
+    return torch.bfloat16 if device.type == "cuda" else torch.float16
+
+
+@cache
+def voice(device: torch.device, dtype: torch.dtype) -> VoxCPM2:
+    return load_model(DIRECTORY, device, dtype)
+
+
+def random_state(model: VoxCPM2, device: torch.device) -> State:
+    """Slot 0 is scratch full of NaN, slot 3 inactive."""
+    state = {
+        name: torch.zeros((SLOTS + 1, *spec.shape), dtype=spec.dtype)
+        for name, spec in model.state_specs().items()
+        if name != "vae"
+    }
+    state["block_table"] = torch.randint(1, 100, (SLOTS + 1, PAGES), dtype=torch.int32)
+    state["last_patch"].normal_()
+    state["cfg"].uniform_(0.5, 3)
+    state["temperature"].uniform_(0.2, 1.5)
+    state["length"].random_(0, PAGES * PAGE - 1)
+    state["seed"].random_(-(2**63), 2**63 - 1)
+    for name, most in (("step", 8), ("min_patches", 6), ("max_patches", 12)):
+        state[name].random_(0, most)
+    state["active"].fill_(True)
+    state["active"][[0, SURPLUS]] = False
+    for name in ("last_patch", "cfg", "temperature"):
+        state[name][0] = float("nan")
+    return {name: table.to(device) for name, table in state.items()}
+
+
+def copied(state: State) -> State:
+    return {name: table.clone() for name, table in state.items()}
+
+
+def same(one: State, other: State) -> None:
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def nearly(actual: Tensor, expected: Tensor, exact: bool = False) -> None:
+    """Of one dtype: float32 up to its rounding, 16 bits but for a rounding of some values. NaN at the same places."""
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert torch.equal(actual.isnan(), expected.isnan())
+    actual, expected = (x.nan_to_num().double() for x in (actual, expected))
+    torch.testing.assert_close(actual, expected, rtol=2e-5 if exact else 1e-2, atol=2e-5 if exact else 1e-2)
+    if not exact:
+        assert (actual != expected).double().mean() < 0.05
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@torch.inference_mode()
+def test_inputs_of_a_step(device: torch.device, dtype: torch.dtype, rows: str) -> None:
+    model = voice(device, dtype)
+    state, slots = random_state(model, device), torch.tensor(ROWS[rows], device=device)
+    twin = copied(state)
+    ours = replayed_once(state, device, lambda: step_inputs_cuda(model.network, state, slots, PAGE))
+    plain = step_inputs_reference(model.network, twin, slots, PAGE)
+    for name, mine, expected in zip(ours._fields, ours, plain, strict=True):
+        if name in ("tokens", "normed"):
+            nearly(mine, expected, dtype == torch.float32)
+        else:
+            assert mine.dtype == expected.dtype
+            assert torch.equal(mine, expected), name
+    same(state, twin)
+
+
+def replayed_once(state: State, device: torch.device, run):
+    """replayed, with slot state as a single run leaves it."""
+    before = copied(state)
+
+    def restored():
+        for name, table in state.items():
+            table.copy_(before[name])
+        return run()
+
+    return replayed(device, restored)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@torch.inference_mode()
+def test_tokens_through_a_solve(device: torch.device, dtype: torch.dtype, rows: str) -> None:
+    """Velocities are random: those of the network would carry each rounding on."""
+    model = voice(device, dtype)
+    solver = model.solver(4)
+    dit, frames = solver.dit, model.patch_shape[0]
+    state, slots = random_state(model, device), torch.tensor(ROWS[rows], device=device)
+    count, exact = len(slots), dtype == torch.float32
+    noise = torch.randn(count, *model.patch_shape[::-1], device=device)
+    mu = torch.randn(2, count, dit.in_proj.out_features, device=device).to(dtype)
+    velocities = torch.randn(len(solver.schedule.widths), 2 * count, *model.patch_shape, device=device).to(dtype)
+    steps = list(zip(velocities[:-1], solver.schedule.widths[:-1], solver.time_table[1:], strict=True))
+
+    def ours() -> list[tuple[Tensor, Tensor, Tensor]]:
+        flow = FlowTokens(state, slots, dit.cond_proj, dit.in_proj, dit.decoder.first_norm)
+        flow.start(noise, mu[0], mu[1], solver.time_table[0])
+        seen = [(flow.x, flow.tokens.clone(), flow.normed.clone())]
+        for velocity, width, time in steps:
+            flow.advance(velocity, width, time)
+            seen.append((flow.x, flow.tokens.clone(), flow.normed.clone()))
+        return seen
+
+    previous, cfg = state["last_patch"][slots], state["cfg"][slots].to(dtype)
+    x = (noise.to(dtype) * state["temperature"][slots].to(dtype)[:, None, None]).transpose(1, 2)
+    time, halves = solver.time_table[0], torch.stack((mu.transpose(0, 1), torch.zeros_like(mu.transpose(0, 1))), 1)
+    for at, (our_x, tokens, normed) in enumerate(replayed(device, ours)):
+        if at:
+            velocity, width, time = steps[at - 1]
+            a_then_b = velocity.unflatten(0, (count, 2)).transpose(0, 1).flatten(0, 1)
+            x = guided_euler_step(x, a_then_b, cfg, width)
+        nearly(our_x, x, exact)
+        # From one patch on: a rounding is seen once.
+        x = our_x
+        rest = torch.cat((time.expand(count, 1, -1), dit.cond_proj(previous), dit.in_proj(x)), dim=1)
+        expected = torch.cat((halves, rest[:, None].expand(-1, 2, -1, -1)), dim=2).flatten(0, 1)
+        assert expected.shape[1] == 3 + 2 * frames
+        nearly(tokens, expected, exact)
+        nearly(normed, dit.decoder.first_norm(tokens), exact)
+
+
+@pytest.mark.parametrize("solver_steps", [10, 4, 6, 16])
+@torch.inference_mode()
+def test_patches_of_every_number_of_solver_steps(device: torch.device, solver_steps: int) -> None:
+    compare_patches(device, torch.float32, solver_steps, [4, 0])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@torch.inference_mode()
+def test_patches(device: torch.device, dtype: torch.dtype, rows: str) -> None:
+    compare_patches(device, dtype, 4, ROWS[rows])
+
+
+def compare_patches(device: torch.device, dtype: torch.dtype, solver_steps: int, slots: list[int]) -> None:
+    model = voice(device, dtype)
+    network, solver = model.network, model.solver(solver_steps)
+    state, index = random_state(model, device), torch.tensor(slots, device=device)
+    noise = torch.randn(len(slots), *model.patch_shape[::-1], device=device)
+    lm, residual = torch.randn(len(slots), model.conditioning_width, device=device).to(dtype).chunk(2, dim=-1)
+    twin = copied(state)
+    ours = replayed_once(state, device, lambda: make_patch_cuda(network, solver, state, index, noise, lm, residual))
+    plain = make_patch_reference(network, solver, twin, index, noise, lm, residual)
+    flags = len(RESULT_FLAGS)
+    assert ours.dtype == torch.float32 and torch.equal(ours[:, -flags:], plain[:, -flags:])
+    live = [row for row, slot in enumerate(slots) if slot]
+    tolerance = 1e-4 if dtype == torch.float32 else 0.15
+    torch.testing.assert_close(ours[live], plain[live], rtol=0, atol=tolerance)
+    patches = {name: s.pop("last_patch") for name, s in (("ours", state), ("twin", twin))}
+    torch.testing.assert_close(patches["ours"], patches["twin"], rtol=0, atol=tolerance, equal_nan=True)
+    same(state, twin)
+    for row, slot in enumerate(slots):
+        if slot not in (0, SURPLUS):
+            torch.testing.assert_close(patches["ours"][slot].flatten().float(), ours[row, :-flags], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("zero", [False, True], ids=["random", "ties"])
+@torch.inference_mode()
+def test_stop_head(device: torch.device, dtype: torch.dtype, zero: bool) -> None:
+    """All combinations of flags; a tie goes on."""
+    rows, size, inputs = 48, 12, 72
+    generator = torch.Generator().manual_seed(5)
+    hidden, stop = (torch.randn(s, generator=generator).to(device, dtype) for s in ((rows, inputs), (2, inputs)))
+    if zero:
+        stop.zero_()
+    ints = {
+        name: torch.randint(0, most, (rows,), generator=generator, dtype=torch.int32).to(device)
+        for name, most in (("step", 6), ("min_patches", 6), ("max_patches", 8))
+    }
+    state = ints | {
+        "active": (torch.rand(rows, generator=generator) < 0.7).to(device),
+        "cfg": torch.rand(rows, device=device),
+        "last_patch": torch.zeros((rows, 3, 4), device=device, dtype=dtype),
+    }
+    before, slots = copied(state), torch.arange(rows, device=device).flip(0)
+    x, velocity = (torch.randn(n, 3, 4, device=device).to(dtype) for n in (rows, 2 * rows))
+    results = replayed_once(state, device, lambda: settle_cuda(state, slots, x, velocity, 0.1, hidden, stop))
+    logits = torch.nn.functional.linear(torch.nn.functional.silu(hidden), stop)
+    active, step = before["active"][slots], before["step"][slots]
+    stopped = active & (logits[:, 1] > logits[:, 0]) & (step > before["min_patches"][slots])
+    finished = stopped | (active & (step + 1 >= before["max_patches"][slots]))
+    assert torch.equal(results[:, size:], torch.stack((stopped, finished, active), 1).float())
+    assert zero or len(results[:, size:].unique(dim=0)) == 4
+    assert torch.equal(state["step"][slots], step + active)
+    assert torch.equal(state["active"][slots], active & ~finished)
+    assert not state["last_patch"][slots][~active].any()
+    assert torch.equal(state["last_patch"][slots][active].flatten(1).float(), results[active, :size])
+
+
+@pytest.mark.parametrize("shape", [(1, 512), (7, 24), (3, 700)])
+def test_quantizer(device: torch.device, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """In 16 bits, ties of the rounding are among the values; in float32 a last bit of tanh decides them."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype) * 3
+    if dtype != torch.float32:
+        x.view(-1)[:19] = torch.atanh(torch.arange(-9, 10, device=device) / 18).to(dtype)
+    x.view(-1)[19:22] = torch.tensor([-40.0, 0.0, 40.0])
+    out = replayed(device, lambda: quantize_cuda(x, 9))
+    assert torch.equal(out.cpu(), quantize_reference(x.cpu(), 9))
+
+
+def test_concatenation(device: torch.device, dtype: torch.dtype) -> None:
+    for rows, width in ((1, 2048), (3, 72), (64, 1100)):
+        both = torch.randn(rows, 2 * width, device=device).to(dtype)
+        a, b = both.chunk(2, dim=1)
+        out = replayed(device, lambda a=a, b=b: concatenate_cuda(b, a))
+        assert torch.equal(out, torch.cat((b, a), dim=1))
+
+
+def test_narrow_products(device: torch.device) -> None:
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    for rows, make in ((8, gemv_cuda), (72, narrow_linear_cuda), (130, narrow_linear_cuda)):
+        x, weight, bias = (torch.randn(s, device=device).to(kind) for s in ((rows, 256), (64, 256), (64,)))
+        out = replayed(device, lambda x=x, w=weight, b=bias, make=make: make(x, w, b))
+        assert relative_error(out, torch.nn.functional.linear(*wide_in_place(x, weight, bias))) < 8e-3
+
+
+def test_normals(device: torch.device) -> None:
+    seeds, steps = torch.randint(-(2**63), 2**63 - 1, (5,)), torch.arange(5, dtype=torch.int32)
+    out = replayed(device, lambda: philox_normal_cuda(seeds.to(device), steps.to(device), 256))
+    torch.testing.assert_close(out.cpu(), philox_normal_reference(seeds, steps, 256), rtol=1e-5, atol=1e-5)
