@@ -28,7 +28,7 @@ VARLEN_TILES = {
 PAGE = 16
 TABLE = 32_768 // PAGE
 """Columns of a block table: a recorded step has room for the longest sequence."""
-WAYS = ("separate", "rotated inside", "combined inside")
+WAYS = ("separate", "rotated inside")
 DECODES = [
     ("qwen2b", 12, 2, (1, 8, 32, 64, 128), (512, 2000)),
     ("qwen7b", 28, 4, (1, 8, 32, 64, 128), (512, 2000)),
@@ -90,16 +90,13 @@ def _decode(rows: int, heads: int, kv_heads: int, length: int, way: str, splits:
     rotary = torch.randn(rows, 64, device="cuda"), torch.randn(rows, 64, device="cuda")
     lengths = torch.full((rows,), length, device="cuda", dtype=torch.int32)
     slots = tables[:, (length - 1) // PAGE].long() * PAGE + (length - 1) % PAGE
-    arrived = torch.zeros(rows * kv_heads, device="cuda", dtype=torch.int32) if way == "combined inside" else None
 
     def run(i: int) -> object:
         (q, k, v), keys, values = parts[i % sets], caches[2 * (i % sets)], caches[2 * (i % sets) + 1]
         newest = Newest(k, v, rotary, slots)
         if way == "separate":
             q, newest = rotate_and_cache_cuda(q, k, v, rotary, keys, values, slots), None
-        return paged_decode_attention_cuda(
-            q, keys, values, tables, lengths, PAGE, 0.1, newest=newest, splits=splits, _arrived=arrived
-        )
+        return paged_decode_attention_cuda(q, keys, values, tables, lengths, PAGE, 0.1, newest=newest, splits=splits)
 
     return run
 

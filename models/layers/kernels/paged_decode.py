@@ -23,16 +23,17 @@ from models.layers.kernels.launch import (
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
+_FEW_SEQUENCES = 8
+"""Below this shares of a wide head may be one block: 6.7 us instead of 8.8 for one row of Kimi-VL at 400 keys. With
+more, and for all narrow heads, two are as fast or faster: 7.3 instead of 9.0 us for 8 rows of Qwen2-VL-2B at 512."""
 _SPLITS_TOGETHER = 16
 """That are combined at a time: sequences are mostly short, and their splits few."""
-_COMBINED_TILE = 8192
-"""Values that a program combines at once: 64 registers of each of 128 threads."""
 
 
 @triton.jit
-def _split_length(length, splits, BLOCK_N: tl.constexpr):
-    """Keys of one split: the sequence in equal shares of whole blocks."""
-    return tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), splits), 1) * BLOCK_N
+def _split_length(length, splits, BLOCK_N: tl.constexpr, LEAST: tl.constexpr):
+    """Keys of one split: the sequence in equal shares of whole blocks, LEAST at the least."""
+    return tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK_N), splits), LEAST) * BLOCK_N
 
 
 @triton.jit
@@ -57,46 +58,6 @@ def _rotated(heads, columns, here, cos, sin, D: tl.constexpr, ROTATE: tl.constex
     return x
 
 
-@triton.jit
-def _combine_heads(
-    partial_ptr,
-    log_sum_ptr,
-    out_ptr,
-    first_head,
-    used,
-    splits,
-    GROUP: tl.constexpr,
-    DV: tl.constexpr,
-    TOGETHER: tl.constexpr,
-):
-    """The splits of GROUP heads in their order, TOGETHER at a time. Other processors wrote them, so L1 is passed by."""
-    group = tl.arange(0, triton.next_power_of_2(GROUP))
-    columns = tl.arange(0, triton.next_power_of_2(DV))
-    real = group < GROUP
-    peak = tl.full((triton.next_power_of_2(GROUP),), float("-inf"), tl.float32)
-    total = tl.zeros((triton.next_power_of_2(GROUP),), tl.float32)
-    out = tl.zeros((triton.next_power_of_2(GROUP), triton.next_power_of_2(DV)), tl.float32)
-    for first in range(0, used, TOGETHER):
-        split = first + tl.arange(0, TOGETHER)
-        there = real[:, None] & (split[None, :] < used)
-        slot = (first_head + group)[:, None] * splits + split[None, :]
-        places = partial_ptr + tl.trans(slot)[:, :, None] * DV + columns[None, None, :]
-        here = tl.trans(there)[:, :, None] & (columns < DV)[None, None, :]
-        values = tl.load(places, mask=here, other=0.0, cache_modifier=".cg")
-        log_sums = tl.load(log_sum_ptr + slot, mask=there, other=float("-inf"), cache_modifier=".cg")
-        new_peak = tl.maximum(peak, tl.max(log_sums, 1))
-        # A row of length 0 has nothing to weigh.
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(log_sums - base[:, None])
-        decay = tl.exp2(peak - base)
-        total = total * decay + tl.sum(weights, 1)
-        out = out * decay[:, None] + tl.sum(values * tl.trans(weights)[:, :, None], 0)
-        peak = new_peak
-    out *= (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    out_rows = out_ptr + (first_head + group)[:, None] * DV + columns[None, :]
-    tl.store(out_rows, out.to(out_ptr.dtype.element_ty), mask=real[:, None] & (columns < DV)[None, :])
-
-
 @triton.jit(do_not_specialize=["stride_table", "splits"])
 def _decode_kernel(
     q_ptr,
@@ -112,7 +73,6 @@ def _decode_kernel(
     out_ptr,
     partial_ptr,
     log_sum_ptr,
-    arrived_ptr,
     scale_log2,
     stride_q,
     stride_new_k,
@@ -138,8 +98,7 @@ def _decode_kernel(
     PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr,
-    COMBINE: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    LEAST: tl.constexpr,
     NEWEST: tl.constexpr,
     ROTATE: tl.constexpr,
     VALUES_IN_KEYS: tl.constexpr,
@@ -147,8 +106,8 @@ def _decode_kernel(
     PDL: tl.constexpr,
 ):
     """One program: the query heads of one key head, one row, one of `splits` shares of its keys. Without SPLIT it
-    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum. COMBINE: the last to
-    arrive combines them, and leaves the count of arrivals as it found it, at 0.
+    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum. LEAST: the fewest
+    blocks of a share.
 
     NEWEST: key and value of the last position are not in the cache. The program whose share ends there stores them and
     begins its softmax with them. ROTATE: queries and that key have to be rotated.
@@ -157,15 +116,11 @@ def _decode_kernel(
     wait_for_previous(PDL)
     release_next(PDL)
     length = tl.load(lengths_ptr + row)
-    share = _split_length(length, splits, BLOCK_N)
+    share = _split_length(length, splits, BLOCK_N, LEAST)
     begin = split * share
     end = tl.minimum(begin + share, length)
-    idle = begin >= end
-    if COMBINE:
-        # The first program writes the zeros of a row of length 0.
-        idle &= split > 0
     if SPLIT:  # noqa: SIM102 (a constant first: Triton drops the branch)
-        if idle:
+        if begin >= end:
             return
     group = tl.arange(0, BLOCK_G)
     heads = kv_head * GROUP + group
@@ -248,8 +203,7 @@ def _decode_kernel(
         if V2 > 0:
             v2 = tl.load(v_rows + v_rest, mask=present[:, None] & (v_rest < DV), other=0.0)
             acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
-    total = tl.where(total == 0.0, 1.0, total)
-    norm = (1.0 / total)[:, None]
+    norm = (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     if not SPLIT:
         out_rows = out_ptr + (row.to(tl.int64) * (KV_HEADS * GROUP) + heads[:, None]) * DV
         kind = out_ptr.dtype.element_ty
@@ -263,15 +217,6 @@ def _decode_kernel(
         if V2 > 0:
             tl.store(out_rows + v_rest, acc2 * norm, mask=real & (v_rest < DV))
         tl.store(log_sum_ptr + slot, peak + tl.log2(total), mask=group < GROUP)
-        if COMBINE:
-            used = tl.maximum(tl.cdiv(length, share), 1)
-            place = row * KV_HEADS + kv_head
-            # One thread counts, for the stores of all.
-            tl.debug_barrier()
-            if tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel", scope="gpu") == used - 1:
-                tl.store(arrived_ptr + place, 0)
-                first_head = row.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP
-                _combine_heads(partial_ptr, log_sum_ptr, out_ptr, first_head, used, splits, GROUP, DV, TOGETHER)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -285,6 +230,7 @@ def _combine_kernel(
     DV: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    LEAST: tl.constexpr,
     TOGETHER: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -293,7 +239,7 @@ def _combine_kernel(
     wait_for_previous(PDL)
     release_next(PDL)
     length = tl.load(lengths_ptr + row)
-    used = tl.cdiv(length, _split_length(length, splits, BLOCK_N))
+    used = tl.cdiv(length, _split_length(length, splits, BLOCK_N, LEAST))
     slot = (row.to(tl.int64) * HEADS + head) * splits
     columns = tl.arange(0, BLOCK_V)
     peak = float("-inf")
@@ -336,14 +282,9 @@ def paged_decode_attention_cuda(
     *,
     newest: Newest | None = None,
     splits: int | None = None,
-    _arrived: Tensor | None = None,
 ) -> Tensor:
     """models.layers.attention.paged_decode_attention on a GPU, with `newest` rotary_paged_decode_attention. v_cache may
-    be the first columns of k_cache (MLA).
-
-    _arrived: int32 zeros [rows * Hkv], zeros again afterwards, that no kernel beside this one uses; with it the splits
-    are combined by the kernel that makes them.
-    """
+    be the first columns of k_cache (MLA)."""
     rows, heads, width = q.shape
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
     new = newest or Newest(q, q, None, seq_lens)
@@ -360,13 +301,13 @@ def paged_decode_attention_cuda(
     block_n = 32 if wide or full_precision else 64
     if splits is None:
         splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size, block_n)
+    least = 1 if wide and rows * kv_heads < _FEW_SEQUENCES else 2
     values_in_keys = (
         v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
     )
     group = heads // kv_heads
     partial = torch.empty((rows, heads, splits, value_width) if splits > 1 else (0,), device=q.device)
     log_sum = torch.empty((rows, heads, splits) if splits > 1 else (0,), device=q.device)
-    combine = splits > 1 and _arrived is not None
     pdl = dependent_launch()
     launch = {"launch_pdl": True} if pdl else {}
     _decode_kernel[(rows, kv_heads, splits)](
@@ -383,7 +324,6 @@ def paged_decode_attention_cuda(
         out,
         partial,
         log_sum,
-        _arrived if _arrived is not None else log_sum,
         scale * _LOG2_E,
         q.stride(0),
         new.k.stride(0),
@@ -409,10 +349,7 @@ def paged_decode_attention_cuda(
         PAGE=page_size,
         BLOCK_N=block_n,
         SPLIT=splits > 1,
-        COMBINE=combine,
-        TOGETHER=max(
-            1, min(8, _COMBINED_TILE // (triton.next_power_of_2(group) * triton.next_power_of_2(value_width)))
-        ),
+        LEAST=least,
         NEWEST=newest is not None,
         ROTATE=new.rotary is not None,
         VALUES_IN_KEYS=values_in_keys,
@@ -422,7 +359,7 @@ def paged_decode_attention_cuda(
         num_stages=3 - wide - full_precision,
         **launch,
     )
-    if splits > 1 and not combine:
+    if splits > 1:
         _combine_kernel[(rows, heads)](
             partial,
             log_sum,
@@ -433,6 +370,7 @@ def paged_decode_attention_cuda(
             DV=value_width,
             BLOCK_V=triton.next_power_of_2(value_width),
             BLOCK_N=block_n,
+            LEAST=least,
             TOGETHER=_SPLITS_TOGETHER,
             PDL=pdl,
             num_warps=4,

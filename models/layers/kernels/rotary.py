@@ -203,14 +203,11 @@ def _local_attention_kernel(
     tl.store(out_rows + HALF, (tl.dot(weights, v2, input_precision=PRECISION) * norm).to(kind), mask=real)
 
 
-def _heads_of_a_program(sequences: int, queries: int, heads: int, group: int) -> int:
-    """Fastest of benchmarks/results/kernels/attention.json: a whole group while its rows fit a tile of 64, else half of
-    it, or less where that leaves half of the processors idle. 64 x 5 rows: 2.99 us with 8 heads, 4.01 with 4; 16 x 11:
-    3.04 with 2, 3.22 with 1. 8 heads of 11 rows make a tile of 128: twice the sequences take 2.4 times as long."""
-    if group * queries <= 64:
-        return group
+def _heads_of_a_program(queries: int, group: int) -> int:
+    """A whole group, or the largest part of it whose rows fit a tile of 64: the fastest at 2 to 128 sequences of 11 and
+    of 5 (benchmarks/results/kernels/attention_local.json)."""
     here = group
-    while here % 2 == 0 and (here * queries > 64 or sequences * heads // here < num_processors() // 2):
+    while here % 2 == 0 and here * queries > 64:
         here //= 2
     return here
 
@@ -229,11 +226,14 @@ def rotary_dense_attention_cuda(
     sequences, queries, heads, width = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     group = heads // kv_heads
-    heads_here = heads_here or _heads_of_a_program(sequences, queries, heads, group)
+    heads_here = heads_here or _heads_of_a_program(queries, group)
     out = torch.empty((sequences, queries, heads, width), device=q.device, dtype=q.dtype)
     if out.numel() == 0:
         return out
     block_r = max(16, triton.next_power_of_2(heads_here * queries))
+    programs = sequences * heads // heads_here
+    # With the 168 registers a thread that a tile of 64 takes, three programs share a processor; here a fourth has work.
+    limit = {"maxnreg": 128} if programs > 3 * num_processors() else {}
     pdl = dependent_launch()
     _local_attention_kernel[(sequences, heads // heads_here)](
         q,
@@ -265,6 +265,7 @@ def rotary_dense_attention_cuda(
         PRECISION=product_precision(q),
         PDL=pdl,
         num_warps=8 if block_r >= 128 else 4,
+        **limit,
         **({"launch_pdl": True} if pdl else {}),
     )
     return out

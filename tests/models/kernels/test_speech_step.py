@@ -82,13 +82,14 @@ def same(one: State, other: State) -> None:
 
 
 def nearly(actual: Tensor, expected: Tensor, exact: bool = False) -> None:
-    """Of one dtype: float32 up to its rounding, 16 bits but for a rounding of some values. NaN at the same places."""
+    """Of one dtype: float32 up to its rounding, 16 bits up to one that falls the other way, in a value or in a scale of
+    many. NaN at the same places."""
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
     assert torch.equal(actual.isnan(), expected.isnan())
     actual, expected = (x.nan_to_num().double() for x in (actual, expected))
     torch.testing.assert_close(actual, expected, rtol=2e-5 if exact else 1e-2, atol=2e-5 if exact else 1e-2)
     if not exact:
-        assert (actual != expected).double().mean() < 0.05
+        assert relative_error(actual, expected) < 4e-3
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -257,5 +258,6 @@ def test_narrow_products(device: torch.device) -> None:
 
 def test_normals(device: torch.device) -> None:
     seeds, steps = torch.randint(-(2**63), 2**63 - 1, (5,)), torch.arange(5, dtype=torch.int32)
-    out = replayed(device, lambda: philox_normal_cuda(seeds.to(device), steps.to(device), 256))
+    there = seeds.to(device), steps.to(device)
+    out = replayed(device, lambda: philox_normal_cuda(*there, 256))
     torch.testing.assert_close(out.cpu(), philox_normal_reference(seeds, steps, 256), rtol=1e-5, atol=1e-5)
