@@ -27,6 +27,7 @@ from models.layers.moe import Experts
 from models.protocol import Capacity, ChatModel, Decoder, Plan
 from models.registry import family_of, resolve
 from service.engine.decode_step import DecodeStep, Sampling
+from service.engine.engine import engine_stream
 from service.engine.slot_state import Float, Int, SlotState
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
@@ -192,7 +193,7 @@ def main() -> None:
     names = sys.argv[1:] or ["qwen2_vl_2b"]
     device = torch.device("cuda", 0)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, torch.cuda.stream(torch.cuda.Stream(device)):
+    with tempfile.TemporaryDirectory() as folder, engine_stream(device):
         for name in names:
             rows += measure(name, make(name, Path(folder)), device)
             gc.collect()

@@ -24,6 +24,7 @@ from models.media import MediaItem, VideoFrames, VideoMetadata
 from models.processor import ChatProcessor
 from models.protocol import Capacity, ChatModel, Plan, VisionEncoder
 from models.registry import family_of, resolve
+from service.engine.engine import engine_stream
 from service.graphs.accounting import Observations
 from service.graphs.buckets import cheapest
 from service.graphs.pool import GraphPool
@@ -154,7 +155,7 @@ def main() -> None:
     names = sys.argv[1:] or list(WORK)
     device = torch.device("cuda", 0)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, torch.cuda.stream(torch.cuda.Stream(device)):
+    with tempfile.TemporaryDirectory() as folder, engine_stream(device):
         for name in names:
             rows += measure(name, make(name, Path(folder)), device)
             gc.collect()

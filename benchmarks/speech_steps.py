@@ -1,6 +1,6 @@
 """VoxCPM2 at full size with random weights: decode step, tail and codec by bucket, replayed, eager, and the floor.
 
-python -m benchmarks.speech_steps [BUCKET ...] [--codec-priority -1]
+python -m benchmarks.speech_steps [BUCKET ...]
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from benchmarks.record import table, write
 from benchmarks.timing import milliseconds
 from models.protocol import Capturable, Plan, SpeechModel
 from models.registry import family_of, resolve
-from service.engine.speech.runner import CODEC_PRIORITY, emitted, pages_for, slot_state
+from service.engine.engine import engine_stream
+from service.engine.speech.runner import emitted, pages_for, slot_state
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
@@ -63,9 +64,7 @@ def runner(
     return made
 
 
-def measure(
-    model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device, codec_priority: int
-) -> dict[str, Any]:
+def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device) -> dict[str, Any]:
     state = live_state(model, bucket, device)
     pages = 1 + bucket * pages_for(CONTEXT + 512, PAGE_SIZE)
     caches = [spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in model.cache_specs()]
@@ -79,7 +78,7 @@ def measure(
     tail_plan = Plan(arrays={"slots": slots}, needs={"rows": bucket}, tensors={"conditioning": [conditioning]})
     decode = runner("decode", model.decode_step(steps, state, caches, PAGE_SIZE), bucket, pool)
     tail = runner("tail", model.tail(steps, state), bucket, pool)
-    codec_stream = torch.cuda.Stream(device, codec_priority)
+    codec_stream = torch.cuda.Stream(device)
     vae = runner("vae", model.vae_step(state), bucket, pool, codec_stream)
     patches = np.random.default_rng(0).standard_normal((bucket, *model.patch_shape), dtype=np.float32)
     vae_plan = replace(plan, tensors={"results": [torch.from_numpy(emitted(patches)).to(device)]})
@@ -120,19 +119,14 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speech_steps", description=__doc__)
     parser.add_argument("buckets", nargs="*", type=int, default=list(BUCKETS), metavar="BUCKET")
-    parser.add_argument(
-        "--codec-priority", type=int, default=CODEC_PRIORITY, help="of its stream (default %(default)s)"
-    )
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
-    with tempfile.TemporaryDirectory() as folder, torch.cuda.stream(torch.cuda.Stream(device)):
+    with tempfile.TemporaryDirectory() as folder, engine_stream(device):
         directory = make("voxcpm2", Path(folder))
         model = resolve(family_of(directory).model)(directory, device, torch.bfloat16, "random")
         pool = GraphPool(device, 24 << 30)
-        rows = [
-            measure(model, bucket, pool, device, arguments.codec_priority) for bucket in reversed(arguments.buckets)
-        ]
-    write("speech_steps", rows[::-1], codec_priority=arguments.codec_priority)
+        rows = [measure(model, bucket, pool, device) for bucket in reversed(arguments.buckets)]
+    write("speech_steps", rows[::-1])
     print(table(rows[::-1]))
 
 

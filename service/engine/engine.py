@@ -265,7 +265,8 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 
 def engine_stream(device: torch.device) -> AbstractContextManager[object]:
-    """A stream of the engine's own: graphs cannot be captured on the default one."""
+    """A stream of the engine's own: graphs cannot be captured on the default one. Steps come before what runs beside
+    them on other streams, the codec of speech."""
     if device.type != "cuda":
         return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))
+    return torch.cuda.stream(torch.cuda.Stream(device, priority=-1))

@@ -23,9 +23,8 @@ from models.layers.kernels.launch import (
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
-_FEW_SEQUENCES = 8
-"""Below this shares of a wide head may be one block: 6.7 us instead of 8.8 for one row of Kimi-VL at 400 keys. With
-more, and for all narrow heads, two are as fast or faster: 7.3 instead of 9.0 us for 8 rows of Qwen2-VL-2B at 512."""
+_FEW_SEQUENCES = 16
+"""Below this a share may be one block, so that more programs wait for memory at once; from here on there are enough."""
 _SPLITS_TOGETHER = 16
 """That are combined at a time: sequences are mostly short, and their splits few."""
 
@@ -301,7 +300,7 @@ def paged_decode_attention_cuda(
     block_n = 32 if wide or full_precision else 64
     if splits is None:
         splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size, block_n)
-    least = 1 if wide and rows * kv_heads < _FEW_SEQUENCES else 2
+    least = 1 if rows * kv_heads < _FEW_SEQUENCES else 2
     values_in_keys = (
         v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
     )

@@ -233,7 +233,7 @@ def rotary_dense_attention_cuda(
     block_r = max(16, triton.next_power_of_2(heads_here * queries))
     programs = sequences * heads // heads_here
     # With the 168 registers a thread that a tile of 64 takes, three programs share a processor; here a fourth has work.
-    limit = {"maxnreg": 128} if programs > 3 * num_processors() else {}
+    limit = {"maxnreg": 128} if block_r == 64 and programs > 3 * num_processors() else {}
     pdl = dependent_launch()
     _local_attention_kernel[(sequences, heads // heads_here)](
         q,

@@ -37,8 +37,6 @@ _HOT_PREFILLS = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64
 _PREFILL_SEQUENCES = 16
 _RARE_STRIDE = 4
 """Of the rungs for numbers of solver steps that few ask for, every so many are recorded before there is demand."""
-CODEC_PRIORITY = -1
-"""Priority of the codec's stream: its part of a step is short, and listeners wait for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +105,7 @@ class SpeechRunner:
             spec.allocate(num_pages, self.page_size, context.device, context.dtype) for spec in model.cache_specs()
         ]
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
-        self._codec_stream = torch.cuda.Stream(self.device, CODEC_PRIORITY) if self.device.type == "cuda" else None
+        self._codec_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         rows = [{"rows": bucket} for bucket in self.buckets]
         default, rare = model.solver_steps[0], rows[::-_RARE_STRIDE]
 
