@@ -104,9 +104,9 @@ def _decode_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: the query heads of one key head, one row, one of `splits` shares of its keys. Without SPLIT it
-    writes the output, otherwise a normalised partial and the base-2 logarithm of its softmax sum. LEAST: the fewest
-    blocks of a share.
+    """One program: the query heads of one key head, one row, one of `splits` shares of its keys, of LEAST blocks at the
+    least. A share of all keys becomes the output, another a normalised partial and the base-2 logarithm of its softmax
+    sum. Without SPLIT there is one share.
 
     NEWEST: key and value of the last position are not in the cache. The program whose share ends there stores them and
     begins its softmax with them. ROTATE: queries and that key have to be rotated.
@@ -203,19 +203,20 @@ def _decode_kernel(
             v2 = tl.load(v_rows + v_rest, mask=present[:, None] & (v_rest < DV), other=0.0)
             acc2 = tl.dot(weights, v2, acc=acc2 * decay[:, None], input_precision=PRECISION)
     norm = (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    if not SPLIT:
-        out_rows = out_ptr + (row.to(tl.int64) * (KV_HEADS * GROUP) + heads[:, None]) * DV
-        kind = out_ptr.dtype.element_ty
-        tl.store(out_rows + v_columns, (acc1 * norm).to(kind), mask=real & (v_columns < DV))
+    alone = share >= length
+    out_rows = out_ptr + (row.to(tl.int64) * (KV_HEADS * GROUP) + heads[:, None]) * DV
+    kind = out_ptr.dtype.element_ty
+    tl.store(out_rows + v_columns, (acc1 * norm).to(kind), mask=alone & real & (v_columns < DV))
+    if V2 > 0:
+        tl.store(out_rows + v_rest, (acc2 * norm).to(kind), mask=alone & real & (v_rest < DV))
+    if SPLIT:
+        place = (row.to(tl.int64) * (KV_HEADS * GROUP) + heads) * splits + split
+        parts = partial_ptr + place[:, None] * DV
+        shared = real & (alone == 0)
+        tl.store(parts + v_columns, acc1 * norm, mask=shared & (v_columns < DV))
         if V2 > 0:
-            tl.store(out_rows + v_rest, (acc2 * norm).to(kind), mask=real & (v_rest < DV))
-    else:
-        slot = (row.to(tl.int64) * (KV_HEADS * GROUP) + heads) * splits + split
-        out_rows = partial_ptr + slot[:, None] * DV
-        tl.store(out_rows + v_columns, acc1 * norm, mask=real & (v_columns < DV))
-        if V2 > 0:
-            tl.store(out_rows + v_rest, acc2 * norm, mask=real & (v_rest < DV))
-        tl.store(log_sum_ptr + slot, peak + tl.log2(total), mask=group < GROUP)
+            tl.store(parts + v_rest, acc2 * norm, mask=shared & (v_rest < DV))
+        tl.store(log_sum_ptr + place, peak + tl.log2(total), mask=(group < GROUP) & (alone == 0))
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -233,12 +234,15 @@ def _combine_kernel(
     TOGETHER: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: the splits of one row and head, TOGETHER at a time; a row of length 0 becomes zero."""
+    """One program: the splits of one row and head, TOGETHER at a time; a row of length 0 becomes zero. What is not
+    split is there already."""
     row, head = tl.program_id(0), tl.program_id(1)
     wait_for_previous(PDL)
     release_next(PDL)
     length = tl.load(lengths_ptr + row)
     used = tl.cdiv(length, _split_length(length, splits, BLOCK_N, LEAST))
+    if used == 1:
+        return
     slot = (row.to(tl.int64) * HEADS + head) * splits
     columns = tl.arange(0, BLOCK_V)
     peak = float("-inf")
@@ -372,7 +376,7 @@ def paged_decode_attention_cuda(
             LEAST=least,
             TOGETHER=_SPLITS_TOGETHER,
             PDL=pdl,
-            num_warps=4,
+            num_warps=max(1, triton.next_power_of_2(value_width) // 128),
             **launch,
         )
     return out
