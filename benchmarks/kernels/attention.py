@@ -106,7 +106,7 @@ def _decode_cases() -> list[Case]:
     found = []
     for name, heads, kv_heads, batches, contexts in DECODES:
         for rows, length in product(batches, contexts):
-            chosen = number_of_splits(rows * kv_heads, TABLE * PAGE, 64)
+            chosen = number_of_splits(rows * kv_heads, TABLE * PAGE)
             floor = rows * length * kv_heads * 128 * 4 / BANDWIDTH
             for way, splits in product(WAYS, dict.fromkeys((chosen, max(1, chosen // 2), 4, 8, *[16] * (rows == 1)))):
                 make = lambda a=(rows, heads, kv_heads, length, way, splits): _decode(*a)  # noqa: E731

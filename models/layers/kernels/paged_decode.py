@@ -23,8 +23,8 @@ from models.layers.kernels.launch import (
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
-_FEW_SEQUENCES = 16
-"""Below this a share may be one block, so that more programs wait for memory at once; from here on there are enough."""
+_BLOCK_N = 32
+"""Keys that a program reads at a time."""
 _SPLITS_TOGETHER = 16
 """That are combined at a time: sequences are mostly short, and their splits few."""
 
@@ -301,10 +301,12 @@ def paged_decode_attention_cuda(
         return out
     (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
     wide, full_precision = width > 256, q.dtype == torch.float32
-    block_n = 32 if wide or full_precision else 64
     if splits is None:
-        splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size, block_n)
-    least = 1 if rows * kv_heads < _FEW_SEQUENCES else 2
+        splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size)
+    # Wide heads and float32 fill registers and shared memory sooner; a block of a wide head takes as long as two.
+    heavy = wide + full_precision
+    num_warps, num_stages = (8, 3 - heavy) if heavy else (4, 5)
+    least = 1 if wide else 2
     values_in_keys = (
         v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
     )
@@ -350,7 +352,7 @@ def paged_decode_attention_cuda(
         V1=v1,
         V2=v2,
         PAGE=page_size,
-        BLOCK_N=block_n,
+        BLOCK_N=_BLOCK_N,
         SPLIT=splits > 1,
         LEAST=least,
         NEWEST=newest is not None,
@@ -358,8 +360,8 @@ def paged_decode_attention_cuda(
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=product_precision(q),
         PDL=pdl,
-        num_warps=8 if wide or full_precision else 4,
-        num_stages=3 - wide - full_precision,
+        num_warps=num_warps,
+        num_stages=num_stages,
         **launch,
     )
     if splits > 1:
@@ -372,7 +374,7 @@ def paged_decode_attention_cuda(
             HEADS=heads,
             DV=value_width,
             BLOCK_V=triton.next_power_of_2(value_width),
-            BLOCK_N=block_n,
+            BLOCK_N=_BLOCK_N,
             LEAST=least,
             TOGETHER=_SPLITS_TOGETHER,
             PDL=pdl,
@@ -382,11 +384,11 @@ def paged_decode_attention_cuda(
     return out
 
 
-def number_of_splits(sequences: int, longest: int, block_n: int) -> int:
+def number_of_splits(sequences: int, longest: int) -> int:
     """Shares of every sequence's keys, `sequences` counting each key head.
 
     Two programs for each processor, so that loads of one hide behind products of the other, and no share of less than
     two blocks of the longest sequence that the table has room for. How long the sequences are is not known when a step
     is recorded: shares beyond a sequence's last block end at once.
     """
-    return max(1, min(_MAX_SPLITS, 2 * num_processors() // sequences, longest // (2 * block_n)))
+    return max(1, min(_MAX_SPLITS, 2 * num_processors() // sequences, longest // (2 * _BLOCK_N)))
