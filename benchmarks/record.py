@@ -6,9 +6,12 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import time
+import timeit
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,7 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         "device": device,
         "cpus": os.cpu_count(),
+        "processor": _processor(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -68,6 +72,15 @@ def environment() -> dict[str, Any]:
             **{name: version_of(name) for name in PACKAGES},
         },
     }
+
+
+@cache
+def _processor() -> dict[str, Any]:
+    """Its name, and the milliseconds of a fixed piece of Python: hosts of one GPU differ, as does their load."""
+    listed = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    named = re.search(r"^model name\s*: (.*)$", listed, re.MULTILINE)
+    loop = min(timeit.repeat("for i in range(1_000_000): pass", number=1, repeat=5))
+    return {"name": named[1] if named else platform.processor(), "loop_ms": round(loop * 1e3, 2)}
 
 
 def version_of(package: str) -> str | None:

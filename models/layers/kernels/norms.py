@@ -135,6 +135,6 @@ def _launch(
         ADD=residual is not None,
         BIAS=bias is not None,
         PDL=pdl,
-        num_warps=min(8, max(1, block // 512)),
+        num_warps=min(8, max(1, block // 256)),
         **({"launch_pdl": True} if pdl else {}),
     )
