@@ -369,8 +369,6 @@ def memory(results: Results) -> str:
     """Of every server that a load ran against, as far as it could be asked at the end."""
 
     def block(result: Result) -> list[list[str]]:
-        if "note" in result.facts:
-            return []
         used = result.facts["gpu_used_bytes"]
         return [
             [
@@ -390,8 +388,6 @@ def caches(results: Results) -> str:
 
     def block(result: Result) -> list[list[str]]:
         facts = result.facts
-        if "note" in facts:
-            return []
         return [
             [
                 BY_RESULT[result.name].what,
