@@ -85,7 +85,8 @@ def caches_of(specs: list[CacheSpec], rows: int, device: torch.device) -> list[d
     return caches
 
 
-def measure_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> dict[str, Any]:
+def recorded_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> tuple[GraphRunner, Plan, SlotState]:
+    """One recorded step of rows in the middle of their answers."""
     state = SlotState(rows, MAX_CONTEXT // PAGE_SIZE, decoder.vocab_size, pool.device)
     sampling = Sampling(decoder, state, decoder.vocab_size, full=False)
     step = DecodeStep(decoder, state, caches_of(decoder.cache_specs(), rows, pool.device), PAGE_SIZE, sampling)
@@ -94,9 +95,13 @@ def measure_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> d
     fill(state, rows)
     while runner.capture_next(idle=False):
         pass
-    (bucket,) = [runner.bucket_for(capacity)]
+    return runner, Plan(arrays={"slots": torch.arange(1, rows + 1).numpy()}, needs=capacity), state
+
+
+def measure_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> dict[str, Any]:
+    runner, plan, state = recorded_decode(name, decoder, rows, pool)
+    (bucket,) = [runner.bucket_for(plan.needs)]
     assert bucket is not None, "the decode step could not be recorded"
-    plan = Plan(arrays={"slots": torch.arange(1, rows + 1).numpy()}, needs=capacity)
     timings = {}
     for kind, call in (
         ("eager", lambda: runner.run(plan, eager="disabled")),

@@ -111,7 +111,7 @@ def _measure_one(
     parts = [part for item in items for part in encoder.split(item, ladder[-1])]
     groups = [parts] if len(parts) == len(items) else [[part] for part in parts]
     plans = [encoder.plan(group) for group in groups]
-    chosen = [_rung(ladder, plan) for plan in plans]
+    chosen = [rung(ladder, plan) for plan in plans]
     runner = GraphRunner(name, "encoder", encoder, chosen, pool, Observations())
     while runner.capture_next(idle=False):
         pass
@@ -143,7 +143,7 @@ def _measure_one(
     return row
 
 
-def _rung(ladder: Sequence[Capacity], plan: Plan) -> Capacity:
+def rung(ladder: Sequence[Capacity], plan: Plan) -> Capacity:
     """The bucket that the server would replay."""
     found = cheapest(ladder, plan.needs)
     assert found is not None, f"no bucket holds {plan.needs}"

@@ -25,6 +25,7 @@ from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
+MODEL = "voxcpm2"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 256
 PAGE_SIZE = 16
@@ -57,26 +58,32 @@ def live_state(model: SpeechModel, rows: int, device: torch.device) -> dict[str,
 def runner(
     kind: str, capturable: Capturable, bucket: int, pool: GraphPool, stream: torch.cuda.Stream | None = None
 ) -> GraphRunner:
-    made = GraphRunner("voxcpm2", kind, capturable, [{"rows": bucket}], pool, Observations(), stream=stream)
+    made = GraphRunner(MODEL, kind, capturable, [{"rows": bucket}], pool, Observations(), stream=stream)
     while made.capture_next(idle=False):
         pass
     assert made.recorded, f"{kind} could not be recorded for {bucket} rows"
     return made
 
 
-def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device) -> dict[str, Any]:
-    state = live_state(model, bucket, device)
+def recorded_decode(
+    model: SpeechModel, bucket: int, pool: GraphPool
+) -> tuple[GraphRunner, Plan, dict[str, torch.Tensor]]:
+    """One recorded step of streams in the middle of their utterances."""
+    state = live_state(model, bucket, pool.device)
     pages = 1 + bucket * pages_for(CONTEXT + 512, PAGE_SIZE)
-    caches = [spec.allocate(pages, PAGE_SIZE, device, torch.bfloat16) for spec in model.cache_specs()]
+    caches = [spec.allocate(pages, PAGE_SIZE, pool.device, torch.bfloat16) for spec in model.cache_specs()]
     for cache in caches:
         for values in cache.values():
             values.normal_()
+    made = runner("decode", model.decode_step(model.solver_steps[0], state, caches, PAGE_SIZE), bucket, pool)
+    return made, Plan(arrays={"slots": np.arange(1, bucket + 1, dtype=np.int64)}, needs={"rows": bucket}), state
+
+
+def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device) -> dict[str, Any]:
+    decode, plan, state = recorded_decode(model, bucket, pool)
     steps = model.solver_steps[0]
-    slots = np.arange(1, bucket + 1, dtype=np.int64)
-    plan = Plan(arrays={"slots": slots}, needs={"rows": bucket})
     conditioning = torch.randn((bucket, model.conditioning_width), device=device, dtype=torch.bfloat16)
-    tail_plan = Plan(arrays={"slots": slots}, needs={"rows": bucket}, tensors={"conditioning": [conditioning]})
-    decode = runner("decode", model.decode_step(steps, state, caches, PAGE_SIZE), bucket, pool)
+    tail_plan = replace(plan, tensors={"conditioning": [conditioning]})
     tail = runner("tail", model.tail(steps, state), bucket, pool)
     codec_stream = torch.cuda.Stream(device)
     vae = runner("vae", model.vae_step(state), bucket, pool, codec_stream)
@@ -122,7 +129,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
     with tempfile.TemporaryDirectory() as folder, engine_stream(device):
-        directory = make("voxcpm2", Path(folder))
+        directory = make(MODEL, Path(folder))
         model = resolve(family_of(directory).model)(directory, device, torch.bfloat16, "random")
         pool = GraphPool(device, 24 << 30)
         rows = [measure(model, bucket, pool, device) for bucket in reversed(arguments.buckets)]

@@ -1,0 +1,119 @@
+"""Where the time of a recorded step goes: its kernels by name and grid, and how much later each ended than the one
+before, so that what runs side by side is not counted twice.
+
+python -m benchmarks.replay_profile voxcpm2|qwen2_vl_2b|... [ROWS ...]
+python -m benchmarks.replay_profile qwen2_vl_2b|minicpmv_4_5|kimi_vl_a3b --encoder [SIDE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks import decode, encoder, speech_steps
+from benchmarks.checkpoints import make
+from benchmarks.record import Row, table, write
+from benchmarks.timing import milliseconds
+from models.registry import family_of, resolve
+from service.engine.engine import engine_stream
+from service.graphs.accounting import Observations
+from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner
+
+POOL_BYTES = 24 << 30
+REPLAYS = 6
+GAP_US = 200.0
+"""A longer silence lies between two replays, not inside one."""
+KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def by_kernel(events: Iterable[dict[str, Any]], replays: int) -> list[Row]:
+    """Events of a Chrome trace (ts and dur in us) -> for each kernel and grid its calls in a replay, the microseconds
+    that one call took after the end of the kernel before, and all of them; the dearest first."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    last = None
+    for event in sorted((e for e in events if e.get("cat") in KINDS), key=lambda e: e["ts"] + e["dur"]):
+        end = event["ts"] + event["dur"]
+        took = event["dur"] if last is None or end - last > GAP_US else end - last
+        last = end
+        groups.setdefault((event["name"], str(event["args"].get("grid", ""))), []).append(took)
+    rows = [
+        {
+            "kernel": name,
+            "grid": grid,
+            "calls": len(times) / replays,
+            "each_us": sum(times) / len(times),
+            "all_us": sum(times) / replays,
+        }
+        for (name, grid), times in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row["all_us"])
+
+
+def traced(call: Callable[[], object]) -> list[Row]:
+    for _ in range(5):
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(REPLAYS):
+            call()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return by_kernel(json.loads(path.read_text())["traceEvents"], REPLAYS)
+
+
+def steps(name: str, directory: Path, model: Any, sizes: list[int], *, encodes: bool) -> Iterator[tuple[int, Any]]:
+    """What to call for each size: a decode step of so many rows, or the encoder on a square of that side."""
+    pool = GraphPool(torch.device("cuda", 0), POOL_BYTES)
+    for size in sizes:
+        if encodes:
+            processor = resolve(family_of(directory).processor)(directory)
+            _, build = encoder.pictures(size, size)
+            plan = model.encoder.plan(build(processor))
+            rung = encoder.rung(model.encoder.default_ladder(), plan)
+            runner = GraphRunner(name, "encoder", model.encoder, [rung], pool, Observations())
+            while runner.capture_next(idle=False):
+                pass
+        elif name == speech_steps.MODEL:
+            runner, plan, _ = speech_steps.recorded_decode(model, size, pool)
+        else:
+            runner, plan, _ = decode.recorded_decode(name, model.decoder, size, pool)
+        yield size, lambda runner=runner, plan=plan: runner.run(plan)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.replay_profile", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("sizes", nargs="*", type=int)
+    parser.add_argument("--encoder", action="store_true")
+    arguments = parser.parse_args()
+    name, encodes = arguments.model, arguments.encoder
+    device = torch.device("cuda", 0)
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder, engine_stream(device):
+        directory = make(name, Path(folder))
+        model = resolve(family_of(directory).model)(directory, device, torch.bfloat16, "random")
+        sizes = arguments.sizes or ([448] if encodes else [1, 8, 32])
+        for size, call in steps(name, directory, model, sizes, encodes=encodes):
+            whole = milliseconds(call)["median"] * 1e3
+            rows = traced(call)
+            print(f"{name}, {size}: {whole:.0f} us a replay, {sum(row['calls'] for row in rows):.0f} kernels")
+            print(table([row | {"kernel": row["kernel"][:60]} for row in rows]), flush=True)
+            found += [{"size": size, "replay_us": whole, **row} for row in rows]
+    write(f"replay_profile_{name}{'_encoder' if encodes else ''}", found)
+
+
+if __name__ == "__main__":
+    main()
