@@ -68,8 +68,8 @@ class QuickBodies(h11.Connection):
         if not FRAMING.isdisjoint(name.lower() for name, _ in headers):
             return super().send(response) or b""
         bare = h11.Response(status_code=response.status_code, headers=[], reason=response.reason)
-        framing = (super().send(bare) or b"").removesuffix(b"\r\n")
-        return b"%b%b\r\n" % (framing, b"".join([b"%b: %b\r\n" % header for header in headers]))
+        status, _, framing = (super().send(bare) or b"").partition(b"\r\n")
+        return b"%b\r\n%b%b" % (status, b"".join([b"%b: %b\r\n" % header for header in headers]), framing)
 
 
 class BoundedConnection(H11Protocol):

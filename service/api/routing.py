@@ -12,7 +12,7 @@ class RequestRoute(APIRoute):
     nothing to be closed, for which FastAPI takes as long as tokenizing a sentence does."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in self.methods:
+        if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)
             return
         response = await self.endpoint(Request(scope, receive, send))
