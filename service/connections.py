@@ -24,6 +24,7 @@ ms). Of what a client does not read the kernel keeps 128 KiB, not megabytes: min
 stream could be paused. Not every platform has all of them."""
 MOST_DESCRIPTORS = 1 << 16
 MOST_HEAD_BYTES = 1 << 16
+FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
 def set_options(listener: socket.socket) -> None:
@@ -54,12 +55,21 @@ class QuickBodies(h11.Connection):
         head, self._head = self._head, b""
         if self._chunked and isinstance(event, h11.Data) and self.our_state is h11.SEND_BODY:
             return head + b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else head
-        data = super().send(event)
         if isinstance(event, h11.Response):
-            self._head = data or b""
+            self._head = self._framed(event)
             self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in self._head.lower()
             return b""
+        data = super().send(event)
         return head + data if head and data is not None else data
+
+    def _framed(self, response: h11.Response) -> bytes:
+        """h11 checks headers anew for each that it adds about framing: here it adds them to a response without any."""
+        headers = response.headers.raw_items()
+        if not FRAMING.isdisjoint(name.lower() for name, _ in headers):
+            return super().send(response) or b""
+        bare = h11.Response(status_code=response.status_code, headers=[], reason=response.reason)
+        status, _, framing = (super().send(bare) or b"").partition(b"\r\n")
+        return b"%b\r\n%b%b" % (status, b"".join([b"%b: %b\r\n" % header for header in headers]), framing)
 
 
 class BoundedConnection(H11Protocol):

@@ -233,7 +233,7 @@ class Metrics:
                 self._metrics[spec.name] = Histogram(
                     name, spec.help, spec.labels, buckets=spec.buckets, registry=self.registry
                 )
-        self._setters: dict[tuple[str, tuple[str, ...]], Callable[..., None]] = {}
+        self._setters: dict[tuple[object, ...], Callable[..., None]] = {}
         self._unknown: set[str] = set()
         for group, specs in GROUPS.items():
             names = tuple(name for name, kind in (models or {}).items() if OF_KIND.get(group, kind) == kind)
@@ -254,14 +254,14 @@ class Metrics:
         self._setter(name, labels)(value, times)
 
     def _setter(self, name: str, labels: Mapping[str, str]) -> Callable[..., None]:
-        spec = self._specs[name]
-        key = (name, tuple([labels[label] for label in spec.labels]))
+        key = (name, *labels.items())
         setter = self._setters.get(key)
         if setter is None:
-            if len(labels) != len(spec.labels):
+            spec = self._specs[name]
+            if labels.keys() != set(spec.labels):
                 raise KeyError(f"{name} has the labels {spec.labels}, not {tuple(labels)}")
             metric = self._metrics[name]
-            child = metric.labels(*key[1]) if key[1] else metric
+            child = metric.labels(**labels) if labels else metric
             if isinstance(child, Histogram):
                 setter = partial(_observe, child)
             else:

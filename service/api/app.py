@@ -130,10 +130,9 @@ def create_app(context: ServerContext) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        routes=[*chat.router.routes, *speech.router.routes],  # found at once: an included router is searched twice
     )
     app.state.context = context
-    app.include_router(chat.router)
-    app.include_router(speech.router)
     app.include_router(speech_stream.router)
     app.include_router(voices.router)
     app.include_router(operations.router)

@@ -21,6 +21,8 @@ T = TypeVar("T")
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+UNATTENDED = 0.2
+"""Seconds in which nobody looks after an answer: many that begin at once have their first pieces the sooner."""
 
 
 class ClientLeft(Exception):
@@ -91,15 +93,15 @@ class LiveResponse(Response):
         self._sending = False
         self._sent_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._breaker: asyncio.Task[None] | None = None
         self._comment = asyncio.Lock()
         """Held while a keep-alive is sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
-        watchers: list[asyncio.Task[None]] = []
         try:
-            await self._stream(receive, send, watchers)
+            await self._stream(receive, send)
         except ClientLeft:
             record.outcome = "aborted"
         except Stalled:
@@ -115,12 +117,10 @@ class LiveResponse(Response):
             else:
                 await self._send_last(send, self._on_error(answer))
         finally:
-            for watcher in watchers:
-                watcher.cancel()  # it only listens: nobody has to wait until it has ended
             await self._end_attendance()
             await self._pieces.aclose()
 
-    async def _stream(self, receive: Receive, send: Send, watchers: list[asyncio.Task[None]]) -> None:
+    async def _stream(self, receive: Receive, send: Send) -> None:
         reason: type[Exception] = TimeoutError
         try:
             async with asyncio.timeout(self._timeout) as limit:
@@ -134,8 +134,11 @@ class LiveResponse(Response):
                     await _disconnect(receive)
                     end(ClientLeft)
 
-                self._attend(send, end)
-                watchers.append(asyncio.create_task(watch()))
+                def begin_attendance() -> None:
+                    self._watcher = asyncio.create_task(watch())
+                    self._attend(send, end)
+
+                self._timer = asyncio.get_running_loop().call_later(UNATTENDED, begin_attendance)
                 async for piece in self._pieces:
                     await self._send(send, piece)
                 await self._send(send, b"", more=False)
@@ -175,6 +178,8 @@ class LiveResponse(Response):
     async def _end_attendance(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()  # it only listens: nobody has to wait until it has ended
         if self._breaker is not None:
             self._breaker.cancel()
             await asyncio.gather(self._breaker, return_exceptions=True)

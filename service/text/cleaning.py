@@ -68,8 +68,9 @@ def strip_markup(text: str) -> str:
         text = INLINE_CODE.sub("", FENCED_CODE.sub("", text))
     if "](" in text:
         text = LINK.sub(r"\1", IMAGE.sub("", text))
+    present = frozenset(text)
     for signs, mark in MARKS:
-        if not signs.isdisjoint(text):
+        if not signs.isdisjoint(present):
             text = mark.sub("", text)
     return text if text.isascii() else EMOJI.sub("", text).translate(STRAIGHT_QUOTES)
 

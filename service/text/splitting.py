@@ -34,6 +34,9 @@ CONTROL = re.compile(r"\([^()]{1,400}\)")
 """At the very start of a text: how it is to be spoken (VoxCPM2, "(description)text")."""
 CONTROL_MAY_FOLLOW = re.compile(r"\([^()]{0,400}(?:\)[\W_]*)?")
 
+WORD = re.compile(r"(\S*)(\s*)")
+"""A word, if there is one, and the whitespace behind it."""
+
 WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
 WIDE_LENGTH = 3
 """A Han, kana or hangul character takes about as long to say as three letters of an alphabet."""
@@ -122,15 +125,15 @@ class TextSplitter:
             text = text[:-1]
         joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         pieces: list[str] = []
-        for character in joined:
-            if character.isspace():
-                self._newlines += character == "\n"
-                self._space = "\n" if self._newlines > 1 else " "
-            else:
+        for word, space in WORD.findall(joined):
+            if word:
                 if self._space and (self._buffer or pieces):
                     pieces.append(self._space)
-                pieces.append(character)
+                pieces.append(word)
                 self._space, self._newlines = "", 0
+            if space:
+                self._newlines += space.count("\n")
+                self._space = "\n" if self._newlines > 1 else " "
         self._buffer += "".join(pieces)
 
     def _restart(self, begin: int) -> None:

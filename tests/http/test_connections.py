@@ -23,7 +23,8 @@ def _answered(connection: h11.Connection, request: bytes, pieces: list[bytes], *
         connection.receive_data(request)
         while not isinstance(connection.next_event(), h11.EndOfMessage):
             pass
-        headers = [(b"content-length", str(sum(map(len, pieces))).encode())] if sized else []
+        headers = [(b"Date", b"today"), (b"x-request-id", b"1")]
+        headers += [(b"content-length", str(sum(map(len, pieces))).encode())] if sized else []
         sent = [connection.send(h11.Response(status_code=200, headers=headers))]
         sent += [connection.send(h11.Data(data=piece)) for piece in pieces]
         sent.append(connection.send(h11.EndOfMessage()))
