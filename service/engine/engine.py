@@ -38,7 +38,7 @@ from service.engine.messages import (
     SpeechRequest,
     Stop,
 )
-from service.engine.rehearsal import rehearse
+from service.engine.rehearsal import mark_of, rehearse
 from service.engine.worker import ModelWorker, WorkerContext
 from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
@@ -246,9 +246,9 @@ def load_worker(
     network = resolve(family.model)(directory, device, dtype, model.load_format)
     create = partial(resolve(WORKERS[family.kind]), model.name, processor, network)
     context = WorkerContext(config, device, dtype, pool, observations, time.monotonic)
-    if device.type == "cuda":
+    if device.type == "cuda" and not (mark := mark_of(directory, dtype, config, device_name(device))).exists():
         apart = replace(context, pool=GraphPool(device, config.graph_memory_bytes), observations=Observations())
-        rehearse(create(apart))
+        rehearse(create(apart), mark)
         gc.collect()
         torch.cuda.empty_cache()
     worker: ModelWorker = create(context)

@@ -1,22 +1,29 @@
 """A rehearsal before the start: a model's passes with kernels that are compiled but not launched, on every processor.
 
 A pass meets its kernels one by one, and each holds it up for a second or two when Triton's cache has it not yet. Here a
-launch only asks for the compilation, which goes on in a thread: nearly all of a compilation runs outside of Python.
+launch only asks for the compilation, which goes on in a thread: nearly all of a compilation runs outside of Python. A
+mark in the cache says that a start like this one need not rehearse again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
+import models
+import service
+from service.engine.config import EngineConfig
 from service.engine.worker import ModelWorker
 
 log = logging.getLogger(__name__)
@@ -32,6 +39,21 @@ _ALLOCATIONS = (
     torch.Tensor.new_empty,
     torch.Tensor.new_empty_strided,
 )
+
+
+def mark_of(directory: Path, dtype: torch.dtype, config: EngineConfig, device_name: str) -> Path:
+    """The file in Triton's cache that says of a model in `directory` that its kernels were compiled there before: by
+    these sources and versions, for this device, model and engine. Whoever empties the cache removes it, too."""
+    import triton
+    from triton import knobs
+
+    sources = [Path(folder) for package in (models, service) for folder in package.__path__]
+    digest = hashlib.sha256()
+    for path in [*(path for folder in sources for path in sorted(folder.rglob("*.py"))), directory / "config.json"]:
+        digest.update(path.read_bytes())
+    others = msgspec.structs.replace(config, models=())
+    digest.update(repr((torch.__version__, triton.__version__, device_name, dtype, others)).encode())
+    return Path(knobs.cache.dir) / f"reprise-{digest.hexdigest()[:32]}.rehearsed"
 
 
 class ZeroAllocations(TorchFunctionMode):
@@ -66,8 +88,9 @@ def compiling() -> Iterator[None]:
         JITFunction.run = run
 
 
-def rehearse(worker: ModelWorker) -> None:
-    """Every pass of a start. The worker is of no use afterwards: its state and its measurements are those of zeros."""
+def rehearse(worker: ModelWorker, mark: Path) -> None:
+    """Every pass of a start, and the mark of it. The worker is of no use afterwards: its state and its measurements are
+    those of zeros."""
     began = time.monotonic()
     with compiling():
         worker.allocate(_PAGES)
@@ -75,3 +98,6 @@ def rehearse(worker: ModelWorker) -> None:
         worker.warm_up()
         passed = time.monotonic() - began
     log.info("kernels of %s: asked for in %.1f s, there in %.1f s", worker.name, passed, time.monotonic() - began)
+    with suppress(OSError):  # a cache that cannot be written to holds no kernels either
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()

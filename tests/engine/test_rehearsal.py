@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from service.engine.rehearsal import ZeroAllocations, compiling, rehearse
+from service.engine.config import EngineConfig, ModelConfig
+from service.engine.rehearsal import ZeroAllocations, compiling, mark_of, rehearse
 from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import request, segment
 from tests.models.voxcpm2 import golden
@@ -72,7 +73,42 @@ def test_launches_run_again_after_an_error() -> None:
     assert JITFunction.run is run
 
 
-def test_a_rehearsed_chat_model_answers_as_before() -> None:
+def test_what_was_rehearsed_is_known_by_all_that_decides_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, layers in ((here, 2), (there, 3)):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"num_hidden_layers": layers}))
+
+    def config(path: Path, **settings: Any) -> EngineConfig:
+        return EngineConfig((ModelConfig("name", str(path)),), **settings)
+
+    mark = mark_of(here, torch.bfloat16, config(here), "one GPU")
+    assert mark.parent == tmp_path / "cache"
+    assert mark == mark_of(here, torch.bfloat16, config(there), "one GPU")
+    others = [
+        mark_of(there, torch.bfloat16, config(here), "one GPU"),
+        mark_of(here, torch.float16, config(here), "one GPU"),
+        mark_of(here, torch.bfloat16, config(here, max_running=65), "one GPU"),
+        mark_of(here, torch.bfloat16, config(here), "another GPU"),
+    ]
+    monkeypatch.setattr(torch, "__version__", "3.0")
+    others.append(mark_of(here, torch.bfloat16, config(here), "one GPU"))
+    assert len({mark, *others}) == 6
+
+
+def test_a_rehearsal_leaves_its_mark(tmp_path: Path) -> None:
+    mark, blocked = tmp_path / "cache" / "mark", tmp_path / "file" / "mark"
+    blocked.parent.touch()
+    with torch.inference_mode():
+        for path in (mark, blocked):
+            rehearse(InlineEngine(graphs=False).worker, path)
+    assert mark.exists()
+
+
+def test_a_rehearsed_chat_model_answers_as_before(tmp_path: Path) -> None:
     with torch.inference_mode():
         engine = InlineEngine(graphs=False)
         tokens = []
@@ -81,15 +117,15 @@ def test_a_rehearsed_chat_model_answers_as_before() -> None:
             engine.run()
             tokens.append(engine.tokens(name))
             engine.assert_nothing_left()
-            rehearse(InlineEngine(engine.model, graphs=False).worker)
+            rehearse(InlineEngine(engine.model, graphs=False).worker, tmp_path / "mark")
     assert tokens[0] == tokens[1]
 
 
-def test_a_rehearsed_speech_model_speaks_as_before() -> None:
+def test_a_rehearsed_speech_model_speaks_as_before(tmp_path: Path) -> None:
     model, processor = golden.model(), golden.processor()
     settings: dict[str, Any] = {"max_running": 2, "buckets": (2,), "step_tokens": 16, "graphs": False}
     before = WorkerRig(model, processor, **settings).alone(request("before", segment("Two red boats.")))
-    rehearse(WorkerRig(model, processor, **settings).worker)
+    rehearse(WorkerRig(model, processor, **settings).worker, tmp_path / "mark")
     after = WorkerRig(model, processor, **settings).alone(request("after", segment("Two red boats.")))
     np.testing.assert_array_equal(after.audio, before.audio)
 

@@ -8,6 +8,7 @@ In a process of its own, since a process keeps the kernels that it has compiled.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +28,10 @@ def main() -> None:
     def listen(*, src: Any, **rest: Any) -> None:
         compiled.append(src.name)
 
-    def rehearse(worker: Any) -> None:
+    def rehearse(worker: Any, mark: Path) -> None:
         nonlocal rehearsed
         start = len(compiled)
-        original(worker)
+        original(worker, mark)
         rehearsed += len(compiled) - start
 
     original, engine.rehearse = engine.rehearse, rehearse
