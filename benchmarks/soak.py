@@ -4,7 +4,8 @@ were.
     python -m benchmarks.soak --minutes 15 [--clients 3] [--pause 0.5] [--checkpoint NAME ...] [-- server flags]
 
 Chat with pictures and videos, streamed and whole; speech live, whole and over the WebSocket; voices; clients that leave
-in the middle; bad input. Without --checkpoint the models of the package are served.
+in the middle; bad input. Without --checkpoint the models of the package are served. SIGTERM to this process alone ends
+the load early; the result says after how many minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import base64
 import io
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -42,6 +44,8 @@ from benchmarks.server import Server, random_weights, serve
 WARM_UP = 45.0
 """Seconds after which pools, caches and decoders are as large as they get."""
 SAMPLE_SECONDS = 5.0
+SAMPLES_A_LINE = 12
+"""Of progress."""
 SETTLE_SECONDS = 30.0
 GROWTH_RATIO = 0.10
 """Of resident memory and of threads, from the first to the last third of the run. The server's thread pools are
@@ -66,6 +70,8 @@ class Soak:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.underruns = 0
         self.problems: list[str] = []
+        self.ended = asyncio.Event()
+        """Before its time, by a signal."""
         self._server = server
         self._pause = pause
         self._random = random.Random(seed)
@@ -87,7 +93,7 @@ class Soak:
 
     async def client(self, until: float) -> None:
         async with httpx.AsyncClient(base_url=self._server.url, timeout=120) as http:
-            while time.monotonic() < until:
+            while time.monotonic() < until and not self.ended.is_set():
                 kind = self._random.choice(self._kinds)
                 name = kind.__name__.strip("_")
                 began = time.monotonic()
@@ -244,6 +250,9 @@ async def drive(soak: Soak, server: Server, temporary: Path, minutes: float, cli
         await asyncio.sleep(WARM_UP)
         while True:
             samples.append(await asyncio.to_thread(footprint, server.pid, server.url, temporary))
+            if len(samples) % SAMPLES_A_LINE == 1:
+                minutes, requests = (time.monotonic() - began) / 60, sum(map(len, soak.seconds.values()))
+                print(f"{minutes:.1f} min: {requests} requests, {len(soak.problems)} problems", flush=True)
             await asyncio.sleep(SAMPLE_SECONDS)
 
     watcher = asyncio.create_task(watch())
@@ -290,7 +299,10 @@ async def run(server: Server, temporary: Path, arguments: argparse.Namespace) ->
     await drive(warm, server, temporary, 0, arguments.clients)
     before = await settle(server, temporary, SETTLE_SECONDS)
     soak = Soak(server, arguments.pause, seed=2)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, soak.ended.set)
+    began = time.monotonic()
     samples = await drive(soak, server, temporary, arguments.minutes, arguments.clients)
+    minutes = (time.monotonic() - began) / 60
     after = await settle(server, temporary, SETTLE_SECONDS)
     rows = []
     for kind, seconds in sorted(soak.seconds.items()):
@@ -300,6 +312,7 @@ async def run(server: Server, temporary: Path, arguments: argparse.Namespace) ->
         rows.append({**row, "p95_s": ordered[int(len(ordered) * 0.95)], "outcomes": outcomes})
     return {
         "rows": rows,
+        "minutes": round(minutes, 2),
         "faults": [*faults(before, samples, after), *(f"request: {problem}" for problem in soak.problems)],
         "underruns": soak.underruns,
         "restarts": server.metric("reprise_engine_restarts_total"),
@@ -341,7 +354,7 @@ def main() -> int:
         server = stack.enter_context(serve(*flags, environment={"TMPDIR": str(temporary)}))
         result = asyncio.run(run(server, temporary, arguments))
     rows = result.pop("rows")
-    facts = {"minutes": arguments.minutes, "clients": arguments.clients, "pause": arguments.pause, **result}
+    facts = {"clients": arguments.clients, "pause": arguments.pause, **result}
     device = "gpu" if torch.cuda.is_available() else "cpu"
     print(write(f"soak_{device}", rows, flags=arguments.flags, checkpoints=arguments.checkpoint, **facts))
     print(table([{key: str(value) for key, value in row.items()} for row in rows]))
