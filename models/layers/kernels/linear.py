@@ -174,7 +174,7 @@ def streams_alone(x: Tensor, weight: Tensor) -> bool:
 
 def vocabulary_tile(x: Tensor, weight: Tensor) -> Tile | None:
     """For logits of few rows, which read hundreds of megabytes (benchmarks/results/kernels/heads.json): 8 rows of
-    Qwen2-VL-2B take 155 us, with cuBLAS 169. None where cuBLAS is as fast or the tiles do not fit."""
+    Qwen2-VL-2B take 157 us, with cuBLAS 170. None where cuBLAS is as fast or the tiles do not fit."""
     rows = x.numel() // x.shape[-1]
     if weight.shape[0] < _VOCABULARY or weight.shape[0] % 64 or not 0 < rows <= 64 or not streams(x, weight):
         return None
