@@ -65,7 +65,7 @@ def make_patch_cuda(
     residual: Tensor,
 ) -> Tensor:
     """make_patch_reference with one kernel between two evaluations of LocDiT, and one behind the last."""
-    from models.layers.kernels.speech_step import FlowTokens, settle_cuda
+    from models.layers.kernels.speech_solve import FlowTokens, settle_cuda
 
     dit, times, widths = solver.dit, solver.time_table, solver.schedule.widths
     hidden = project(network.stop_proj, lm)

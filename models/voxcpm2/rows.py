@@ -94,10 +94,10 @@ def step_inputs(network: VoxCPM2Network, state: State, slots: Tensor, page_size:
 
 
 def step_inputs_cuda(network: VoxCPM2Network, state: State, slots: Tensor, page_size: int) -> StepInputs:
-    from models.layers.kernels import speech_step
+    from models.layers.kernels import speech_inputs
 
     encoder = network.feat_encoder
-    made = speech_step.step_inputs_cuda(
+    made = speech_inputs.step_inputs_cuda(
         state,
         slots,
         page_size,

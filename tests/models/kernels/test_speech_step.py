@@ -13,7 +13,7 @@ from models.layers.kernels.elementwise import concatenate_cuda, quantize_cuda
 from models.layers.kernels.gemv import gemv_cuda
 from models.layers.kernels.linear import narrow_linear_cuda
 from models.layers.kernels.random import philox_normal_cuda
-from models.layers.kernels.speech_step import FlowTokens, settle_cuda
+from models.layers.kernels.speech_solve import FlowTokens, settle_cuda
 from models.layers.random import philox_normal_reference
 from models.protocol import RESULT_FLAGS
 from models.voxcpm2.model import VoxCPM2, load_model

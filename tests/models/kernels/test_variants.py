@@ -31,7 +31,8 @@ from models.layers.kernels import (
     random,
     rotary,
     routes,
-    speech_step,
+    speech_inputs,
+    speech_solve,
     vae,
     varlen,
 )
@@ -236,17 +237,17 @@ def around_speech(rows: int) -> None:
     with META:
         frames_to_tokens, norm = nn.Linear(64, 1024, dtype=torch.bfloat16), RMSNorm(1024, 1e-5).to(torch.bfloat16)
     slots, angles = rows_of_int64(rows), empty(8192, 64, dtype=torch.float32)
-    speech_step.step_inputs_cuda(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
+    speech_inputs.step_inputs_cuda(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
     noise = random.philox_normal_cuda(slots, empty(rows, dtype=torch.int32), 256).view(rows, 64, 4)
     elementwise.concatenate_cuda(elementwise.quantize_cuda(empty(rows, 2048), 9), empty(rows, 2048))
-    flow = speech_step.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)
+    flow = speech_solve.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)
     flow.start(noise, empty(rows, 1024), empty(rows, 1024), empty(1024))
     velocity, out = empty(2 * rows, 4, 64), empty(64, 1024)
     for width in (0.1, 1.0):
         product = gemv.gemv_cuda if 8 * rows <= 64 else linear.narrow_linear_cuda
         product(empty(8 * rows, 1024), out, empty(64))
         flow.advance(velocity, width, empty(1024))
-    speech_step.settle_cuda(state, slots, flow.x, velocity, 0.1, empty(rows, 2048), empty(2, 2048))
+    speech_solve.settle_cuda(state, slots, flow.x, velocity, 0.1, empty(rows, 2048), empty(2, 2048))
 
 
 def sampling(rows: int) -> None:
