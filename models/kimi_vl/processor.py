@@ -30,6 +30,7 @@ from models.media import (
 )
 from models.placeholders import MediaTokens, expand, join, plain, repeated
 from models.published import read_json, read_optional_json, sampling_defaults
+from models.resizing import each, resize
 
 _DEFAULT_SYSTEM = "You are a helpful assistant"
 _ROLE_TOKENS = {"system": "<|im_system|>", "user": "<|im_user|>", "assistant": "<|im_assistant|>"}
@@ -113,7 +114,8 @@ class KimiVLProcessor:
     def video(self, video: VideoFrames) -> MediaItem:
         """Every frame is resized as an image of low detail."""
         limit, patch = self._frame_limit, self.images.patch_size
-        item = self._item("video", [_fit(Image.fromarray(frame), patch, limit, "video_url") for frame in video.frames])
+        frames = each(lambda frame: _fit(Image.fromarray(frame), patch, limit, "video_url"), video.frames)
+        item = self._item("video", frames)
         if item.num_embeds > self.max_item_embeds:
             raise InputError(
                 "video_url",
@@ -210,13 +212,11 @@ def _fit(picture: Image.Image, patch: int, limit: int, field: str) -> np.ndarray
     The padding can lift the patches over the limit again. Returns uint8 [height, width, 3]. InputError names `field`.
     """
     (width, height), (padded_height, padded_width) = _fitted(picture.size, patch, limit)
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     if max(padded_height, padded_width) // patch >= _MAX_SIDE:
         most = (_MAX_SIDE - 2) * patch
         raise InputError(field, f"a picture of {width} x {height} pixels (after resizing) is over {most} on a side")
     canvas = np.zeros((padded_height, padded_width, 3), dtype=np.uint8)
-    canvas[:height, :width] = np.asarray(picture)
+    canvas[:height, :width] = resize(picture, width, height)
     return canvas
 
 

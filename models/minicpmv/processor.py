@@ -35,6 +35,7 @@ from models.minicpmv.video import (
 )
 from models.placeholders import MediaTokens, check_length, expand, tokenized_chat
 from models.published import read_optional_json, sampling_defaults
+from models.resizing import each
 from models.tokenizer import Tokenizer, load_tokenizer
 
 NO_TIME = -1
@@ -94,7 +95,7 @@ class MiniCPMVProcessor:
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """detail "low" takes the overview alone."""
-        sliced = slice_picture(picture.convert("RGB"), self._overview_rule if detail == "low" else self._picture_rule)
+        sliced = slice_picture(picture, self._overview_rule if detail == "low" else self._picture_rule)
         count = len(sliced.slices)
         return self._item("image", sliced.slices, sliced.grid, [1] * count, [NO_TIME] * count, source)
 
@@ -114,7 +115,7 @@ class MiniCPMVProcessor:
     def video_item(self, frames: Sequence[np.ndarray], groups: Sequence[Sequence[int]]) -> MediaItem:
         """Frames with the temporal ids of each group. Frames of a group must be cut alike: slice k of all its frames
         makes one group of the encoder."""
-        pictures = [slice_picture(Image.fromarray(frame), self._frame_rule) for frame in frames]
+        pictures = each(lambda frame: slice_picture(Image.fromarray(frame), self._frame_rule), frames)
         if len({picture.grid for picture in pictures}) > 1:
             raise InputError("video_url", "all frames of a video must have the same size")
         slices: list[np.ndarray] = []

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from models.errors import InputError
+from models.resizing import resize
 
 MAX_PATCHES_PER_SIDE = 4096
 """Rows of the resampler's position table; longer sides need pictures of aspect 16000 and are refused."""
@@ -82,15 +83,11 @@ def slice_picture(picture: Image.Image, rule: SliceRule) -> SlicedPicture:
     longest = max(*overview_size, refined_size[0] // (grid or (1, 1))[0], refined_size[1] // (grid or (1, 1))[1])
     if longest > MAX_PATCHES_PER_SIDE * rule.patch_size:
         raise InputError("image_url", f"picture of {width} x {height} pixels: the aspect ratio is too extreme")
-    overview = _pixels(picture.resize(overview_size, Image.Resampling.BICUBIC))
+    overview = resize(picture, *overview_size)
     if grid is None:
         return SlicedPicture((overview,), None)
     columns, rows = grid
-    refined = _pixels(picture.resize(refined_size, Image.Resampling.BICUBIC))
+    refined = resize(picture, *refined_size)
     cells = refined.reshape(rows, refined.shape[0] // rows, columns, refined.shape[1] // columns, 3)
     crops = tuple(np.ascontiguousarray(cells[row, :, column]) for row in range(rows) for column in range(columns))
     return SlicedPicture((overview, *crops), grid)
-
-
-def _pixels(picture: Image.Image) -> np.ndarray:
-    return np.asarray(picture, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Resizing and frame sampling, as the reference preprocessing and qwen-vl-utils 0.0.14 do them. Torch-free."""
+"""Sizes of pictures and frame sampling, as the reference preprocessing and qwen-vl-utils 0.0.14 do them. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 
 from models.errors import InputError
 from models.media import VideoMetadata
@@ -62,15 +61,6 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
         stretch = math.sqrt(min_pixels / (height * width))
         return math.ceil(height * stretch / factor) * factor, math.ceil(width * stretch / factor) * factor
     return rounded_height, rounded_width
-
-
-def resize(picture: Image.Image, height: int, width: int) -> np.ndarray:
-    """Bicubic, once, on uint8: [height, width, 3]."""
-    if picture.mode != "RGB":
-        picture = picture.convert("RGB")
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(picture)
 
 
 def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:

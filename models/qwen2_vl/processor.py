@@ -24,8 +24,9 @@ from models.media import (
 from models.placeholders import check_length, expand, repeated, tokenized_chat
 from models.published import read_optional_json, sampling_defaults
 from models.qwen2_vl.config import Qwen2VLConfig, load_config
-from models.qwen2_vl.pictures import VideoLimits, official_video_limits, resize, sample_frames, smart_resize
+from models.qwen2_vl.pictures import VideoLimits, official_video_limits, sample_frames, smart_resize
 from models.qwen2_vl.positions import mrope_positions
+from models.resizing import each, resize
 from models.tokenizer import Tokenizer, load_tokenizer
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
@@ -135,7 +136,7 @@ class Qwen2VLProcessor:
             )
         except ValueError as error:
             raise InputError(f"{kind}_url", str(error)) from error
-        frames = tuple(resize(picture, height, width) for picture in pictures)
+        frames = tuple(each(lambda picture: resize(picture, width, height), pictures))
         pairs = -(-len(frames) // vision.temporal_patch_size)
         grid = np.array([pairs, height // vision.patch_size, width // vision.patch_size], dtype=np.int32)
         patches = int(grid.prod())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Generator, Iterator, Sequence
 from fractions import Fraction
 
@@ -32,8 +33,8 @@ CODECS = frozenset(
         "msmpeg4v3",
     )
 )
-# Slices of one frame: more threads cost memory, and the machine has other requests.
-DECODE_THREADS = 2
+DECODE_THREADS = max(2, min(8, os.cpu_count() or 1))
+"""Frames that are decoded side by side: most files have frames of one slice, which two threads cannot share."""
 
 av.logging.set_level(None)
 
@@ -153,7 +154,7 @@ class VideoSource:
     def _decode(self) -> Generator[av.VideoFrame]:
         container, stream = self._open()
         with container:
-            stream.thread_type = "SLICE"
+            stream.thread_type = "AUTO"  # frames, and slices where a codec has no threads for frames
             stream.codec_context.thread_count = DECODE_THREADS
             # A frame may be larger than the container says; the decoder itself refuses it before it allocates.
             stream.codec_context.options = {"max_pixels": str(self._limits.max_pixels)}

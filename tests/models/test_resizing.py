@@ -1,0 +1,81 @@
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from models import resizing
+from models.resizing import each, resize
+
+BICUBIC = Image.Resampling.BICUBIC
+SIDES = st.integers(1, 90)
+
+
+@pytest.fixture(autouse=True, params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Bands of a thousand pixels, on as many threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        count: int = request.param
+        pool = resizing._pool.__wrapped__
+        patch.setattr(resizing, "_PIXELS_OF_A_BAND", 1000)
+        patch.setattr(resizing, "_number_of_threads", lambda: count)
+        made = pool()
+        patch.setattr(resizing, "_pool", lambda: made)
+        yield
+        made.shutdown()
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@given(SIDES, SIDES, SIDES, SIDES)
+def test_rows_are_resized_before_columns_with_bytes_in_between(width: int, height: int, wide: int, high: int) -> None:
+    picture = noise(width, height)
+    expected = picture.resize((wide, height), BICUBIC).resize((wide, high), BICUBIC)
+    np.testing.assert_array_equal(resize(picture, wide, high), np.asarray(expected))
+
+
+def test_the_order_of_the_passes_can_be_seen() -> None:
+    """Or the test above would not notice Pillow's own order."""
+    picture = noise(64, 48)
+    columns_first = picture.resize((64, 30), BICUBIC).resize((70, 30), BICUBIC)
+    assert (resize(picture, 70, 30) != np.asarray(columns_first)).any()
+
+
+def test_other_modes_are_made_rgb() -> None:
+    grey = noise(60, 40).convert("L")
+    np.testing.assert_array_equal(resize(grey, 30, 50), resize(grey.convert("RGB"), 30, 50))
+
+
+def test_items_are_worked_on_side_by_side_and_come_in_order() -> None:
+    names: set[str] = set()
+    together = threading.Barrier(resizing._number_of_threads())
+
+    def step(index: int) -> int:
+        names.add(threading.current_thread().name)
+        together.wait(timeout=30)
+        return 2 * index
+
+    count = 2 * resizing._number_of_threads()
+    assert each(step, range(count)) == [2 * index for index in range(count)]
+    assert len(names) == resizing._number_of_threads()
+
+
+def test_one_item_may_use_all_threads_and_several_do_not_wait_for_each_other() -> None:
+    picture = noise(90, 80)
+    expected = resize(picture, 50, 40)
+    for count in (1, 7):  # would hang if an item waited for bands behind other items
+        for found in each(lambda _: resize(picture, 50, 40), range(count)):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_failure_is_the_callers() -> None:
+    def refuse(index: int) -> int:
+        raise ValueError(f"frame {index}")
+
+    with pytest.raises(ValueError, match="frame 0"):
+        each(refuse, range(3))
