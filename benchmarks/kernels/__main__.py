@@ -1,4 +1,4 @@
-"""python -m benchmarks.kernels [linear_layers|attention|heads|vae|stacks|products|routed ...] [--group GROUP]
+"""python -m benchmarks.kernels [linear_layers|attention|heads|vae|stacks|products|routed ...] [--only NAME]
     [--out FOLDER]
 
 `routed` reads what `products` wrote to the folder; after it the best variants and the table are printed."""
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.kernels import choose
-from benchmarks.kernels.timing import compile_all, measure, of_group, write
+from benchmarks.kernels.timing import compile_all, measure, named, write
 from benchmarks.record import table
 
 NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "products", "routed")
@@ -20,7 +20,7 @@ NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "products", "ro
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=NAMES)
-    parser.add_argument("--group", help="this group's cases alone, written to a file of their own")
+    parser.add_argument("--only", metavar="NAME", help="a group or a stack, written to a file of its own")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels"))
     parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache on disk, measure nothing")
     parser.add_argument("--compiled", action="store_true", help="the cache is filled already")
@@ -29,9 +29,9 @@ def main() -> None:
         cases = importlib.import_module(f"benchmarks.kernels.{name}").cases
         if name == "routed":
             cases = partial(cases, arguments.out)
-        if arguments.group:
-            cases = partial(of_group, cases, arguments.group)
-            name = f"{name}_{arguments.group.replace(' ', '_')}"
+        if arguments.only:
+            cases = partial(named, cases, arguments.only)
+            name = f"{name}_{arguments.only.replace(' ', '_')}"
         if not arguments.compiled:
             compile_all(cases)
         if not arguments.compile_only:

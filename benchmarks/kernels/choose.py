@@ -1,7 +1,8 @@
 """The best variant of every product, and the table that whole stacks are fastest with.
 
 python -m benchmarks.kernels.choose [FOLDER] [--write]
-    prints both from products.json and routed.json in FOLDER; --write puts the table into models.layers.kernels.routes
+    prints both from the results of products and routed in FOLDER; --write puts the table into
+    models.layers.kernels.routes
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ GAIN = 0.98
 
 
 def read(folder: Path, name: str) -> Times:
-    rows = json.loads((folder / f"{name}.json").read_text())["rows"]
+    """All results of `name`, those of single stacks (name_*.json) too."""
+    files = sorted(folder.glob(f"{name}*.json"))
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
     return {(row["shape"], row["variant"]): row for row in rows}
 
 
@@ -42,11 +45,6 @@ def best(times: Times, stack: Stack, part: Part, rows: int, deferred: bool) -> t
     return min(found, key=lambda pair: pair[1]["median_us"])
 
 
-def least_rows(stack: Stack, rows: int) -> int:
-    """The fewest rows that a choice measured at `rows` is for."""
-    return max((one + 1 for one in stack.rows if one < rows), default=stack.least)
-
-
 def chosen(times: Times, stack: Stack, rows: int, deferred: bool) -> dict[Shape, Choice]:
     """Of one stack and number of rows. A norm waits only if the product that reads it has a variant of its own."""
     found = {}
@@ -56,7 +54,7 @@ def chosen(times: Times, stack: Stack, rows: int, deferred: bool) -> dict[Shape,
             variant = _best_variant(times, stack, part, rows)
         if variant is not None:
             shape = Shape(part.kind, part.inputs, part.outputs)
-            found[shape] = Choice(least_rows(stack, rows), rows, variant)
+            found[shape] = Choice(*stack.span(rows), variant)
     return found
 
 

@@ -1,5 +1,6 @@
-"""The products of VoxCPM2's local decoder, of two language models at few rows, and of Qwen2-VL's encoder: every variant
-that could win by prediction, against the rules without a table (cuBLAS or streamed weights and kernels around them)."""
+"""The products of VoxCPM2's local decoder, of two language models in decode steps and prefills, and of Qwen2-VL's
+encoder: every variant that could win by prediction, against the rules without a table (cuBLAS or streamed weights and
+kernels around them)."""
 
 from __future__ import annotations
 
@@ -33,12 +34,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Stack:
-    """least: the fewest rows that a choice is for; `rows` are measured, each for all down to the one before."""
+    """least: the fewest rows that a choice is for. `rows` are measured, each for all down to the one before; or, with
+    `most`, each for as many as stand there and all down to the number before."""
 
     name: str
     parts: tuple[Part, ...]
     least: int
     rows: tuple[int, ...]
+    most: tuple[int, ...] = ()
+
+    def span(self, rows: int) -> tuple[int, int]:
+        """The fewest and the most rows that a choice measured at `rows` is for."""
+        most = self.most or self.rows
+        index = self.rows.index(rows)
+        return most[index - 1] + 1 if index else self.least, most[index]
 
 
 def layer(width: int, inner: int, heads: int, kv_heads: int) -> tuple[Part, ...]:
@@ -50,10 +59,14 @@ def layer(width: int, inner: int, heads: int, kv_heads: int) -> tuple[Part, ...]
     )
 
 
+PREFILLS, OCTAVES = (128, 256, 448), (128, 256, 512)
+"""A prefill has any number of rows: choices change where a warm-up of powers of two meets them."""
 STACKS = (
     Stack("locdit", layer(1024, 4096, 16, 2), 129, (176, 352, 704, 1408)),
     Stack("voxcpm2 lm", layer(2048, 6144, 16, 2), 2, (8, 16, 32, 64)),
     Stack("qwen2b", layer(1536, 8960, 12, 2), 2, (8, 16, 32, 64)),
+    Stack("voxcpm2 lm prefill", layer(2048, 6144, 16, 2), 65, PREFILLS, OCTAVES),
+    Stack("qwen2b prefill", layer(1536, 8960, 12, 2), 65, PREFILLS, OCTAVES),
     Stack("qwen2 encoder", (Part("fc1", "quick_gelu", 1280, 5120),), 129, (256, 1024, 4096)),
 )
 

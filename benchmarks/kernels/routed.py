@@ -1,11 +1,11 @@
-"""Whole stacks with the tables that products.json suggests, as they run inside a step: LocDiT (11 positions, two rows a
-stream, 4 of 11 rows kept at the end), and the language models over a paged cache."""
+"""Whole stacks with the tables that the products suggest, as they run inside a step: LocDiT (11 positions, two rows a
+stream, 4 of 11 rows kept at the end), and the language models over a paged cache, in decode and in a prefill of one
+prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 from unittest.mock import patch
 
 import torch
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from benchmarks.kernels.choose import Routes, candidates, read
 from benchmarks.kernels.products import STACKS
 from benchmarks.kernels.timing import Case, Run
-from models.layers.attention import rotary_paged_decode_attention
+from models.layers.attention import rotary_paged_decode_attention, varlen_attention
 from models.layers.block import Block, BlockConfig, run_blocks
 from models.layers.fused import rotary_dense_attention
 from models.layers.kernels import routes
 from models.layers.norms import RMSNorm
+from models.layers.rotary import rotate_and_cache
 from models.voxcpm2.stack import Stack
 
 EPS = 1e-5
 CONTEXT = 400
+PREFILL = " prefill"
 CONFIGS: dict[str, tuple[BlockConfig, int]] = {
     "locdit": (BlockConfig(1024, 4096, 16, 2, 128, EPS), 12),
     "voxcpm2 lm": (BlockConfig(2048, 6144, 16, 2, 128, EPS), 28),
@@ -50,12 +52,34 @@ def _locdit(rows: int) -> Callable[[], Tensor]:
     return lambda: stack(x, attend, slice(7, 11))
 
 
-def _language_model(name: str, rows: int) -> Callable[[], Tensor]:
+def _blocks(name: str) -> tuple[list[Block], RMSNorm]:
     config, layers = CONFIGS[name]
     with torch.device("cuda"):
-        blocks, norm = nn.ModuleList(Block(config) for _ in range(layers)), RMSNorm(config.width, EPS)
+        blocks, norm = [Block(config) for _ in range(layers)], RMSNorm(config.width, EPS)
     for module in (*blocks, norm):
         _ready(module)
+    return blocks, norm
+
+
+def _prefill(name: str, rows: int) -> Callable[[], Tensor]:
+    config, _ = CONFIGS[name]
+    blocks, norm = _blocks(name)
+    x = torch.randn(rows, config.width, device="cuda", dtype=torch.bfloat16)
+    keys, values = torch.randn(2, rows, config.num_kv_heads, 128, device="cuda", dtype=torch.bfloat16)
+    slots = torch.arange(rows, device="cuda")
+    cos, sin = torch.randn(2, rows, 64, device="cuda")
+    ends = torch.tensor([0, rows], device="cuda", dtype=torch.int32)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        q = rotate_and_cache(q, k, v, (cos, sin), keys, values, slots)
+        return varlen_attention(q, keys, v, ends, ends, rows, rows, causal=True)
+
+    return lambda: run_blocks(blocks, x, norm, attend)
+
+
+def _decode(name: str, rows: int) -> Callable[[], Tensor]:
+    config, _ = CONFIGS[name]
+    blocks, norm = _blocks(name)
     page, pages = 16, CONTEXT // 16 + 1
     x = torch.randn(rows, config.width, device="cuda", dtype=torch.bfloat16)
     shape = ((rows * pages + 1) * page, config.num_kv_heads, 128)
@@ -68,11 +92,12 @@ def _language_model(name: str, rows: int) -> Callable[[], Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         return rotary_paged_decode_attention(q, k, v, (cos, sin), keys, values, slots, tables, lengths, page)
 
-    return lambda: run_blocks(cast("list[Block]", list(blocks)), x, norm, attend)
+    return lambda: run_blocks(blocks, x, norm, attend)
 
 
 def _make(name: str, rows: int, table: Routes) -> Run:
-    forward = _locdit(rows) if name == "locdit" else _language_model(name, rows)
+    model = name.removesuffix(PREFILL)
+    forward = _locdit(rows) if name == "locdit" else (_decode if model == name else _prefill)(model, rows)
 
     def run(index: int) -> object:
         with patch.object(routes, "ROUTES", table):
@@ -84,7 +109,7 @@ def _make(name: str, rows: int, table: Routes) -> Run:
 def cases(folder: Path) -> list[Case]:
     times, found = read(folder, "products"), []
     for stack in STACKS:
-        if stack.name in CONFIGS:
+        if stack.name.removesuffix(PREFILL) in CONFIGS:
             for rows in stack.rows:
                 for name, table in candidates(times, stack).items():
                     make = lambda a=(stack.name, rows, table): _make(*a)  # noqa: E731

@@ -80,12 +80,13 @@ def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:
     return statistics.median(times), inner[-1] - inner[0]
 
 
-def of_group(load: Callable[[], list[Case]], group: str) -> list[Case]:
+def named(load: Callable[[], list[Case]], name: str) -> list[Case]:
+    """The cases of a group, or of the shapes that begin with `name`."""
     found = load()
-    names = list(dict.fromkeys(case.group for case in found))
-    if group not in names:
-        raise ValueError(f"no group {group!r} among {names}")
-    return [case for case in found if case.group == group]
+    chosen = [case for case in found if case.group == name or case.shape.startswith(name)]
+    if not chosen:
+        raise ValueError(f"no group {name!r} among {list(dict.fromkeys(case.group for case in found))}, and no shape")
+    return chosen
 
 
 def _compile(cases: Sequence[Case]) -> None:

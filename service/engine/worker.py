@@ -31,7 +31,7 @@ from service.graphs.runner import GraphRunner
 
 QUEUE_RETRY_AFTER = 5.0
 """Seconds; said to a client whose request waited in vain."""
-WARM_TOKENS = 256
+WARM_TOKENS = 512
 WARM_SEQUENCES = 32
 """An eager prefill of more tokens or sequences needs the same kernels as one of so many."""
 

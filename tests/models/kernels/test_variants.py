@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import models.layers.kernels
-from benchmarks.kernels import choose, products
+from benchmarks.kernels import products
 from models.layers.fused import Unscaled
 from models.layers.kernels import (
     elementwise,
@@ -310,7 +310,7 @@ def test_octaves_of_rows_meet_every_choice_of_a_table(
             for rows in measured.rows:
                 found = [one for one in products.variants(part, rows) if one.deferred <= deferred]
                 best = min(found, key=lambda one: products.predicted_us(part, rows, one))
-                choices.append(Choice(choose.least_rows(measured, rows), rows, best))
+                choices.append(Choice(*measured.span(rows), best))
             table[Shape(part.kind, part.inputs, part.outputs)] = tuple(choices)
     monkeypatch.setattr(routes, "ROUTES", table)
     for rows in octaves(MOST_ROWS):
