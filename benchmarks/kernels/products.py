@@ -80,6 +80,8 @@ MANY_ROWS = (
 )
 MANY_ROWS_GATED = (
     Tile(128, 128, 64, warps=8, stages=3),
+    Tile(128, 128, 64, warps=8, stages=4),
+    Tile(256, 64, 64, warps=8, stages=4),
     Tile(128, 64, 64, warps=8, stages=4),
     Tile(64, 128, 64, warps=8, stages=3),
     Tile(64, 64, 64, warps=4, stages=4),
