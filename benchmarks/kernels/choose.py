@@ -29,10 +29,11 @@ GAIN = 0.98
 
 
 def read(folder: Path, name: str) -> Times:
-    """All results of `name`, those of single stacks (name_*.json) too."""
-    files = sorted(folder.glob(f"{name}*.json"))
-    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
-    return {(row["shape"], row["variant"]): row for row in rows}
+    """All results of `name`: those of name.json, and those of single stacks (name_*.json), measured later."""
+    times: dict[tuple[str, str], dict[str, Any]] = {}
+    for file in (folder / f"{name}.json", *sorted(folder.glob(f"{name}_*.json"))):
+        times |= {(row["shape"], row["variant"]): row for row in json.loads(file.read_text())["rows"]}
+    return times
 
 
 def best(times: Times, stack: Stack, part: Part, rows: int, deferred: bool) -> tuple[Variant | None, dict[str, Any]]:
