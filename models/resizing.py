@@ -22,12 +22,18 @@ from PIL import Image
 T = TypeVar("T")
 U = TypeVar("U")
 
-_MOST_THREADS = 8
 _PIXELS_OF_A_BAND = 1 << 17
 """Of the larger picture: some milliseconds of work, against the fraction of one until a thread is at it."""
 
+_threads = min(8, os.cpu_count() or 1)
 _thread = threading.local()
 """`resizes` is set in the threads of the pool, where nothing may wait for another one of them."""
+
+
+def use_threads(count: int) -> None:
+    """From now on `count` threads resize pictures, all callers' together; 1: the callers' own."""
+    global _threads
+    _threads = count
 
 
 def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
@@ -40,9 +46,9 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
 
 def each(step: Callable[[T], U], items: Sequence[T]) -> list[U]:
     """step(item) of all items, several at a time where there are several: the frames of a video."""
-    if len(items) == 1 or _number_of_threads() == 1 or _in_pool():
+    if len(items) == 1 or _threads == 1 or _in_pool():
         return [step(item) for item in items]
-    return list(_pool().map(step, items))
+    return list(_pool(_threads).map(step, items))
 
 
 def _along_rows(picture: Image.Image, width: int, bands: int) -> Image.Image:
@@ -52,7 +58,7 @@ def _along_rows(picture: Image.Image, width: int, bands: int) -> Image.Image:
     if bands == 1:
         return _resampled(picture, width, picture.height)
     spans = _spans(picture.height, bands)
-    parts = _pool().map(
+    parts = _pool(_threads).map(
         lambda span: _resampled(picture.crop((0, span[0], picture.width, span[1])), width, span[1] - span[0]), spans
     )
     whole = Image.new("RGB", (width, picture.height))
@@ -66,7 +72,7 @@ def _along_columns(picture: Image.Image, height: int, bands: int) -> np.ndarray:
     if bands == 1 or picture.height == height:
         return np.asarray(_resampled(picture, picture.width, height))
     spans = _spans(picture.width, bands)
-    parts = _pool().map(
+    parts = _pool(_threads).map(
         lambda span: np.asarray(
             _resampled(picture.crop((span[0], 0, span[1], picture.height)), span[1] - span[0], height)
         ),
@@ -89,7 +95,7 @@ def _spans(length: int, count: int) -> list[tuple[int, int]]:
 
 
 def _number_of_bands(pixels: int) -> int:
-    return 1 if _in_pool() else max(1, min(_number_of_threads(), pixels // _PIXELS_OF_A_BAND))
+    return 1 if _in_pool() else max(1, min(_threads, pixels // _PIXELS_OF_A_BAND))
 
 
 def _in_pool() -> bool:
@@ -97,13 +103,8 @@ def _in_pool() -> bool:
 
 
 @cache
-def _number_of_threads() -> int:
-    return min(_MOST_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
+def _pool(threads: int) -> ThreadPoolExecutor:
     def mark() -> None:
         _thread.resizes = True
 
-    return ThreadPoolExecutor(_number_of_threads(), thread_name_prefix="resize", initializer=mark)
+    return ThreadPoolExecutor(threads, thread_name_prefix="resize", initializer=mark)

@@ -183,7 +183,7 @@ class Settings(BaseSettings):
     media_threads: int | None = _knob(
         None,
         "Media",
-        "Threads that decode and resize pictures and tokenize; unset: half the CPUs, 2 to 8.",
+        "Threads that decode pictures and tokenize, and as many that resize them; unset: half the CPUs, 2 to 8.",
         ge=1,
     )
     media_workers: Count = _knob(1, "Media", "Processes that decode videos and audio.")

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from models import resizing
 from service.api import chat, operations, reference, speech, speech_stream, voices
 from service.api.admission import Admission
 from service.api.auth import AuthMiddleware, KeyRing
@@ -65,6 +66,8 @@ def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[],
         torch=operations.version_of("torch"),
     )
     workers = WorkerPool(settings.media_workers, WorkerLimits())
+    media_threads = settings.media_threads or default_threads()
+    resizing.use_threads(media_threads)
     return ServerContext(
         settings,
         catalog,
@@ -74,14 +77,14 @@ def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[],
             Fetcher(UrlPolicy(settings.media_urls, frozenset(settings.media_domain))),
             workers,
             media_limits(settings),
-            image_threads=settings.media_threads or default_threads(),
+            image_threads=media_threads,
             on_read=lambda kind, seconds: metrics.observe("media_fetch_duration_seconds", seconds, kind=kind),
         ),
         workers,
         Admission(settings.max_in_flight, settings.max_pending_bytes, metrics, admission_shares(settings, catalog)),
         VoiceStore(settings.voices_dir.expanduser(), settings.max_voices),
         EncoderPool(settings.encoder_threads or default_threads()),
-        ThreadPoolExecutor(settings.media_threads or default_threads(), thread_name_prefix="work"),
+        ThreadPoolExecutor(media_threads, thread_name_prefix="work"),
     )
 
 

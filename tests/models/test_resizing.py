@@ -1,5 +1,5 @@
-import threading
 from collections.abc import Iterator
+from threading import Barrier, current_thread
 
 import numpy as np
 import pytest
@@ -15,17 +15,15 @@ SIDES = st.integers(1, 90)
 
 
 @pytest.fixture(autouse=True, params=[1, 2, 5])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Bands of a thousand pixels, on as many threads."""
+    count: int = request.param
     with pytest.MonkeyPatch.context() as patch:
-        count: int = request.param
-        pool = resizing._pool.__wrapped__
         patch.setattr(resizing, "_PIXELS_OF_A_BAND", 1000)
-        patch.setattr(resizing, "_number_of_threads", lambda: count)
-        made = pool()
-        patch.setattr(resizing, "_pool", lambda: made)
-        yield
-        made.shutdown()
+        patch.setattr(resizing, "_threads", count)
+        yield count
+    resizing._pool(count).shutdown()
+    resizing._pool.cache_clear()
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -51,18 +49,18 @@ def test_other_modes_are_made_rgb() -> None:
     np.testing.assert_array_equal(resize(grey, 30, 50), resize(grey.convert("RGB"), 30, 50))
 
 
-def test_items_are_worked_on_side_by_side_and_come_in_order() -> None:
+def test_items_are_worked_on_side_by_side_and_come_in_order(threads: int) -> None:
     names: set[str] = set()
-    together = threading.Barrier(resizing._number_of_threads())
+    together = Barrier(threads)
 
     def step(index: int) -> int:
-        names.add(threading.current_thread().name)
+        names.add(current_thread().name)
         together.wait(timeout=30)
         return 2 * index
 
-    count = 2 * resizing._number_of_threads()
+    count = 2 * threads
     assert each(step, range(count)) == [2 * index for index in range(count)]
-    assert len(names) == resizing._number_of_threads()
+    assert len(names) == threads
 
 
 def test_one_item_may_use_all_threads_and_several_do_not_wait_for_each_other() -> None:
