@@ -93,28 +93,34 @@ class Server:
 def serve(
     *flags: str, environment: dict[str, str] | None = None, program: Sequence[str] = ("service.cli", "serve")
 ) -> Iterator[Server]:
-    """`reprise serve` with these flags on a free loopback port; SIGTERM at the end. program: a module that does the
-    same otherwise, and its first arguments."""
+    """`reprise serve` with these flags on a free loopback port; SIGTERM at the end. Its log stays where what is done
+    with it fails. program: a module that does the same otherwise, and its first arguments."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = Path(tempfile.mkstemp(prefix="reprise-", suffix=".log")[1])
+    sink, name = tempfile.mkstemp(prefix="reprise-", suffix=".log")
+    log = Path(name)
     command = [sys.executable, "-m", *program, "--port", str(port), *flags]
-    began = time.monotonic()
-    with log.open("wb") as sink:
+    began, done = time.monotonic(), False
+    try:
         process = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
         )
+    finally:
+        os.close(sink)
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(process, url, log)
         yield Server(url, time.monotonic() - began, log, process.pid)
+        done = True
     finally:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
+        if done:
+            log.unlink(missing_ok=True)
 
 
 def gpu_used_bytes() -> int | None:
