@@ -3,7 +3,7 @@ from threading import Barrier, current_thread
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -30,6 +30,7 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+@settings(deadline=None)
 @given(SIDES, SIDES, SIDES, SIDES)
 def test_rows_are_resized_before_columns_with_bytes_in_between(width: int, height: int, wide: int, high: int) -> None:
     picture = noise(width, height)
