@@ -26,7 +26,7 @@ _PIXELS_OF_A_BAND = 1 << 17
 """Of the larger picture: some milliseconds of work, against the fraction of one until a thread is at it."""
 
 _threads = min(8, os.cpu_count() or 1)
-_thread = threading.local()
+_local = threading.local()
 """`resizes` is set in the threads of the pool, where nothing may wait for another one of them."""
 
 
@@ -40,6 +40,7 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
     """An RGB picture -> uint8 [height, width, 3]. One that has this size is as it was."""
     if picture.mode != "RGB":
         picture = picture.convert("RGB")
+    picture.load()  # of a file that was only opened: the threads below would all do it
     bands = _number_of_bands(max(picture.width * picture.height, width * height))
     return _along_columns(_along_rows(picture, width, bands), height, bands)
 
@@ -99,12 +100,12 @@ def _number_of_bands(pixels: int) -> int:
 
 
 def _in_pool() -> bool:
-    return getattr(_thread, "resizes", False)
+    return getattr(_local, "resizes", False)
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     def mark() -> None:
-        _thread.resizes = True
+        _local.resizes = True
 
     return ThreadPoolExecutor(threads, thread_name_prefix="resize", initializer=mark)

@@ -186,7 +186,9 @@ class Settings(BaseSettings):
         "Threads that decode pictures and tokenize, and as many that resize them; unset: half the CPUs, 2 to 8.",
         ge=1,
     )
-    media_workers: Count = _knob(1, "Media", "Processes that decode videos and audio.")
+    media_workers: Count = _knob(
+        1, "Media", "Processes that decode videos and audio; a video is decoded on up to 8 threads."
+    )
 
     # Speech
     voices_dir: Path = _knob(

@@ -84,4 +84,4 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy one that is RGB
+    return image if image.mode == "RGB" else image.convert("RGB")  # which copies what is RGB already

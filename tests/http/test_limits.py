@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from models import resizing
 from service.engine.config import EngineConfig
 from service.engine.messages import Outputs
 from service.engine.supervisor import EngineLink, InlineLink
@@ -172,3 +173,9 @@ def test_the_gauge_of_readiness_says_what_the_probe_says() -> None:
         text = httpx.get(f"{server.url}/metrics").text
         assert httpx.get(f"{server.url}/ready").status_code == 503
         assert "reprise_ready 0.0" in text and "reprise_engine_up 1.0" in text
+
+
+def test_media_threads_bound_those_that_resize(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resizing, "_threads", 0)  # put back afterwards
+    with running_server(media_threads=3):
+        assert resizing._threads == 3

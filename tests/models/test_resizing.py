@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Barrier, current_thread
 
 import numpy as np
@@ -48,6 +49,13 @@ def test_the_order_of_the_passes_can_be_seen() -> None:
 def test_other_modes_are_made_rgb() -> None:
     grey = noise(60, 40).convert("L")
     np.testing.assert_array_equal(resize(grey, 30, 50), resize(grey.convert("RGB"), 30, 50))
+
+
+def test_a_file_that_was_only_opened_is_read_once(tmp_path: Path) -> None:
+    noise(90, 80).save(tmp_path / "picture.png")
+    for _ in range(20):
+        with Image.open(tmp_path / "picture.png") as picture:
+            np.testing.assert_array_equal(resize(picture, 50, 40), resize(noise(90, 80), 50, 40))
 
 
 def test_items_are_worked_on_side_by_side_and_come_in_order(threads: int) -> None:
