@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import runpy
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.kernels import choose
 from benchmarks.kernels.products import STACKS, Part, predicted_us, shape_name, variants
 from models.layers.kernels import routes
 from models.layers.kernels.routes import Choice, Shape, Tile, Variant
+from service.engine.worker import WARM_TOKENS
 
 LOCDIT = STACKS[0]
 
@@ -103,3 +105,14 @@ def test_a_summary_has_every_product_and_both_sums(tmp_path: Path) -> None:
     sums = {line["best"]: line["us"] for line in lines if line["product"] == "locdit layer"}
     assert sums == {"split": 40.0, "deferred": 39.0}
     assert len(lines) == 6 + 2
+
+
+def test_choices_of_prefills_change_at_powers_of_two() -> None:
+    """WARM_TOKENS meets them all."""
+    for stack in STACKS:
+        spans = [stack.span(rows) for rows in stack.rows]
+        assert spans[0][0] == stack.least
+        assert all(least == before + 1 for (_, before), (least, _) in pairwise(spans))
+        assert all(least <= rows <= most for rows, (least, most) in zip(stack.rows, spans, strict=True))
+        if stack.name.endswith("prefill"):
+            assert all(most.bit_count() == 1 and most <= WARM_TOKENS for _, most in spans)
