@@ -12,8 +12,8 @@ from torch import Tensor
 class Arrival:
     """Copies tensors to pinned memory behind the work that was launched so far and knows when they are there.
 
-    On a CPU the copies are made at once but count as arrived only after `wait`, so that results are read as late as
-    on a GPU and the same order of launches and reads is tested.
+    On a CPU the copies are made at once but count as arrived only after `wait`: whoever launches ahead reads them as
+    late as on a GPU, which is how the tests meet that order of launches and reads without one.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:

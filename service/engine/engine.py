@@ -70,12 +70,16 @@ class Engine:
         observations: Observations,
         channel: Channel,
         *,
+        overlapped: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """overlapped: the device computes while the host launches ahead. Otherwise, as on a CPU, a launch has run when
+        it returns, and its results are sent before the next."""
         self.workers = {worker.name: worker for worker in workers}
         self._pool = pool
         self._observations = observations
         self._channel = channel
+        self._overlapped = overlapped
         self._clock = clock
         self._arbiter = Arbiter(workers)
         self._refused: list[Failed] = []
@@ -112,7 +116,7 @@ class Engine:
                 self._capture_missed(runner)
         now = self._clock()
         launched = self._arbiter.launch(now)
-        waited = not launched and self._wait_for_oldest()
+        waited = not (launched and self._overlapped) and self._wait_for_oldest()
         self._send(self._clock())
         if launched or waited:
             self._busy_at = now
@@ -232,7 +236,7 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
         observations.observe("model_load_duration_seconds", time.monotonic() - started, model=model.name)
     for name, pages in size_pages(config, workers, device).items():
         next(worker for worker in workers if worker.name == name).allocate(pages)
-    return Engine(workers, pool, observations, channel)
+    return Engine(workers, pool, observations, channel, overlapped=device.type == "cuda")
 
 
 def load_worker(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,11 +108,27 @@ def test_an_encoder_pass_that_fails_is_tried_item_by_item(server: RunningServer,
 
 
 @pytest.mark.parametrize(("fault", "status"), [("oom", 503), ("bug", 500)])
-def test_a_speech_step_that_fails(server: RunningServer, faults: Path, fault: str, status: int) -> None:
+def test_a_speech_prefill_that_fails(server: RunningServer, faults: Path, fault: str, status: int) -> None:
     usual = post(server, "/v1/audio/speech", speech()).content
-    (faults / f"speech-{fault}").touch()
+    (faults / f"speech_prefill-{fault}").touch()
     failed = post(server, "/v1/audio/speech", speech())
     assert failed.status_code == status and failed.json()["error"]["type"]
+    assert post(server, "/v1/audio/speech", speech()).content == usual
+    assert_idle(server)
+
+
+@pytest.mark.parametrize(("fault", "code"), [("oom", "out_of_memory"), ("bug", "engine_error")])
+def test_a_speech_step_that_fails(server: RunningServer, faults: Path, fault: str, code: str) -> None:
+    """The first audio has gone out before the first decode step: events end with an error, bytes are cut off."""
+    usual = post(server, "/v1/audio/speech", speech()).content
+    (faults / f"speech-{fault}").touch()
+    events = post(server, "/v1/audio/speech", speech(stream_format="sse"))
+    audio, *_, error = [json.loads(line[6:]) for line in events.text.splitlines() if line.startswith("data: {")]
+    assert events.status_code == 200 and audio["type"] == "speech.audio.delta"
+    assert error["error"]["code"] == code and OUT_OF_MEMORY not in events.text
+    (faults / f"speech-{fault}").touch()
+    with pytest.raises(httpx.RemoteProtocolError):
+        post(server, "/v1/audio/speech", speech())
     assert post(server, "/v1/audio/speech", speech()).content == usual
     assert_idle(server)
 

@@ -61,6 +61,24 @@ def test_answers_in_company_are_the_answers_alone(device: str, graphs: bool) -> 
             assert company.tokens(f"{name} {kind}") == alone.tokens("it"), (name, kind)
 
 
+def test_without_overlap_a_turn_sends_what_it_computed() -> None:
+    """As on a CPU: a launch has run when it returns, so its token need not wait until the next has run, too."""
+    prompt = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]])
+    engine = InlineEngine(overlapped=False)
+    engine.submit("it", prompt, max_tokens=6)
+    engine.turn()
+    assert engine.counter("vision_encode_duration_seconds") > 0 and not engine.tokens("it")
+    for count in range(1, 7):
+        engine.turn()
+        assert len(engine.tokens("it")) == count
+    assert engine.finish_reason("it") == "length" and not engine.turn()
+    engine.assert_nothing_left()
+    ahead = InlineEngine()
+    ahead.submit("it", prompt, max_tokens=6)
+    ahead.run()
+    assert ahead.tokens("it") == engine.tokens("it")
+
+
 def test_a_stop_token_ends_the_answer_and_is_not_delivered() -> None:
     engine = InlineEngine()
     engine.submit("free", TEXT, max_tokens=12)

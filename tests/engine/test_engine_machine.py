@@ -61,8 +61,8 @@ def model() -> TinyChat:
 
 @cache
 def alone(ask: Ask) -> tuple[tuple[int, ...], str | None]:
-    """Tokens and finish reason from an engine without recordings, prefix hits or company."""
-    engine = InlineEngine(model(), graphs=False, page_size=16)
+    """Tokens and finish reason from an engine without recordings, prefix hits, company or launches ahead."""
+    engine = InlineEngine(model(), graphs=False, page_size=16, overlapped=False)
     engine.submit("alone", ask.prompt(), **ask.params())
     engine.run()
     return tuple(engine.tokens("alone")), engine.finish_reason("alone")

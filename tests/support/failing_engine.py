@@ -1,7 +1,7 @@
 """The engine itself, whose launches fail when they are told to. `serve` is an EngineEntry.
 
 Faults are files of the directory REPRISE_TEST_FAULTS, each taken by one launch: KIND-oom runs out of memory, KIND-bug
-raises another error, with KIND one of chat, speech, encoder.
+raises another error, with KIND one of chat, speech_prefill, speech, encoder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def serve(config: EngineConfig, channel: Channel) -> None:
         (ChatRunner, "_decode_rows", "chat"),
         (ChatRunner, "_backbone", "chat"),
         (SpeechRunner, "launch_decode", "speech"),
-        (SpeechRunner, "_backbone", "speech"),
+        (SpeechRunner, "_backbone", "speech_prefill"),
+        (SpeechRunner, "_replay_prompts", "speech_prefill"),
         (GraphRunner, "run", "encoder"),
     ):
         setattr(owner, method, _failing(getattr(owner, method), kind, faults))

@@ -45,6 +45,7 @@ class InlineEngine:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         num_pages: int = 64,
+        overlapped: bool = True,
         **settings: Any,
     ) -> None:
         where = torch.device(device)
@@ -57,7 +58,7 @@ class InlineEngine:
         self.worker = ChatWorker("tiny", processor or tiny_processor(), self.model, context)
         self.worker.allocate(num_pages)
         self.channel = ListChannel()
-        self.engine = Engine([self.worker], self.pool, self.observations, self.channel)
+        self.engine = Engine([self.worker], self.pool, self.observations, self.channel, overlapped=overlapped)
         self.engine.capture_first()
 
     def submit(self, name: str, prompt: Any, **sampling: Any) -> None:
