@@ -1,4 +1,6 @@
-"""Attention: packed variable-length, paged decode and dense, each one function with a CPU reference.
+"""Attention: packed variable-length, paged decode and dense, each one function for the GPU's kernel and for the CPU.
+
+References are what both are tested against.
 
 Shapes are packed: [rows, heads, head_dim]. Grouped-query heads: query head h reads key head h // (Hq // Hkv). Softmax
 and accumulation in float32. Every output row is written: rows of no segment are zero.
@@ -12,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.layers.host_attention import paged_decode_attention_host, varlen_attention_host
 from models.layers.kv_cache import PagedBatch
+from models.layers.precision import wide
 from models.layers.rotary import rotate_and_cache, rotate_and_cache_reference
 
 _REFERENCE_BLOCK = 1024
@@ -41,7 +45,7 @@ def varlen_attention(
         from models.layers.kernels.varlen import varlen_attention_cuda
 
         return varlen_attention_cuda(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
-    return varlen_attention_reference(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
+    return varlen_attention_host(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
 
 
 def varlen_attention_reference(
@@ -54,8 +58,8 @@ def varlen_attention_reference(
     length_q, length_k = cu_seqlens_q.diff(), cu_seqlens_k.diff()
     last = length_k.shape[0] - 1
     offset = (length_k - length_q)[segment_q.clamp(max=last)]
-    keys = _repeat_heads(k, heads).float().transpose(0, 1)
-    values = _repeat_heads(v, heads).float().transpose(0, 1)
+    keys = wide(_repeat_heads(k, heads)).transpose(0, 1)
+    values = wide(_repeat_heads(v, heads)).transpose(0, 1)
     # A key outside every segment may hold anything; its weight is 0 and 0 * NaN is NaN.
     values = torch.where((segment_k <= last)[None, :, None], values, 0.0)
     blocks = []
@@ -64,7 +68,7 @@ def varlen_attention_reference(
         allowed = (segment_q[rows, None] == segment_k[None, :]) & inside_q[rows, None]
         if causal:
             allowed &= index_k[None, :] <= (index_q + offset)[rows, None]
-        scores = torch.einsum("qhd,hkd->hqk", q[rows].float(), keys) * scale
+        scores = torch.einsum("qhd,hkd->hqk", wide(q[rows]), keys) * scale
         scores = torch.where(allowed, scores, -torch.inf)
         weights = torch.softmax(scores, dim=-1)
         weights = torch.where(allowed, weights, 0.0)
@@ -104,7 +108,7 @@ def paged_decode_attention(
         from models.layers.kernels.paged_decode import paged_decode_attention_cuda
 
         return paged_decode_attention_cuda(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
-    return paged_decode_attention_reference(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
+    return paged_decode_attention_host(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
 
 
 def paged_decode_attention_reference(
@@ -120,10 +124,10 @@ def paged_decode_attention_reference(
     positions = torch.arange(block_tables.shape[1] * page_size, device=q.device)
     cache_rows = block_tables.long()[:, positions // page_size] * page_size + positions % page_size
     allowed = positions[None, :] < seq_lens[:, None]
-    keys = k_cache[cache_rows].float()
-    values = torch.where(allowed[..., None, None], v_cache[cache_rows].float(), 0.0)
+    keys = wide(k_cache[cache_rows])
+    values = torch.where(allowed[..., None, None], wide(v_cache[cache_rows]), 0.0)
     group = heads // keys.shape[2]
-    grouped = q.float().view(rows, keys.shape[2], group, -1)
+    grouped = wide(q).view(rows, keys.shape[2], group, -1)
     scores = torch.einsum("bhgd,bkhd->bhgk", grouped, keys) * scale
     scores = torch.where(allowed[:, None, None, :], scores, -torch.inf)
     weights = torch.where(allowed[:, None, None, :], torch.softmax(scores, dim=-1), 0.0)
@@ -161,9 +165,8 @@ def rotary_paged_decode_attention(
             1.0 / math.sqrt(q.shape[-1]),
             newest=Newest(k, v, rotary, slot_mapping),
         )
-    return rotary_paged_decode_attention_reference(
-        q, k, v, rotary, k_cache, v_cache, slot_mapping, block_tables, seq_lens, page_size
-    )
+    q = rotate_and_cache_reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
 
 
 def rotary_paged_decode_attention_reference(

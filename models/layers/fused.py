@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.attention import dense_attention
+from models.layers.precision import wide
 from models.layers.rotary import rotate_half_split
 
 _MOST_VECTORS = 64
@@ -38,8 +39,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    values = wide(x)
+    return (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from models.layers.fused import silu_mul
 from models.layers.mlp import SwiGLU
+from models.layers.precision import wide
 
 _FEW_ROWS = 4
 """Up to here every chosen expert is read by a product of its own; grouped products share what rows have in common."""
@@ -61,12 +62,12 @@ class Experts(nn.Module):
 
 def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Every expert on every row, weighted by 0 where it was not chosen: the plain path, exact and without a sort."""
-    spread = torch.zeros(x.shape[0], gate_up.shape[0], dtype=torch.float32, device=x.device)
-    spread = spread.scatter(1, experts, weights.float())
-    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    weights = wide(weights)
+    spread = weights.new_zeros((x.shape[0], gate_up.shape[0])).scatter(1, experts, weights)
+    total = wide(torch.zeros_like(x))
     for index, (expert_gate_up, expert_down) in enumerate(zip(gate_up, down, strict=True)):
         gate, up = F.linear(x, expert_gate_up).chunk(2, dim=-1)
-        total = total + spread[:, index, None] * F.linear(F.silu(gate) * up, expert_down).float()
+        total = total + spread[:, index, None] * wide(F.linear(F.silu(gate) * up, expert_down))
     return total.to(x.dtype)
 
 
@@ -81,7 +82,7 @@ def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor
     hidden = silu_mul(F.grouped_mm(sorted_x, gate_up.transpose(1, 2), offs=offsets))
     sorted_y = F.grouped_mm(hidden, down.transpose(1, 2), offs=offsets)
     chosen = torch.empty_like(sorted_y).index_copy(0, order, sorted_y).view(rows, top_k, -1)
-    return torch.einsum("nkw,nk->nw", chosen.float(), weights.float()).to(x.dtype)
+    return torch.einsum("nkw,nk->nw", wide(chosen), wide(weights)).to(x.dtype)
 
 
 def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

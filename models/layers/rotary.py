@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from models.layers.precision import wide
+
 
 def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
     """theta^(-2j / head_dim), float32 [head_dim / 2]."""
@@ -77,7 +79,7 @@ def rotary_cos_sin_reference(
 
 def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs (j, j + D/2): x [..., n, heads, D], cos and sin float32 [n, D/2] -> like x."""
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = wide(x).chunk(2, dim=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -120,6 +122,6 @@ def rotate_and_cache_reference(
 
 def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs (2j, 2j + 1): x [..., n, heads, D], cos and sin float32 [n, D/2] -> like x."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = wide(x).unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)

@@ -46,7 +46,8 @@ def by_av(data: bytes, name: str, rate: int) -> tuple[np.ndarray, int]:
         return np.frombuffer(data[: len(data) // 2 * 2], "<i2") / 32768, rate
     parts = [np.zeros(0, np.float32)]
     try:
-        with av.open(io.BytesIO(data)) as container:
+        # FFmpeg's guess needs more than the two frames that 20 ms of AAC are.
+        with av.open(io.BytesIO(data), format="aac" if name == "aac" else None) as container:
             rate = container.streams.audio[0].sample_rate
             for frame in container.decode(audio=0):
                 samples = frame.to_ndarray().reshape(-1)

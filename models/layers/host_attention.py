@@ -1,0 +1,88 @@
+"""Attention on the CPU: one sequence after another through PyTorch's, with the lengths read on the host.
+
+The references of models.layers.attention compute every pair of rows of a batch and read no length, as a recording must;
+several pictures or a long cache make that slow. These are operators, so that the audit of what can be recorded, which
+runs on tensors without data, does not look inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.layers.precision import wide
+
+_OPERATORS = torch.library.Library("reprise", "DEF")
+
+
+def _operator(implementation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Registers attention on the CPU under its name. Not torch.library.custom_op, whose first call imports torch's
+    compiler, which takes two seconds."""
+    name = implementation.__name__
+    _OPERATORS.define(name + torch.library.infer_schema(implementation, mutates_args=()))
+    _OPERATORS.impl(name, implementation, "CPU")
+    torch.library.register_fake(f"reprise::{name}", _shaped_like_output, lib=_OPERATORS)
+    operator: Callable[..., Tensor] = getattr(torch.ops.reprise, name).default
+    return operator
+
+
+def _shaped_like_output(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@_operator
+def varlen_attention_host(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, causal: bool
+) -> Tensor:
+    """models.layers.attention.varlen_attention on the CPU."""
+    out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))
+    group = q.shape[1] // k.shape[1]
+    segments = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
+    for (first, end), (first_key, end_key) in segments:
+        keys = slice(first_key, end_key)
+        # Queries before the first key have nothing to see.
+        queries = slice(max(first, end - (end_key - first_key)) if causal else first, end)
+        if queries.start < end and first_key < end_key:
+            seen_k, seen_v = (x[keys].repeat_interleave(group, dim=1) for x in (k, v))
+            out[queries] = _attend(q[queries], seen_k, seen_v, scale, causal)
+    return out
+
+
+@_operator
+def paged_decode_attention_host(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+    scale: float,
+) -> Tensor:
+    """models.layers.attention.paged_decode_attention on the CPU. Reads the pages that hold a sequence and no other."""
+    out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
+    key_heads = k_cache.shape[1]
+    offsets = torch.arange(page_size)
+    for row, length in enumerate(seq_lens.tolist()):
+        if length:
+            pages = block_tables[row, : -(-length // page_size)].long()
+            rows = (pages[:, None] * page_size + offsets).flatten()[:length]
+            # One query each: those that share a key head are the queries of that head.
+            queries = q[row].unflatten(0, (key_heads, -1)).transpose(0, 1)
+            attended = _attend(queries, k_cache[rows], v_cache[rows], scale, causal=False)
+            out[row] = attended.transpose(0, 1).flatten(0, 1)
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """q [n, H, D], k [m, H, D], v [m, H, Dv] -> [n, H, Dv]; causal: the last query sees the last key."""
+    queries, keys, values = (wide(x.transpose(0, 1)[None]) for x in (q, k, v))
+    n, m = q.shape[0], k.shape[0]
+    mask = torch.ones(n, m, dtype=torch.bool).tril(m - n) if causal and 1 < n < m else None
+    out = F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=causal and n == m and n > 1, scale=scale
+    )
+    return out[0].transpose(0, 1).to(q.dtype)
