@@ -19,22 +19,26 @@ from models.layers.precision import wide
 _OPERATORS = torch.library.Library("reprise", "DEF")
 
 
-def _operator(implementation: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Registers attention on the CPU under its name. Not torch.library.custom_op, whose first call imports torch's
-    compiler, which takes two seconds."""
-    name = implementation.__name__
-    _OPERATORS.define(name + torch.library.infer_schema(implementation, mutates_args=()))
-    _OPERATORS.impl(name, implementation, "CPU")
-    torch.library.register_fake(f"reprise::{name}", _shaped_like_output, lib=_OPERATORS)
-    operator: Callable[..., Tensor] = getattr(torch.ops.reprise, name).default
-    return operator
+def _operator(arguments: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Registers attention on the CPU under the function's name. Not torch.library.custom_op, whose first call imports
+    torch's compiler, which takes two seconds."""
+
+    def register(implementation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        name = implementation.__name__
+        _OPERATORS.define(f"{name}({arguments}) -> Tensor")
+        _OPERATORS.impl(name, implementation, "CPU")
+        torch.library.register_fake(f"reprise::{name}", _shaped_like_output, lib=_OPERATORS)
+        operator: Callable[..., Tensor] = getattr(torch.ops.reprise, name).default
+        return operator
+
+    return register
 
 
 def _shaped_like_output(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-@_operator
+@_operator("Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float scale, bool causal")
 def varlen_attention_host(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, causal: bool
 ) -> Tensor:
@@ -52,7 +56,7 @@ def varlen_attention_host(
     return out
 
 
-@_operator
+@_operator("Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, int page_size, float scale")
 def paged_decode_attention_host(
     q: Tensor,
     k_cache: Tensor,

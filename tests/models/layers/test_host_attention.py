@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,6 +33,7 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
     torch.testing.assert_close(out.double(), reference.double(), atol=TOLERANCE[out.dtype], rtol=TOLERANCE[out.dtype])
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5),
     heads=st.sampled_from(HEADS),
@@ -59,6 +60,7 @@ def test_packed_segments(
     assert not out[rows:].any()
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
     heads=st.sampled_from(HEADS),
