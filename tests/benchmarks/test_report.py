@@ -100,8 +100,8 @@ def test_every_peer_figure_is_in_the_file() -> None:
             assert target.peer(Results())
 
 
+@pytest.mark.slow
 def test_plots_are_deterministic_and_carry_their_digest(results: Results, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     plot = PLOTS["speech_streams"]
     plot.draw(results, tmp_path / "a.svg")
     plot.draw(results, tmp_path / "b.svg")
@@ -111,8 +111,8 @@ def test_plots_are_deterministic_and_carry_their_digest(results: Results, tmp_pa
     assert len(text) < 60_000
 
 
+@pytest.mark.slow
 def test_a_plot_whose_result_is_gone_goes_too(results: Results, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     for path in ("README.md", "benchmarks/README.md"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("nothing\n")

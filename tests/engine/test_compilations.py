@@ -26,6 +26,7 @@ from tests.media.samples import sound, tone
 from tests.models.voxcpm2 import golden
 from tests.support import processes
 from tests.support.inline_engine import InlineEngine
+from tests.support.optional import needed
 from tests.support.processes import ROOT, served
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 from tests.support.victims import chat, data_url, image_part, speech, video_part
@@ -57,7 +58,7 @@ def test_what_is_compiled_while_serving_is_counted_and_named(caplog: pytest.LogC
 
 
 def test_on_a_cpu_triton_is_left_alone() -> None:
-    knobs = pytest.importorskip("triton").knobs
+    knobs = needed("triton").knobs
     with Compilations(Observations()).counted(torch.device("cpu")):
         assert knobs.compilation.listener is None
 

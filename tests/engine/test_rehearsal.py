@@ -21,10 +21,11 @@ from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import request, segment
 from tests.models.voxcpm2 import golden
 from tests.support.inline_engine import InlineEngine
+from tests.support.optional import needed
 from tests.support.processes import ROOT
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 
-pytest.importorskip("triton")
+needed("triton")
 
 
 @pytest.mark.parametrize(

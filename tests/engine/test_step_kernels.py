@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,10 +9,9 @@ from torch import Tensor
 from service.engine.decode_step import advance_reference, decode_rows_reference
 from service.engine.sampling_params import MAX_STOP_IDS
 from service.engine.slot_state import Float, Int, SlotState
+from tests.support.optional import needed
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-pytest.importorskip("triton")
+needed("triton")
 
 SLOTS, PAGES, PAGE = 9, 20, 16
 

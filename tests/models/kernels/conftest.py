@@ -1,13 +1,8 @@
-"""Kernels run on a GPU where there is one (`-m gpu`), else in Triton's interpreter at tiny sizes."""
+"""Kernels run on a GPU (`-m gpu`), else in Triton's interpreter at tiny sizes."""
 
 from __future__ import annotations
 
 import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 collect_ignore_glob: list[str] = []
 try:
