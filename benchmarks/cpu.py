@@ -4,7 +4,8 @@
     python -m benchmarks.cpu --write   # commits new ratios to benchmarks/results/cpu_baseline.json
 
 Absolute times are not compared. The reference is half interpreter, half small operations of torch, as the workloads
-are; each time is the least of many short rounds, so that a busy machine changes little.
+are; each time is the thread's own on a processor and the least of many short rounds, so that a busy machine changes
+little.
 """
 
 from __future__ import annotations
@@ -158,16 +159,16 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
 
 
 def ratios(workloads: Mapping[str, Workload], rounds: int = ROUNDS) -> dict[str, float]:
-    """Least time of each over the least time of the reference, all of them once in each round."""
+    """Least processor time of each over the least of the reference, all of them once in each round."""
     best: dict[str, float] = {}
     with torch.inference_mode():
         for call in workloads.values():
             call()
         for _ in range(rounds):
             for name, call in {"reference": reference, **workloads}.items():
-                began = time.perf_counter()
+                began = time.thread_time()
                 call()
-                best[name] = min(best.get(name, float("inf")), time.perf_counter() - began)
+                best[name] = min(best.get(name, float("inf")), time.thread_time() - began)
     return {name: best[name] / best["reference"] for name in workloads}
 
 
