@@ -5,18 +5,20 @@ VENV        ?= .venv
 # An extra index to take torch from, e.g. one with CPU builds; empty: the default one.
 TORCH_INDEX ?=
 ARGS        ?=
-# Beside a torch for the CPU, which brings none, its interpreter runs the kernels at tiny sizes.
-TRITON      := 3.7.1
 
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt \
-          $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
+# Exactly what a lock lists, each file with one of its hashes.
+LOCKED := $(PIP) --no-deps --require-hashes -r
+# torch and what it brings by version alone. Another index has other libraries of CUDA: its torch pins them.
+TORCH_LOCK := requirements-torch.lock
+TORCH  := $(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) $$(grep '^torch==' $(TORCH_LOCK)),-c $(TORCH_LOCK) torch)
 SERVE  := $(VENV)/.installed-serve
 TEST   := $(VENV)/.installed-test
 ALL    := $(VENV)/.installed-test-all
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all lint types docs clean
+.PHONY: help serve test test-all compile-kernels voice lint types docs lock wheel fonts gates clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -26,17 +28,23 @@ $(BIN)/python:
 	  || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(SERVE): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e .
+# The hashed packages first: torch finds all that it needs but CUDA's libraries, and takes nothing unseen.
+$(SERVE): pyproject.toml requirements.lock requirements-build.lock $(TORCH_LOCK) | $(BIN)/python
+	@$(BIN)/python deploy/install/torch_notice.py --index '$(TORCH_INDEX)'
+	$(LOCKED) requirements.lock
+	$(TORCH)
+	$(LOCKED) requirements-build.lock
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(TEST): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[test]'
-	@$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname -s)" != Linux ] || $(PIP) triton==$(TRITON)
-	@touch $@ $(SERVE)
+# Beside a torch for the CPU, which brings no Triton, its interpreter runs the kernels at tiny sizes.
+$(TEST): $(SERVE) requirements-test.lock
+	$(LOCKED) requirements-test.lock
+	@$(BIN)/python -c 'import triton' 2>/dev/null || [ "$$(uname -s)" != Linux ] || $(PIP) -c $(TORCH_LOCK) triton
+	@touch $@
 
-$(ALL): $(TEST)
-	$(PIP) -e '.[test,test-all]'
+$(ALL): $(TEST) requirements-test-all.lock
+	$(LOCKED) requirements-test-all.lock
 	@touch $@
 
 serve: $(SERVE)  ## Start the server, on the embedded models unless ARGS="--model ..." names others
@@ -50,6 +58,12 @@ test: $(TEST)  ## Run the test suite (Python packages only, under 10 minutes on 
 test-all: $(ALL)  ## Run what `test` leaves out; needs the Debian packages that .ci/run installs
 	$(BIN)/pytest -m 'slow and not gpu' --timeout 1800 $(ARGS)
 
+compile-kernels: $(TEST)  ## Compile all kernels for every supported GPU, which takes no GPU but half an hour on 2 cores
+	env -u TRITON_INTERPRET $(BIN)/python -m benchmarks.kernels.compile $(ARGS)
+
+voice: $(SERVE)  ## Train the embedded voice anew (20 minutes of one GPU; Debian's flite and wamerican-small)
+	$(BIN)/python -m models.embedded.make_voice build/voice --export build/voice/checkpoint $(ARGS)
+
 lint: $(TEST)  ## Check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,7 +72,22 @@ types: $(TEST)  ## Check types
 	$(BIN)/mypy
 
 docs: $(SERVE)  ## Write the pages of docs/ that are made from the code
-	$(BIN)/python -m service.documents
+	$(BIN)/python -m service.cli.documents
+
+wheel: $(SERVE)  ## Build dist/reprise_server-*.whl, which pipx and pip install by its name
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+
+lock: $(BIN)/python  ## Write requirements*.lock anew; ARGS=--upgrade takes the newest versions
+	$(BIN)/python -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip install -q --disable-pip-version-check uv
+	$(BIN)/python deploy/install/lock.py --uv $(VENV)/lock/bin/uv $(ARGS)
+
+# Of the Debian packages that draw printed text for the model that sees; needs apt-get, installs nothing.
+fonts: $(SERVE)  ## Fetch the fonts that the embedded chat model was trained with into build/fonts
+	$(BIN)/python -m models.embedded.world.fonts build/fonts
+
+gates: $(SERVE)  ## Measure the embedded chat model on held-out pictures and questions (after `make fonts`)
+	$(BIN)/python -m models.embedded.gates_qwen2_vl $(ARGS)
 
 clean:  ## Remove the environment and everything made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,8 @@
     python -m benchmarks                                 # all of benchmarks/README.md's table
     python -m benchmarks speech_steps startup_voxcpm2    # these results, in this order
     python -m benchmarks --minutes 9                     # as many as fit
+    python -m benchmarks --list                          # what there is, and of which commit; runs nothing
+    python -m benchmarks --stale                         # those that are not of the commit that is checked out
 
 Output of each goes to <result>.log beside its JSON.
 """
@@ -19,11 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.commands import BY_RESULT, Command
-from benchmarks.record import folder
+from benchmarks.reading import Missing, Results
+from benchmarks.record import commit, folder
 
 LEAST_SECONDS = 20.0
 """With less left nothing is begun."""
 TAIL_LINES = 12
+CURRENT = "current"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", nargs="*", metavar="result", help="stems of benchmarks/README.md's results")
+    parser.add_argument("--list", action="store_true", help="say which results are of this commit, and run nothing")
+    parser.add_argument("--stale", action="store_true", help="leave out results of this commit")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for all of them together")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.results if name not in BY_RESULT]
@@ -39,8 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown result {unknown[0]!r}; known are {', '.join(BY_RESULT)}")
     deadline = time.monotonic() + 60 * options.minutes
     names = options.results or list(BY_RESULT)
+    current = commit()
+    if options.list:
+        print("\n".join(f"{name}: {state(name, current)}" for name in names))
+        return 0
+    if options.stale:
+        names = [name for name in names if state(name, current) != CURRENT]
     outcomes = [run(BY_RESULT[name], deadline) for name in names]
     return 0 if all(outcomes) else 1
+
+
+def state(name: str, current: str) -> str:
+    """What there is of a result: CURRENT, of another commit than `current`, or nothing."""
+    try:
+        measured = Results(folder())[name].facts["commit"]
+    except Missing:
+        return "not yet"
+    return CURRENT if measured == current else f"stale, of {measured[:7]}"
 
 
 def run(command: Command, deadline: float) -> bool:

@@ -1,6 +1,6 @@
 """The API process alone, on a CPU: what tokens, speech and requests cost it, and what it adds to a first token.
 
-    python -m benchmarks.api_process [decode] [speech] [requests] [parts] [first]
+    python -m benchmarks.api_process [decode] [speech] [requests] [parts] [first] [processes]
 
 An engine without a model answers at a GPU's rate (benchmarks.paced_engine) and clients that parse nothing take it
 (benchmarks.raw_client), each in a process of its own. Costs are processor time of the API process, all its threads
@@ -25,19 +25,20 @@ import msgspec
 import numpy as np
 
 from benchmarks.checkpoints import make
+from benchmarks.footprint import children, inspect
 from benchmarks.raw_client import Answer, Errand, collect, started
 from benchmarks.record import Row, table, write
 from benchmarks.server import Server, random_weights, serve
 from models.media import ChatMessage, ContentPart, source_digest
 from models.processor import ChatProcessor
-from service.api.schema import ChatRequestBody
-from service.bench.spec import ChatLoad, SpeechLoad
-from service.bench.traffic import payload, picture
+from service.api.chat.schema import ChatRequestBody
 from service.catalog import load_catalog
-from service.engine import wire
-from service.engine.messages import ChatRequest, SamplingParams
+from service.cli.bench.spec import ChatLoad, SpeechLoad
+from service.cli.bench.traffic import payload, picture
+from service.link import wire
+from service.link.messages import ChatRequest, SamplingParams
 from service.media.data_url import decode_base64
-from service.media.images import decode_image
+from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits
 from service.settings import load_settings
 
@@ -52,22 +53,32 @@ SPEECH_STEP = 0.017
 UNHURRIED = 15
 """At so many times the step the API process is never behind, so that every token is an event of its own."""
 REPEATS = 200
+PROCESSES = (1, 2, 4)
 ENDLESS = 30_000
 """Tokens of an answer that outlasts what is measured beside it."""
 CHAT_PATH, SPEECH_PATH = "/v1/chat/completions", "/v1/audio/speech"
 
 
 @contextmanager
-def _server(model: str, step: float) -> Iterator[Server]:
+def _server(model: str, step: float, *more: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         flags = random_weights([make(model, Path(folder))])
-        flags += ["--max-in-flight", "1024", "--media-threads", "8", "--log-level", "warning"]
+        flags += ["--max-in-flight", "1024", "--media-threads", "8", "--log-level", "warning", *more]
         with serve(*flags, environment={"REPRISE_PACE": str(step)}, program=["benchmarks.paced_engine"]) as server:
             yield server
 
 
 def _processor_seconds(pid: int) -> float:
-    """User and system time of a process so far, without its children."""
+    """User and system time so far of a server's API process; of several, and of what supervises them, together."""
+    return sum(_own_seconds(each) for each in (pid, *children(pid)) if each == pid or _is_api(each))
+
+
+def _is_api(pid: int) -> bool:
+    process = inspect(pid)
+    return process is not None and process.role == "api"
+
+
+def _own_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -247,20 +258,36 @@ def first() -> list[Row]:
         ),
     }
     rows = []
-    for kind, (model, step, path, bodies, company, streams) in kinds.items():
+    for kind, (model, step, path, bodies, together, streams) in kinds.items():
         for busy in (False, True):
             with _server(model, step) as server:
                 errand = _errand(server, path, bodies, 1, REPEATS)
                 if busy:
-                    with started(_errand(server, path, company, streams, streams)):
+                    with started(_errand(server, path, together, streams, streams)):
                         time.sleep(1.0)
                         answers, _, _ = _measured(server, errand)
                 else:
                     answers, _, _ = _measured(server, errand)
             p10, p50, p90 = np.quantile([1e3 * answer.first for answer in answers], (0.1, 0.5, 0.9))
             rows.append(
-                {"request": kind, "company": streams if busy else 0, "p10_ms": p10, "p50_ms": p50, "p90_ms": p90}
+                {"request": kind, "together": streams if busy else 0, "p10_ms": p10, "p50_ms": p50, "p90_ms": p90}
             )
+    return rows
+
+
+def processes() -> list[Row]:
+    """128 streams of 256 tokens, unhurried, and short requests, by the number of API processes."""
+    rows = []
+    for count in PROCESSES:
+        with _server(CHAT, UNHURRIED * STEP, "--api-processes", str(count)) as server:
+            streams = _errand(server, CHAT_PATH, _chat_bodies(0, 0, 100, TOKENS), STREAMS, 2 * STREAMS)
+            answers, spent, wall = _measured(server, streams)
+            tokens = TOKENS * len(answers)
+            row: Row = {"processes": count, "cpu_us_per_token": 1e6 * spent / tokens, "tokens_per_s": tokens / wall}
+            short = _errand(server, CHAT_PATH, _chat_bodies(0, 0, 20, 1), 4 * max(PROCESSES), REPEATS)
+            answers, spent, wall = _measured(server, short)
+            row |= {"cpu_ms_per_request": 1e3 * spent / len(answers), "requests_per_s": len(answers) / wall}
+        rows.append(row)
     return rows
 
 
@@ -270,6 +297,7 @@ RUNS: dict[str, Callable[[], list[Row]]] = {
     "requests": requests,
     "parts": parts,
     "first": first,
+    "processes": processes,
 }
 
 

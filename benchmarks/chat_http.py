@@ -19,8 +19,8 @@ from benchmarks.checkpoints import SIZES, make
 from benchmarks.record import Row, record
 from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
-from service.bench.run import run_load, summary
-from service.bench.spec import ChatLoad
+from service.cli.bench.run import run_load, summary
+from service.cli.bench.spec import ChatLoad
 
 FIRST_TOKEN_MEAN, FIRST_TOKEN_P99 = 0.150, 0.300
 """Seconds, with which a rate of the seed's workload counts as sustained."""
@@ -210,7 +210,7 @@ TINY_MODEL = "reprise/qwen2_vl"
 def _measured(kind: str, model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Each row, and what the server that gave it says of itself by then."""
     with serve(*flags) as server:
-        server.settle()
+        server.wait_for_captures()
         for row in RUNS[kind](server, model, scale):
             yield row, server.facts()
 

@@ -19,6 +19,17 @@ _QWEN_TEXT = {
     "max_position_embeddings": 32768,
     "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
 }
+_QWEN_2_5_TEXT = {
+    "max_position_embeddings": 128000,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
+_QWEN_2_5_VISION = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "num_heads": 16,
+    "intermediate_size": 3420,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
 _QWEN_PIXELS = {"min_pixels": 3136, "max_pixels": 12845056}
 _SIGLIP = {
     "hidden_size": 1152,
@@ -28,6 +39,34 @@ _SIGLIP = {
     "num_hidden_layers": 27,
 }
 _LOCAL = {"hidden_dim": 1024, "ffn_dim": 4096, "num_heads": 16, "num_layers": 12, "kv_channels": 128}
+
+_QWEN3_LARGE_VISION = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
+_QWEN3_SMALL_VISION = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
+_QWEN3_PIXELS = {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}
+_QWEN3_VIDEO_PIXELS = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}}
+
+
+def _qwen3_vl(
+    width: int, inner: int, layers: int, heads: tuple[int, int], *, tied: bool = False, **experts: int
+) -> dict[str, Any]:
+    """config.json of a published size. The tower is the small one where the head is tied."""
+    vision, levels = (_QWEN3_SMALL_VISION, [5, 11, 17]) if tied else (_QWEN3_LARGE_VISION, [8, 16, 24])
+    text = {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "head_dim": 128,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "vocab_size": 151936,
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": tied,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        **experts,
+    }
+    vision = vision | {"deepstack_visual_indexes": levels, "out_hidden_size": width, "num_position_embeddings": 2304}
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": tied}
+
 
 SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl_2b": (
@@ -44,6 +83,31 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
         | {"vocab_size": 152064, "tie_word_embeddings": False}
         | {"vision_config": _QWEN_VISION | {"hidden_size": 3584}},
+        _QWEN_PIXELS,
+    ),
+    "qwen3_vl_2b": ("qwen3_vl", _qwen3_vl(2048, 6144, 28, (16, 8), tied=True), _QWEN3_PIXELS),
+    "qwen3_vl_4b": ("qwen3_vl", _qwen3_vl(2560, 9728, 36, (32, 8), tied=True), _QWEN3_PIXELS),
+    "qwen3_vl_8b": ("qwen3_vl", _qwen3_vl(4096, 12288, 36, (32, 8)), _QWEN3_PIXELS),
+    "qwen3_vl_32b": ("qwen3_vl", _qwen3_vl(5120, 25600, 64, (64, 8)), _QWEN3_PIXELS),
+    "qwen3_vl_30b_a3b": (
+        "qwen3_vl_moe",
+        _qwen3_vl(2048, 6144, 48, (32, 4), num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768),
+        _QWEN3_PIXELS,
+    ),
+    "qwen2_5_vl_3b": (
+        "qwen2_5_vl",
+        _QWEN_2_5_TEXT
+        | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}
+        | {"num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True}
+        | {"vision_config": _QWEN_2_5_VISION | {"out_hidden_size": 2048}},
+        _QWEN_PIXELS,
+    ),
+    "qwen2_5_vl_7b": (
+        "qwen2_5_vl",
+        _QWEN_2_5_TEXT
+        | {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+        | {"num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False}
+        | {"vision_config": _QWEN_2_5_VISION | {"out_hidden_size": 3584}},
         _QWEN_PIXELS,
     ),
     "minicpmv_4_5": (
@@ -104,6 +168,8 @@ def make(name: str, parent: Path) -> Path:
     _override(target / "config.json", config)
     if preprocessor:
         _override(target / "preprocessor_config.json", preprocessor)
+    if (target / "video_preprocessor_config.json").exists():
+        _override(target / "video_preprocessor_config.json", _QWEN3_VIDEO_PIXELS)
     return target
 
 

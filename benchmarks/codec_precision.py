@@ -1,4 +1,4 @@
-"""What each precision of the codec's products leaves of the signal: the published size with random weights, on a GPU.
+"""What each precision of the codec's GEMMs leaves of the signal: the published size with random weights, on a GPU.
 
 python -m benchmarks.codec_precision
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.record import table, write
 from models.layers.precision import Precision
-from models.voxcpm2.audio_vae import AudioVAE, Decoder
+from models.voxcpm2.audio_vae import AudioVAE, CodecDecoder
 from models.voxcpm2.config import AudioVAEConfig
 from models.voxcpm2.vae_layers import Streams
 from models.voxcpm2.vae_weights import randomise_audio_vae, round_product_weights
@@ -55,7 +55,7 @@ def latents(config: AudioVAEConfig, rows: int, frames: int, seed: int) -> Tensor
     return torch.randn(rows, config.latent_dim, frames, generator=torch.Generator().manual_seed(seed))
 
 
-def streamed(decoder: Decoder, z: Tensor) -> Tensor:
+def streamed(decoder: CodecDecoder, z: Tensor) -> Tensor:
     """Samples [rows, T * hop] of z [rows, latent_dim, T], FRAMES_A_STEP at a time, as they are served."""
     rows = z.shape[0]
     memory = torch.zeros(rows, decoder.memory_size, dtype=z.dtype, device=z.device)

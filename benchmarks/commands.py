@@ -20,7 +20,8 @@ class Command:
         return f"python -m benchmarks.peers {self.peers} --with {self.result}" if self.peers else ""
 
 
-_CHAT = ("qwen2_vl_2b", "qwen2_vl_7b", "minicpmv_4_5", "kimi_vl_a3b")
+_QWEN3 = ("qwen3_vl_2b", "qwen3_vl_4b", "qwen3_vl_8b", "qwen3_vl_30b_a3b")
+_CHAT = ("qwen2_vl_2b", "qwen2_vl_7b", "qwen2_5_vl_3b", "qwen2_5_vl_7b", "minicpmv_4_5", "kimi_vl_a3b", *_QWEN3)
 
 COMMANDS: tuple[Command, ...] = (
     *(
@@ -42,8 +43,17 @@ COMMANDS: tuple[Command, ...] = (
         for name in _CHAT
         if name != "minicpmv_4_5"
     ),
+    *(
+        Command(
+            f"prefills of {name} with cached context, the chosen route beside eager",
+            f"cached_prefill_{name}",
+            f"python -m benchmarks.cached_prefill {name}",
+        )
+        for name in _CHAT
+        if name != "minicpmv_4_5"
+    ),
     Command(
-        "time to first token of two pictures a prompt at 8 prompts a second, with graphs and without",
+        "TTFT of two pictures a prompt at 8 prompts a second, with graphs and without",
         "chat_http_pairs_kimi_vl_a3b",
         "python -m benchmarks.chat_http pairs kimi_vl_a3b",
     ),
@@ -59,12 +69,12 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("the same as mp3: what its encoder allows", "speech_http_mp3", "python -m benchmarks.speech_http mp3"),
     Command(
-        "speech, highest rate with p95 of first audio <= 150 ms and no underrun",
+        "speech, highest rate with p95 of time to first audio <= 150 ms and no underrun",
         "speech_http_open",
         "python -m benchmarks.speech_http open",
     ),
     Command(
-        "time to first token at the client",
+        "TTFT at the client",
         "chat_http_latency_qwen2_vl_2b",
         "python -m benchmarks.chat_http latency qwen2_vl_2b",
         "transformers vllm",
@@ -80,6 +90,21 @@ COMMANDS: tuple[Command, ...] = (
         "chat_http_arrivals_qwen2_vl_7b",
         "python -m benchmarks.chat_http arrivals qwen2_vl_7b",
     ),
+    *(
+        Command(what, f"serving_{kind}_qwen2_vl_2b", f"python -m benchmarks.serving {kind} qwen2_vl_2b")
+        for kind, what in (
+            ("closed", "chat about new pictures behind a shared system prompt, 1 to 128 at any time"),
+            ("conversations", "the same as conversations of four turns about one picture"),
+            ("arrivals", "the same as Poisson arrivals, each rate for 60 s"),
+            ("long", "prompts of 8,000 and 30,000 tokens beside 32 decoding streams"),
+        )
+    ),
+    Command(
+        "spoken answers about a picture: first sound at the client, alone, 32 in a minute, and 32 at once",
+        "spoken_http",
+        "python -m benchmarks.spoken_http",
+    ),
+    Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")

@@ -23,20 +23,19 @@ import torch
 from torch import Tensor
 
 from benchmarks.encoder import pictures
+from benchmarks.full_size import captured
 from benchmarks.record import RESULTS, table, write
-from benchmarks.speech_steps import live_state, runner
+from benchmarks.speech_steps import live_state
 from models.processor import ChatProcessor
 from models.protocol import ChatModel, Plan, SpeechModel
 from models.registry import family_of, resolve
-from service.api.schema import ChatCompletionChunk, ChunkChoice, DeltaMessage
-from service.api.streaming import event
-from service.api.text import TextAssembler
-from service.engine import wire
-from service.engine.messages import ChatDelta, Outputs
+from service.api.chat.detokenizer import TextAssembler
+from service.api.chat.schema import ChatCompletionChunk, ChunkChoice, DeltaMessage
+from service.api.http.streaming import event
 from service.engine.speech.runner import pages_for
-from service.graphs.accounting import Observations
 from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
+from service.link import wire
+from service.link.messages import ChatDelta, Outputs
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import tiny_prompt
 
@@ -61,8 +60,8 @@ def reference() -> None:
         a = (a @ a).mul_(1 / 64).add_(1e-3)
 
 
-class _NothingRecorded:
-    """A recording that costs nothing, so that a step is the engine's own Python."""
+class _NothingCaptured:
+    """A graph that costs nothing to replay, so that a step is the engine's own Python."""
 
     def __init__(self, outputs: Mapping[str, Tensor]) -> None:
         self.outputs = {name: torch.ones_like(value) for name, value in outputs.items()}
@@ -80,8 +79,8 @@ def chat_step() -> Workload:
         engine.submit(str(row), tiny_prompt([[row % 50 + 1] * 20]), max_tokens=2 * ROUNDS)
     while len(engine.worker._scheduler.rows.slots) < ROWS:
         engine.turn()
-    for bucket in engine.worker._runner._decode[False]._buckets.values():
-        object.__setattr__(bucket, "recording", _NothingRecorded(bucket.recording.outputs))
+    for bucket in engine.worker._runner._decode[False]._graphs.values():
+        object.__setattr__(bucket, "capture", _NothingCaptured(bucket.capture.outputs))
     outputs = engine.channel.outputs
 
     def step() -> None:
@@ -121,9 +120,7 @@ def encoder() -> Workload:
     """A replayed encoder pass of the embedded Qwen2-VL."""
     processor, model = _chat()
     plan = model.encoder.plan(pictures(56, 56, 2)[1](processor))
-    replayed = GraphRunner("cpu", "encoder", model.encoder, [plan.needs], GraphPool(CPU, 1 << 30), Observations())
-    while replayed.capture_next(idle=False):
-        pass
+    replayed = captured("cpu", "encoder", model.encoder, [plan.required], GraphPool(CPU, 1 << 30))
     return lambda: replayed.run(plan)
 
 
@@ -136,9 +133,9 @@ def speech_step() -> Workload:
     pages = 1 + streams * pages_for(model.max_positions, page_size)
     caches = [spec.allocate(pages, page_size, CPU, torch.float32) for spec in model.cache_specs()]
     pool = GraphPool(CPU, 1 << 30)
-    decode = runner("decode", model.decode_step(4, state, caches, page_size), streams, pool)
-    codec = runner("vae", model.vae_step(state), streams, pool)
-    plan = Plan(arrays={"slots": np.arange(1, streams + 1, dtype=np.int64)}, needs={"rows": streams})
+    plan = Plan(arrays={"slots": np.arange(1, streams + 1, dtype=np.int64)}, required={"rows": streams})
+    decode = captured("cpu", "decode", model.decode_step(4, state, caches, page_size), [plan.required], pool)
+    codec = captured("cpu", "vae", model.vae_step(state), [plan.required], pool)
 
     def step() -> None:
         state["length"].fill_(256)

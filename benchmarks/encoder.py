@@ -1,34 +1,29 @@
-"""Vision encoders at full size with random weights: replay against eager and against the floor, padding waste.
+"""Vision encoders at full size with random weights: replay against eager and against the roofline, padding.
 
-python -m benchmarks.encoder qwen2_vl_2b [qwen2_vl_7b minicpmv_4_5 kimi_vl_a3b]
+python -m benchmarks.encoder qwen2_vl_2b [qwen2_vl_7b minicpmv_4_5 kimi_vl_a3b qwen3_vl_4b ...]
 """
 
 from __future__ import annotations
 
-import gc
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
 from benchmarks import floors
-from benchmarks.checkpoints import make
-from benchmarks.record import table, write
+from benchmarks.full_size import captured, load, measure_each, show
+from benchmarks.record import Row, table
 from benchmarks.timing import milliseconds
 from models.media import MediaItem, VideoFrames, VideoMetadata
 from models.processor import ChatProcessor
-from models.protocol import Capacity, ChatModel, Plan, VisionEncoder
+from models.protocol import Bucket, Plan, VisionEncoder
+from models.qwen3_vl.vision import Qwen3VLEncoder
 from models.registry import family_of, resolve
-from service.engine.engine import engine_stream
-from service.graphs.accounting import Observations
 from service.graphs.buckets import cheapest
 from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
 
 POOL_BYTES = 24 << 30
 Work = tuple[str, Callable[[ChatProcessor], list[MediaItem]]]
@@ -54,6 +49,9 @@ def video(frames: int, width: int, height: int, fps: float = 2.0) -> Work:
     return f"{frames} frames {width}x{height}", build
 
 
+_QWEN3 = [pictures(448, 448), pictures(640, 480), pictures(1024, 1024), pictures(1920, 1080), video(16, 448, 448)]
+_QWEN_2_5_WORK = [pictures(224, 224), *_QWEN3]
+
 WORK: dict[str, list[Work]] = {
     "qwen2_vl_2b": [pictures(224, 224), pictures(448, 448), pictures(1024, 1024), video(16, 448, 448)],
     "qwen2_vl_7b": [
@@ -63,6 +61,8 @@ WORK: dict[str, list[Work]] = {
         pictures(1024, 1024),
         video(16, 448, 448),
     ],
+    "qwen2_5_vl_3b": _QWEN_2_5_WORK,
+    "qwen2_5_vl_7b": _QWEN_2_5_WORK,
     "minicpmv_4_5": [
         pictures(448, 448),
         pictures(640, 480),
@@ -72,13 +72,24 @@ WORK: dict[str, list[Work]] = {
         video(64, 448, 448),
     ],
     "kimi_vl_a3b": [pictures(224, 224), pictures(448, 448), pictures(1024, 1024), pictures(224, 224, 2)],
+    "qwen3_vl_2b": _QWEN3,
+    "qwen3_vl_4b": _QWEN3,
+    "qwen3_vl_8b": _QWEN3,
+    "qwen3_vl_30b_a3b": _QWEN3,
 }
 
 
-def floor(name: str, plan: Plan, embeds: int) -> float:
+def floor(name: str, encoder: VisionEncoder, plan: Plan, embeds: int) -> float:
     """Seconds, from the plan's own segments."""
+    if isinstance(encoder, Qwen3VLEncoder):
+        vision, levels = encoder.config, len(encoder.deepstack)
+        sizes = vision.depth, vision.hidden_size, vision.intermediate_size, vision.out_features
+        return floors.qwen3_vl_encoder(_lengths(plan, "cu_seqlens"), *sizes, levels)
     if name.startswith("qwen2_vl"):
         return floors.qwen2_vl_encoder(_lengths(plan, "cu_seqlens"), 1536 if name.endswith("2b") else 3584)
+    if name.startswith("qwen2_5_vl"):
+        frames, windows = _lengths(plan, "cu_seqlens"), _lengths(plan, "cu_window_seqlens")
+        return floors.qwen2_5_vl_encoder(frames, windows, 2048 if name.endswith("3b") else 3584)
     if name.startswith("kimi_vl"):
         return floors.moonvit_encoder(_lengths(plan, "cu_seqlens"))
     return floors.minicpmv_encoder(_lengths(plan, "cu_slices"), embeds // 64, 64, 4096)
@@ -88,48 +99,40 @@ def _lengths(plan: Plan, name: str) -> Sequence[int]:
     return [int(length) for length in np.diff(plan.arrays[name]) if length]
 
 
-def measure(name: str, directory: Path, device: torch.device) -> list[dict[str, Any]]:
-    family = family_of(directory)
-    processor: ChatProcessor = resolve(family.processor)(directory)
-    model: ChatModel = resolve(family.model)(directory, device, torch.bfloat16, "random")
-    encoder = model.encoder
+def measure(name: str, directory: Path, device: torch.device) -> list[Row]:
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    encoder: VisionEncoder = load(directory, device).encoder
     pool = GraphPool(device, POOL_BYTES)
-    work = [(label, build(processor)) for label, build in WORK[name]]
-    ladder = encoder.default_ladder()
-    rows = [_measure_one(name, label, encoder, items, pool, ladder) for label, items in work]
+    rows = [show(measure_one(name, label, encoder, build(processor), pool)) for label, build in WORK[name]]
     return [*rows, {"model": name, "input": "graphs", "bytes": pool.graph_bytes, "static_bytes": pool.static_bytes}]
 
 
-def _measure_one(
-    name: str,
-    label: str,
-    encoder: VisionEncoder,
-    items: list[MediaItem],
-    pool: GraphPool,
-    ladder: Sequence[Capacity],
-) -> dict[str, Any]:
-    parts = [part for item in items for part in encoder.split(item, ladder[-1])]
+def plans_of(encoder: VisionEncoder, items: Sequence[MediaItem], largest: Bucket) -> list[Plan]:
+    """All items in one plan, or each part in one of its own where an item is too large for the `largest` bucket."""
+    parts = [part for item in items for part in encoder.split(item, largest)]
     groups = [parts] if len(parts) == len(items) else [[part] for part in parts]
-    plans = [encoder.plan(group) for group in groups]
-    chosen = [rung(ladder, plan) for plan in plans]
-    runner = GraphRunner(name, "encoder", encoder, chosen, pool, Observations())
-    while runner.capture_next(idle=False):
-        pass
+    return [encoder.plan(group) for group in groups]
+
+
+def measure_one(name: str, label: str, encoder: VisionEncoder, items: Sequence[MediaItem], pool: GraphPool) -> Row:
+    buckets = encoder.default_buckets()
+    plans = plans_of(encoder, items, buckets[-1])
+    chosen = [fitting_bucket(buckets, plan) for plan in plans]
+    runner = captured(name, "encoder", encoder, chosen, pool)
+    replays = [found.capture.replay for plan in plans if (found := runner.graph_for(plan.required)) is not None]
     eager = milliseconds(lambda: [runner.run(plan, eager="disabled") for plan in plans], repeats=10)
     replay = milliseconds(lambda: [runner.run(plan) for plan in plans])
-    recordings = [bucket.recording for plan in plans if (bucket := runner.bucket_for(plan.needs)) is not None]
-    assert len(recordings) == len(plans), f"{label}: a bucket could not be recorded"
-    graph = milliseconds(lambda: [recording.replay() for recording in recordings])
-    real = sum(plan.needs["patches"] for plan in plans)
-    offered = sum(capacity["patches"] for capacity in chosen)
+    graph = milliseconds(lambda: [each() for each in replays])
+    real = sum(plan.required["patches"] for plan in plans)
+    offered = sum(bucket["patches"] for bucket in chosen)
     embeds = sum(item.num_embeds for item in items)
-    least = sum(floor(name, plan, embeds // len(plans)) for plan in plans) * 1e3
-    row = {
+    least = sum(floor(name, encoder, plan, embeds // len(plans)) for plan in plans) * 1e3
+    return {
         "model": name,
         "input": label,
         "patches": real,
         "bucket": offered,
-        "waste": offered / real - 1,
+        "padding": offered / real - 1,
         "embeds": embeds,
         "eager_ms": eager["median"],
         "replay_ms": replay["median"],
@@ -139,30 +142,14 @@ def _measure_one(
         "floor_ms": least,
         "over_floor": graph["median"] / least,
     }
-    print(table([row]), flush=True)
-    return row
 
 
-def rung(ladder: Sequence[Capacity], plan: Plan) -> Capacity:
+def fitting_bucket(buckets: Sequence[Bucket], plan: Plan) -> Bucket:
     """The bucket that the server would replay."""
-    found = cheapest(ladder, plan.needs)
-    assert found is not None, f"no bucket holds {plan.needs}"
+    found = cheapest(buckets, plan.required)
+    assert found is not None, f"no bucket holds {plan.required}"
     return found
 
 
-@torch.inference_mode()
-def main() -> None:
-    names = sys.argv[1:] or list(WORK)
-    device = torch.device("cuda", 0)
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, engine_stream(device):
-        for name in names:
-            rows += measure(name, make(name, Path(folder)), device)
-            gc.collect()
-            torch.cuda.empty_cache()
-            write(f"encoder_{'_'.join(names)}", rows)
-    print(table([row for row in rows if "graph_ms" in row]))
-
-
 if __name__ == "__main__":
-    main()
+    print(table([row for row in measure_each("encoder", sys.argv[1:] or list(WORK), measure) if "graph_ms" in row]))

@@ -10,13 +10,24 @@ BYTES = 3.0e12
 """Device-to-device copy, measured."""
 
 
-def qwen2_vl_encoder(sequences: Sequence[int], out_width: int) -> float:
+def qwen2_vl_encoder(sequences: Sequence[int], out_features: int) -> float:
     """Seconds for attention sequences of the given numbers of patches; 32 layers of width 1280."""
     patches = sum(sequences)
     linear = 2 * patches * 1176 * 1280 + 32 * 2 * patches * (4 * 1280**2 + 2 * 1280 * 5120)
-    linear += 2 * (patches // 4) * (5120**2 + 5120 * out_width)
+    linear += 2 * (patches // 4) * (5120**2 + 5120 * out_features)
     attention = 32 * 4 * 1280 * sum(length**2 for length in sequences)
     return max((linear + attention) / FLOPS, 1.33e9 / BYTES)
+
+
+def qwen2_5_vl_encoder(frames: Sequence[int], windows: Sequence[int], out_features: int) -> float:
+    """Seconds for frame pairs and windows of the given numbers of patches; 32 layers of width 1280 and inner width
+    3420, four of which attend to whole frame pairs."""
+    patches = sum(frames)
+    linear = 2 * patches * 1176 * 1280 + 32 * 2 * patches * (4 * 1280**2 + 3 * 1280 * 3420)
+    linear += 2 * (patches // 4) * (5120**2 + 5120 * out_features)
+    squares = 4 * sum(length**2 for length in frames) + 28 * sum(length**2 for length in windows)
+    weights = 1176 * 1280 + 32 * (4 * 1280**2 + 3 * 1280 * 3420) + 5120**2 + 5120 * out_features
+    return max((linear + 4 * 1280 * squares) / FLOPS, 2 * weights / BYTES)
 
 
 def moonvit_encoder(sequences: Sequence[int]) -> float:
@@ -36,3 +47,15 @@ def minicpmv_encoder(slices: Sequence[int], groups: int, queries: int, width: in
     resampler = 2 * patches * 1152 * width + 4 * patches * width**2 + 4 * queries * width * patches
     resampler += 4 * groups * queries * width**2
     return max((tower + resampler) / FLOPS, 1.01e9 / BYTES)
+
+
+def qwen3_vl_encoder(
+    sequences: Sequence[int], depth: int, width: int, inner: int, out_features: int, levels: int
+) -> float:
+    """Seconds; a tower of `depth` layers, its merger and one more for each DeepStack level."""
+    patches, block = sum(sequences), 4 * width
+    linear = 2 * patches * 1536 * width + depth * 2 * patches * (4 * width**2 + 2 * width * inner)
+    linear += (1 + levels) * 2 * (patches // 4) * (block**2 + block * out_features)
+    attention = depth * 4 * width * sum(length**2 for length in sequences)
+    weights = depth * (4 * width**2 + 2 * width * inner) + (1 + levels) * (block**2 + block * out_features)
+    return max((linear + attention) / FLOPS, 2 * weights / BYTES)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 
+from service.named_voice_store import FOLDER
+
 WORK_GAUGES = (
     "reprise_requests_running",
     "reprise_requests_waiting",
@@ -19,8 +21,9 @@ WORK_GAUGES = (
     "reprise_admitted_bytes",
 )
 """Lines of a scrape that are zero while nobody asks for anything (but for the scrape itself)."""
-ENGINE = "service.engine.process"
+ENGINE = "service.link.process"
 DECODER = "service.media.decode_worker"
+GRAMMARS = "service.api.chat.grammar_worker"
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Footprint:
-    """descriptors, threads: by role (api, engine, decoder). busy: gauges that are not zero. files: shared memory and
-    the server's temporary files. tasks: of the event loop."""
+    """descriptors, threads: by role (api, engine, decoder, grammars). busy: gauges that are not zero. files: shared
+    memory and the server's temporary files. tasks: of the event loop."""
 
     processes: dict[str, int]
     descriptors: dict[str, int]
@@ -88,7 +91,8 @@ def inspect(pid: int) -> Process | None:
                 continue
     except (OSError, KeyError):
         return None
-    role = "engine" if ENGINE in command else "decoder" if DECODER in command else "api"
+    modules = {"engine": ENGINE, "decoder": DECODER, "grammars": GRAMMARS}
+    role = next((role for role, module in modules.items() if module in command), "api")
     resident = int(status.get("VmRSS", "0 kB").split()[0]) * 1024
     return Process(pid, role, tuple(names), int(status["Threads"]), resident)
 
@@ -116,7 +120,9 @@ def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
         for kind, amount in amounts.items():
             totals[kind][process.role] = totals[kind].get(process.role, 0) + amount
     files = {str(path) for path in Path("/dev/shm").iterdir() if _belongs(path, processes)}
-    files |= {re.sub(r"reprise-\w+", "reprise-*", str(path)) for path in temporary.rglob("*")}
+    # Each built-in voice is kept once, when it is first asked for: no more files than names.
+    kept = (path for path in temporary.rglob("*") if FOLDER not in (path.name, path.parent.name))
+    files |= {re.sub(r"reprise-\w+", "reprise-*", str(path)) for path in kept}
     return Footprint(
         totals["count"], totals["fds"], totals["threads"], totals["rss"], frozenset(files), _busy(text), _tasks(text)
     )

@@ -15,22 +15,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service import cli, server
-from service.engine.config import Channel, EngineConfig
-from service.engine.messages import (
+from service import server
+from service.cli import main as cli
+from service.graphs.observations import Observation
+from service.link.config import Channel, EngineConfig
+from service.link.messages import (
     Abort,
     ChatDelta,
     ChatRequest,
     EncodeReference,
     EngineState,
     ModelState,
-    Observation,
     Outputs,
     SpeechDelta,
     SpeechRequest,
     Stop,
 )
-from service.engine.supervisor import ProcessLink
+from service.link.supervisor import ProcessLink
+from service.processes import supervisor
 
 PACE = float(os.environ.get("REPRISE_PACE", "0.003"))
 ENTRY = "benchmarks.paced_engine:engine"
@@ -113,5 +115,6 @@ def _state(config: EngineConfig) -> EngineState:
 
 if __name__ == "__main__":
     server.link_maker = lambda settings, config: lambda: ProcessLink(config, ENTRY)
+    supervisor.shared_link = lambda config: ProcessLink(config, ENTRY, shared=True)
     sys.argv[1:1] = ["serve"]
     cli.main()

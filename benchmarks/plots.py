@@ -71,7 +71,7 @@ def _draw(plot: Plot, panels: Panels, path: Path) -> None:
             axes = plot.axes[title]
             for name, points in series.items():
                 x, y = zip(*points, strict=True)
-                style = "--" if name == "floor" else "-"
+                style = "--" if name == "roofline" else "-"
                 panel.plot(x, y, style, marker="o", markersize=4, color=colours[name], label=name)
             if axes.line:
                 panel.axhline(axes.line[0], color=INK, linewidth=1, linestyle=":", label=axes.line[1])
@@ -125,7 +125,7 @@ def _speech_streams(results: Results) -> Panels:
     }
     try:
         steps = results["speech_steps"].rows
-        throughput["floor"] = [(float(r["streams"]), 160 * r["streams"] / r["floor_ms"]) for r in steps]
+        throughput["roofline"] = [(float(r["streams"]), 160 * r["streams"] / r["floor_ms"]) for r in steps]
     except Missing:
         pass
     first: Series = {
@@ -153,8 +153,8 @@ def _by_rate(name: str, keys: dict[str, str]) -> Callable[[Results], Panels]:
     return series
 
 
-def _floors(results: Results) -> Panels:
-    """Floor by measured time of encoders and decode steps; Missing without any of either."""
+def _roofline(results: Results) -> Panels:
+    """Roofline by measured time of encoders and decode steps; Missing without any of either."""
     encoders: Series = {}
     decodes: Series = {}
     for command in COMMANDS:
@@ -199,24 +199,24 @@ PLOTS = {
         ),
         Plot(
             "chat_rate",
-            "Vision chat: time to first token against the rate of prompts",
+            "Vision chat: TTFT against the rate of prompts",
             _by_rate(
                 "chat_http_arrivals_qwen2_vl_7b",
                 {"mean": "first_mean_ms", "p50": "first_p50_ms", "p99": "first_p99_ms"},
             ),
             {
                 _TITLES["chat_http_arrivals_qwen2_vl_7b"]: Axes(
-                    "prompts/s", "time to first token, ms", line=(300, "300 ms"), log_y=True
+                    "prompts/s", "TTFT, ms", line=(300, "300 ms"), log_y=True
                 )
             },
         ),
         Plot(
-            "floors",
-            "How near encoders and decode steps come to their floors (1: the floor)",
-            _floors,
+            "roofline",
+            "How near encoders and decode steps come to the roofline (1: on it)",
+            _roofline,
             {
-                "encoders": Axes("patches", "floor / measured", log_x=True, top=1),
-                "decode steps": Axes("rows or streams", "floor / measured", log_x=True, top=1),
+                "encoders": Axes("patches", "roofline / measured", log_x=True, top=1),
+                "decode steps": Axes("rows or streams", "roofline / measured", log_x=True, top=1),
             },
         ),
     )

@@ -1,7 +1,7 @@
 """A client that costs next to nothing: HTTP/1.1 over plain sockets, nothing parsed before the answer is complete.
 
 A process of its own reads an Errand from standard input and writes what it saw, a list of Answers as JSON, to standard
-output. service.bench measures like a real client, but takes more of a processor than the server that it measures.
+output. service.cli.bench measures like a real client, but takes more of a processor than the server that it measures.
 """
 
 from __future__ import annotations

@@ -72,5 +72,13 @@ class Results:
         notes = [line["note"] for line in self._peer_lines() if line.get("peer") == engine and "note" in line]
         return [float(note[key]) for note in notes if key in note]
 
+    def peer_fact(self, engine: str, key: str) -> str:
+        """The one value that the notes of `engine` have for `key`, such as its GPU; LookupError unless there is one."""
+        notes = [line.get("note") for line in self._peer_lines() if line.get("peer") == engine]
+        found = {note[key] for note in notes if isinstance(note, dict) and key in note}
+        if len(found) != 1:
+            raise LookupError(f"{engine} has {sorted(found)} for {key}")
+        return str(*found)
+
     def _peer_lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / PEERS).read_text().splitlines()]

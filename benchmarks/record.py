@@ -61,7 +61,7 @@ def environment() -> dict[str, Any]:
         device["multiprocessors"] = properties.multi_processor_count
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _commit(),
+        "commit": commit(),
         "device": device,
         "cpus": os.cpu_count(),
         "processor": _processor(),
@@ -91,7 +91,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit under test: REPRISE_COMMIT where the tree was copied without its history."""
     if commit := os.environ.get("REPRISE_COMMIT"):
         return commit

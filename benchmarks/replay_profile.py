@@ -1,4 +1,4 @@
-"""Where the time of a recorded step goes: its kernels by name and grid, and how much later each ended than the one
+"""Where the time of a captured step goes: its kernels by name and grid, and how much later each ended than the one
 before, so that what runs side by side is not counted twice.
 
 python -m benchmarks.replay_profile voxcpm2|qwen2_vl_2b|... [ROWS ...]
@@ -19,13 +19,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import decode, encoder, speech_steps
 from benchmarks.checkpoints import make
+from benchmarks.full_size import captured, load
 from benchmarks.record import Row, table, write
 from benchmarks.timing import milliseconds
 from models.registry import family_of, resolve
-from service.engine.engine import engine_stream
-from service.graphs.accounting import Observations
+from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
 
 POOL_BYTES = 24 << 30
 REPLAYS = 6
@@ -71,22 +70,21 @@ def traced(call: Callable[[], object]) -> list[Row]:
         return by_kernel(json.loads(path.read_text())["traceEvents"], REPLAYS)
 
 
-def steps(name: str, directory: Path, model: Any, sizes: list[int], *, encodes: bool) -> Iterator[tuple[int, Any]]:
+def steps(
+    name: str, directory: Path, model: Any, sizes: list[int], pool: GraphPool, *, encodes: bool
+) -> Iterator[tuple[int, Callable[[], object]]]:
     """What to call for each size: a decode step of so many rows, or the encoder on a square of that side."""
-    pool = GraphPool(torch.device("cuda", 0), POOL_BYTES)
     for size in sizes:
         if encodes:
             processor = resolve(family_of(directory).processor)(directory)
             _, build = encoder.pictures(size, size)
             plan = model.encoder.plan(build(processor))
-            rung = encoder.rung(model.encoder.default_ladder(), plan)
-            runner = GraphRunner(name, "encoder", model.encoder, [rung], pool, Observations())
-            while runner.capture_next(idle=False):
-                pass
+            bucket = encoder.fitting_bucket(model.encoder.default_buckets(), plan)
+            runner = captured(name, "encoder", model.encoder, [bucket], pool)
         elif name == speech_steps.MODEL:
-            runner, plan, _ = speech_steps.recorded_decode(model, size, pool)
+            runner, plan, _ = speech_steps.captured_decode(model, size, pool)
         else:
-            runner, plan, _ = decode.recorded_decode(name, model.decoder, size, pool)
+            runner, plan, _ = decode.captured_decode(name, model.decoder, size, pool)
         yield size, lambda runner=runner, plan=plan: runner.run(plan)
 
 
@@ -104,9 +102,9 @@ def main() -> None:
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, engine_stream(device):
         directory = make(name, Path(folder))
-        model = resolve(family_of(directory).model)(directory, device, torch.bfloat16, "random")
+        model, pool = load(directory, device), GraphPool(device, POOL_BYTES)
         sizes = arguments.sizes or ([448] if encodes else [1, 8, 32])
-        for size, call in steps(name, directory, model, sizes, encodes=encodes):
+        for size, call in steps(name, directory, model, sizes, pool, encodes=encodes):
             whole = milliseconds(call)["median"] * 1e3
             rows = traced(call)
             print(f"{name}, {size}: {whole:.0f} us a replay, {sum(row['calls'] for row in rows):.0f} kernels")

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START_TIMEOUT = 300.0
+START_TIMEOUT = 600.0
 SETTLED = 3.0
-"""Seconds without a new recording, after which there is no more to come."""
+"""Seconds without a new capture, after which there is no more to come."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class Server:
             "gpu_used_bytes": gpu_used_bytes(),
         }
 
-    def recordings(self) -> int:
+    def captures(self) -> int:
         return int(self.metric("reprise_graph_captures_total", outcome="captured"))
 
-    def settle(self) -> float:
-        """Waits until an idle server has made its recordings; when the last one was seen, on the monotonic clock."""
-        last, recordings = time.monotonic(), self.recordings()
+    def wait_for_captures(self) -> float:
+        """Waits until an idle server has captured its graphs; when the last one was seen, on the monotonic clock."""
+        last, captures = time.monotonic(), self.captures()
         while time.monotonic() - last < SETTLED:
             time.sleep(0.25)
-            if (now := self.recordings()) != recordings:
-                recordings, last = now, time.monotonic()
+            if (now := self.captures()) != captures:
+                captures, last = now, time.monotonic()
         return last
 
     def models(self) -> list[str]:
@@ -91,10 +91,14 @@ class Server:
 
 @contextmanager
 def serve(
-    *flags: str, environment: dict[str, str] | None = None, program: Sequence[str] = ("service.cli", "serve")
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    program: Sequence[str] = ("service.cli", "serve"),
+    ready: str = "/ready",
 ) -> Iterator[Server]:
     """`reprise serve` with these flags on a free loopback port; SIGTERM at the end. Its log stays where what is done
-    with it fails. program: a module that does the same otherwise, and its first arguments."""
+    with it fails. program: a module that does the same otherwise, and its first arguments. ready: path that answers
+    200 once it serves."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -110,7 +114,7 @@ def serve(
         os.close(sink)
     try:
         url = f"http://127.0.0.1:{port}"
-        _wait(process, url, log)
+        _wait(process, url + ready, log)
         yield Server(url, time.monotonic() - began, log, process.pid)
         done = True
     finally:
@@ -138,7 +142,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         if process.poll() is not None:
             break
         try:
-            urllib.request.urlopen(url + "/ready", timeout=5).close()
+            urllib.request.urlopen(url, timeout=5).close()
             return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.05)

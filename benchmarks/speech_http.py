@@ -19,8 +19,8 @@ from benchmarks.checkpoints import make
 from benchmarks.record import Row, record
 from benchmarks.search import highest
 from benchmarks.server import Server, random_weights, serve
-from service.bench.run import run_load, summary
-from service.bench.spec import Record, SpeechLoad
+from service.cli.bench.run import run_load, summary
+from service.cli.bench.spec import Record, SpeechLoad
 
 MODEL = "voxcpm2"
 SOLVER_STEPS = 10
@@ -121,7 +121,7 @@ RUNS: dict[str, Callable[[Server, Scale], Iterator[Row]]] = {
 def _measured(kind: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Each row, and what the server says of itself by then."""
     with serve(*flags) as server:
-        server.settle()
+        server.wait_for_captures()
         for row in RUNS[kind](server, scale):
             tokens, requests = (
                 server.metric(f"reprise_request_input_tokens_{name}", model=scale.model) for name in ("sum", "count")

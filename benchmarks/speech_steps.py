@@ -15,13 +15,12 @@ import numpy as np
 import torch
 
 from benchmarks.checkpoints import make
+from benchmarks.full_size import captured, load, show
 from benchmarks.record import table, write
 from benchmarks.timing import milliseconds
-from models.protocol import Capturable, Plan, SpeechModel
-from models.registry import family_of, resolve
-from service.engine.engine import engine_stream
+from models.protocol import Plan, SpeechModel
 from service.engine.speech.runner import emitted, pages_for, slot_state
-from service.graphs.accounting import Observations
+from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
@@ -55,38 +54,29 @@ def live_state(model: SpeechModel, rows: int, device: torch.device) -> dict[str,
     return state
 
 
-def runner(
-    kind: str, capturable: Capturable, bucket: int, pool: GraphPool, stream: torch.cuda.Stream | None = None
-) -> GraphRunner:
-    made = GraphRunner(MODEL, kind, capturable, [{"rows": bucket}], pool, Observations(), stream=stream)
-    while made.capture_next(idle=False):
-        pass
-    assert made.recorded, f"{kind} could not be recorded for {bucket} rows"
-    return made
-
-
-def recorded_decode(
+def captured_decode(
     model: SpeechModel, bucket: int, pool: GraphPool
 ) -> tuple[GraphRunner, Plan, dict[str, torch.Tensor]]:
-    """One recorded step of streams in the middle of their utterances."""
+    """One captured step of streams in the middle of their utterances."""
     state = live_state(model, bucket, pool.device)
     pages = 1 + bucket * pages_for(CONTEXT + 512, PAGE_SIZE)
     caches = [spec.allocate(pages, PAGE_SIZE, pool.device, torch.bfloat16) for spec in model.cache_specs()]
     for cache in caches:
         for values in cache.values():
             values.normal_()
-    made = runner("decode", model.decode_step(model.solver_steps[0], state, caches, PAGE_SIZE), bucket, pool)
-    return made, Plan(arrays={"slots": np.arange(1, bucket + 1, dtype=np.int64)}, needs={"rows": bucket}), state
+    step = model.decode_step(model.solver_steps[0], state, caches, PAGE_SIZE)
+    plan = Plan(arrays={"slots": np.arange(1, bucket + 1, dtype=np.int64)}, required={"rows": bucket})
+    return captured(MODEL, "decode", step, [plan.required], pool), plan, state
 
 
 def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device) -> dict[str, Any]:
-    decode, plan, state = recorded_decode(model, bucket, pool)
+    decode, plan, state = captured_decode(model, bucket, pool)
     steps = model.solver_steps[0]
     conditioning = torch.randn((bucket, model.conditioning_width), device=device, dtype=torch.bfloat16)
     tail_plan = replace(plan, tensors={"conditioning": [conditioning]})
-    tail = runner("tail", model.tail(steps, state), bucket, pool)
+    tail = captured(MODEL, "tail", model.tail(steps, state), [plan.required], pool)
     codec_stream = torch.cuda.Stream(device)
-    vae = runner("vae", model.vae_step(state), bucket, pool, codec_stream)
+    vae = captured(MODEL, "vae", model.vae_step(state), [plan.required], pool, codec_stream)
     patches = np.random.default_rng(0).standard_normal((bucket, *model.patch_shape), dtype=np.float32)
     vae_plan = replace(plan, tensors={"results": [torch.from_numpy(emitted(patches)).to(device)]})
 
@@ -118,8 +108,7 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
     row["rtf"] = row["step_ms"] / 160
     row["audio_s_per_s"] = bucket * 160 / row["step_ms"]
     row |= {"graph_bytes": pool.graph_bytes, "static_bytes": pool.static_bytes}
-    print(table([row]), flush=True)
-    return row
+    return show(row)
 
 
 @torch.inference_mode()
@@ -130,7 +119,7 @@ def main() -> None:
     device = torch.device("cuda", 0)
     with tempfile.TemporaryDirectory() as folder, engine_stream(device):
         directory = make(MODEL, Path(folder))
-        model = resolve(family_of(directory).model)(directory, device, torch.bfloat16, "random")
+        model: SpeechModel = load(directory, device)
         pool = GraphPool(device, 24 << 30)
         rows = [measure(model, bucket, pool, device) for bucket in reversed(arguments.buckets)]
     write("speech_steps", rows[::-1])

@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup [qwen2_vl_2b|voxcpm2] [--warm STARTS] [--tiny]
 
-Full size in the published layout with random values, just written, so that the page cache holds them; --tiny takes the
-golden miniatures instead, to try the script.
+Full size in the published layout with random values, just written, so that the page cache holds them, and tokenizers
+with as many entries as the published ones; --tiny takes the golden miniatures instead, to try the script.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from pathlib import Path
 from benchmarks.checkpoints import GOLDEN, SIZES, make
 from benchmarks.record import Row, record
 from benchmarks.server import serve
+from benchmarks.tokenizers import PUBLISHED, grow_file
 from benchmarks.weights import write_weights
 
-MODELS = ("qwen2_vl_2b", "voxcpm2")
+MODELS = {"qwen2_vl_2b": PUBLISHED, "voxcpm2": 73_440}
+"""Entries of the published tokenizers."""
 
 
 def measure(flags: list[str], kernels: Path) -> Row:
     """kernels: the directory of Triton's cache."""
     with serve(*flags, environment={"TRITON_CACHE_DIR": str(kernels)}) as server:
-        at_ready, began = server.recordings(), time.monotonic()
-        last = server.settle()
+        at_ready, began = server.captures(), time.monotonic()
+        last = server.wait_for_captures()
         return {
             "ready_s": server.ready_seconds,
-            "recorded_s": server.ready_seconds + last - began,
+            "captured_s": server.ready_seconds + last - began,
             "load_s": server.metric("reprise_model_load_duration_seconds_sum"),
             "capture_s": server.metric("reprise_graph_capture_duration_seconds_sum"),
-            "recordings_at_ready": at_ready,
-            "recordings": server.recordings(),
+            "captures_at_ready": at_ready,
+            "captures": server.captures(),
             "graph_bytes": server.metric("reprise_graph_bytes"),
             "gpu_memory_bytes": server.samples("reprise_gpu_memory_bytes", "state"),
         }
@@ -41,14 +43,17 @@ def measure(flags: list[str], kernels: Path) -> Row:
 
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
-    parser.add_argument("model", nargs="?", default=MODELS[0], choices=MODELS)
+    parser.add_argument("model", nargs="?", default=next(iter(MODELS)), choices=MODELS)
     parser.add_argument("--warm", type=int, default=2, metavar="STARTS", help="with a filled kernel cache (default 2)")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
     model: str = arguments.model
     with tempfile.TemporaryDirectory() as folder:
         directory = GOLDEN / SIZES[model][0] if arguments.tiny else make(model, Path(folder))
-        num_bytes = 0 if arguments.tiny else write_weights(directory)
+        num_bytes = 0
+        if not arguments.tiny:
+            grow_file(directory / "tokenizer.json", MODELS[model])
+            num_bytes = write_weights(directory)
         kernels, flags = Path(folder) / "kernels", ["--model", str(directory)]
         starts = ["cold", *["warm"] * arguments.warm]
         return record(

@@ -8,15 +8,23 @@ from typing import Any
 
 from benchmarks.commands import BY_RESULT, COMMANDS
 from benchmarks.reading import Missing, Result, Results
-from benchmarks.targets import TARGETS, Target
+from benchmarks.targets import COMPARISONS, TARGETS, Target
 
 NAMES = {
     "qwen2_vl_2b": "Qwen2-VL-2B",
     "qwen2_vl_7b": "Qwen2-VL-7B",
+    "qwen2_5_vl_3b": "Qwen2.5-VL-3B",
+    "qwen2_5_vl_7b": "Qwen2.5-VL-7B",
     "minicpmv_4_5": "MiniCPM-V 4.5",
     "kimi_vl_a3b": "Kimi-VL-A3B",
+    "qwen3_vl_2b": "Qwen3-VL-2B",
+    "qwen3_vl_4b": "Qwen3-VL-4B",
+    "qwen3_vl_8b": "Qwen3-VL-8B",
+    "qwen3_vl_30b_a3b": "Qwen3-VL-30B-A3B",
     "voxcpm2": "VoxCPM2",
 }
+
+PEER_NAMES = {"vllm": "vLLM", "nano-vllm-voxcpm": "nano-vllm-voxcpm"}
 
 UNMEASURED = "not measured yet"
 
@@ -102,7 +110,7 @@ def encoders(results: Results) -> str:
                 NAMES[row["model"]],
                 _sides(row["input"]),
                 str(row["patches"]),
-                f"{100 * row['waste']:.1f} %",
+                f"{100 * row['padding']:.1f} %",
                 number(row["eager_ms"]),
                 _spread(row, "graph"),
                 number(row["floor_ms"]),
@@ -112,7 +120,7 @@ def encoders(results: Results) -> str:
             if "graph_ms" in row
         ]
 
-    head = ["model", "input", "patches", "padding", "eager, ms", "replayed, ms", "floor, ms", "x floor"]
+    head = ["model", "input", "patches", "padding", "eager, ms", "replayed, ms", "roofline, ms", "x roofline"]
     return _each(results, [c.result for c in COMMANDS if c.result.startswith("encoder_")], block, head)
 
 
@@ -132,7 +140,7 @@ def decode(results: Results) -> str:
             if row["kind"] == "decode"
         ]
 
-    head = ["model", "rows", "eager, ms", "replayed, ms", "floor, ms", "x floor", "tokens/s"]
+    head = ["model", "rows", "eager, ms", "replayed, ms", "roofline, ms", "x roofline", "tokens/s"]
     return _each(results, [c.result for c in COMMANDS if c.result.startswith("decode_")], block, head)
 
 
@@ -166,8 +174,16 @@ def speech_steps(results: Results) -> str:
             for row in result.rows
         ]
 
-    head = ["streams", "eager step, ms", "decode, ms", "codec, ms", "step, ms", "tail of a prefill, ms", "floor, ms"]
-    head += ["decode x floor", "real-time factor", "audio-s per s"]
+    head = [
+        "streams",
+        "eager step, ms",
+        "decode, ms",
+        "codec, ms",
+        "step, ms",
+        "first patch after a prefill, ms",
+        "roofline, ms",
+    ]
+    head += ["decode x roofline", "real-time factor", "audio-s per s"]
     return _each(results, ["speech_steps"], block, head)
 
 
@@ -206,7 +222,7 @@ def speech_http(results: Results) -> str:
         ]
 
     head = ["streams", "audio-s per s", "as mp3", "nano-vllm", "real-time factor", "nano-vllm"]
-    head += ["first audio, ms", "p95, ms", "nano-vllm, ms", "underruns"]
+    head += ["time to first audio, ms", "p95, ms", "nano-vllm, ms", "underruns"]
     return _each(results, ["speech_http_closed"], block, head)
 
 
@@ -228,7 +244,15 @@ def speech_open(results: Results) -> str:
             if row["succeeded"]
         ]
 
-    head = ["requests/s", "requests", "first audio p50, ms", "p95, ms", "p99, ms", "underruns", "refused or failed"]
+    head = [
+        "requests/s",
+        "requests",
+        "time to first audio p50, ms",
+        "p95, ms",
+        "p99, ms",
+        "underruns",
+        "refused or failed",
+    ]
     return _each(results, ["speech_http_open"], block, [*head, "audio-s per s", "sustained"])
 
 
@@ -246,7 +270,7 @@ def chat_latency(results: Results) -> str:
             if row["succeeded"]
         ]
 
-    head = ["input", "prompt tokens", "time to first token, ms", "p99, ms", "cached tokens"]
+    head = ["input", "prompt tokens", "TTFT, ms", "p99, ms", "cached tokens"]
     return _each(results, ["chat_http_latency_qwen2_vl_2b"], block, head)
 
 
@@ -265,7 +289,7 @@ def chat_decode(results: Results) -> str:
             if row["succeeded"]
         ]
 
-    head = ["streams", "tokens/s", "gap between tokens, ms", "time to first token p50, ms", "p95, ms"]
+    head = ["streams", "tokens/s", "ITL, ms", "TTFT p50, ms", "p95, ms"]
     head += ["engine's Python for a step, us"]
     return _each(results, ["chat_http_decode_qwen2_vl_2b"], block, head)
 
@@ -288,7 +312,7 @@ def chat_arrivals(results: Results) -> str:
             if row["succeeded"]
         ]
 
-    head = ["prompts/s", "prompts", "time to first token, mean, ms", "p50, ms", "p99, ms", "answered per s"]
+    head = ["prompts/s", "prompts", "TTFT, mean, ms", "p50, ms", "p99, ms", "answered per s"]
     head += ["refused or failed", "clients late by, p99, ms", "sustained"]
     return _each(results, ["chat_http_arrivals_qwen2_vl_7b"], block, head)
 
@@ -308,7 +332,7 @@ def chat_pairs(results: Results) -> str:
             if row["succeeded"]
         ]
 
-    head = ["encoder and steps", "time to first token, mean, ms", "p50, ms", "p90, ms", "p99, ms", "cached tokens"]
+    head = ["encoder and steps", "TTFT, mean, ms", "p50, ms", "p90, ms", "p99, ms", "cached tokens"]
     return _each(results, ["chat_http_pairs_kimi_vl_a3b"], block, head)
 
 
@@ -353,15 +377,15 @@ def startup(results: Results) -> str:
                 number(row["ready_s"]),
                 number(row["load_s"]),
                 number(row["capture_s"]),
-                f"{row['recordings_at_ready']} of {row['recordings']}",
-                number(row["recorded_s"]),
+                f"{row['captures_at_ready']} of {row['captures']}",
+                number(row["captured_s"]),
             ]
             for row in result.rows
         ]
 
-    head = ["model", "weights, GB", "kernel cache", "ready, s", "loading, s", "recording, s", "recorded when ready"]
+    head = ["model", "weights, GB", "kernel cache", "ready, s", "loading, s", "capturing, s", "captured when ready"]
     return _each(
-        results, [c.result for c in COMMANDS if c.result.startswith("startup_")], block, [*head, "all recorded, s"]
+        results, [c.result for c in COMMANDS if c.result.startswith("startup_")], block, [*head, "all captured, s"]
     )
 
 
@@ -379,7 +403,7 @@ def memory(results: Results) -> str:
             ]
         ]
 
-    head = ["load", "model", "recorded graphs, GB", "whole GPU in use, GB"]
+    head = ["load", "model", "captured graphs, GB", "whole GPU in use, GB"]
     return _each(results, [c.result for c in COMMANDS if "_http_" in c.result], block, head)
 
 
@@ -402,27 +426,63 @@ def caches(results: Results) -> str:
 
 
 def commands(results: Results) -> str:
-    def state(name: str) -> str:
+    def state(name: str) -> list[str]:
         try:
-            return results[name].facts["time"][:10]
+            facts = results[name].facts
         except Missing:
-            return "not yet"
+            return ["not yet", ""]
+        return [facts["time"][:10], facts["commit"][:7]]
 
     rows = []
     for c in COMMANDS:
         peers = f"`{c.with_peers}`" if c.peers else ""
-        rows.append([c.what, f"`{c.command}`", peers, f"`{c.result}.json`", state(c.result)])
-    return markdown(["what", "command", "with the peers that are installed", "result", "measured"], rows)
+        rows.append([c.what, f"`{c.command}`", peers, f"`{c.result}.json`", *state(c.result)])
+    return markdown(["what", "command", "with the peers that are installed", "result", "measured", "commit"], rows)
+
+
+_FIRST = [("TTFT p50, ms", "first_p50_ms"), ("p95, ms", "first_p95_ms"), ("p99, ms", "first_p99_ms")]
+_GAP = [("ITL p50, ms", "gap_p50_ms"), ("p99, ms", "gap_p99_ms"), ("longest, ms", "gap_max_ms")]
+_RATE = [("tokens/s", "tokens_per_s")]
+_LATER = [("first turn, TTFT p50, ms", "turn_1_p50_ms"), ("p99, ms", "turn_1_p99_ms")]
+_LATER += [("later turns, p50, ms", "later_p50_ms"), ("p99, ms", "later_p99_ms")]
+_LONG = [("prompts", "long_prompts"), ("its TTFT p50, ms", "first_p50_ms"), ("longest, ms", "first_max_ms")]
+_LONG += [("streams' ITL p99, ms", "gap_p99_ms"), ("longest, ms", "gap_max_ms")]
+_LONG += [("p99 without it, ms", "alone_gap_p99_ms"), ("share of rate kept", "rate_kept")]
+
+
+def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) -> Callable[[Results], str]:
+    """A table of benchmarks.serving, with every engine that was measured. what: heading and key of a row's load."""
+    name = f"serving_{kind}_qwen2_vl_2b"
+
+    def block(result: Result) -> list[list[str]]:
+        engine = " ".join(filter(None, (result.facts["engine"], result.facts["engine_version"])))
+        return [
+            [
+                engine,
+                number(row[what[1]]),
+                *(number(row[key]) if key in row else "" for _, key in columns),
+                str(row["requests"] - row["succeeded"]),
+                "" if row["eager_prefill_share"] is None else f"{100 * row['eager_prefill_share']:.1f} %",
+            ]
+            for row in result.rows
+        ]
+
+    def table(results: Results) -> str:
+        others = sorted(path.stem for path in results.folder.glob(f"{name}_*.json"))
+        head = ["engine", what[0], *(heading for heading, _ in columns), "errors", "eager prefills"]
+        return _each(results, [name, *others], block, head)
+
+    return table
 
 
 def capacity(results: Results) -> str:
     """The highest rate that each open loop sustained."""
     loads = {
-        "speech_http_open": ("utterances of 5.12 s", "first_p95_ms", "first audio, p95"),
+        "speech_http_open": ("utterances of 5.12 s", "first_p95_ms", "time to first audio, p95"),
         "chat_http_arrivals_qwen2_vl_7b": (
             "8 pictures of 224 x 224, one token out",
             "first_p99_ms",
-            "first token, p99",
+            "TTFT, p99",
         ),
     }
 
@@ -438,14 +498,23 @@ def capacity(results: Results) -> str:
     return _each(results, list(loads), block, ["GPU", "model", "load", "requests / s", "latency"])
 
 
-def headline(results: Results) -> str:
-    """The few figures that the README shows."""
+def comparison(results: Results) -> str:
+    """The few figures that a reader begins with."""
     rows = []
-    for target in TARGETS:
-        row = _target_row(target, results)
-        if target.headline and row[3] != UNMEASURED:
-            rows.append(row[:4])
-    return markdown(["", "best peer", "target", "ours"], rows) if rows else "Not measured yet."
+    for entry in COMPARISONS:
+        unit = f" {entry.unit}" if entry.unit else ""
+        try:
+            ours, gpu = entry.ours(results), results[entry.result].facts["device"]["name"]
+        except Missing:
+            continue
+        theirs = entry.theirs
+        if callable(theirs):
+            version = f" {results.peer_fact('vllm', 'vllm')}" if entry.peer == "vllm" else ""
+            theirs = f"{PEER_NAMES[entry.peer]}{version}: {number(theirs(results))}{unit}"
+            if (other := results.peer_fact(entry.peer, "gpu")) != gpu:
+                gpu = f"{gpu}; {entry.peer}: {other}"
+        rows.append([entry.what, f"{number(ours)}{unit}", theirs, gpu])
+    return markdown(["", "Reprise", "best peer", "GPU"], rows) if rows else "Not measured yet."
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
@@ -460,11 +529,15 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "chat-decode": chat_decode,
     "chat-arrivals": chat_arrivals,
     "chat-pairs": chat_pairs,
+    "serving-closed": serving("closed", ("at any time", "streams"), _RATE + _FIRST + _GAP),
+    "serving-conversations": serving("conversations", ("at any time", "conversations"), _RATE + _LATER + _GAP),
+    "serving-arrivals": serving("arrivals", ("a second", "rate"), _RATE + _FIRST + _GAP),
+    "serving-long": serving("long", ("prompt tokens", "long_tokens"), _LONG),
     "api-process": api_process,
     "startup": startup,
     "memory": memory,
     "caches": caches,
     "commands": commands,
     "capacity": capacity,
-    "headline": headline,
+    "comparison": comparison,
 }

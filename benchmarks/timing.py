@@ -1,4 +1,4 @@
-"""Device time of work that is launched from Python: CUDA events around each call, medians and spread."""
+"""Times of work that is launched from Python: on the device by CUDA events around each call, and on the host."""
 
 from __future__ import annotations
 
@@ -20,6 +20,22 @@ def milliseconds(call: Callable[[], object], *, repeats: int = 20, warm_up: int 
         "p10": ordered[len(ordered) // 10],
         "p90": ordered[(9 * len(ordered)) // 10],
     }
+
+
+def host_milliseconds(call: Callable[[], object], *, repeats: int = 5) -> float:
+    """Mean time until one call returns, whatever it has launched: what a step costs the host."""
+    _wait_for_device()
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    taken = time.perf_counter() - begin
+    _wait_for_device()
+    return taken / repeats * 1e3
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _once(call: Callable[[], object]) -> float:

@@ -13,6 +13,8 @@ from torch import Tensor
 from models.checkpoint import published_shapes
 from models.decoder import DecoderConfig, decoder_rules
 from models.embedded.make_voxcpm2 import Values, codec_tensors
+from models.qwen2_5_vl import config as qwen2_5_vl_config
+from models.qwen2_5_vl import model as qwen2_5_vl
 from models.qwen2_vl import config as qwen2_vl_config
 from models.qwen2_vl.model import Qwen2VL, vision_rules
 from models.voxcpm2 import config as voxcpm2_config
@@ -42,6 +44,14 @@ def _qwen2_vl(directory: Path) -> Shapes:
     return published_shapes(model, [*vision_rules(config.vision), *decoder_rules(decoder)])
 
 
+def _qwen2_5_vl(directory: Path) -> Shapes:
+    config = qwen2_5_vl_config.load_config(directory)
+    decoder = DecoderConfig.from_published(config.shared.text, qkv_bias=True)
+    with torch.device("meta"):
+        model = qwen2_5_vl.Qwen25VL(config, decoder)
+    return published_shapes(model, [*qwen2_5_vl.vision_rules(config.shared.vision), *decoder_rules(decoder)])
+
+
 def _voxcpm2(directory: Path) -> Shapes:
     config = voxcpm2_config.load_config(directory)
     with torch.device("meta"):
@@ -49,7 +59,11 @@ def _voxcpm2(directory: Path) -> Shapes:
     return published_shapes(network, network_rules(config))
 
 
-WRITERS: dict[str, Callable[[Path], Shapes]] = {"qwen2_vl": _qwen2_vl, "voxcpm2": _voxcpm2}
+WRITERS: dict[str, Callable[[Path], Shapes]] = {
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "voxcpm2": _voxcpm2,
+}
 
 
 def _random(shapes: Shapes) -> dict[str, Tensor]:

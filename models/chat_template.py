@@ -1,36 +1,62 @@
-"""The checkpoint's chat template in a Jinja sandbox. User text goes in shielded: see models/tokenizer.py."""
+"""The checkpoint's chat template in a Jinja sandbox. User text goes in escaped: see models/tokenizer.py."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.errors import CheckpointError, InputError
+from models.media import ChatMessage
 from models.published import read_json, read_optional_json
+from models.tools import CALL_START, Escape, Turn, escaped_calls, hermes_turns
 
 _FIRST_UNUSED, _LAST_UNUSED = 0xFDD0, 0xFDEF
 """Code points that Unicode reserves for a program's own use (noncharacters)."""
 
+_OTHER_CALLS = re.compile(r"<function=|<arg_key>")
+"""Ways to write a call inside the same tags that are not a JSON object."""
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 def template_role(role: str) -> str:
     """The role that templates know for one of the interface. Raises InputError for any other."""
-    if role not in _ROLES:
-        raise InputError("messages", f"role {role!r} is not one of {', '.join(_ROLES)}")
-    return _ROLES[role]
+    if role not in ROLES:
+        raise InputError("messages", f"role {role!r} is not one of {', '.join(ROLES)}")
+    return ROLES[role]
+
+
+def template_turn(message: ChatMessage, item_type: Callable[[int], str], escape: Escape) -> Turn:
+    """A message for a template that takes pictures and videos: its text as one string or, with items, a list of parts.
+
+    item_type: the "type" of the part that stands for an item, by the item's number.
+    """
+    role = template_role(message.role)
+    content: list[dict[str, str]] = []
+    for part in message.content:
+        if part.item is not None:
+            content.append({"type": item_type(part.item)})
+        elif part.text is not None:
+            content.append({"type": "text", "text": escape(part.text)})
+    if all(part["type"] == "text" for part in content):
+        text = "".join(part["text"] for part in content)
+        return {"role": role, "content": text, **escaped_calls(message, escape)}
+    return {"role": role, "content": content}
 
 
 class ChatTemplate:
-    """The Jinja template of tokenizer_config.json (or chat_template.jinja), in a sandbox."""
+    """A Jinja template in a sandbox.
+
+    knows_tools: it renders tools, calls and results itself, with calls as models/tools.py describes them.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -41,32 +67,58 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
         try:
             self._template = environment.from_string(source)
+            variables = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise CheckpointError(f"chat template cannot be read: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self.knows_tools = "tools" in variables and CALL_START in source and not _OTHER_CALLS.search(source)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: bool) -> str:
-        """The prompt up to the answer. options: variables that the template knows, such as enable_thinking."""
+    def render(self, messages: Sequence[Turn], *, tools: Sequence[Mapping[str, Any]] = (), **options: bool) -> str:
+        """The prompt up to the answer. tools: from escaped_tools; a template that knows none gets them in the system
+        message. options: variables that the template knows, such as enable_thinking."""
+        given: dict[str, Any] = dict(options)
+        if not self.knows_tools:
+            messages = hermes_turns(messages, tools)
+        elif tools:
+            given["tools"] = tools
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, **options, **self._special_tokens
-            )
+            return self._template.render(messages=messages, add_generation_prompt=True, **given, **self._special_tokens)
         except TemplateError as error:
             raise InputError("messages", f"the chat template refuses these messages: {error}") from error
+        except TypeError as error:
+            # A template for text joins the content as a string; pictures make it a list of parts.
+            if all(isinstance(message["content"], str) for message in messages):
+                raise
+            text = "the checkpoint's chat template is for text alone: it takes no pictures or videos"
+            raise InputError("messages", text) from error
 
 
-def load_chat_template(directory: Path) -> ChatTemplate:
+def load_chat_template(directory: Path, default: str | None = None) -> ChatTemplate:
+    """The first of chat_template.jinja, chat_template.json and tokenizer_config.json, the order in which transformers
+    reads them for processors: the last one may hold the language model's own, without pictures.
+
+    default: the template of a checkpoint that has none.
+    """
     config = read_json(directory, "tokenizer_config.json")
     special = {**config, **read_optional_json(directory, "special_tokens_map.json")}
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     tokens = {name: _token_text(special[name]) for name in names if special.get(name) is not None}
-    file = directory / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
-    if source is None:
-        source = read_optional_json(directory, "chat_template.json").get("chat_template")
+    name, source = _template_source(directory, config)
+    source = default if source is None else source
     if not isinstance(source, str):
-        raise CheckpointError(f"{directory}: tokenizer_config.json: chat_template must be a string")
+        raise CheckpointError(f"{directory}: {name}: chat_template must be a string")
     return ChatTemplate(source, tokens)
+
+
+def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, Any]:
+    """The file that holds the template, and what it says."""
+    jinja = directory / "chat_template.jinja"
+    if jinja.exists():
+        return jinja.name, jinja.read_text(encoding="utf-8")
+    published = read_optional_json(directory, "chat_template.json").get("chat_template")
+    if published is not None:
+        return "chat_template.json", published
+    return "tokenizer_config.json", tokenizer_config.get("chat_template")
 
 
 def unused_character(texts: Sequence[str]) -> str:
@@ -76,6 +128,12 @@ def unused_character(texts: Sequence[str]) -> str:
         if chr(point) not in used:
             return chr(point)
     raise InputError("messages", "the text uses every private character of Unicode")
+
+
+def escape_with(character: str, inside: Callable[[str, str], str]) -> Escape:
+    """Texts with `character` in each literal special token (inside(text, character): a tokenizer's escape) and at both
+    ends, because two texts must not make a special token where they meet."""
+    return lambda text: character + inside(text, character) + character
 
 
 def _token_text(token: str | Mapping[str, Any]) -> str:

@@ -8,10 +8,11 @@ memory never holds more than one tensor.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from models import block_scaled
 from models.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 LoadFormat = Literal["published", "random"]
 
@@ -38,18 +42,21 @@ class Rule:
         A number that only `published` has runs over the parameter's leading axis (stacked experts).
     rows: the rows [start, stop) that the tensor fills; None for all (fused weights are filled part by part).
     shape: the published shape where it is not that of the place it fills (flattened convolution kernels).
+    transposed: the last two axes are published in the other order; some writers keep ours, which the shape tells.
     """
 
     published: str
     ours: str
     rows: tuple[int, int] | None = None
     shape: tuple[int, ...] | None = None
+    transposed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class _Place:
     view: Tensor
     shape: tuple[int, ...]
+    transposed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +68,9 @@ class _Published:
     dtype: str
     file: str
     read: Callable[[], Tensor]
+
+    def without_values(self) -> Tensor:
+        return torch.empty(self.shape, device="meta")
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -97,13 +107,31 @@ def load_parameters(
 
     aliases: (prefix, replacement) pairs for names that other writers give; the first that matches is applied.
     ignore: patterns (as in Rule) of published tensors that are known and not needed.
+    On the meta device there are no values: the files' headers are checked and no tensor is read.
     A class attribute `float32_parameters: frozenset[str]` of a submodule names its parameters that stay float32.
     """
     materialise(module, device, dtype)
     if load_format == "random":
-        fill_random(module, _RANDOM_SEED)
+        if device.type != "meta":
+            fill_random(module, _RANDOM_SEED)
         return
     places = _places(module, rules)
+    scales = _scales(directory, aliases, device)
+    seen = _fill_from_shards(directory, places, scales, aliases, ignore)
+    if missing := [name for name in places if name not in seen]:
+        raise CheckpointError(f"{directory}: missing tensors: {_listed(missing)}")
+    scales.report(directory, dtype)
+
+
+def _fill_from_shards(
+    directory: Path,
+    places: dict[str, _Place],
+    scales: _Scales,
+    aliases: Sequence[tuple[str, str]],
+    ignore: Sequence[str],
+) -> set[str]:
+    """Names of the tensors that the files hold, each filled into its places. Raises CheckpointError for one that is
+    there twice or has no place."""
     ignored = [_pattern(text) for text in ignore]
     seen: dict[str, str] = {}
     unexpected = []
@@ -114,14 +142,14 @@ def load_parameters(
                 raise CheckpointError(f"{path.name}: tensor {tensor.name} repeats {seen[name]}")
             seen[name] = f"{tensor.name} of {path.name}"
             if name in places:
-                _fill(places[name], tensor)
+                _fill(places[name], scales.applied(name, tensor))
+            elif name in scales.by_name:
+                continue
             elif not any(pattern.fullmatch(name) for pattern in ignored):
                 unexpected.append(tensor.name)
     if unexpected:
         raise CheckpointError(f"{directory}: unexpected tensors: {_listed(unexpected)}")
-    missing = [name for name in places if name not in seen]
-    if missing:
-        raise CheckpointError(f"{directory}: missing tensors: {_listed(missing)}")
+    return set(seen)
 
 
 def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
@@ -146,6 +174,8 @@ def fill_random(module: nn.Module, seed: int) -> None:
     """Values of a usual scale, made on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in module.named_parameters():
+        if parameter.is_meta:  # a model whose shapes alone are asked for
+            continue
         generator = generators.get(parameter.device)
         if generator is None:
             generator = generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
@@ -196,9 +226,62 @@ def _check_index(weight_map: dict[str, str], paths: Iterable[Path]) -> None:
 def _fill(place: _Place, tensor: _Published) -> None:
     if tensor.dtype not in _FLOATING:
         raise CheckpointError(f"{tensor.file}: tensor {tensor.name} has dtype {tensor.dtype}, expected {_FLOATING}")
-    if tensor.shape != place.shape:
-        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} has shape {tensor.shape}, expected {place.shape}")
-    place.view.copy_(tensor.read().reshape(place.view.shape))
+    shape = _published_shape(place)
+    if tensor.shape not in (shape, place.shape):
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} has shape {tensor.shape}, expected {shape}")
+    if not place.view.is_meta:
+        values = tensor.read()
+        exchanged = place.transposed and tensor.shape == shape
+        place.view.copy_((values.mT if exchanged else values).reshape(place.view.shape))
+
+
+def _published_shape(place: _Place) -> tuple[int, ...]:
+    if not place.transposed:
+        return place.shape
+    *leading, rows, columns = place.shape
+    return *leading, columns, rows
+
+
+class _Scales:
+    """The factors of a block-scaled checkpoint by canonical name, and which of them were applied."""
+
+    def __init__(self, block: tuple[int, int] | None, by_name: dict[str, Tensor]) -> None:
+        self.by_name = by_name
+        self._block = block
+        self._left = set(by_name)
+
+    def applied(self, name: str, tensor: _Published) -> _Published:
+        """`tensor` as it is, or one in FP8 whose values are multiplied out as they are read."""
+        if tensor.dtype != block_scaled.DTYPE or self._block is None:
+            return tensor
+        scale, block = self.by_name.get(name + block_scaled.SUFFIX), self._block
+        if scale is None:
+            raise CheckpointError(f"{tensor.file}: missing tensor: {tensor.name}{block_scaled.SUFFIX}")
+        block_scaled.check_scale(tensor.name, tensor.shape, scale, block)
+        self._left.discard(name + block_scaled.SUFFIX)
+        return replace(tensor, dtype="F32", read=lambda: block_scaled.multiplied_out(tensor.read(), scale, block))
+
+    def report(self, directory: Path, dtype: torch.dtype) -> None:
+        if self._left:
+            raise CheckpointError(f"{directory}: unexpected tensors: {_listed(sorted(self._left))}")
+        if self.by_name:
+            log.info(
+                "%s: %d weights in FP8 with a factor for each block of %s were multiplied out to %s",
+                directory, len(self.by_name), self._block, dtype,
+            )  # fmt: skip
+
+
+def _scales(directory: Path, aliases: Sequence[tuple[str, str]], device: torch.device) -> _Scales:
+    block = block_scaled.block_of(directory)
+    if block is None:
+        return _Scales(None, {})
+    by_name = {
+        _canonical(tensor.name, aliases): tensor.read() if device.type != "meta" else tensor.without_values()
+        for path in shard_paths(directory)
+        for tensor in _tensors(path)
+        if tensor.name.endswith(block_scaled.SUFFIX)
+    }
+    return _Scales(block, by_name)
 
 
 def _tensors(path: Path) -> Iterator[_Published]:
@@ -233,7 +316,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, _Place]:
                 published = rule.published.format(**numbers)
                 if published in places:
                     raise CheckpointError(f"two rules read tensor {published}")
-                places[published] = _Place(view, rule.shape or tuple(view.shape))
+                places[published] = _Place(view, rule.shape or tuple(view.shape), rule.transposed)
                 filled += view.numel()
         if filled != parameter.numel():
             raise CheckpointError(f"parameter {name}: rules fill {filled} of {parameter.numel()} values")
@@ -242,7 +325,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, _Place]:
 
 def published_shapes(module: nn.Module, rules: Sequence[Rule]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that a checkpoint of `module` (which may be on the meta device) holds."""
-    return {name: place.shape for name, place in _places(module, rules).items()}
+    return {name: _published_shape(place) for name, place in _places(module, rules).items()}
 
 
 def _wildcards(text: str) -> list[str]:

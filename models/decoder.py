@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from models.checkpoint import Rule
 from models.errors import CheckpointError
 from models.layers.attention import cached_attention
-from models.layers.block import Block, BlockConfig, block_rules, run_blocks
-from models.layers.fused import linear
+from models.layers.block import Block, BlockConfig, ExpertsConfig, block_rules, run_blocks
+from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
 from models.layers.rotary import inverse_frequencies, longrope_inverse_frequencies, rotary_cos_sin, section_axes
@@ -38,11 +38,20 @@ class DecoderConfig:
     rope_theta: float
     tied: bool
     mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
     longrope: LongRope | None = None
+    feature_levels: int = 0
+    """models.protocol.Decoder.feature_levels."""
 
     @classmethod
     def from_published(
-        cls, config: Mapping[str, Any], *, qkv_bias: bool | None = None, qk_norm: bool = False
+        cls,
+        config: Mapping[str, Any],
+        *,
+        qkv_bias: bool | None = None,
+        qk_norm: bool = False,
+        experts: ExpertsConfig | None = None,
+        feature_levels: int = 0,
     ) -> DecoderConfig:
         """Read the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
         (rope_parameters). qkv_bias None: as the field attention_bias says, which in Llama form covers o_proj too."""
@@ -51,19 +60,7 @@ class DecoderConfig:
         if config.get("use_sliding_window"):
             raise CheckpointError("config.json: use_sliding_window true is not supported")
         try:
-            width, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-            attention_bias = bool(config.get("attention_bias", False))
-            block = BlockConfig(
-                width=width,
-                inner_width=int(config["intermediate_size"]),
-                num_heads=num_heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-                head_dim=int(config.get("head_dim") or width // num_heads),
-                norm_eps=float(config["rms_norm_eps"]),
-                qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
-                out_bias=attention_bias if qkv_bias is None else False,
-                qk_norm=qk_norm,
-            )
+            block = _block_config(config, qkv_bias, qk_norm, experts)
             rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
             theta = config.get("rope_theta") or rope["rope_theta"]
             mrope_section, longrope = _rope_scaling(rope, block.head_dim)
@@ -75,10 +72,31 @@ class DecoderConfig:
                 rope_theta=float(theta),
                 tied=bool(config.get("tie_word_embeddings", False)),
                 mrope_section=mrope_section,
+                mrope_interleaved=bool(rope.get("mrope_interleaved", False)),
                 longrope=longrope,
+                feature_levels=feature_levels,
             )
         except KeyError as error:
             raise CheckpointError(f"config.json: field {error} is missing") from error
+
+
+def _block_config(
+    config: Mapping[str, Any], qkv_bias: bool | None, qk_norm: bool, experts: ExpertsConfig | None
+) -> BlockConfig:
+    hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    attention_bias = bool(config.get("attention_bias", False))
+    return BlockConfig(
+        hidden_size=hidden_size,
+        intermediate_size=int(config["intermediate_size"]),
+        num_heads=num_heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
+        norm_eps=float(config["rms_norm_eps"]),
+        qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
+        out_bias=attention_bias if qkv_bias is None else False,
+        qk_norm=qk_norm,
+        experts=experts,
+    )
 
 
 def _rope_scaling(rope: Mapping[str, Any], head_dim: int) -> tuple[tuple[int, ...], LongRope | None]:
@@ -114,12 +132,15 @@ class CausalDecoder(nn.Module):
         self.vocab_size = config.vocab_size
         self.max_positions = config.max_positions
         self.position_axes = len(config.mrope_section) or 1
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.block.width)
+        self.feature_levels = config.feature_levels
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.block.hidden_size)
         self.layers = nn.ModuleList(Block(config.block) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.block.width, config.block.norm_eps)
-        self.head = None if config.tied else nn.Linear(config.block.width, config.vocab_size, bias=False)
+        self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
+        self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
         frequencies, self.rope_scale = _frequencies(config)
-        axes = section_axes(config.mrope_section) if config.mrope_section else None
+        axes = None
+        if config.mrope_section:
+            axes = section_axes(config.mrope_section, interleaved=config.mrope_interleaved)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
 
@@ -135,11 +156,15 @@ class CausalDecoder(nn.Module):
         positions = positions if self.axes is not None else positions[0]
         rotary = rotary_cos_sin(positions, self.frequencies, self.axes, scale=self.rope_scale)
         attend = partial(cached_attention, batch=batch, rotary=rotary)
-        return run_blocks(cast("Sequence[Block]", self.layers), hidden, self.norm, attend)
+        layers, width = cast("Sequence[Block]", self.layers), self.config.block.hidden_size
+        if hidden.shape[-1] == width:
+            return run_blocks(layers, hidden, self.norm, attend)
+        x, *features = hidden.unflatten(-1, (-1, width)).unbind(-2)
+        return run_blocks(layers, x.contiguous(), self.norm, attend, features)
 
     def logits(self, hidden: Tensor) -> Tensor:
         weight = self.embed_tokens.weight if self.head is None else self.head.weight
-        return linear(hidden, weight, None)
+        return gemm(hidden, weight)
 
 
 def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
@@ -170,4 +195,5 @@ def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "de
 def decoder_ignored(config: DecoderConfig, *, published: str = "") -> list[str]:
     """Published tensors without a place: rotary tables of old writers, and the copy that some keep of a tied head."""
     tied = [f"{published}lm_head.weight"] if config.tied else []
-    return [f"{published}model.layers.{{i}}.self_attn.rotary_emb.inv_freq", *tied]
+    tables = [f"{published}model.layers.{{i}}.self_attn.rotary_emb.inv_freq", f"{published}model.rotary_emb.inv_freq"]
+    return [*tables, *tied]

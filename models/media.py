@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,10 +23,10 @@ class MediaItem:
     arrays: further host data that the family's encoder plans with (grids, temporal ids, group sizes), int32.
     num_patches: encoder rows that the item occupies.
     num_sequences: attention sequences (segments of cu_seqlens) that it occupies.
-    num_embeds: rows of the language model's width that the encoder returns for it.
+    num_embeds: rows that the encoder returns for it; with DeepStack, a row is the embedding and its features.
     digest: 32 bytes, a cryptographic hash over the decoded pixels, or the encoded picture that they come from, and
-        all else that changes the item's embeddings or positions (grids, sampling, fusion, processor settings,
-        revision). Keys the encoder cache and prefix reuse.
+        all else that changes the item's embeddings (grids, sampling, fusion, processor settings, revision). Keys the
+        encoder cache and, with tokens and positions, prefix reuse: what changes positions alone may be left out.
     """
 
     kind: MediaKind
@@ -66,10 +66,10 @@ def source_digest(data: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Span:
+class PlaceholderRange:
     """`length` consecutive prompt positions from `start` whose embeddings come from rows of item `item`.
 
-    The spans of one item, in prompt order, take its rows in order.
+    The ranges of one item, in prompt order, take its rows in order.
     """
 
     item: int
@@ -101,18 +101,22 @@ class Prompt:
     positions: np.ndarray
     next_position: int
     items: tuple[MediaItem, ...] = ()
-    spans: tuple[Span, ...] = ()
+    placeholders: tuple[PlaceholderRange, ...] = ()
 
 
 @dataclass(frozen=True)
 class VideoMetadata:
-    """What a container says of a video before any frame is decoded; `duration` in seconds."""
+    """What a container says of a video before any frame is decoded; `duration` in seconds.
+
+    listed: a list of frames, which its sender has chosen: all are looked at as far as the limits allow.
+    """
 
     num_frames: int
     fps: float
     duration: float
     height: int
     width: int
+    listed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +124,7 @@ class VideoFrames:
     """Decoded frames (uint8 [height, width, 3]) with their indices and times (seconds) in the source.
 
     requested_fps: the rate that the request asked for (as given to sample_video), None when it named none.
+    times_given: the sender of a frame list told the times, which need not be evenly spaced.
     """
 
     frames: tuple[np.ndarray, ...]
@@ -127,6 +132,7 @@ class VideoFrames:
     times: tuple[float, ...]
     metadata: VideoMetadata
     requested_fps: float | None = None
+    times_given: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,8 +144,27 @@ class ContentPart:
 
 
 @dataclass(frozen=True)
+class Tool:
+    """A function that answers may call. parameters: JSON Schema of its arguments, an object."""
+
+    name: str
+    description: str | None
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that an earlier answer has made. arguments: the parsed JSON object."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class ChatMessage:
-    """role is system, user or assistant (developer is system's alias)."""
+    """role is system, user, assistant or tool (developer is system's alias). tool_calls: of an assistant; the messages
+    of role tool after it are their results in the same order."""
 
     role: str
     content: tuple[ContentPart, ...] = field(default_factory=tuple)
+    tool_calls: tuple[ToolCall, ...] = ()

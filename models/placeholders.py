@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.errors import InputError
-from models.media import ChatMessage, Span, TokenizedChat
+from models.media import ChatMessage, PlaceholderRange, TokenizedChat
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,20 +49,20 @@ def tokenized_chat(
     return TokenizedChat(np.array(token_ids, dtype=np.int32), tuple(zip(found, order, strict=True)))
 
 
-def expand(chat: TokenizedChat, media: Sequence[MediaTokens]) -> tuple[np.ndarray, tuple[Span, ...]]:
-    """Token ids int32 [n] with the k-th placeholder replaced by media[k], and the spans of all runs."""
+def expand(chat: TokenizedChat, media: Sequence[MediaTokens]) -> tuple[np.ndarray, tuple[PlaceholderRange, ...]]:
+    """Token ids int32 [n] with the k-th placeholder replaced by media[k], and the placeholders of all runs."""
     if not media:
         return chat.token_ids, ()
     pieces: list[np.ndarray] = []
-    spans: list[Span] = []
+    placeholders: list[PlaceholderRange] = []
     taken = length = 0
     for (index, item), tokens in zip(chat.placeholders, media, strict=True):
         pieces += (chat.token_ids[taken:index], tokens.token_ids)
         length += index - taken
-        spans += [Span(item, length + start, count) for start, count in tokens.runs]
+        placeholders += [PlaceholderRange(item, length + start, count) for start, count in tokens.runs]
         length += len(tokens.token_ids)
         taken = index + 1
-    return np.concatenate([*pieces, chat.token_ids[taken:]]), tuple(spans)
+    return np.concatenate([*pieces, chat.token_ids[taken:]]), tuple(placeholders)
 
 
 def check_length(token_ids: np.ndarray, context_length: int) -> None:

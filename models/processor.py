@@ -9,7 +9,16 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from models.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, VideoFrames, VideoMetadata
+from models.media import (
+    ChatMessage,
+    MediaItem,
+    MediaKind,
+    Prompt,
+    TokenizedChat,
+    Tool,
+    VideoFrames,
+    VideoMetadata,
+)
 
 
 class ChatProcessor(Protocol):
@@ -22,8 +31,6 @@ class ChatProcessor(Protocol):
     vocab_size: int
     reasoning_markers: tuple[str, str] | None
     """Strings around reasoning text in answers, e.g. ("<think>", "</think>")."""
-    max_item_embeds: int
-    """Most embedding rows a single item may take."""
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of untrusted text: literal special tokens in it are encoded as plain text."""
@@ -45,10 +52,15 @@ class ChatProcessor(Protocol):
     def video(self, video: VideoFrames) -> MediaItem: ...
 
     def apply_chat_template(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
         """Chat template and tokens: all that can be done before the media are loaded. kinds: of the items that the
-        messages name. options: enable_thinking, add_vision_id.
+        messages name. options: enable_thinking, add_vision_id. tools: written as models/tools.py says.
 
         Raises models.errors.InputError that names the field, or the option that would change nothing.
         """
@@ -67,7 +79,7 @@ class ChatProcessor(Protocol):
 class SpeechLayout:
     """One time axis of text tokens and audio patches.
 
-    token_ids: int32 [n], 0 at audio positions. audio_mask: bool [n]. Patches of reference and prompt clips, in this
+    token_ids: int32 [n], 0 at audio positions. audio_mask: bool [n]. Patches of reference and prompt audio, in this
     order, fill the masked positions.
     """
 
@@ -76,19 +88,17 @@ class SpeechLayout:
 
 
 class SpeechProcessor(Protocol):
-    """Turns text and the lengths of clips into a SpeechLayout."""
+    """Turns text and the lengths of reference and prompt audio into a SpeechLayout."""
 
     solver_steps: tuple[int, ...]
-    """Numbers of solver steps that requests may ask for; the first is the default."""
+    """Numbers of solver steps that requests may ask for where the server names no others; the first is the default."""
     context_length: int
     """Positions, prompt and generated patches together."""
     sample_rate: int
     """Samples per second of the output."""
     samples_per_patch: int
     reference_sample_rate: int
-    """Samples per second of the clips that the engine encodes."""
-    reference_samples_per_patch: int
-    """Samples of a clip that make one patch; a started patch counts whole."""
+    """Samples per second of the reference audio that the engine encodes."""
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of untrusted text. Raises InputError when it holds a literal special token or nothing to speak."""

@@ -1,9 +1,9 @@
 """What the service asks of a model family. One forward, two routes:
 
-    plan (host, numpy) -> buffers (device) -> forward(buffers, capacity) -> outputs
+    plan (host, numpy) -> buffers (device) -> forward(buffers, bucket) -> outputs
 
-Eager calls forward on buffers of the exact size; replay copies the plan into the static buffers of the smallest
-captured capacity that fits and replays the recording of the same forward.
+Eager calls forward on buffers of the exact size; replay copies the plan into the static buffers of the cheapest
+captured bucket that fits and replays the captured graph of the same forward.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.media import MediaItem
 
-Capacity = Mapping[str, int]
-"""Sizes by name, e.g. {"patches": 1024, "sequences": 64, "max_seqlen": 1024} or {"rows": 8}. A plan `needs` one, a
-bucket offers one; a bucket fits when every named size is at least the needed one."""
+Bucket = Mapping[str, int]
+"""Sizes by name, e.g. {"patches": 1024, "sequences": 64, "max_seqlen": 1024} or {"rows": 8}. A plan requires one, a
+bucket offers one; a bucket fits when every named size is at least the needed one.
+
+Order and names mean something. The first name is the size that the time of a call grows with: of the buckets that fit,
+the one with the least is the cheapest (service/graphs/buckets.py). Where items are packed, sizes add up, but of those
+named max_... the largest counts (service/graphs/packing.py)."""
 
 
 @dataclass(frozen=True)
@@ -37,48 +41,49 @@ class Plan:
     arrays: host data by buffer name; written to the leading rows of the buffer (all in one packed upload).
     tensors: device data by buffer name; the tensors' rows are written one after the other.
     fills: filler for the rest of a buffer (0 unless named). The whole buffer is refilled at each replay.
-    needs: the least capacity that holds this plan; also the exact capacity of the eager route.
+    required: the least bucket that holds this plan; also the exact bucket of the eager route.
     """
 
     arrays: dict[str, np.ndarray]
-    needs: Capacity
+    required: Bucket
     tensors: dict[str, list[Tensor]] = field(default_factory=dict)
     fills: dict[str, float] = field(default_factory=dict)
 
 
 class Capturable(Protocol):
-    """A computation that can be recorded: forward reads nothing but buffers, constants and slot state.
+    """A computation that can be captured: forward reads nothing but buffers, constants and slot state.
 
     In forward: no .item(), no .tolist(), no torch.tensor on data, no data-dependent shape, no memory of what a
-    buffer held. Integers that the recording bakes in come from `capacity` alone.
+    buffer held. Integers that the captured graph bakes in come from `bucket` alone.
     """
 
     name: str
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]: ...
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]: ...
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]: ...
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]: ...
 
 
 class VisionEncoder(Capturable, Protocol):
-    """Vision tower with its projector. Output "embeds": [rows, language model width], items one after the other."""
+    """Vision tower with its projector. Output "embeds": [rows, (1 + feature_levels) * hidden_size of the decoder], item
+    after item; behind a row's embedding lie its features (Decoder.feature_levels)."""
 
     def plan(self, items: Sequence[MediaItem]) -> Plan: ...
 
-    def needs(self, items: Sequence[MediaItem]) -> Capacity:
-        """The `needs` of plan(items), from the items' sizes alone: packing asks often."""
+    def required(self, items: Sequence[MediaItem]) -> Bucket:
+        """The `required` of plan(items), from the items' sizes alone: packing asks often."""
         ...
 
-    def split(self, item: MediaItem, limit: Capacity) -> list[MediaItem]:
+    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Consecutive parts of `item` whose embeddings, one after the other, are the item's own.
 
-        Each part fits `limit` (the largest captured capacity), or is a piece that attention does not let divide. An
+        Each part fits `limit` (the largest captured bucket), or is a piece that attention does not let divide. An
         item that fits comes back as it is. Parts are packed like items and have digests of their own.
         """
         ...
 
-    def default_ladder(self) -> list[Capacity]:
-        """Capacities to capture when the operator names none, ascending by cost."""
+    def default_buckets(self) -> list[Bucket]:
+        """Buckets to capture when the operator names none, ascending by cost."""
         ...
 
 
@@ -88,19 +93,24 @@ class Decoder(Protocol):
     vocab_size: int
     position_axes: int
     max_positions: int
+    feature_levels: int
+    """Layers, from the first on, to whose outputs vision rows add features of the encoder (DeepStack); 0 for none."""
 
     def cache_specs(self) -> list[CacheSpec]: ...
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """[n] int64 -> [n, width]."""
+        """[n] int64 -> [n, hidden_size]."""
         ...
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
-        """hidden [n, width], positions int [axes, n] -> [n, width] after the final norm; writes keys and values."""
+        """hidden [n, hidden_size], positions int [axes, n] -> the same after the final norm; writes keys and values.
+
+        hidden may be [n, (1 + feature_levels) * hidden_size]: embeddings, and behind each its features, 0 for text.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, width] -> [m, vocab_size], as the product rounds them."""
+        """[m, hidden_size] -> [m, vocab_size], as the GEMM rounds them."""
         ...
 
 
@@ -114,15 +124,15 @@ RESULT_FLAGS = ("stopped", "finished", "emitted")
 
 
 class SpeechModel(Protocol):
-    """A talker: two hidden vectors per position -> one patch of latents -> samples.
+    """A TTS model: two hidden vectors per position -> one patch of latents -> samples.
 
     Slot state: the tables of `state_specs`, each with a leading slot axis, made by the engine beside its own table
-    "block_table" int32 [slots, max_pages]. Admission writes a slot's rows: last_patch (the prompt clip's last patch, or
+    "block_table" int32 [slots, max_pages]. Admission writes a slot's rows: last_patch (the last of the prompt audio, or
     zeros), length (prompt positions, all of them prefilled), step 0, active True, seed, cfg, temperature, min_patches
     (the stop head counts from patch number min_patches + 1, from 0) and max_patches. From then on the steps advance
     them in place. A row whose slot is inactive, and slot 0, change nothing and write to scratch.
 
-    Steps have the capacity {"rows": n} and the buffer `slots` int64 [rows]; fill with 0.
+    Steps have the bucket {"rows": n} and the buffer `slots` int64 [rows]; fill with 0.
     """
 
     sample_rate: int
@@ -132,11 +142,13 @@ class SpeechModel(Protocol):
     patch_shape: tuple[int, int]
     """(latent frames, channels) of one patch."""
     solver_steps: tuple[int, ...]
-    """Numbers of solver steps that can be captured."""
+    """Numbers of solver steps that are captured where the server names no others; the first is the default."""
     max_positions: int
     conditioning_width: int
     priming_patches: int
-    """A continuation's codec starts from silence and decodes, unheard, as many of its clip's last patches."""
+    """A continuation's codec starts from silence and decodes, unheard, as many last patches of its prompt audio."""
+    local_networks: Sequence[nn.Module]
+    """Networks with several rows for each stream of a step; their GEMMs are tuned for more rows than the backbone's."""
 
     def cache_specs(self) -> list[CacheSpec]: ...
 
@@ -144,14 +156,11 @@ class SpeechModel(Protocol):
         """Slot state outside every graph pool; shapes without the leading slot axis."""
         ...
 
-    def encode_reference(self, wave: Tensor, pad: Literal["left", "right"]) -> Tensor:
-        """float32 [samples] at reference_sample_rate -> patches [n, frames, channels] float32."""
-        ...
-
     def encode_reference_pieces(self, wave: Tensor, pad: Literal["left", "right"]) -> Iterator[Tensor]:
-        """What `encode_reference` returns in consecutive parts of whole patches, a few seconds of the clip each.
+        """Reference audio float32 [samples] at reference_sample_rate -> patches [n, frames, channels] float32, in
+        consecutive pieces of a few seconds each.
 
-        A part is computed when it is asked for, so that steps of live streams fit between.
+        A piece is computed when it is asked for, so that steps of live streams fit between.
         """
         ...
 
@@ -165,9 +174,9 @@ class SpeechModel(Protocol):
         ...
 
     def prefill_step(self, caches: Sequence[Mapping[str, Tensor]], page_size: int) -> Capturable:
-        """prefill of chunks without a past, each from its prompt's first position on.
+        """prefill of chunks without cached context, each from its prompt's first position on.
 
-        Capacity: tokens; audio (0: for text alone, without the work of patches); sequences. Buffers: those of
+        Bucket: tokens; audio (0: for text alone, without the work of patches); sequences. Buffers: those of
         prefill's plan, slot_mapping int64 [tokens] and cu_seqlens int32 [sequences + 1]; fill with 0, patch_index
         with -1 and cu_seqlens with the number of real tokens. Output: conditioning [sequences, conditioning_width].
         """
@@ -209,8 +218,8 @@ class SpeechModel(Protocol):
         """Output audio float32 [rows, samples_per_patch] of patches of `slots`, VAE state advanced.
 
         Buffers: slots; results as decode_step and tail put them out, of which the patches and `emitted` are read. Rows
-        that emitted nothing (surplus rows) give silence and leave their state. The state is this step's alone, so it
+        that emitted nothing (overrun rows) give silence and leave their state. The state is this step's alone, so it
         may run beside the next decode step. A stream begins with zeros in its row of `vae`; to prime it, run this step
-        for each of its clip's last min(priming_patches, n) patches.
+        for each of the last min(priming_patches, n) patches of its prompt audio.
         """
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,53 @@ def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float | int]:
-    """Sampling fields of a generation_config.json; one that says "do_sample": false asks for greedy decoding."""
+def sampling_defaults(
+    generation: Mapping[str, Any], recommended: Mapping[str, float | int] | None = None
+) -> dict[str, float | int]:
+    """Sampling fields of a generation_config.json; one that says "do_sample": false asks for greedy decoding.
+
+    recommended: what the makers say elsewhere; it holds where the file names no field at all.
+    """
     defaults = {name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None}
-    return {**defaults, "temperature": 0.0} if generation.get("do_sample") is False else defaults
+    if generation.get("do_sample") is False:
+        return {**defaults, "temperature": 0.0}
+    return defaults or dict(recommended or {})
+
+
+def stop_token_ids(
+    generation: Mapping[str, Any],
+    special_ids: Mapping[str, int],
+    names: Iterable[str],
+    default: int | list[int] | None = None,
+) -> frozenset[int]:
+    """Ids that end an answer: eos_token_id of a generation_config.json (`default` where it has none), and those of the
+    special tokens `names` that the tokenizer has, because published lists leave out ends of turns."""
+    eos = generation.get("eos_token_id", [] if default is None else default)
+    named = [special_ids[name] for name in names if name in special_ids]
+    return frozenset([*(eos if isinstance(eos, list) else [eos]), *named])
+
+
+def published_name(directory: Path) -> str:
+    """The name of a checkpoint as far as its path tells: that of its directory, or of its repository in the hub's
+    cache (models--OWNER--NAME/snapshots/COMMIT)."""
+    return directory.parents[1].name if directory.parent.name == "snapshots" else directory.name
+
+
+def fp8_block(section: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of a block of the block-scaled FP8 (e4m3) that quantization_config names; None where it names
+    nothing or another format."""
+    quantization = section.get("quantization_config")
+    if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
+        return None
+    block = quantization.get("weight_block_size")
+    if quantization.get("fmt", "e4m3") != "e4m3" or not isinstance(block, list) or len(block) != 2:
+        return None
+    return int(block[0]), int(block[1])
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a full-precision checkpoint. Adapters, which often have none, and quantised checkpoints are
-    refused by name."""
+    """config.json of a checkpoint in full precision or block-scaled FP8. Adapters, which often have none, and other
+    quantised checkpoints are refused by name."""
     if (directory / "adapter_config.json").exists():
         raise CheckpointError(f"{directory}: adapter_config.json: adapter checkpoints are not hosted")
     if not (directory / "config.json").exists():
@@ -48,9 +86,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     sections = {"": config, **{f"{key}.": value for key, value in config.items() if isinstance(value, dict)}}
     for prefix, section in sections.items():
         quantization = section.get("quantization_config") or section.get("compression_config")
-        if quantization:
+        if quantization and fp8_block(section) is None:
             method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
             raise CheckpointError(
-                f"{directory}: {prefix}quantization_config ({method}): quantised checkpoints are not hosted"
+                f"{directory}: {prefix}quantization_config ({method}): of quantised checkpoints only FP8 (e4m3) with "
+                "weight_block_size is hosted"
             )
     return config

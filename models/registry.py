@@ -38,6 +38,20 @@ FAMILIES: tuple[Family, ...] = (
         "models.qwen2_vl.model:load_model",
     ),
     Family(
+        "qwen2_5_vl",
+        "chat",
+        ("Qwen2_5_VLForConditionalGeneration",),
+        "models.qwen2_5_vl.processor:load_processor",
+        "models.qwen2_5_vl.model:load_model",
+    ),
+    Family(
+        "qwen3_vl",
+        "chat",
+        ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+        "models.qwen3_vl.processor:load_processor",
+        "models.qwen3_vl.model:load_model",
+    ),
+    Family(
         "minicpmv",
         "chat",
         ("MiniCPMV",),

@@ -8,7 +8,6 @@ them are resized side by side; Pillow lets go of the interpreter lock meanwhile.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +18,15 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
+from models import cpus
+
 T = TypeVar("T")
 U = TypeVar("U")
 
 _PIXELS_OF_A_BAND = 1 << 17
 """Of the larger picture: some milliseconds of work, against the fraction of one until a thread is at it."""
 
-_threads = min(8, os.cpu_count() or 1)
+_threads = min(8, cpus.available())
 _local = threading.local()
 """`resizes` is set in the threads of the pool, where nothing may wait for another one of them."""
 

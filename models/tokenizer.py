@@ -1,14 +1,14 @@
 """tokenizer.json through the `tokenizers` library (transformers' wrapper would import torch).
 
 Special tokens are found by string. Text is cut at them and each piece is encoded on its own, without special tokens,
-so a caller decides which literals in a text are special: the ones that hold no `shield` character.
+so a caller decides which literals in a text are special: the ones that hold no `escape` character.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,44 +22,59 @@ from models.published import read_json
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
+class SpecialTokens:
+    """Ids of special tokens by string, found in text where no `escape` character stands in them."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.ids = ids
+        literals = sorted(map(re.escape, ids), key=len, reverse=True)
+        self._literal = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
+
+    def escape(self, text: str, escape: str) -> str:
+        """`text` with the character `escape` put into each literal special token."""
+        return self._literal.sub(lambda match: match[0][:1] + escape + match[0][1:], text)
+
+    def encode(self, text: str, escape: str, encode_plain: Callable[[str], list[int]]) -> list[int]:
+        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text."""
+        ids: list[int] = []
+        end = 0
+        for match in self._literal.finditer(text):
+            ids += encode_plain(text[end : match.start()].replace(escape, ""))
+            ids.append(self.ids[match[0]])
+            end = match.end()
+        return ids + encode_plain(text[end:].replace(escape, ""))
+
+
 class Tokenizer:
     """Text to ids and ids to bytes. special_ids: added tokens by string; vocab_size: one more than the largest id."""
 
     def __init__(self, published: dict[str, Any], *, spoken: frozenset[str] = frozenset()) -> None:
         """published: the parsed tokenizer.json. spoken: special tokens that decode keeps as text."""
-        tokenizer = FastTokenizer.from_str(json.dumps(published))
         added = published.get("added_tokens", [])
         self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in added}
-        self.vocab_size = 1 + max(tokenizer.get_vocab().values())
         self._silent = {token["id"] for token in added if token["special"] and token["content"] not in spoken}
         self._plain = FastTokenizer.from_str(json.dumps({**published, "added_tokens": [], "post_processor": None}))
-        self._opening = tokenizer.encode("").ids
+        self.vocab_size = 1 + max([*self._plain.get_vocab().values(), *self.special_ids.values()])
+        self._opening = _opening_ids(published)
         self._names = {token["id"]: token["content"] for token in added}
         self._byte_values: dict[str, int] | None = None
         if _is_byte_level(published.get("decoder") or {}):
             self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
         self._bytes = cache(self._bytes_of)
-        literals = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
-        self._special = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
+        self._special = SpecialTokens(self.special_ids)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text`; literal special tokens in it are plain text."""
         # Of this library's calls only those for batches let other threads run meanwhile.
         return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
-    def shield(self, text: str, shield: str) -> str:
-        """`text` with the character `shield` put into each literal special token."""
-        return self._special.sub(lambda match: match[0][:1] + shield + match[0][1:], text)
+    def escape(self, text: str, escape: str) -> str:
+        """`text` with the character `escape` put into each literal special token."""
+        return self._special.escape(text, escape)
 
-    def encode(self, text: str, shield: str) -> list[int]:
-        """Ids of a whole prompt: special tokens where they stand, shielded ones as plain text; one opening token."""
-        ids: list[int] = []
-        end = 0
-        for match in self._special.finditer(text):
-            ids += self.encode_plain(text[end : match.start()].replace(shield, ""))
-            ids.append(self.special_ids[match[0]])
-            end = match.end()
-        ids += self.encode_plain(text[end:].replace(shield, ""))
+    def encode(self, text: str, escape: str) -> list[int]:
+        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text; one opening token."""
+        ids = self._special.encode(text, escape, self.encode_plain)
         return ids if ids[: len(self._opening)] == self._opening else [*self._opening, *ids]
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
@@ -81,6 +96,15 @@ class Tokenizer:
 
 def load_tokenizer(directory: Path, *, spoken: frozenset[str] = frozenset()) -> Tokenizer:
     return Tokenizer(read_json(directory, "tokenizer.json"), spoken=spoken)
+
+
+def _opening_ids(published: dict[str, Any]) -> list[int]:
+    """What the post-processor puts before every text. Without one that could, a second reading of a large file is
+    spared."""
+    processor = published.get("post_processor")
+    if processor is None or processor.get("type") == "ByteLevel":
+        return []
+    return list(FastTokenizer.from_str(json.dumps(published)).encode("").ids)
 
 
 def _is_byte_level(decoder: dict[str, Any]) -> bool:

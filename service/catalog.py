@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,28 +13,39 @@ import models
 from models.errors import CheckpointError
 from models.processor import ChatProcessor, SpeechProcessor
 from models.registry import family_of, resolve
-from service.engine.config import EngineConfig, ModelConfig
 from service.hub import Checkpoint, locate
 from service.settings import Settings
 
 EMBEDDED = Path(models.__file__).parent / "embedded"
-DEMO_NOTICE = "untrained demo weights: answers are noise"
+OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""Default models of clients made for OpenAI."""
+DEMO_NOTICES = {
+    "chat": "small demonstration model: knows drawn shapes, colors, counts, charts, printed words and simple motion",
+    "speech": "untrained demo weights: answers are noise",
+}
+"""By kind, said of the embedded defaults."""
 
 
 @dataclass(frozen=True, eq=False)
 class HostedModel:
-    """names: served names, the first is the one in answers and metrics. demo: an untrained embedded default."""
+    """names: served names, the first is the one in answers and metrics. load: reads tokenizer and processor. demo: an
+    embedded default."""
 
     names: tuple[str, ...]
     kind: Literal["chat", "speech"]
     checkpoint: Checkpoint
-    processor: Any
+    load: Callable[[], Any]
     created: int
     demo: bool = False
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @cached_property
+    def processor(self) -> Any:
+        """Read when first asked for, which takes seconds for a published tokenizer. CheckpointError if it cannot be."""
+        return self.load()
 
     @property
     def chat_processor(self) -> ChatProcessor:
@@ -45,9 +57,10 @@ class HostedModel:
 
 
 class Catalog:
-    """Hosted models by served name."""
+    """Hosted models by served name. openai_names: a single speech model also answers to OpenAI's names, unless a hosted
+    model is served under them."""
 
-    def __init__(self, hosted: Sequence[HostedModel]) -> None:
+    def __init__(self, hosted: Sequence[HostedModel], *, openai_names: bool = True) -> None:
         self.models = tuple(hosted)
         self._by_name: dict[str, HostedModel] = {}
         for model in hosted:
@@ -55,29 +68,41 @@ class Catalog:
                 if name in self._by_name:
                     raise CheckpointError(f"served_model_name: {name!r} names two models")
                 self._by_name[name] = model
+        speech = [model for model in hosted if model.kind == "speech"]
+        self._unlisted = dict.fromkeys(OPENAI_SPEECH_NAMES, speech[0]) if openai_names and len(speech) == 1 else {}
 
     def get(self, name: str) -> HostedModel | None:
-        return self._by_name.get(name)
+        return self._by_name.get(name) or self._unlisted.get(name)
 
     def names(self) -> list[str]:
         return list(self._by_name)
 
+    def load_processors(self) -> None:
+        """Read all processors not read yet. CheckpointError names the file that is invalid."""
+        for model in self.models:
+            _ = model.processor
+
 
 def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line: None) -> Catalog:
-    """Locate every model and load its processor. CheckpointError names the model that cannot be hosted."""
+    """Locate every model; processors are read when they are asked for. CheckpointError names the model that cannot be
+    hosted."""
     demo = not settings.model
     sources = settings.model or embedded_models()
     aliases = _aliases(settings.served_model_name, settings.model)
     hosted = []
     for source in sources:
         report(f"{source}: locating")
-        checkpoint = locate(source, settings.revision, settings.load_format)
+        checkpoint = locate(source, settings.revision, settings.load_format, report)
         family = family_of(checkpoint.directory)
-        report(f"{source}: reading tokenizer and processor ({family.name})")
-        processor = resolve(family.processor)(checkpoint.directory)
+        load = partial(resolve(family.processor), checkpoint.directory)
         names = aliases.get(source) or (_default_name(checkpoint, demo),)
-        hosted.append(HostedModel(names, family.kind, checkpoint, processor, int(time.time()), demo))
-    return Catalog(hosted)
+        hosted.append(HostedModel(names, family.kind, checkpoint, load, int(time.time()), demo))
+    catalog = Catalog(hosted, openai_names=settings.openai_speech_names)
+    if (voice := settings.spoken_answer_model) is not None:
+        model = catalog.get(voice)
+        if model is None or model.kind != "speech":
+            raise CheckpointError(f"spoken_answer_model: {voice!r} is no served name of a speech model")
+    return catalog
 
 
 def embedded_models() -> tuple[str, ...]:
@@ -100,34 +125,9 @@ def _aliases(served: Sequence[str], sources: Sequence[str]) -> Mapping[str, tupl
     for entry in served:
         source, separator, names = entry.rpartition("=")
         source = source if separator else next(iter(sources), "")
+        if not sources:
+            raise CheckpointError("served_model_name: needs --model; the embedded models keep their names")
         if source not in sources:
-            raise CheckpointError(f"served_model_name: {source!r} is not one of the models {list(sources)}")
+            raise CheckpointError(f"served_model_name: {source!r} is not one of the models {', '.join(sources)}")
         aliases[source] = aliases.get(source, ()) + tuple(name for name in names.split(",") if name)
     return aliases
-
-
-def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
-    """What the engine process is started with."""
-    return EngineConfig(
-        models=tuple(
-            ModelConfig(model.name, str(model.checkpoint.directory), settings.dtype, settings.load_format)
-            for model in catalog.models
-        ),
-        device=settings.device,
-        memory_share=settings.memory_share,
-        page_size=settings.page_size,
-        kv_cache_tokens=settings.kv_cache_tokens,
-        max_running=settings.max_running,
-        max_waiting=settings.max_waiting,
-        queue_timeout=settings.queue_timeout,
-        max_step_tokens=settings.max_step_tokens,
-        graphs=settings.graphs,
-        graph_memory_bytes=settings.graph_memory,
-        encoder_cache_bytes=settings.encoder_cache,
-        encoder_buckets=settings.encoder_buckets,
-        decode_buckets=settings.decode_buckets,
-        first_audio_target=settings.first_audio_target,
-        max_speech_load=settings.max_speech_load,
-        log_level=settings.log_level,
-        log_format=log_format,
-    )

@@ -1,23 +1,23 @@
-"""How much freed memory a process keeps for its next pictures."""
+"""malloc settings: how much freed memory the process keeps for the next pictures."""
 
 from __future__ import annotations
 
 import ctypes
 
 TRIM_THRESHOLD = 32 << 20
-"""Bytes of free memory that a thread's heap may keep: a decoded picture of 1024 x 1024 with its copies takes 16 MB."""
+"""Bytes of free memory that a heap may keep: a decoded picture of 1024 x 1024 with its copies takes 16 MB."""
 MMAP_THRESHOLD = 8 << 20
-"""Larger blocks, those of a picture of more than 1920 x 1080, go back to the system when they are freed."""
+"""Larger blocks (pictures of more than 1920 x 1080) are returned to the system when they are freed."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc not to give back what the next picture needs again; other C libraries are left as they are.
+    """Makes glibc keep memory that the next picture will need again. Does nothing with other C libraries.
 
-    glibc learns its thresholds from the blocks that are freed, and what it learns from a picture is less than the
-    picture and its copies together: it gave all of them back after each request. The 507 new pages of a JPEG of
-    448 x 448 took a third of the time from its bytes to its pixels.
+    By default glibc adapts its thresholds to the sizes of freed blocks. That is less than a picture and its copies
+    together, so it returned all of them after each request; the page faults for a JPEG of 448 x 448 (507 pages) then
+    took a third of its decoding time.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

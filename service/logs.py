@@ -1,4 +1,4 @@
-"""Logging of both processes: text for people, one JSON object a line for machines. Never prompts."""
+"""Logging of both processes: text, or one JSON object per line. Prompts are never logged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from typing import Literal
 
 RESERVED = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "color_message"}
 
@@ -35,7 +36,7 @@ class TextFormatter(logging.Formatter):
 
 
 class _Stderr:
-    """What sys.stderr is at the moment: a live display on a terminal takes its place, so that lines go above it."""
+    """Writes to the current sys.stderr: a live display replaces it, so that log lines appear above the display."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -44,10 +45,18 @@ class _Stderr:
         sys.stderr.flush()
 
 
+def chosen_format(wanted: str) -> Literal["text", "json"]:
+    """The format for the setting log_format: "auto" is text on a terminal, JSON otherwise."""
+    if wanted == "text" or (wanted != "json" and sys.stderr.isatty()):
+        return "text"
+    return "json"
+
+
 def configure_logging(level: str, log_format: str) -> None:
-    """Send everything to stderr. log_format: "text" or "json"."""
+    """Logs to stderr. log_format: "text" or "json"."""
     handler = logging.StreamHandler(_Stderr())
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for noisy in ("httpx", "httpcore", "PIL", "asyncio"):
+    logging.captureWarnings(True)  # or the libraries' warnings would be lines of another form
+    for noisy in ("httpx", "httpcore", "httpx2", "httpcore2", "PIL", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

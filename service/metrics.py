@@ -26,26 +26,37 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from service.engine.messages import EngineState, ModelState, Observation
+from service.graphs.observations import Observation
+from service.link.messages import EngineState, ModelState, ProcessUsage
 
 PREFIX = "reprise"
-ENDPOINTS = ("chat", "speech", "voices")
+ENDPOINTS = ("chat", "speech", "voices", "realtime")
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 log = logging.getLogger(__name__)
 
-FIRST_TOKEN = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+MILLISECONDS = (
+    0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0008, 0.001, 0.00125, 0.0015, 0.00175, 0.002, 0.0025, 0.003, 0.004, 0.005,
+    0.006, 0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02,
 )  # fmt: skip
-INTER_TOKEN = (
-    0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5,
+"""0.2 to 20 ms, where steps of a GPU lie. No bound is more than half above the one before it, and between 0.8 and 3 ms,
+where decode steps lie, none more than a third: what becomes slower by that much falls into another bucket."""
+STEP = (*MILLISECONDS, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+INTER_TOKEN = (*MILLISECONDS, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+FIRST_TOKEN = (
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1,
+    0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
 REQUEST = (
     0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36,
 )  # fmt: skip
-FIRST_AUDIO = (0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+FIRST_AUDIO = (
+    0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1,
+    0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30,
+)  # fmt: skip
 REALTIME_FACTOR = (0.02, 0.05, 0.08, 0.1, 0.13, 0.16, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1, 1.25, 1.5, 2, 5, 10)
-STEP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+WORK = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+"""Of the work around the steps."""
 LOAD = (0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 RATIO = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
 PREDICTION = (0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4)
@@ -64,15 +75,17 @@ class MetricSpec:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of labels all of whose values are known beforehand: such counters begin at 0."""
+    """All values of labels whose values are known beforehand: their counters begin at 0."""
+    of_any_process: bool = False
+    """A gauge of which several API processes show the greatest value, not the sum."""
 
 
 def _counter(name: str, help: str, *labels: str, **values: tuple[str, ...]) -> MetricSpec:
     return MetricSpec("counter", name, help, labels, values=values)
 
 
-def _gauge(name: str, help: str, *labels: str) -> MetricSpec:
-    return MetricSpec("gauge", name, help, labels)
+def _gauge(name: str, help: str, *labels: str, of_any_process: bool = False) -> MetricSpec:
+    return MetricSpec("gauge", name, help, labels, of_any_process=of_any_process)
 
 
 def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> MetricSpec:
@@ -92,34 +105,55 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             endpoint=ENDPOINTS,
             reason=("in_flight", "bytes", "queue_full", "queue_timeout"),
         ),
-        _gauge("admitted_bytes", "Bytes of bodies and decoded media that are being worked on."),
-        _counter("client_disconnects_total", "Requests whose client left early.", "endpoint", endpoint=ENDPOINTS),
+        _gauge("admitted_bytes", "Bytes of request bodies and decoded media in progress."),
+        _counter(
+            "client_disconnects_total", "Requests whose client disconnected early.", "endpoint", endpoint=ENDPOINTS
+        ),
         _histogram("request_input_tokens", "Prompt positions of a request, media included.", TOKENS, "model"),
         _histogram("request_output_tokens", "Generated tokens of a request.", TOKENS, "model"),
         _histogram("request_images", "Images of a request.", COUNT, "model"),
         _histogram("request_video_frames", "Decoded video frames of a request.", COUNT, "model"),
         _counter("prompt_tokens_total", "Prompt positions by kind (text, image, video).", "model", "kind"),
         _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
+        _counter("tool_calls_total", "Calls of tools in answers.", "model"),
+        _counter(
+            "realtime_responses_total",
+            "Responses of /v1/realtime, by status (completed, cancelled, failed, incomplete, refused).",
+            "model",
+            "status",
+            status=("completed", "cancelled", "failed", "incomplete", "refused"),
+        ),
     ),
     "Media": (
-        _histogram("media_fetch_duration_seconds", "Reading a media URL (kind: data, remote).", STEP, "kind"),
-        _histogram("media_decode_duration_seconds", "Decoding a picture, video or clip.", STEP, "kind"),
-        _histogram("preprocess_duration_seconds", "Resizing and laying out one item for its encoder.", STEP, "kind"),
-        _histogram("tokenize_duration_seconds", "Chat template, tokens and positions of a prompt.", STEP, "model"),
+        _histogram("media_fetch_duration_seconds", "Reading a media URL (kind: data, remote).", WORK, "kind"),
+        _histogram("media_decode_duration_seconds", "Decoding a picture, video or reference audio.", WORK, "kind"),
+        _histogram("preprocess_duration_seconds", "Resizing and laying out one item for its encoder.", WORK, "kind"),
+        _histogram("tokenize_duration_seconds", "Chat template, tokens and positions of a prompt.", WORK, "model"),
         _counter("media_rejections_total", "Media refused, by kind and reason.", "kind", "reason"),
     ),
     "Phases of a chat request": (
         _histogram("queue_duration_seconds", "Arrival at the engine to first scheduling.", STEP, "model"),
         _histogram("vision_encode_duration_seconds", "One packed encoder pass.", STEP, "model", "route"),
         _histogram("prefill_duration_seconds", "First scheduling to the end of the prefill.", STEP, "model"),
-        _histogram("time_to_first_token_seconds", "Arrival to the first token at the API.", FIRST_TOKEN, "model"),
-        _histogram("inter_token_duration_seconds", "Gap between deliveries, per token.", INTER_TOKEN, "model"),
+        _histogram(
+            "time_to_first_token_seconds",
+            "Time to first token (TTFT): arrival to the first token at the API.",
+            FIRST_TOKEN,
+            "model",
+        ),
+        _histogram(
+            "inter_token_duration_seconds",
+            "Inter-token latency (ITL): gap between deliveries, per token.",
+            INTER_TOKEN,
+            "model",
+        ),
     ),
     "Steps and graphs": (
         _counter(
             "steps_total",
-            "Steps by kind (encoder, prefill, mixed, decode, tail, vae), route (replay, eager) and reason "
-            '(why eager; "captured" on replay).',
+            "Steps by kind (encoder, prefill, cached_prefill, mixed, decode, tail, vae; sample: after a prefill or "
+            "mixed step; guided_layers, guided_sample: the halves of a decode step with a guided row), "
+            'route (replay, eager) and reason (why eager; "captured" on replay).',
             "model",
             "kind",
             "route",
@@ -127,21 +161,29 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         ),
         _histogram("step_duration_seconds", "Launch to results on the host.", STEP, "model", "kind", "route"),
         _histogram("step_host_duration_seconds", "Python time of a step.", STEP, "model", "kind"),
+        _histogram("grammar_build_duration_seconds", "A grammar until its matcher is built.", WORK, "model"),
+        _histogram("guided_mask_duration_seconds", "Masks of a step's guided rows, beside its layers.", STEP, "model"),
         _histogram("bucket_occupancy_ratio", "Real rows by rows of the replayed bucket.", RATIO, "model", "kind"),
         _counter("replayed_rows_total", "Real rows in replayed buckets.", "model", "kind"),
         _counter("padded_rows_total", "Padding rows in replayed buckets.", "model", "kind"),
         _counter(
             "graph_captures_total", "Captures by outcome (captured, failed, refused).", "model", "kind", "outcome"
         ),
-        _histogram("graph_capture_duration_seconds", "One capture.", STEP, "model", "kind"),
+        _histogram("graph_capture_duration_seconds", "One capture.", WORK, "model", "kind"),
         _counter(
             "kernel_compilations_total",
-            "GPU kernels that came to be, by phase (start, serving) and whether Triton's cache had them. While serving "
-            "each holds up every request: there should be none.",
+            "GPU kernels compiled or loaded from Triton's cache, by phase (start, serving). While serving each delays "
+            "every request: there should be none.",
             "phase",
             "cached",
         ),
-        _gauge("graph_bytes", "Device memory held by recorded graphs."),
+        _counter(
+            "kernel_fallbacks_total",
+            "Launches, outside of replays, that ran as plain PyTorch because the GPU does not support the kernel's "
+            "configuration: slower, and named once in the log.",
+            "kernel",
+        ),
+        _gauge("graph_bytes", "Device memory held by captured CUDA graphs and their static buffers."),
         _gauge("gpu_memory_bytes", "Device memory by state (tensors, cached, other, free), which add up.", "state"),
         _histogram("model_load_duration_seconds", "Reading a checkpoint.", LOAD, "model"),
     ),
@@ -149,23 +191,34 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("encoder_cache_hits_total", "Items whose embeddings were cached.", "model"),
         _counter("encoder_cache_misses_total", "Items that had to be encoded.", "model"),
         _gauge("encoder_cache_bytes", "Bytes of cached embeddings.", "model"),
-        _counter("prefix_cache_hit_tokens_total", "Prompt positions found in the prefix index.", "model"),
-        _counter("prefix_cache_query_tokens_total", "Prompt positions looked up in the prefix index.", "model"),
-        _counter("preemptions_total", "Sequences sent back to waiting for lack of pages.", "model"),
+        _counter("prefix_cache_hit_tokens_total", "Prompt positions found in the prefix cache.", "model"),
+        _counter("prefix_cache_query_tokens_total", "Prompt positions looked up in the prefix cache.", "model"),
+        _counter("preemptions_total", "Sequences preempted for lack of pages, to be computed again.", "model"),
     ),
     # Routers scrape requests_running, requests_waiting and kv_cache_usage_ratio.
     "Load": (
-        _gauge("requests_running", "Sequences in slots.", "model"),
-        _gauge("requests_waiting", "Requests waiting for a slot.", "model"),
-        _gauge("kv_cache_usage_ratio", "Pages in use by pages there are, cached ones not counted.", "model"),
-        _gauge("kv_cache_pages", "Pages by state (used, cached, total).", "model", "state"),
-        _gauge("slots_used", "Slots in use.", "model"),
+        _gauge("requests_running", "Sequences that run: those in request slots.", "model"),
+        _gauge("requests_waiting", "Requests waiting for a request slot.", "model"),
+        _gauge("kv_cache_usage_ratio", "Share of the KV blocks (pages) in use; cached ones do not count.", "model"),
+        _gauge("kv_cache_pages", "KV blocks (pages) by state (used, cached, total).", "model", "state"),
+        _gauge("slots_used", "Request slots in use.", "model"),
     ),
     "Speech": (
-        _histogram("time_to_first_audio_seconds", "Arrival to the first audio sent.", FIRST_AUDIO, "model"),
+        _histogram(
+            "time_to_first_audio_seconds",
+            "Arrival to the first audio sent.",
+            FIRST_AUDIO,
+            "model",
+        ),
+        _histogram(
+            "spoken_first_audio_seconds",
+            "Spoken answers: arrival of the chat request to the first audio made, per chat model.",
+            FIRST_AUDIO,
+            "model",
+        ),
         _histogram("audio_realtime_factor", "Generation time by duration of the audio.", REALTIME_FACTOR, "model"),
-        _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", STEP, "model"),
-        _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", STEP, "model"),
+        _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", WORK, "model"),
+        _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", WORK, "model"),
         _counter(
             "audio_streams_total",
             "Finished live streams (underrun: true, false).",
@@ -176,13 +229,19 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _histogram("audio_slack_seconds", "Least slack of any live stream, per tick.", SLACK, "model"),
         _histogram(
             "speech_part_duration_seconds",
-            "Device time of a step's part (prefill, tail, decode, vae, clip).",
+            "Device time of a step's part (prefill, tail, decode, vae; clip: encoding reference audio).",
             STEP,
             "model",
             "part",
         ),
         _counter("audio_generated_seconds_total", "Seconds of audio made.", "model"),
         _counter("speech_characters_total", "Characters spoken.", "model"),
+        _counter("speech_truncated_total", "Segments that ended at their cap, not by themselves.", "model"),
+        _counter(
+            "speech_retries_total",
+            "Segments that ran to their cap unheard and were drawn again.",
+            "model",
+        ),
         _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
         _histogram("step_prediction_ratio", "Actual by predicted step time.", PREDICTION, "model", "kind"),
         _counter(
@@ -194,13 +253,23 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         ),
     ),
     "Life": (
-        _gauge("ready", "1 when requests are taken."),
-        _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh."),
+        _gauge("ready", "1 when the server accepts requests.", of_any_process=True),
+        _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh.", of_any_process=True),
         _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
-        _gauge("event_loop_lag_seconds", "Delay of a timer in the API process."),
+        _counter("api_process_restarts_total", "API processes that took the place of one that had ended."),
+        _gauge(
+            "start_phase_seconds",
+            "The engine's last start by phase (process: Python and imports; load: checkpoints and compiled kernels; "
+            "memory; capture; warm_up: on a GPU).",
+            "phase",
+        ),
+        _counter("engine_cpu_seconds_total", "Processor time of the engine process, all threads."),
+        _gauge("engine_resident_memory_bytes", "Memory of the engine process, without the GPU's."),
+        _gauge("engine_threads", "Threads of the engine process."),
+        _gauge("event_loop_lag_seconds", "Delay of a timer in the API process.", of_any_process=True),
         _gauge("event_loop_tasks", "Tasks of the API process."),
-        _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "torch"),
-        _gauge("engine_info", "Always 1; the name of what the engine runs on.", "device"),
+        _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "torch", of_any_process=True),
+        _gauge("engine_info", "Always 1; the name of what the engine runs on.", "device", of_any_process=True),
     ),
 }
 
@@ -212,8 +281,8 @@ SPECS = tuple(spec for group in GROUPS.values() for spec in group)
 class Metrics:
     """The registry of one server.
 
-    models: kind (chat, speech) of each hosted model, by name. Counters begin at 0 wherever their labels are known: a
-    rate does not see a first event that brings its own series, and what has not been counted yet is none.
+    models: kind (chat, speech) of each hosted model, by name. Counters whose labels are known begin at 0, so that
+    rate() sees their first event.
     """
 
     def __init__(self, models: Mapping[str, str] | None = None) -> None:
@@ -235,6 +304,8 @@ class Metrics:
                 )
         self._setters: dict[tuple[object, ...], Callable[..., None]] = {}
         self._unknown: set[str] = set()
+        self._engine_cpu = 0.0
+        """Processor seconds of the present engine process that are counted."""
         for group, specs in GROUPS.items():
             names = tuple(name for name, kind in (models or {}).items() if OF_KIND.get(group, kind) == kind)
             for spec in specs:
@@ -282,6 +353,8 @@ class Metrics:
         """Gauges from the engine's heartbeat."""
         if state.device:
             self.observe("engine_info", 1, device=state.device)
+        if state.process is not None:
+            self._observe_process(state.process)
         self.observe("graph_bytes", state.graph_bytes)
         for kind, size in state.device_memory.items():
             self.observe("gpu_memory_bytes", size, state=kind)
@@ -296,10 +369,17 @@ class Metrics:
             self.observe("kv_cache_pages", model.pages_total, model=name, state="total")
             self.observe("encoder_cache_bytes", model.encoder_cache_bytes, model=name)
 
+    def _observe_process(self, process: ProcessUsage) -> None:
+        self.observe("engine_cpu_seconds_total", max(0.0, process.cpu_seconds - self._engine_cpu))
+        self._engine_cpu = process.cpu_seconds
+        self.observe("engine_resident_memory_bytes", process.resident_bytes)
+        self.observe("engine_threads", process.threads)
+
     def observe_end(self, last: EngineState) -> None:
-        """The engine has ended: nothing of what its last heartbeat told is held any more."""
+        """The engine has ended: gauges of its last heartbeat become 0, and the next one counts its time from 0."""
         models = tuple(ModelState(model.model, 0, 0, 0, 0, 0, 0) for model in last.models)
-        self.observe_state(EngineState("down", "", models, 0, dict.fromkeys(last.device_memory, 0)))
+        memory = dict.fromkeys(last.device_memory, 0)
+        self.observe_state(EngineState("down", "", models, 0, memory, process=last.process and ProcessUsage(0.0, 0, 0)))
 
     def exposition(self) -> bytes:
         """Prometheus text format."""
@@ -307,6 +387,6 @@ class Metrics:
 
 
 def _observe(histogram: Histogram, value: float, times: int = 1) -> None:
-    """Histogram.observe, but for `times`, which the library has no method for, and for exemplars."""
+    """Histogram.observe of a value several times, which the library has no method for; without exemplars."""
     histogram._sum.inc(value * times)
     histogram._buckets[bisect_left(histogram._upper_bounds, value)].inc(times)

@@ -1,4 +1,4 @@
-"""What the engine does until it takes requests: a live line for each phase on a terminal, a log line otherwise."""
+"""Shows the start of the engine: on a terminal a live line for each phase, otherwise log lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from service.engine.messages import EngineState
+from service.link.messages import EngineState
 
 log = logging.getLogger("reprise")
 
@@ -20,7 +20,7 @@ def log_phase(state: EngineState) -> None:
 
 
 class StartProgress:
-    """Phases of the first start, each with a clock that stops when the next one begins. Later phases are logged."""
+    """Phases of the first start, each with its elapsed time. Later phases are logged."""
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(finished_text="[green]✓[/green]"), TextColumn("{task.description}"))
@@ -31,14 +31,14 @@ class StartProgress:
         self._begin("starting the engine")
 
     def __call__(self, state: EngineState) -> None:
-        """A state that differs from the last one."""
+        """Called with each state that differs from the last one."""
         if self._ended:
             log_phase(state)
         elif state.phase in STARTING:
             self._begin(f"{state.phase} {state.detail}".rstrip())
 
     def end(self, *, good: bool) -> None:
-        """Leaves the phases on the terminal. good: the engine is ready."""
+        """Ends the live display; its lines stay on the terminal. good: the engine is ready."""
         if not self._ended:
             self._finish(good)
             self._display.stop()

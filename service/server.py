@@ -8,43 +8,47 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
 from errno import EADDRINUSE
 from functools import partial
 from types import FrameType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import uvicorn
 from rich.console import Console
 from rich.panel import Panel
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from service.api.app import create_app, create_context
 from service.api.context import ServerContext
-from service.catalog import DEMO_NOTICE, Catalog, engine_config
-from service.connections import BoundedConnection, raise_descriptor_limit, set_options
-from service.engine.client import EngineError
-from service.engine.config import EngineConfig
-from service.engine.supervisor import EngineLink, InlineLink, ProcessLink
+from service.api.http.connections import BoundedConnection, raise_descriptor_limit, set_options
+from service.api.request_stream import EngineError
+from service.catalog import DEMO_NOTICES, Catalog
+from service.engine_config import engine_config
 from service.heap import keep_freed_memory
-from service.logs import configure_logging
+from service.link.config import EngineConfig
+from service.link.grammar_limits import library_variables
+from service.link.host_threads import thread_variables
+from service.link.messages import EngineState
+from service.link.supervisor import EngineLink, InlineLink, ProcessLink
+from service.logs import chosen_format
 from service.progress import StartProgress, log_phase
 from service.settings import Settings, SettingsError
 
 log = logging.getLogger("reprise")
 
+Serve = Callable[[Settings, Catalog, socket.socket], Coroutine[Any, Any, int]]
+
 SOCKET_POLL = 0.05
 ABORT_GRACE = 3.0
-"""Seconds in which streams that outlast the drain send their error event."""
-
-
-def resolved_log_format(settings: Settings) -> Literal["text", "json"]:
-    if settings.log_format == "auto":
-        return "text" if sys.stderr.isatty() else "json"
-    return settings.log_format
+"""Seconds for streams that are still running after the drain to send their error event."""
 
 
 def link_maker(settings: Settings, config: EngineConfig) -> Callable[[], EngineLink]:
     if settings.engine == "inline":
+        # Read when torch is loaded, which this process does not do before the engine's thread.
+        os.environ.update(thread_variables(config) | library_variables())
         return lambda: InlineLink(config)
     return lambda: ProcessLink(config)
 
@@ -56,6 +60,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, context: ServerContext) -> None:
         super().__init__(config)
         self.context = context
+        self._accepting = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.context.draining:
@@ -72,6 +77,12 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        self._accepting.set()
+
+    async def wait_ready(self) -> None:
+        """Until requests are answered; EngineError when the engine cannot be started."""
+        await self.context.engine.wait_ready()
+        await self._accepting.wait()
 
     def _begin_drain(self) -> None:
         task = self._loop.create_task(self._drain())
@@ -82,9 +93,12 @@ class Server(uvicorn.Server):
         context, settings = self.context, self.context.settings
         log.info("draining %d requests", context.admission.in_flight)
         await asyncio.sleep(settings.drain_delay)
+        end = self._loop.time() + settings.drain_timeout
+        # An answer that has not begun to speak still needs an engine that accepts requests.
+        while context.unvoiced and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
+            await asyncio.sleep(SOCKET_POLL)
         context.engine.drain()
         context.drain_begun.set()
-        end = self._loop.time() + settings.drain_timeout
         # uvicorn cuts WebSockets off as soon as it shuts down: what they are speaking ends before that.
         while context.open_sockets and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
             await asyncio.sleep(SOCKET_POLL)
@@ -97,23 +111,34 @@ class Server(uvicorn.Server):
 
 def create_server(settings: Settings, catalog: Catalog) -> Server:
     """A server with an engine of its own; both start when it serves."""
-    log_format = resolved_log_format(settings)
+    log_format = chosen_format(settings.log_format)
     context = create_context(settings, catalog, link_maker(settings, engine_config(settings, catalog, log_format)))
+    context.engine.on_state = log_phase
+    return Server(server_config(context), context)
+
+
+def server_config(context: ServerContext) -> uvicorn.Config:
+    """uvicorn's settings, with our connections."""
+    settings = context.settings
     connection = partial(
-        BoundedConnection, max_connections=settings.max_connections, header_timeout=settings.header_timeout
+        BoundedConnection,
+        max_connections=settings.max_connections,
+        header_timeout=settings.header_timeout,
+        draining=lambda: context.draining,
+        idle=OrderedDict(),
     )
-    config = uvicorn.Config(
+    return uvicorn.Config(
         create_app(context),
         http=cast(Any, connection),
+        ws=WebSocketsSansIOProtocol,
         log_config=None,
         access_log=False,
         lifespan="on",
+        timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
         timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
         ws_max_size=settings.max_audio_bytes,
         server_header=False,
     )
-    context.engine.on_state = log_phase
-    return Server(config, context)
 
 
 async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
@@ -132,7 +157,7 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
     async def announce() -> None:
         nonlocal failed
         try:
-            await context.engine.wait_ready()
+            await server.wait_ready()
         except EngineError as error:
             end_progress(good=False)
             log.error("%s", error.message)
@@ -141,7 +166,7 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
             end_progress(good=True)
             # What was loaded stays: a collection that looks through it holds up every stream for 0.2 to 0.4 s.
             gc.freeze()
-            print_banner(context, _url(listener))
+            print_banner(catalog, context.engine.state, url_of(listener))
 
     task = asyncio.create_task(announce())
     try:
@@ -167,32 +192,35 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def run(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
-    """Serve on a bound socket; see serve."""
-    configure_logging(settings.log_level, resolved_log_format(settings))
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+def run(settings: Settings, catalog: Catalog, listener: socket.socket, serve: Serve = serve) -> int:
+    """Serve on a bound socket, with logging configured; see serve."""
+    quiet_uvicorn()
     raise_descriptor_limit()
     keep_freed_memory()
     return asyncio.run(serve(settings, catalog, listener))
 
 
-def _url(listener: socket.socket) -> str:
+def quiet_uvicorn() -> None:
+    """It would tell of each start and end of its own."""
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+def url_of(listener: socket.socket) -> str:
     host, port, *_ = listener.getsockname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def print_banner(context: ServerContext, url: str) -> None:
+def print_banner(catalog: Catalog, state: EngineState | None, url: str) -> None:
     """URLs and models: a box on a terminal, a log line otherwise."""
-    names = [name for model in context.catalog.models for name in model.names]
-    state = context.engine.state
+    names = [name for model in catalog.models for name in model.names]
     device = state.device if state is not None else ""
     if not sys.stderr.isatty():
         log.info("ready at %s", url, extra={"models": ",".join(names), "device": device})
         return
     lines = [f"[bold]{url}/v1[/bold]", f"docs     {url}/docs", f"metrics  {url}/metrics", f"device   {device}", ""]
-    for model in context.catalog.models:
+    for model in catalog.models:
         does = {"chat": "sees", "speech": "speaks"}[model.kind]
         lines.append(f"{', '.join(model.names)} [dim]({does})[/dim]")
         if model.demo:
-            lines.append(f"  [yellow]{DEMO_NOTICE}; serve a real model with --model[/yellow]")
+            lines.append(f"  [yellow]{DEMO_NOTICES[model.kind]}; serve a real model with --model[/yellow]")
     Console(stderr=True).print(Panel("\n".join(lines), title="Reprise is ready", expand=False, highlight=False))

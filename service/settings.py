@@ -1,5 +1,5 @@
-"""Every knob in one place. A field `max_n` is the flag --max-n, the variable REPRISE_MAX_N and the key max_n of a YAML
-file (--config); flag beats variable beats file beats default.
+"""Every setting in one place. A field `max_n` is the flag --max-n, the variable REPRISE_MAX_N and the key max_n of a
+YAML file (--config); flag beats variable beats file beats default.
 
 Lists are repeated flags, YAML lists, or words with spaces between them in a variable.
 """
@@ -7,60 +7,30 @@ Lists are repeated flags, YAML lists, or words with spaces between them in a var
 from __future__ import annotations
 
 import difflib
-import json
 import os
-import re
-import typing
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
-from service.engine.config import Device, DType, LoadFormat
+from models import cpus
+from service.byte_sizes import GIB, MIB
+from service.link.config import Device, DType, LoadFormat, MixedRoute
+from service.setting_types import Bytes, Count, Integers, Seconds, Secrets, Share, SolverSteps, Words
 
 ENV_PREFIX = "REPRISE_"
-MIB = 1 << 20
-GIB = 1 << 30
 OTHER_VARIABLES = ("config", "url")
-"""Variables of the command line that are no settings of the server."""
-
-
-def _words(value: Any) -> Any:
-    return tuple(value.split()) if isinstance(value, str) else value
-
-
-BYTE_UNITS = {"": 1, "K": 1 << 10, "M": MIB, "G": GIB}
-
-
-def _bytes(value: Any) -> Any:
-    """ "512M" -> 536870912; plain numbers stay."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", value.strip(), re.I)
-    if match is None:
-        raise ValueError("Input should be a number of bytes, such as 1048576, 512M or 4G")
-    return int(float(match[1]) * BYTE_UNITS[match[2].upper()])
-
-
-Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
-Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_words)]
-Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)]
-_BYTES = BeforeValidator(_bytes)
-Bytes = Annotated[int, _BYTES, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
+"""Variables of the command line that are not settings of the server."""
 
 
 def _knob(default: Any, panel: str, description: str, **limits: Any) -> Any:
@@ -68,7 +38,7 @@ def _knob(default: Any, panel: str, description: str, **limits: Any) -> Any:
 
 
 class SettingsError(ValueError):
-    """Settings that do not fit; the message names each key."""
+    """Invalid settings; the message names each key."""
 
 
 class Settings(BaseSettings):
@@ -79,7 +49,7 @@ class Settings(BaseSettings):
         (),
         "Models",
         "Hub id or local directory of a model to serve, once per model; HUB_ID@REVISION pins weights, tokenizer and "
-        "processor together. None: the small untrained models that come with the package.",
+        "processor together. None: the small models that come with the package.",
     )
     served_model_name: Words = _knob(
         (),
@@ -87,23 +57,45 @@ class Settings(BaseSettings):
         "Names under which a model is served: ALIAS[,ALIAS] with one model, MODEL=ALIAS[,ALIAS] with several. "
         "The first is the one in answers and metrics.",
     )
+    openai_speech_names: bool = _knob(
+        True,
+        "Models",
+        "Answer to tts-1, tts-1-hd and gpt-4o-mini-tts with the speech model where exactly one is hosted.",
+    )
     revision: str | None = _knob(None, "Models", "Revision of a single --model from the hub.")
-    dtype: DType = _knob("auto", "Models", "Weights and caches; auto is bfloat16 on CUDA and float32 on a CPU.")
+    dtype: DType = _knob("auto", "Models", "Type of weights and caches; auto is bfloat16 on CUDA and float32 on a CPU.")
     load_format: LoadFormat = _knob(
         "published", "Models", "random fills the weights on the device and reads only the configuration: benchmarks."
     )
-    device: Device = _knob("auto", "Models", "auto takes CUDA where there is a device.")
+    device: Device = _knob("auto", "Models", "auto uses CUDA if there is a supported GPU.")
 
     # Server
     host: str = _knob("127.0.0.1", "Server", "Address to bind; wider than loopback needs an API key.")
     port: int = _knob(8000, "Server", "Port to bind; 0 picks a free one.", ge=0, le=65535)
     api_key: Secrets = _knob((), "Server", "Bearer keys that clients may use.")
     api_key_file: Path | None = _knob(None, "Server", "File with one key a line; lines that begin with # are skipped.")
+    allowed_host: Words = _knob(
+        (),
+        "Server",
+        "Host names that requests may be addressed to, besides loopback and the bound address. Checked when no API key "
+        "is set or some are named here, against DNS rebinding by web pages; * allows every name.",
+    )
     insecure_no_auth: bool = _knob(False, "Server", "Allow an address wider than loopback without any API key.")
     metrics_open: bool = _knob(True, "Server", "Serve /metrics without a key.")
     docs_open: bool = _knob(True, "Server", "Serve /docs and /openapi.json without a key.")
+    page: bool = _knob(
+        True, "Server", "Serve the page at /, which needs no key to be loaded; what it asks the API for does."
+    )
+    api_processes: int = _knob(
+        1,
+        "Server",
+        "Processes that answer requests, all on the one port and with the one engine; limits count all of them "
+        "together, --media-workers and threads that are named are those of each.",
+        ge=1,
+        le=64,
+    )
     cors_origin: Words = _knob((), "Server", "Origins that browsers may call from; * is every origin.")
-    log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Least level that is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level that is logged.")
     log_format: Literal["auto", "text", "json"] = _knob("auto", "Server", "auto is text on a terminal, JSON otherwise.")
     drain_delay: float = _knob(
         0.0, "Server", "Seconds between turning unready and refusing connections, for balancers to notice.", ge=0
@@ -112,27 +104,54 @@ class Settings(BaseSettings):
 
     # Engine
     engine: Literal["process", "inline"] = _knob("process", "Engine", "inline runs it in a thread, for debugging.")
+    threads: int | None = _knob(
+        None,
+        "Engine",
+        "Threads that compute in the engine; default: OMP_NUM_THREADS, or 1 for models of less than 64 MiB, or one for "
+        "each CPU that may be used (affinity, the container's quota), at most 16.",
+        ge=1,
+    )
     memory_share: float = _knob(0.9, "Engine", "Share of the GPU's memory to use, all models together.", gt=0, le=1)
     page_size: int = _knob(16, "Engine", "Positions per page of the key-value cache.", ge=16, le=64)
     kv_cache_tokens: int | None = _knob(
-        None, "Engine", "Positions of each model's cache; unset: what is left (GPU), 16384 (CPU).", ge=64
+        None,
+        "Engine",
+        "Positions of each model's KV cache; default: what is left of the GPU's memory, 16384 on a CPU.",
+        ge=64,
     )
-    max_running: Count = _knob(64, "Engine", "Sequences of a model that run together.")
-    max_waiting: Count = _knob(256, "Engine", "Requests of a model that wait in the engine.")
-    max_step_tokens: int = _knob(2048, "Engine", "Positions of one prefill step.", ge=16)
-    graphs: bool = _knob(True, "Engine", "Record and replay; off runs everything eagerly.")
-    graph_memory: Bytes = _knob(4 * GIB, "Engine", "Most memory for recordings, in bytes or as 4G.")
+    max_running: Count = _knob(64, "Engine", "Sequences of a model that run at a time: its request slots.")
+    max_waiting: Count = _knob(256, "Engine", "Requests of a model that may wait in the engine; more get 503.")
+    max_step_tokens: int = _knob(
+        2048,
+        "Engine",
+        "Token budget of a step: longer prefills are cut into chunks. The arbiter's allowance cuts them further while "
+        "live speech needs the GPU.",
+        ge=16,
+    )
+    itl_target: Seconds | None = _knob(
+        None, "Engine", "Token gap that prefills of others may cause (s); default: 0.015 on a GPU, no limit on a CPU."
+    )
+    graphs: bool = _knob(True, "Engine", "Capture CUDA graphs and replay them; off runs everything eagerly.")
+    mixed_route: MixedRoute = _knob(
+        "auto",
+        "Engine",
+        "Chat batches with prefill chunks: auto replays a captured prefill that holds them and is measured faster; "
+        "eager runs all of them eagerly.",
+    )
+    graph_memory: Bytes = _knob(4 * GIB, "Engine", "Most memory for captured CUDA graphs, in bytes or as 4G.")
     encoder_cache: Bytes = _knob(GIB, "Engine", "Most memory for cached image embeddings.")
-    encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to record; none: the model's ladder.")
-    decode_buckets: Integers = _knob((), "Engine", "Batch sizes to record; none: a ladder up to --max-running.")
+    encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to capture; default: the model's bucket list.")
+    decode_buckets: Integers = _knob((), "Engine", "Batch sizes to capture; default: buckets up to --max-running.")
     first_audio_target: Seconds | None = _knob(
-        None, "Engine", "Speech predicted to start later than this is refused (s); unset: 2 (GPU), none is (CPU)."
+        None,
+        "Engine",
+        "Speech predicted to start later than this is refused (s); default: 2 on a GPU, no limit on a CPU.",
     )
     max_speech_load: float | None = _knob(
         None,
         "Engine",
-        "Share of real time that the steps of live streams may take; more speech is refused. Unset: 0.8 (GPU), none "
-        "is (CPU).",
+        "Share of real time that the steps of live streams may take; more speech is refused. Default: 0.8 on a GPU, no "
+        "limit on a CPU.",
         gt=0,
     )
     hang_timeout: Seconds = _knob(30.0, "Engine", "Silence of the ready engine after which it is restarted (s).")
@@ -159,20 +178,29 @@ class Settings(BaseSettings):
     max_image_pixels: Count = _knob(50_000_000, "Limits", "Width times height of an image.")
     max_request_pixels: Count = _knob(350_000_000, "Limits", "Decoded pixels of all media of a request.")
     max_video_bytes: Bytes = _knob(64 * MIB, "Limits", "Encoded bytes of a video.")
-    max_audio_bytes: Bytes = _knob(25 * MIB, "Limits", "Encoded bytes of a reference clip.")
-    max_audio_seconds: Seconds = _knob(60.0, "Limits", "Length of a reference clip.")
-    max_n: int = _knob(8, "Limits", "Answers to one chat request.", ge=1, le=128)
-    max_output_tokens: int | None = _knob(None, "Limits", "Tokens of an answer; unset: the context's end.", ge=1)
+    max_audio_bytes: Bytes = _knob(25 * MIB, "Limits", "Encoded bytes of reference audio.")
+    max_audio_seconds: Seconds = _knob(60.0, "Limits", "Length of reference audio (s).")
+    max_n: int = _knob(8, "Limits", "Choices (n) of a chat request.", ge=1, le=128)
+    max_output_tokens: int | None = _knob(None, "Limits", "Tokens of an answer; default: to the context's end.", ge=1)
     default_output_tokens: int | None = _knob(
-        None, "Limits", "Tokens of an answer when the request names no cap; unset: the context's end.", ge=1
+        None, "Limits", "Tokens of an answer when the request names no limit; default: up to the context's end.", ge=1
     )
-    max_connections: Count = _knob(4096, "Limits", "Open connections; one more is closed at once.")
-    header_timeout: Seconds = _knob(10.0, "Limits", "Sending a request's head on an open connection (s).")
+    max_connections: Count = _knob(4096, "Limits", "Open connections; one more takes an idle one's place or is closed.")
+    header_timeout: Seconds = _knob(10.0, "Limits", "Receiving a request's head on an open connection (s).")
+    idle_timeout: Seconds = _knob(
+        75.0,
+        "Limits",
+        "An open connection without a request is closed after this (s); keep it longer than the pools of clients and "
+        "proxies keep theirs.",
+    )
     body_timeout: Seconds = _knob(60.0, "Limits", "Reading a body (s).")
     fetch_timeout: Seconds = _knob(10.0, "Limits", "Fetching one remote URL (s).")
-    queue_timeout: Seconds = _knob(120.0, "Limits", "Waiting for a place in a running batch; then 503 (s).")
-    request_timeout: Seconds = _knob(600.0, "Limits", "A whole request (s).")
+    queue_timeout: Seconds = _knob(120.0, "Limits", "Waiting for a request slot; then 503 (s).")
+    request_timeout: Seconds = _knob(
+        600.0, "Limits", "A whole request (s); a chat's answer then ends with what there is."
+    )
     write_timeout: Seconds = _knob(30.0, "Limits", "A streaming client that reads nothing is dropped after this (s).")
+    realtime_idle: Seconds = _knob(600.0, "Limits", "Silence of a client of /v1/realtime after which it is closed (s).")
     keep_alive: Seconds = _knob(10.0, "Limits", "Silence of a stream after which a comment is sent (s).")
 
     # Media
@@ -183,36 +211,65 @@ class Settings(BaseSettings):
     media_threads: int | None = _knob(
         None,
         "Media",
-        "Threads that decode pictures and tokenize, and as many that resize them; unset: half the CPUs, 2 to 8.",
+        "Threads that decode pictures and tokenize, and as many that resize them; default: half the CPUs, 2 to 8 (1 on "
+        "a single CPU).",
         ge=1,
     )
     media_workers: Count = _knob(
         1, "Media", "Processes that decode videos and audio; a video is decoded on up to 8 threads."
+    )
+    isolate_images: bool = _knob(
+        False, "Media", "Decode pictures in confined processes too, one for each of --media-threads; takes longer."
     )
 
     # Speech
     voices_dir: Path = _knob(
         Path("~/.local/share/reprise/voices"), "Speech", "Directory of uploaded voices; made when it is needed."
     )
+    fixed_voices: bool = _knob(
+        True,
+        "Speech",
+        "Built-in voices are themselves in every request, by a reference that is made once and kept in --voices-dir; "
+        "off, each seed draws a new voice that goes with the name.",
+    )
+    speech_retries: int = _knob(
+        3,
+        "Speech",
+        "Times that a segment which runs to its cap is drawn again with another seed, where none of it has been sent.",
+        ge=0,
+        le=10,
+    )
     max_voices: int = _knob(1000, "Speech", "Voices that may be uploaded.", ge=0)
     clean_markup: bool = _knob(
         True, "Speech", "Take Markdown, HTML tags and emoji out of texts before they are spoken."
+    )
+    lexicon: Path | None = _knob(
+        None, "Speech", "YAML file of words and what is spoken for each, `word: spoken`, in all texts."
+    )
+    spoken_answer_model: str | None = _knob(
+        None, "Speech", "Speech model that speaks chat answers, by a served name; default: the only one hosted."
     )
     max_speech_chars: Count = _knob(65536, "Speech", "Characters of a text to speak.")
     speech_segment_length: int = _knob(
         400, "Speech", "Characters (Han, kana and hangul count three) spoken in one go; longer texts are cut.", ge=16
     )
+    solver_steps: SolverSteps = _knob(
+        (),
+        "Speech",
+        "Numbers of solver steps (4 to 32) that requests may ask for as inference_timesteps, at most 8; the first is "
+        "the default. Each has captured graphs of its own. Default: the model's, 10 4 6 16.",
+    )
     pcm_sample_rate: Literal[48000, 24000, 16000] | None = _knob(
         None,
         "Speech",
-        "Rate of pcm when a request names none; 24000 suits clients made for OpenAI. Unset: the model's.",
+        "Rate of pcm when a request names none; 24000 suits clients made for OpenAI. Default: the model's.",
     )
     speech_ahead: Seconds = _knob(
         20.0, "Speech", "Audio that a slow reader may leave unread before its stream pauses (s)."
     )
     speech_idle: Seconds = _knob(30.0, "Speech", "Silence of a WebSocket client after which it is closed (s).")
     encoder_threads: int | None = _knob(
-        None, "Speech", "Threads that encode audio; unset: half the CPUs, 2 to 8.", ge=1
+        None, "Speech", "Threads that encode audio; default: half the CPUs, 2 to 8 (1 on a single CPU).", ge=1
     )
 
     @model_validator(mode="after")
@@ -227,6 +284,8 @@ class Settings(BaseSettings):
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
             )
+        if self.api_processes > 1 and self.engine == "inline":
+            raise ValueError("api_processes: several need an engine in a process of its own, not --engine inline")
         return self
 
     def keys(self) -> tuple[str, ...]:
@@ -265,8 +324,8 @@ class Settings(BaseSettings):
 
 
 def default_threads() -> int:
-    """Half of the machine's CPUs, 2 to 8: the engine and the decode workers want the others."""
-    return min(8, max(2, (os.cpu_count() or 2) // 2))
+    """Half of the CPUs that may be used, 2 to 8, of one CPU 1: the engine and the decode workers want the others."""
+    return min(8, max(2, cpus.available() // 2), cpus.available())
 
 
 def _is_loopback(host: str) -> bool:
@@ -304,61 +363,13 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return unknown
 
 
-def describe(settings: Settings) -> str:
-    """The effective settings as YAML, secrets masked."""
-    values = json.loads(settings.model_dump_json())
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-def panel(field: str) -> str:
-    """The group that a setting is listed under."""
-    extra = Settings.model_fields[field].json_schema_extra
-    assert isinstance(extra, dict)
-    return str(extra["panel"])
-
-
-def shown_default(field: str) -> str:
-    """The default as an operator writes it: 512M, on, 0.75; empty where there is none."""
-    info = Settings.model_fields[field]
-    value = info.get_default()
-    if value is None or value == ():
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int) and _BYTES in info.metadata:
-        return next(
-            (f"{value // size}{unit}" for size, unit in ((GIB, "G"), (MIB, "M")) if value % size == 0), f"{value}"
-        )
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def choices(annotation: Any) -> tuple[str, ...]:
-    """The values of a Literal, also beside None; of any other type none."""
-    if typing.get_origin(annotation) is Literal:
-        return tuple(str(value) for value in typing.get_args(annotation))
-    return next((found for part in typing.get_args(annotation) if (found := choices(part))), ())
-
-
-def placeholder(field: str) -> str:
-    """What stands for a value in `--help`: its choices, or its kind in capitals."""
-    info = Settings.model_fields[field]
-    if values := choices(info.annotation):
-        return "|".join(values)
-    if _BYTES in info.metadata:
-        return "BYTES"
-    inner = [part for part in typing.get_args(info.annotation) if part not in (type(None), ...)]
-    kind: Any = inner[0] if inner else info.annotation
-    kind = next(iter(typing.get_args(kind)), kind)  # of Annotated
-    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
-
-
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path}: not a YAML file ({error})") from error
+        raise SettingsError(f"{path}: not a YAML file ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {type(values).__name__}")
     return {str(key).replace("-", "_"): value for key, value in values.items()}

@@ -5,14 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+# Before torch is imported: one thread for each of the processes that share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 
 from tests.support.processes import ServerProcess, served
 
 if not torch.cuda.is_available():
-    # Triton reads it when it is imported, which some tests do and others must not be the first to do.
+    # Triton reads it at import, and which test imports it first varies.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def voices_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers and commands keep voices away from those of the person who runs the tests."""
+    os.environ["REPRISE_VOICES_DIR"] = str(tmp_path_factory.mktemp("voices"))
 
 
 @pytest.fixture(scope="session")

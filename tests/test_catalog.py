@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from models.errors import CheckpointError
-from service.catalog import Catalog, embedded_models, engine_config, load_catalog
+from service.catalog import Catalog, embedded_models, load_catalog
+from service.engine_config import COMPUTED, engine_config
 from service.hub import locate
-from service.settings import load_settings
+from service.link.config import EngineConfig
+from service.settings import Settings, load_settings
 
 GOLDEN = Path(__file__).parent / "golden" / "qwen2_vl"
 
@@ -28,6 +30,18 @@ def test_a_directory_is_served_under_its_name() -> None:
     assert catalog.get("qwen2_vl") is model and catalog.get("other") is None
     config = engine_config(load_settings(), catalog, "text")
     assert config.models[0].directory == str(GOLDEN) and config.models[0].name == "qwen2_vl"
+
+
+def test_the_engine_gets_every_setting_of_a_name_that_it_knows() -> None:
+    flags: dict[str, object] = {"max_running": 3, "graph_memory": "2G", "encoder_cache": "1M", "log_format": "json"}
+    catalog = load(str(GOLDEN))
+    names = set(EngineConfig.__struct_fields__) - COMPUTED
+    assert names <= Settings.model_fields.keys()
+    for settings in (load_settings(), load_settings(flags)):
+        config = engine_config(settings, catalog, "text")
+        assert {name: getattr(config, name) for name in names} == {name: getattr(settings, name) for name in names}
+        assert config.log_format == "text"
+    assert engine_config(load_settings(), catalog, "text") == EngineConfig(config.models), "defaults differ"
 
 
 def test_aliases() -> None:
@@ -59,42 +73,6 @@ def test_what_is_neither_directory_nor_hub_id(name: str) -> None:
         locate(name or "@")
 
 
-class Hub:
-    """Stands for huggingface_hub.snapshot_download over the directory of one commit."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.fetched: list[tuple[str | None, str]] = []
-
-    def __call__(self, source: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
-        self.fetched += [(revision, pattern) for pattern in allow_patterns]
-        return str(self.directory)
-
-
-@pytest.mark.parametrize("quantised", [False, True])
-def test_weights_are_fetched_at_the_commit_of_files_that_say_they_are_hosted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantised: bool
-) -> None:
-    commit = "c" * 40
-    shutil.copytree(GOLDEN, tmp_path / commit)
-    config = json.loads((GOLDEN / "config.json").read_text())
-    if quantised:
-        config["quantization_config"] = {"quant_method": "awq"}
-    (tmp_path / commit / "config.json").write_text(json.dumps(config))
-    hub = Hub(tmp_path / commit)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
-    if quantised:
-        with pytest.raises(CheckpointError, match="awq"):
-            locate("owner/name@main")
-        assert "*.safetensors" not in {pattern for _, pattern in hub.fetched}
-        return
-    assert locate("owner/name@main").revision == commit
-    assert ("main", "*.json") in hub.fetched and (commit, "*.safetensors") in hub.fetched
-    hub.fetched.clear()
-    locate("owner/name", load_format="random")
-    assert "*.safetensors" not in {pattern for _, pattern in hub.fetched}
-
-
 LOCATE = """
 import sys
 from models.errors import CheckpointError
@@ -120,7 +98,7 @@ def test_offline_the_cache_is_all_there_is(tmp_path: Path) -> None:
     lines = subprocess.check_output(command, text=True, env=environ, cwd=GOLDEN.parents[2]).splitlines()
     found = f"owner/name {commit} {repository}/snapshots/{commit}"
     assert lines[:2] == [found, found]
-    missing = "not in the local cache, and the hub cannot be reached or is off"
+    missing = f"missing or incomplete in the cache {tmp_path}/hub, and HF_HUB_OFFLINE is set"
     assert lines[2:] == [f"owner/name@other: {missing}", f"owner/none: {missing}"]
 
 

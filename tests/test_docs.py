@@ -1,8 +1,8 @@
 """The documentation tells the truth: its examples run, what it names exists, its generated pages are up to date.
 
-Every fenced sh or python block of README.md and docs/ is run against a server with the models of the package, whose
-address stands in for the one that is printed. Commands that cannot run here are recognised by ELSEWHERE, and checked as
-far as that goes: flags of `reprise serve` are parsed, targets of make and modules of `python -m` exist.
+Every fenced sh or python block of README.md, CONTRIBUTING.md and docs/ is run against a server with the models of the
+package, whose address stands in for the one that is printed. Commands that cannot run here are recognised by ELSEWHERE,
+and checked as far as that goes: flags of `reprise serve` are parsed, targets of make and modules of `python -m` exist.
 """
 
 from __future__ import annotations
@@ -18,27 +18,37 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import get_args
 
 import pytest
-import yaml
 from fastapi.routing import APIRoute
 
-from service.api import chat, operations, speech, voices
-from service.api.schema import REFUSED, ChatRequestBody, MediaUrl, StreamOptions
-from service.api.speech_schema import SpeechRequestBody, VoiceUpload
-from service.api.speech_stream import AudioDone, AudioStart, ClientMessage, ServerMessage, SocketError
-from service.documents import DOCS, PAGES
+from service.api import operations
+from service.api.chat import route as chat
+from service.api.chat.schema import REFUSED, ChatRequestBody, MediaUrl, StreamOptions
+from service.api.realtime.events import AnyClientEvent, AnyServerEvent
+from service.api.realtime.session_config import REFUSED as SESSION_REFUSED
+from service.api.realtime.session_config import RealtimeConfig, RealtimeOutput
+from service.api.speech import route as speech
+from service.api.speech import voices
+from service.api.speech.schema import SpeechRequestBody, VoiceUpload
+from service.api.speech.websocket import AudioDone, AudioStart, ClientMessage, ServerMessage, SocketError
+from service.cli.bench import command as bench
+from service.cli.documents import DOCS, PAGES
+from service.graphs.observations import EagerReason
 from service.metrics import PREFIX, SPECS
 from service.settings import ENV_PREFIX, Settings
 from tests.support.processes import ROOT, ServerProcess
 
 ADDRESS = "127.0.0.1:8000"
 EXAMPLE_SECONDS = 100
+BENCH_OPTIONS = (bench.Options, bench.chat, bench.speech)
+"""What takes the options of `reprise bench`."""
 ELSEWHERE = re.compile(
     r"""(?x) (?:sudo\s+)? (?:
-        make | docker | podman | buildah | kubectl | helm | ray | serve | systemctl | git | apt-get | pip | nvidia-smi
+        make | docker | podman | buildah | kubectl | helm | ray | serve | systemctl | git | apt-get | pipx? | nvidia-smi
         | \S*reprise\s+serve\b(?!\s+--help)   # runs until it is stopped, most examples with weights from a hub
         | \S*python\S*\s+-m\s+(?:benchmarks|pytest)\S*
         | (?:promtool|prometheus|grafana-server)
@@ -46,7 +56,7 @@ ELSEWHERE = re.compile(
 )
 """How a command begins that needs a cluster, a registry, a GPU, a long time or the network."""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-DOCUMENTS = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 
 
 @dataclass(frozen=True)
@@ -213,11 +223,31 @@ def test_what_is_named_exists(document: Path) -> None:
     known = {f"{PREFIX}_{spec.name}" for spec in SPECS}
     assert set(re.findall(rf"`({PREFIX}_[a-z_]+)", text)) <= known
     flags = set(re.findall(r"`(?:reprise serve )?--([a-z][a-z-]+)", BLOCK.sub("", text)))
-    others = {"config", "print-config", "help", "url", "local", "profile", "version", "out", "json"}
+    others = {
+        "config",
+        "print-config",
+        "dry-run",
+        "gpu-memory",
+        "help",
+        "url",
+        "key",
+        "local",
+        "version",
+        "out",
+        "json",
+    }
+    others |= {name.replace("_", "-") for load in BENCH_OPTIONS for name in signature(load).parameters}
     settings = {name.replace("_", "-") for name in Settings.model_fields}
     assert {flag.removeprefix("no-") for flag in flags} <= settings | others
     variables = set(re.findall(rf"\b{ENV_PREFIX}([A-Z_]+)\b", text))
-    assert {variable.lower() for variable in variables} <= set(Settings.model_fields) | {"config", "url"}
+    assert {variable.lower() for variable in variables} <= set(Settings.model_fields) | {"config", "url", "golden"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_files_that_are_named_exist(document: Path) -> None:
+    """Paths from the root of the checkout, in backquotes."""
+    named = re.findall(r"`((?:models|service|tests|benchmarks|deploy|docs)/[\w./-]+)`", document.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_every_field_and_code_of_the_api_is_explained() -> None:
@@ -248,6 +278,16 @@ def test_every_field_and_code_of_the_api_is_explained() -> None:
     assert [path for path in paths if path.partition("{")[0].rstrip("/") not in text] == []
 
 
+def test_every_event_of_the_realtime_protocol_is_explained() -> None:
+    text = (DOCS / "realtime.md").read_text()
+    tags = [event.__struct_config__.tag for event in get_args(AnyClientEvent) + get_args(AnyServerEvent)]
+    assert len(tags) > 30
+    assert [tag for tag in tags if f"`{tag}`" not in text] == []
+    fields = {*RealtimeConfig.__struct_fields__, *RealtimeOutput.__struct_fields__, *SESSION_REFUSED} - {"output"}
+    assert [field for field in fields if f"`{field}`" not in text] == []
+    assert "/v1/realtime" in text
+
+
 def paths_of_routes() -> list[str]:
     routers = (chat.router, speech.router, voices.router, operations.router)
     return [route.path for router in routers for route in router.routes if isinstance(route, APIRoute)]
@@ -263,7 +303,6 @@ def test_settings_that_operators_are_told_of_exist() -> None:
     assert named <= set(Settings.model_fields)
 
 
-def test_every_alert_is_explained() -> None:
-    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text())
-    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
-    assert set(re.findall(r"\bReprise[A-Z]\w+", OPERATION)) == alerts
+def test_every_reason_of_an_eager_step_is_explained() -> None:
+    table = (DOCS / "routes.md").read_text().partition("| reason |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(get_args(EagerReason))

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 
 import pytest
 
-from service.engine.messages import EngineState, ModelState, Observation
-from service.metrics import PREFIX, SPECS, Metrics
+from service.graphs.observations import Observation
+from service.link.messages import EngineState, ModelState, ProcessUsage
+from service.metrics import MILLISECONDS, PREFIX, SPECS, Metrics
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_total", "_tokens", "_pages", "_info", "_factor")
 COUNTS = (
@@ -16,6 +18,7 @@ COUNTS = (
     "requests_waiting",
     "slots_used",
     "event_loop_tasks",
+    "engine_threads",
 )
 STATES = ("ready", "engine_up", "http_requests_in_progress")
 
@@ -104,7 +107,7 @@ def test_the_heartbeat_sets_the_gauges_that_routers_scrape() -> None:
 def test_labels_are_of_low_cardinality() -> None:
     allowed = {
         *("model", "endpoint", "status", "outcome", "reason", "kind", "route", "state", "format", "underrun", "part"),
-        *("version", "python", "torch", "device", "phase", "cached"),
+        *("version", "python", "torch", "device", "phase", "cached", "kernel"),
     }
     assert {label for spec in SPECS for label in spec.labels} <= allowed
 
@@ -124,3 +127,35 @@ def test_the_device_is_named_and_what_ended_holds_nothing() -> None:
         "graph_bytes 0.0",
     ):
         assert f"{PREFIX}_{line}" in text
+
+
+def _value(metrics: Metrics, name: str) -> float | None:
+    return metrics.registry.get_sample_value(f"{PREFIX}_{name}")
+
+
+def test_the_engine_process_is_counted_over_its_restarts() -> None:
+    metrics = Metrics()
+    for seconds in (2.0, 5.0):
+        state = EngineState("ready", "", (), 0, process=ProcessUsage(seconds, 4096, 7))
+        metrics.observe_state(state)
+    assert _value(metrics, "engine_cpu_seconds_total") == 5
+    assert _value(metrics, "engine_resident_memory_bytes") == 4096 and _value(metrics, "engine_threads") == 7
+    metrics.observe_end(state)
+    assert _value(metrics, "engine_cpu_seconds_total") == 5 and _value(metrics, "engine_threads") == 0
+    metrics.observe_state(EngineState("ready", "", (), 0, process=ProcessUsage(1.5, 4096, 7)))
+    assert _value(metrics, "engine_cpu_seconds_total") == 6.5
+
+
+def test_buckets_resolve_milliseconds() -> None:
+    """What becomes slower by half falls into another bucket; a decode step of 0.8 to 3 ms already by a third."""
+    assert MILLISECONDS[0] == 0.0002 and MILLISECONDS[-1] == 0.02
+    for low, high in itertools.pairwise(MILLISECONDS):
+        assert high / low <= (1.34 if 0.0008 <= low < 0.003 else 1.5) + 1e-9, (low, high)
+    finest = {spec.name for spec in SPECS if set(MILLISECONDS) <= set(spec.buckets)}
+    assert finest >= {
+        *("step_duration_seconds", "step_host_duration_seconds", "inter_token_duration_seconds"),
+        *("vision_encode_duration_seconds", "prefill_duration_seconds", "speech_part_duration_seconds"),
+    }
+    for name in ("time_to_first_audio_seconds", "time_to_first_token_seconds"):
+        buckets = next(spec.buckets for spec in SPECS if spec.name == name)
+        assert {bound for bound in MILLISECONDS if bound >= 0.003} <= set(buckets), name

@@ -9,7 +9,7 @@ import re
 import pytest
 from rich.console import Console
 
-from service.engine.messages import EngineState
+from service.link.messages import EngineState
 from service.progress import StartProgress
 
 

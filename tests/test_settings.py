@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.settings import Settings, SettingsError, default_threads, describe, load_settings, panel, unknown_variables
+from service.cli.setting_texts import describe, panel
+from service.settings import Settings, SettingsError, default_threads, load_settings, unknown_variables
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,11 @@ def test_lists_come_from_words_lists_and_repeated_flags(tmp_path: Path, monkeypa
     settings = load_settings(config=file)
     assert settings.model == ("c", "d") and settings.decode_buckets == (4, 8)
     assert load_settings({"model": ["e"]}).model == ("e",)
+
+
+def test_numbers_of_solver_steps_are_kept_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPRISE_SOLVER_STEPS", "32 4 32")
+    assert load_settings().solver_steps == (32, 4)
 
 
 @pytest.mark.parametrize(("text", "size"), [("512", 512), ("4K", 4096), ("1.5M", 1_572_864), ("2GiB", 2 << 30)])
@@ -69,6 +75,9 @@ def test_unknown_variables_are_named() -> None:
         ({"revision": "main"}, "revision"),
         ({"model": ["a", "b"], "served_model_name": ["x"]}, "served_model_name"),
         ({"api_key_file": "/nowhere/keys"}, "api_key_file"),
+        ({"solver_steps": (10, 3)}, "solver_steps"),
+        ({"solver_steps": (33,)}, "solver_steps"),
+        ({"solver_steps": tuple(range(4, 13))}, "solver_steps"),
     ],
 )
 def test_what_does_not_fit_is_named(flags: dict[str, object], key: str) -> None:
@@ -105,13 +114,18 @@ def test_what_is_printed_is_a_settings_file_without_secrets(tmp_path: Path) -> N
     assert again.model_dump(exclude={"api_key"}) == settings.model_dump(exclude={"api_key"})
 
 
+def test_several_api_processes_need_an_engine_process() -> None:
+    with pytest.raises(SettingsError, match="api_processes: several need an engine in a process of its own"):
+        load_settings({"api_processes": 2, "engine": "inline"})
+
+
 def test_every_setting_is_documented() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description and field.description.endswith("."), name
         assert panel(name) in ("Models", "Server", "Engine", "Limits", "Media", "Speech"), name
 
 
-@pytest.mark.parametrize(("cpus", "threads"), [(None, 2), (1, 2), (2, 2), (8, 4), (16, 8), (128, 8)])
-def test_threads_follow_the_machine(monkeypatch: pytest.MonkeyPatch, cpus: int | None, threads: int) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: cpus)
+@pytest.mark.parametrize(("count", "threads"), [(1, 1), (2, 2), (3, 2), (8, 4), (16, 8), (128, 8)])
+def test_threads_follow_the_processors(monkeypatch: pytest.MonkeyPatch, count: int, threads: int) -> None:
+    monkeypatch.setattr("models.cpus.available", lambda: count)
     assert default_threads() == threads

@@ -1,7 +1,7 @@
-"""python -m benchmarks.kernels [linear_layers|attention|heads|vae|stacks|products|routed ...] [--only NAME]
+"""python -m benchmarks.kernels [linear_layers|attention|heads|vae|stacks|gemms|routed ...] [--only NAME]
     [--out FOLDER]
 
-`routed` reads what `products` wrote to the folder; after it the best variants and the table are printed."""
+`routed` reads what `gemms` wrote to the folder; after it the best variants and the table are printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.kernels import choose
 from benchmarks.kernels.timing import compile_all, measure, named, write
 from benchmarks.record import table
 
-NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "products", "routed")
+NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "gemms", "routed")
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         if not arguments.compile_only:
             write(name, measure(cases()), arguments.out)
     if "routed" in arguments.names and not arguments.compile_only:
-        times = choose.read(arguments.out, "products")
+        times = choose.read(arguments.out, "gemms")
         print(table(choose.summary(times)))
         print(choose.source(choose.final(times, choose.read(arguments.out, "routed"))))
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Run
-from models.layers.fused import rotary_dense_attention_reference
-from models.layers.kernels.paged_decode import Newest, number_of_splits, paged_decode_attention_cuda
-from models.layers.kernels.rotary import rotary_dense_attention_cuda, rotate_and_cache_cuda
-from models.layers.kernels.varlen import varlen_attention_cuda
+from models.layers.attention import attend_pages, attend_segments
+from models.layers.fused import rotary_dense_attention
+from models.layers.kernels.paged_decode import CurrentKV, number_of_splits
+from models.layers.rotary import rotate_and_cache
 
 FLOPS = 7.0e8
 BANDWIDTH = 3.0e6
@@ -27,7 +27,7 @@ VARLEN_TILES = {
 
 PAGE = 16
 TABLE = 32_768 // PAGE
-"""Columns of a block table: a recorded step has room for the longest sequence."""
+"""Columns of a block table: a captured step has room for the longest sequence."""
 WAYS = ("separate", "rotated inside")
 DECODES = [
     ("qwen2b", 12, 2, (1, 8, 32, 64, 128), (512, 2000)),
@@ -55,7 +55,7 @@ def _varlen(segments: int, length: int, heads: int, kv_heads: int, width: int, c
 
         return dense
     tile = VARLEN_TILES[variant]
-    return lambda i: varlen_attention_cuda(*parts[i % 4], cu, cu, scale, causal, tile=tile)
+    return lambda i: attend_segments.kernel(*parts[i % 4], cu, cu, scale, causal, tile=tile)
 
 
 def _pages(rows: int, length: int) -> tuple[Tensor, int]:
@@ -67,22 +67,22 @@ def _pages(rows: int, length: int) -> tuple[Tensor, int]:
 
 
 def _latent_decode(rows: int, length: int, splits: int | None) -> Run:
-    tables, cache_rows = _pages(rows, length)
+    tables, slot_mapping = _pages(rows, length)
     q = torch.randn(rows, 16, 576, device="cuda", dtype=torch.bfloat16)
-    caches = [torch.randn(cache_rows, 1, 576, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    caches = [torch.randn(slot_mapping, 1, 576, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     lengths = torch.full((rows,), length, device="cuda", dtype=torch.int32)
 
     def run(i: int) -> object:
         k = caches[i % 4]
-        return paged_decode_attention_cuda(q, k, k[..., :512], tables, lengths, PAGE, 0.1, splits=splits)
+        return attend_pages.kernel(q, k, k[..., :512], tables, lengths, PAGE, 0.1, splits=splits)
 
     return run
 
 
 def _decode(rows: int, heads: int, kv_heads: int, length: int, way: str, splits: int) -> Run:
     """From the projection to the attended values, the new token being the last of `length`."""
-    tables, cache_rows = _pages(rows, length)
-    shape = (cache_rows, kv_heads, 128)
+    tables, slot_mapping = _pages(rows, length)
+    shape = (slot_mapping, kv_heads, 128)
     sets = 4 if shape[0] * kv_heads * 128 < 40e6 else 2
     caches = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2 * sets)]
     packed = [torch.randn(rows, heads + 2 * kv_heads, 128, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
@@ -93,10 +93,10 @@ def _decode(rows: int, heads: int, kv_heads: int, length: int, way: str, splits:
 
     def run(i: int) -> object:
         (q, k, v), keys, values = parts[i % sets], caches[2 * (i % sets)], caches[2 * (i % sets) + 1]
-        newest = Newest(k, v, rotary, slots)
+        current_kv = CurrentKV(k, v, rotary, slots)
         if way == "separate":
-            q, newest = rotate_and_cache_cuda(q, k, v, rotary, keys, values, slots), None
-        return paged_decode_attention_cuda(q, keys, values, tables, lengths, PAGE, 0.1, newest=newest, splits=splits)
+            q, current_kv = rotate_and_cache.kernel(q, k, v, rotary, keys, values, slots), None
+        return attend_pages.kernel(q, keys, values, tables, lengths, PAGE, 0.1, current_kv=current_kv, splits=splits)
 
     return run
 
@@ -126,8 +126,8 @@ def _local(sequences: int, length: int, heads_here: int | None, plain: bool) -> 
     parts = [p.split((16, 2, 2), dim=2) for p in qkv]
     cos, sin = torch.randn(length, 64, device="cuda"), torch.randn(length, 64, device="cuda")
     if plain:
-        return lambda i: rotary_dense_attention_reference(*parts[i % 4], cos, sin, 0)
-    return lambda i: rotary_dense_attention_cuda(*parts[i % 4], cos, sin, 0, heads_here=heads_here)
+        return lambda i: rotary_dense_attention.reference(*parts[i % 4], cos, sin, 0)
+    return lambda i: rotary_dense_attention.kernel(*parts[i % 4], cos, sin, 0, heads_here=heads_here)
 
 
 def cases() -> list[Case]:

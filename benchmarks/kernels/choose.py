@@ -1,8 +1,8 @@
-"""The best variant of every product, and the table that whole stacks are fastest with.
+"""The best variant of every GEMM, and the table that whole stacks are fastest with.
 
 python -m benchmarks.kernels.choose [FOLDER] [--write]
-    prints both from the results of products and routed in FOLDER; --write puts the table into
-    models.layers.kernels.routes
+    prints both from the results of `gemms` and `routed` in FOLDER; --write puts the table into
+    models.layers.kernels.gemm_table_sm90
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels.products import STACKS, Part, Stack, shape_name, variants
+from benchmarks.kernels.gemms import STACKS, Part, Stack, shape_name, variants
 from benchmarks.record import table
-from models.layers.kernels import routes
-from models.layers.kernels.routes import Choice, Shape, Variant
+from models.layers.kernels import gemm_table_sm90
+from models.layers.kernels.gemm_types import Choice, Shape, Variant
 
 Times = Mapping[tuple[str, str], dict[str, Any]]
 """Rows of a result by shape and variant."""
 Routes = dict[Shape, tuple[Choice, ...]]
 TABLES = ("rules", "split", "deferred")
-"""No table; the best variants whose norms are kernels; the best where norms may also wait for the next product."""
+"""No table; the best variants whose norms are kernels; the best where norms may also wait for the next GEMM."""
 GAIN = 0.98
 """A choice must take less than this of the time by the rules."""
 
@@ -47,7 +47,7 @@ def best(times: Times, stack: Stack, part: Part, rows: int, deferred: bool) -> t
 
 
 def chosen(times: Times, stack: Stack, rows: int, deferred: bool) -> dict[Shape, Choice]:
-    """Of one stack and number of rows. A norm waits only if the product that reads it has a variant of its own."""
+    """Of one stack and number of rows. A norm waits only if the GEMM that reads it has a variant of its own."""
     found = {}
     for part in stack.parts:
         variant, _ = best(times, stack, part, rows, deferred)
@@ -104,7 +104,7 @@ def final(times: Times, stacks: Times) -> Routes:
 
 
 def summary(times: Times) -> list[dict[str, Any]]:
-    """One line for every product and way to its norm, then the layer's sum."""
+    """One line for every GEMM and way to its norm, then the layer's sum."""
     lines = []
     for stack in STACKS:
         for rows in stack.rows:
@@ -118,16 +118,16 @@ def summary(times: Times) -> list[dict[str, Any]]:
                         sums[table_name] = sums.get(table_name, 0.0) + row["median_us"]
                 sums["rules"] = sums.get("rules", 0.0) + rules["median_us"]
             lines += [
-                {"product": f"{stack.name} layer", "rows": rows, "best": name, "us": total, "rules_us": sums["rules"]}
+                {"gemm": f"{stack.name} layer", "rows": rows, "best": name, "us": total, "rules_us": sums["rules"]}
                 for name, total in sums.items()
                 if name != "rules"
             ]
     return lines
 
 
-def _line(product: str, rows: int, name: str, rules: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+def _line(gemm: str, rows: int, name: str, rules: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "product": product,
+        "gemm": gemm,
         "rows": rows,
         "best": name,
         "us": row["median_us"],
@@ -138,8 +138,8 @@ def _line(product: str, rows: int, name: str, rules: dict[str, Any], row: dict[s
 
 
 def source(found: Routes) -> str:
-    """The table as it stands in routes.py."""
-    lines = ["ROUTES: Mapping[Shape, tuple[Choice, ...]] = {"]
+    """The table as it stands in gemm_table_sm90.py."""
+    lines = ["SM_90: Table = {"]
     for shape, choices in found.items():
         lines.append(f'    Shape("{shape.kind}", {shape.inputs}, {shape.outputs}): (')
         for choice in choices:
@@ -154,7 +154,7 @@ def source(found: Routes) -> str:
 
 def write(found: Routes, path: Path) -> None:
     text = path.read_text()
-    path.write_text(re.sub(r"^ROUTES: .*?^(?=\n|def )", lambda _: source(found) + "\n", text, flags=re.M | re.S))
+    path.write_text(re.sub(r"^SM_90: .*", lambda _: source(found) + "\n", text, flags=re.M | re.S))
 
 
 def main() -> None:
@@ -162,12 +162,12 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("benchmarks/results/kernels"))
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    times, stacks = read(arguments.folder, "products"), read(arguments.folder, "routed")
+    times, stacks = read(arguments.folder, "gemms"), read(arguments.folder, "routed")
     print(table(summary(times)))
     found = final(times, stacks)
     print(source(found))
     if arguments.write:
-        write(found, Path(routes.__file__))
+        write(found, Path(gemm_table_sm90.__file__))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.timing import Case, Run
-from models.layers.kernels.gemv import vector_linear_cuda
-from models.layers.kernels.linear import linear_cuda, vocabulary_tile
-from models.layers.kernels.routes import Tile
+from models.layers.kernels.gemm import vocabulary_tile
+from models.layers.kernels.gemm_types import Tile
+from models.layers.kernels.gemv import vector_gemm
+from models.layers.kernels.tiled_gemm import tiled_gemm
 
 BANDWIDTH = 3.0e6
 """Bytes per microsecond that a copy reaches on an H100."""
@@ -21,9 +22,9 @@ def _run(rows: int, inputs: int, outputs: int, kind: str | Tile) -> Run:
     if kind == "cublas":
         return lambda i: F.linear(x, weight)
     if kind == "vector":
-        return lambda i: vector_linear_cuda(x, weight)
+        return lambda i: vector_gemm(x, weight)
     tile = vocabulary_tile(x, weight) if isinstance(kind, str) else kind
-    return lambda i: linear_cuda(x, weight, None, tile)
+    return lambda i: tiled_gemm(x, weight, None, tile)
 
 
 def cases() -> list[Case]:

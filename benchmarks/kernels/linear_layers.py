@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.timing import Case, Run
-from models.layers.fused import add_rms_norm_reference as add_rms_norm
-from models.layers.fused import silu_mul_reference as silu_mul
-from models.layers.kernels import linear
-from models.layers.kernels.routes import Tile
+from models.layers.fused import add_rms_norm, silu_mul
+from models.layers.kernels import tiled_gemm
+from models.layers.kernels.gemm_types import Tile
 
 BANDWIDTH = 3.0e6
 """Bytes per microsecond that a copy reaches on an H100."""
@@ -47,21 +46,21 @@ def _plain(rows: int, inputs: int, width: int, tile: Tile | None) -> Run:
     x, weights = _random(rows, inputs), _weights(width, inputs)
     if tile is None:
         return lambda i: F.linear(x, weights[i % len(weights)])
-    return lambda i: linear.linear_cuda(x, weights[i % len(weights)], None, tile)
+    return lambda i: tiled_gemm.tiled_gemm(x, weights[i % len(weights)], None, tile)
 
 
 def _gated(rows: int, inputs: int, inner: int, tile: Tile | None) -> Run:
     x, weights = _random(rows, inputs), _weights(2 * inner, inputs)
     if tile is None:
-        return lambda i: silu_mul(F.linear(x, weights[i % len(weights)]))
-    return lambda i: linear.linear_silu_mul_cuda(x, weights[i % len(weights)], tile)
+        return lambda i: silu_mul.reference(F.linear(x, weights[i % len(weights)]))
+    return lambda i: tiled_gemm.tiled_gemm(x, weights[i % len(weights)], None, tile, "silu_mul")
 
 
 def _added(rows: int, inputs: int, width: int, tile: Tile | None, split: int) -> Run:
     x, weights, residual, norm = _random(rows, inputs), _weights(width, inputs), _random(rows, width), _random(width)
     if tile is None:
-        return lambda i: add_rms_norm(F.linear(x, weights[i % len(weights)]), residual, norm, 1e-5)
-    return lambda i: linear.linear_add_rms_norm_cuda(
+        return lambda i: add_rms_norm.reference(F.linear(x, weights[i % len(weights)]), residual, norm, 1e-5)
+    return lambda i: tiled_gemm.split_gemm_add_norm(
         x, weights[i % len(weights)], None, residual, norm, 1e-5, split=split, tile=tile
     )
 

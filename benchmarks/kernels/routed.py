@@ -1,23 +1,22 @@
-"""Whole stacks with the tables that the products suggest, as they run inside a step: LocDiT (11 positions, two rows a
-stream, 4 of 11 rows kept at the end), and the language models over a paged cache, in decode and in a prefill of one
+"""Whole stacks with the tables that the single GEMMs suggest, as they run inside a step: LocDiT (11 positions, two rows
+a stream, 4 of 11 rows kept at the end), and the language models over a paged cache, in decode and in a prefill of one
 prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.kernels.choose import Routes, candidates, read
-from benchmarks.kernels.products import STACKS
+from benchmarks.kernels.gemms import STACKS
 from benchmarks.kernels.timing import Case, Run
 from models.layers.attention import rotary_paged_decode_attention, varlen_attention
 from models.layers.block import Block, BlockConfig, run_blocks
 from models.layers.fused import rotary_dense_attention
-from models.layers.kernels import routes
+from models.layers.kernels import gemm_configs
 from models.layers.norms import RMSNorm
 from models.layers.rotary import rotate_and_cache
 from models.voxcpm2.stack import Stack
@@ -55,7 +54,7 @@ def _locdit(rows: int) -> Callable[[], Tensor]:
 def _blocks(name: str) -> tuple[list[Block], RMSNorm]:
     config, layers = CONFIGS[name]
     with torch.device("cuda"):
-        blocks, norm = [Block(config) for _ in range(layers)], RMSNorm(config.width, EPS)
+        blocks, norm = [Block(config) for _ in range(layers)], RMSNorm(config.hidden_size, EPS)
     for module in (*blocks, norm):
         _ready(module)
     return blocks, norm
@@ -64,7 +63,7 @@ def _blocks(name: str) -> tuple[list[Block], RMSNorm]:
 def _prefill(name: str, rows: int) -> Callable[[], Tensor]:
     config, _ = CONFIGS[name]
     blocks, norm = _blocks(name)
-    x = torch.randn(rows, config.width, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(rows, config.hidden_size, device="cuda", dtype=torch.bfloat16)
     keys, values = torch.randn(2, rows, config.num_kv_heads, 128, device="cuda", dtype=torch.bfloat16)
     slots = torch.arange(rows, device="cuda")
     cos, sin = torch.randn(2, rows, 64, device="cuda")
@@ -81,7 +80,7 @@ def _decode(name: str, rows: int) -> Callable[[], Tensor]:
     config, _ = CONFIGS[name]
     blocks, norm = _blocks(name)
     page, pages = 16, CONTEXT // 16 + 1
-    x = torch.randn(rows, config.width, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(rows, config.hidden_size, device="cuda", dtype=torch.bfloat16)
     shape = ((rows * pages + 1) * page, config.num_kv_heads, 128)
     keys, values = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     tables = (torch.randperm(rows * pages, device="cuda").int() + 1).view(rows, pages)
@@ -100,14 +99,14 @@ def _make(name: str, rows: int, table: Routes) -> Run:
     forward = _locdit(rows) if name == "locdit" else (_decode if model == name else _prefill)(model, rows)
 
     def run(index: int) -> object:
-        with patch.object(routes, "ROUTES", table):
+        with gemm_configs.using(table):
             return forward()
 
     return run
 
 
 def cases(folder: Path) -> list[Case]:
-    times, found = read(folder, "products"), []
+    times, found = read(folder, "gemms"), []
     for stack in STACKS:
         if stack.name.removesuffix(PREFILL) in CONFIGS:
             for rows in stack.rows:

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from benchmarks.kernels.timing import Case, Run
 from models.layers.attention import paged_decode_attention, rotary_paged_decode_attention
-from models.layers.fused import rms_norm_reference as rms_norm
-from models.layers.fused import rotary_dense_attention_reference as rotary_dense_attention
-from models.layers.fused import silu_mul_reference as silu_mul
-from models.layers.kernels import elementwise, linear, norms, rotary
-from models.layers.kernels.routes import Tile
+from models.layers.fused import rms_norm, rotary_dense_attention, silu_mul
+from models.layers.kernels import elementwise, norms, rotary, tiled_gemm
+from models.layers.kernels.gemm_types import Tile
 from models.layers.rotary import rotate_half_split
 
 EPS = 1e-5
@@ -37,8 +35,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    width: int
-    inner: int
+    hidden_size: int
+    intermediate_size: int
     heads: int
     kv_heads: int
     layers: int
@@ -54,13 +52,14 @@ def _layers(shape: Shape) -> list[Layer]:
     def random(rows: int, inputs: int) -> Tensor:
         return torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16) * inputs**-0.5
 
-    inner = shape.heads * 128
-    qkv = inner + 2 * shape.kv_heads * 128
-    norm = torch.ones(shape.width, device="cuda", dtype=torch.bfloat16)
+    attended = shape.heads * 128
+    qkv = attended + 2 * shape.kv_heads * 128
+    norm = torch.ones(shape.hidden_size, device="cuda", dtype=torch.bfloat16)
     return [
         Layer(
-            random(qkv, shape.width), random(shape.width, inner), random(2 * shape.inner, shape.width),
-            random(shape.width, shape.inner), norm, norm,
+            random(qkv, shape.hidden_size), random(shape.hidden_size, attended),
+            random(2 * shape.intermediate_size, shape.hidden_size), random(shape.hidden_size, shape.intermediate_size),
+            norm, norm,
         )
         for _ in range(shape.layers)
     ]  # fmt: skip
@@ -68,39 +67,43 @@ def _layers(shape: Shape) -> list[Layer]:
 
 def _plain(x: Tensor, layers: list[Layer], attend: Attend) -> Tensor:
     for index, layer in enumerate(layers):
-        x = x + F.linear(attend(F.linear(rms_norm(x, layer.attention_norm, EPS), layer.qkv), index), layer.out)
-        x = x + F.linear(silu_mul(F.linear(rms_norm(x, layer.mlp_norm, EPS), layer.gate_up)), layer.down)
+        x = x + F.linear(
+            attend(F.linear(rms_norm.reference(x, layer.attention_norm, EPS), layer.qkv), index), layer.out
+        )
+        x = x + F.linear(
+            silu_mul.reference(F.linear(rms_norm.reference(x, layer.mlp_norm, EPS), layer.gate_up)), layer.down
+        )
     return x
 
 
 def _fused(x: Tensor, layers: list[Layer], attend: Attend) -> Tensor:
-    normed = norms.rms_norm_cuda(x, layers[0].attention_norm, EPS)
+    normed = norms.rms_norm(x, layers[0].attention_norm, EPS)
     for index, layer in enumerate(layers):
         attended = F.linear(attend(F.linear(normed, layer.qkv), index), layer.out)
-        normed, x = norms.add_rms_norm_cuda(attended, x, layer.mlp_norm, EPS)
-        hidden = elementwise.silu_mul_cuda(F.linear(normed, layer.gate_up))
-        normed, x = norms.add_rms_norm_cuda(F.linear(hidden, layer.down), x, layer.attention_norm, EPS)
+        normed, x = norms.add_rms_norm(attended, x, layer.mlp_norm, EPS)
+        hidden = elementwise.silu_mul(F.linear(normed, layer.gate_up))
+        normed, x = norms.add_rms_norm(F.linear(hidden, layer.down), x, layer.attention_norm, EPS)
     return normed
 
 
 def _stream(x: Tensor, layers: list[Layer], attend: Attend, tile: Tile | None = None) -> Tensor:
-    normed = norms.rms_norm_cuda(x, layers[0].attention_norm, EPS)
+    normed = norms.rms_norm(x, layers[0].attention_norm, EPS)
     for index, layer in enumerate(layers):
-        attended = attend(linear.linear_cuda(normed, layer.qkv, None, tile), index)
-        normed, x = linear.linear_add_rms_norm_cuda(attended, layer.out, None, x, layer.mlp_norm, EPS, tile=tile)
-        hidden = linear.linear_silu_mul_cuda(normed, layer.gate_up, tile)
-        normed, x = linear.linear_add_rms_norm_cuda(hidden, layer.down, None, x, layer.attention_norm, EPS, tile=tile)
+        attended = attend(tiled_gemm.tiled_gemm(normed, layer.qkv, None, tile), index)
+        normed, x = tiled_gemm.split_gemm_add_norm(attended, layer.out, None, x, layer.mlp_norm, EPS, tile=tile)
+        hidden = tiled_gemm.tiled_gemm(normed, layer.gate_up, None, tile, "silu_mul")
+        normed, x = tiled_gemm.split_gemm_add_norm(hidden, layer.down, None, x, layer.attention_norm, EPS, tile=tile)
     return normed
 
 
 def _mixed(x: Tensor, layers: list[Layer], attend: Attend) -> Tensor:
     """cuBLAS for qkv, the rest streamed."""
-    normed = norms.rms_norm_cuda(x, layers[0].attention_norm, EPS)
+    normed = norms.rms_norm(x, layers[0].attention_norm, EPS)
     for index, layer in enumerate(layers):
         attended = attend(F.linear(normed, layer.qkv), index)
-        normed, x = linear.linear_add_rms_norm_cuda(attended, layer.out, None, x, layer.mlp_norm, EPS)
-        hidden = linear.linear_silu_mul_cuda(normed, layer.gate_up)
-        normed, x = linear.linear_add_rms_norm_cuda(hidden, layer.down, None, x, layer.attention_norm, EPS)
+        normed, x = tiled_gemm.split_gemm_add_norm(attended, layer.out, None, x, layer.mlp_norm, EPS)
+        hidden = tiled_gemm.tiled_gemm(normed, layer.gate_up, epilogue="silu_mul")
+        normed, x = tiled_gemm.split_gemm_add_norm(hidden, layer.down, None, x, layer.attention_norm, EPS)
     return normed
 
 
@@ -124,8 +127,8 @@ def _locdit(streams: int, variant: str) -> Run:
     def attend(qkv: Tensor, layer: int) -> Tensor:
         q, k, v = qkv.view(rows, 11, 20, 128).split((16, 2, 2), dim=2)
         if variant == "plain":
-            return rotary_dense_attention(q, k, v, cos, sin, 0).reshape(rows * 11, -1)
-        return rotary.rotary_dense_attention_cuda(q, k, v, cos, sin, 0).view(rows * 11, -1)
+            return rotary_dense_attention.reference(q, k, v, cos, sin, 0).reshape(rows * 11, -1)
+        return rotary.rotary_dense_attention(q, k, v, cos, sin, 0).view(rows * 11, -1)
 
     return lambda i: VARIANTS[variant](x, layers, attend)
 
@@ -133,7 +136,7 @@ def _locdit(streams: int, variant: str) -> Run:
 def _lm(shape: Shape, rows: int, length: int, variant: str) -> Run:
     layers = _layers(shape)
     page, pages = 16, length // 16 + 1
-    x = torch.randn(rows, shape.width, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(rows, shape.hidden_size, device="cuda", dtype=torch.bfloat16)
     cache = torch.randn(2, (rows * pages + 1) * page, shape.kv_heads, 128, device="cuda", dtype=torch.bfloat16)
     tables = (torch.randperm(rows * pages, device="cuda").int() + 1).view(rows, pages)
     lengths = torch.full((rows,), length, device="cuda", dtype=torch.int32)
@@ -161,8 +164,8 @@ def cases() -> list[Case]:
             if variant not in ("plain", "fused") and streams > 5:
                 continue
             make = lambda a=(streams, variant): _locdit(*a)  # noqa: E731
-            weights, products = 17.3e6 * 12, 2 * 17.3e6 * 12 * 22 * streams
-            floor = max(weights * 2 / 3.0e6, products / 7.0e8)
+            weights, flops = 17.3e6 * 12, 2 * 17.3e6 * 12 * 22 * streams
+            floor = max(weights * 2 / 3.0e6, flops / 7.0e8)
             found.append(Case("LocDiT stack", f"{streams} streams", variant, make, round(floor, 1), calls=3))
     for name, shape, parameters in (
         ("TSLM", TSLM, 47.2e6 * 28), ("Qwen2-2B", QWEN2B, 46.8e6 * 28), ("Qwen2-7B, 4 layers", QWEN7B, 233e6 * 4),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,13 +16,8 @@ from pathlib import Path
 import torch
 from triton.runtime.errors import OutOfResources
 
-Run = Callable[[int], object]
-"""Run once on input set number i (taken modulo the number of sets)."""
-
-
-class WrongResult(Exception):
-    """A variant computes something else; it is not timed."""
-
+from service.tuning.gemms import WrongResult
+from service.tuning.timer import Run, replay_us
 
 FAILURES = (OutOfResources, WrongResult, RuntimeError)
 """Of one variant (RuntimeError: CUDA's and Triton's own); the others are measured all the same."""
@@ -52,32 +46,6 @@ class Row:
     spread_us: float
     floor_us: float | None
     predicted_us: float | None
-
-
-def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:
-    """Median and spread (max - min without the extremes) of one call's time inside a graph of `calls` calls."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for index in range(3):
-            run(index)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(calls):
-            run(index)
-    graph.replay()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / calls)
-    times.sort()
-    inner = times[1:-1]
-    return statistics.median(times), inner[-1] - inner[0]
 
 
 def named(load: Callable[[], list[Case]], name: str) -> list[Case]:

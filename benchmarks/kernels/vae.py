@@ -11,33 +11,33 @@ import torch
 
 from benchmarks.codec_precision import PUBLISHED
 from benchmarks.kernels.timing import Case, Run
-from models.layers.kernels import vae
-from models.layers.kernels.vae import UnitTile, residual_unit_cuda, snake_upsample_cuda
-from models.layers.kernels.vae_product import ProductTile
 from models.layers.precision import Precision
 from models.voxcpm2 import vae_layers
-from models.voxcpm2.audio_vae import Decoder
-from models.voxcpm2.vae_layers import residual_unit_reference, snake_upsample_reference
+from models.voxcpm2.audio_vae import CodecDecoder
+from models.voxcpm2.kernels import vae
+from models.voxcpm2.kernels.vae import UnitTile
+from models.voxcpm2.kernels.vae_gemm import GemmTile
+from models.voxcpm2.vae_layers import residual_unit, snake_upsample
 
 UNITS = [(1024, 32), (512, 192), (256, 960), (128, 1920), (64, 3840), (32, 7680)]
 UPSAMPLES = [(2048, 4, 8), (1024, 32, 6), (512, 192, 5), (256, 960, 2), (128, 1920, 2), (64, 3840, 2)]
-PRODUCTS = (
-    ProductTile(16, 64, 128, 4, 4),
-    ProductTile(32, 32, 128, 4, 3),
-    ProductTile(64, 64, 64, 4, 4),
-    ProductTile(64, 64, 128, 4, 3),
-    ProductTile(64, 128, 64, 4, 3),
-    ProductTile(64, 256, 64, 8, 3),
-    ProductTile(128, 64, 64, 4, 3),
-    ProductTile(128, 128, 64, 8, 3),
-    ProductTile(128, 128, 64, 8, 4),
-    ProductTile(128, 256, 64, 8, 3),
+GEMM_TILES = (
+    GemmTile(16, 64, 128, 4, 4),
+    GemmTile(32, 32, 128, 4, 3),
+    GemmTile(64, 64, 64, 4, 4),
+    GemmTile(64, 64, 128, 4, 3),
+    GemmTile(64, 128, 64, 4, 3),
+    GemmTile(64, 256, 64, 8, 3),
+    GemmTile(128, 64, 64, 4, 3),
+    GemmTile(128, 128, 64, 8, 3),
+    GemmTile(128, 128, 64, 8, 4),
+    GemmTile(128, 256, 64, 8, 3),
 )
 """Tried in float16."""
 
 
 def unit_tiles(width: int) -> list[UnitTile]:
-    """Whole units in one kernel where their channels fit, and walks that leave the product to a second."""
+    """Whole units in one kernel where their channels fit, and walks that leave the GEMM to a second."""
     found = [UnitTile(64, 32, steps, warps, fused=False) for steps in (1, 2, 4, 8) for warps in (4, 8)]
     if width <= 128:
         sizes = [(lanes, lanes * width // values) for lanes in (16, 32, 64, 128) for values in (256, 512)]
@@ -50,16 +50,16 @@ class _Variant:
     name: str
     precision: Precision | None
     unit: UnitTile | None = None
-    product: ProductTile | None = None
+    gemm: GemmTile | None = None
 
 
-def _named(unit: UnitTile | None = None, product: ProductTile | None = None) -> _Variant:
+def _named(unit: UnitTile | None = None, gemm: GemmTile | None = None) -> _Variant:
     if unit is not None:
         kind = "whole" if unit.fused else f"walk of {unit.channels}"
         return _Variant(f"{kind} {unit.lanes}x{unit.steps} w{unit.num_warps}", "float16", unit)
-    assert product is not None
-    size = f"{product.samples}x{product.outputs}x{product.inputs}"
-    return _Variant(f"product {size} w{product.num_warps} s{product.num_stages}", "float16", None, product)
+    assert gemm is not None
+    size = f"{gemm.samples}x{gemm.outputs}x{gemm.inputs}"
+    return _Variant(f"gemm {size} w{gemm.num_warps} s{gemm.num_stages}", "float16", None, gemm)
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -80,9 +80,9 @@ def _unit(rows: int, width: int, length: int, variant: _Variant) -> Run:
     slots = torch.arange(1, rows + 1, device="cuda")
     rest = (alpha, depthwise, bias, 3, alpha, pointwise, bias, memory, slots)
     if variant.precision is None:
-        return lambda i: residual_unit_reference(x[i % 4], *rest)
-    return lambda i: residual_unit_cuda(
-        x[i % 4], *rest, precision=variant.precision, unit_tile=variant.unit, tile=variant.product
+        return lambda i: residual_unit.reference(x[i % 4], *rest)
+    return lambda i: residual_unit.kernel(
+        x[i % 4], *rest, precision=variant.precision, unit_tile=variant.unit, tile=variant.gemm
     )
 
 
@@ -95,8 +95,8 @@ def _upsample(rows: int, width: int, length: int, stride: int, variant: _Variant
     memory, slots = _random(rows + 1, width, 1), torch.arange(1, rows + 1, device="cuda")
     rest = (scale, shift, alpha, weight, bias, stride, memory, slots)
     if variant.precision is None:
-        return lambda i: snake_upsample_reference(x[i % 4], *rest)
-    return lambda i: snake_upsample_cuda(x[i % 4], *rest, tile=variant.product, precision=variant.precision)
+        return lambda i: snake_upsample.reference(x[i % 4], *rest)
+    return lambda i: snake_upsample.kernel(x[i % 4], *rest, tile=variant.gemm, precision=variant.precision)
 
 
 def _torch_only() -> ExitStack:
@@ -105,14 +105,14 @@ def _torch_only() -> ExitStack:
     for name in ("residual_unit", "snake_upsample"):
         reference = getattr(vae_layers, f"{name}_reference")
         stack.enter_context(patch.object(vae_layers, name, lambda *a, call=reference: call(*a[:-1])))
-    stack.enter_context(patch("models.voxcpm2.audio_vae.snake_samples", vae_layers.snake_samples_reference))
+    stack.enter_context(patch("models.voxcpm2.audio_vae.snake_samples", vae_layers.snake_samples.reference))
     return stack
 
 
 def decoder_step(rows: int, precision: Precision | None, units: int = 0, least_walk: int = 0) -> Run:
     """The published size with random weights. precision None: torch alone, in TF32. Units of more than `units` channels
     take two kernels (0: as chosen), and walks have at least `least_walk` samples."""
-    decoder = Decoder(PUBLISHED).cuda()
+    decoder = CodecDecoder(PUBLISHED).cuda()
     for parameter in decoder.parameters():
         parameter.data.uniform_(-0.02, 0.02)
     decoder.set_precision(precision)
@@ -153,22 +153,22 @@ def _decoder_cases(rows: int) -> list[Case]:
 
 
 PREDICTED_US = {1: 230.0, 8: 360.0, 32: 1000.0, 64: 1850.0}
-"""Of the chosen step in float16: bytes at 2.2 TB/s, products at 350 TFLOP/s, 3 us a launch."""
+"""Of the chosen step in float16: bytes at 2.2 TB/s, GEMMs at 350 TFLOP/s, 3 us a launch."""
 
 
 def cases() -> list[Case]:
     found = []
     basic = [_Variant("tf32", "tf32"), _Variant("float16", "float16")]
-    products = [_named(product=tile) for tile in PRODUCTS]
+    gemms = [_named(gemm=tile) for tile in GEMM_TILES]
     for rows in (1, 8, 64):
         for width, length in UNITS:
             walks = [_named(unit) for unit in unit_tiles(width)]
-            for variant in (*basic, *walks, *(products if width > 128 else ())):
+            for variant in (*basic, *walks, *(gemms if width > 128 else ())):
                 make = lambda a=(rows, width, length, variant): _unit(*a)  # noqa: E731
                 floor = max(rows * width * length * 8 / 3e6, 2 * rows * width**2 * length / 6.0e8)
                 found.append(Case("residual unit", f"{rows} x {width} x {length}", variant.name, make, floor, calls=8))
         for width, length, stride in UPSAMPLES:
-            for variant in (*basic, *products):
+            for variant in (*basic, *gemms):
                 make = lambda a=(rows, width, length, stride, variant): _upsample(*a)  # noqa: E731
                 flops, moved = 2 * rows * width**2 * length * stride, rows * width * length * (4 + 2 * stride)
                 floor = max(flops / 6.0e8, (moved + 2 * width**2 * stride) / 3e6)

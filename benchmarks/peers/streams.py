@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speech_http import figures
-from service.bench.spec import Record, SpeechLoad
-from service.bench.traffic import payload
+from service.cli.bench.spec import Record, SpeechLoad
+from service.cli.bench.traffic import payload
 
 Speak = Callable[[str], AsyncGenerator[int]]
 """A text to the numbers of samples of its chunks."""

@@ -1,4 +1,8 @@
-"""Writes dashboards/*.json: run it after a change. A test holds the files and this script together."""
+"""Writes dashboards/*.json: run it after a change. A test holds the files and this script together.
+
+Each file can be imported into any Grafana: which Prometheus it asks is a variable. Lines of thresholds are those of
+the alerts (prometheus/rules/thresholds.yml).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 DASHBOARDS = Path(__file__).parent / "dashboards"
-DATASOURCE = {"type": "prometheus", "uid": "prometheus"}
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+THRESHOLDS = Path(__file__).parents[1] / "prometheus/rules/thresholds.yml"
 SCHEMA_VERSION = 39
 COLUMNS = 24
 
-Kind = Literal["timeseries", "stat", "heatmap"]
+Kind = Literal["timeseries", "stat", "heatmap", "alertlist"]
 MODEL = '{model=~"$model", instance=~"$instance"}'
-"""Selector of what has a model, and of what has none."""
+CHAT_MODEL = '{model=~"$chat_model", instance=~"$instance"}'
+SPEECH_MODEL = '{model=~"$speech_model", instance=~"$instance"}'
+"""Selectors of what has a model: of any kind, or of one. Steps of both have the same kinds, and nothing in common."""
 INSTANCE = '{instance=~"$instance"}'
 SERVER = '{job="reprise", instance=~"$instance"}'
 """Of metrics that other jobs have, too."""
@@ -48,10 +57,18 @@ class Dashboard:
     variables: tuple[str, ...] = ("model", "instance")
 
 
+QUANTILES = (0.5, 0.95, 0.99)
 VARIABLES = {
     "model": ("Model", "label_values(reprise_requests_running, model)"),
+    "chat_model": ("Chat model", "label_values(reprise_time_to_first_token_seconds_count, model)"),
+    "speech_model": ("Speech model", "label_values(reprise_audio_streams_total, model)"),
     "instance": ("Instance", "label_values(reprise_ready, instance)"),
 }
+
+
+def only(matcher: str, selector: str) -> str:
+    """`selector` with one more matcher."""
+    return selector.replace("{", "{" + matcher + ", ")
 
 
 def quantile(metric: str, q: float, by: str = "model", selector: str = MODEL) -> str:
@@ -59,8 +76,8 @@ def quantile(metric: str, q: float, by: str = "model", selector: str = MODEL) ->
 
 
 def quantiles(metric: str, by: str = "model", selector: str = MODEL) -> tuple[tuple[str, str], ...]:
-    label = f"{{{{{by}}}}}"
-    return tuple((quantile(metric, q, by, selector), f"{label} p{round(q * 100)}") for q in (0.5, 0.95))
+    label = " ".join(f"{{{{{name}}}}}" for name in by.split(", "))
+    return tuple((quantile(metric, q, by, selector), f"{label} p{round(q * 100)}") for q in QUANTILES)
 
 
 def rate(metric: str, by: str, selector: str = MODEL) -> str:
@@ -70,16 +87,16 @@ def rate(metric: str, by: str, selector: str = MODEL) -> str:
 def mean(metric: str, by: str) -> tuple[tuple[str, str], ...]:
     """Since the start of the server: of what happens so rarely that no window holds enough of it."""
     total, count = (f"sum by ({by}) (reprise_{metric}_{part}{MODEL})" for part in ("sum", "count"))
-    return ((f"{total} / {count}", f"{{{{{by}}}}}"),)
+    return ((f"{total} / {count}", " ".join(f"{{{{{name}}}}}" for name in by.split(", "))),)
 
 
-def share(part: str, *others: str, by: str = "model") -> str:
+def share(part: str, *others: str, by: str = "model", selector: str = MODEL) -> str:
     """part / (part + others), as rates of counters."""
-    return f"{rate(part, by)} / ({' + '.join(rate(metric, by) for metric in (part, *others))})"
+    return f"{rate(part, by, selector)} / ({' + '.join(rate(metric, by, selector) for metric in (part, *others))})"
 
 
-def heatmap(title: str, metric: str, unit: str, description: str = "") -> Panel:
-    query = f"sum by (le) (increase(reprise_{metric}_bucket{MODEL}[$__rate_interval]))"
+def heatmap(title: str, metric: str, unit: str, selector: str, description: str = "") -> Panel:
+    query = f"sum by (le) (increase(reprise_{metric}_bucket{selector}[$__rate_interval]))"
     return Panel(title, ((query, "{{le}}"),), unit, "heatmap", 12, description=description)
 
 
@@ -89,15 +106,24 @@ def stat(
     return Panel(title, ((query, ""),), unit, "stat", 4, 4, description, thresholds=thresholds)
 
 
+def line(alert: str) -> tuple[tuple[str, float | None], ...]:
+    """Of a panel: red from the alert's threshold on."""
+    groups = yaml.safe_load(THRESHOLDS.read_text())["groups"]
+    named = {rule["labels"]["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    return (("transparent", None), ("red", float(named[alert].removeprefix("vector(").removesuffix(")"))))
+
+
 SINCE_START = "Mean since the start of the server."
 LINES = "The line is the alert's threshold."
 _NEUTRAL = (("blue", None),)
-_DOWN = 'up{job="reprise"} == 0'
-_FAILING = '(sum(rate(reprise_requests_total{outcome=~"error|timeout"}[5m])) or vector(0))'
-_ERRORS = f"({_FAILING} / (sum(rate(reprise_requests_total[5m])) > 0)) or vector(0)"
-_DRY = rate("audio_streams_total", "model", MODEL.replace("{", '{underrun="true", '))
-_HIT_TOKENS = rate("prefix_cache_hit_tokens_total", "model")
-_QUERY_TOKENS = rate("prefix_cache_query_tokens_total", "model")
+_DOWN = f"up{SERVER} == 0"
+_ASKED = f"sum(rate(reprise_requests_total{INSTANCE}[5m]))"
+_FAILED = only('outcome=~"error|timeout"', INSTANCE)
+_FAILING = f"(sum(rate(reprise_requests_total{_FAILED}[5m])) or vector(0))"
+_ERRORS = f"({_FAILING} / ({_ASKED} > 0)) or vector(0)"
+_DRY = rate("audio_streams_total", "model", only('underrun="true"', SPEECH_MODEL))
+_HIT_TOKENS = rate("prefix_cache_hit_tokens_total", "model", CHAT_MODEL)
+_QUERY_TOKENS = rate("prefix_cache_query_tokens_total", "model", CHAT_MODEL)
 
 OVERVIEW = Dashboard(
     "reprise-overview",
@@ -108,19 +134,19 @@ OVERVIEW = Dashboard(
             (
                 stat(
                     "Ready",
-                    f"min(reprise_ready or {_DOWN}) or vector(0)",
+                    f"min(reprise_ready{INSTANCE} or {_DOWN}) or vector(0)",
                     "bool_yes_no",
                     (("red", None), ("green", 1)),
                     "All instances are up and take requests.",
                 ),
                 stat(
                     "Engine",
-                    f"min(reprise_engine_up or {_DOWN}) or vector(0)",
+                    f"min(reprise_engine_up{INSTANCE} or {_DOWN}) or vector(0)",
                     "bool_yes_no",
                     (("red", None), ("green", 1)),
                     "The engines of all instances live.",
                 ),
-                stat("Requests / s", "sum(endpoint:reprise_requests:rate_5m) or vector(0)", "reqps", _NEUTRAL),
+                stat("Requests / s", f"{_ASKED} or vector(0)", "reqps", _NEUTRAL),
                 stat(
                     "Errors",
                     _ERRORS,
@@ -128,12 +154,25 @@ OVERVIEW = Dashboard(
                     (("green", None), ("orange", 0.005), ("red", 0.02)),
                     "Share of the requests of 5 minutes that the server failed, or that took too long.",
                 ),
-                stat("Running", "sum(reprise_requests_running) or vector(0)", "short", _NEUTRAL),
+                stat("Running", f"sum(reprise_requests_running{INSTANCE}) or vector(0)", "short", _NEUTRAL),
                 stat(
                     "Waiting",
-                    "sum(reprise_requests_waiting) or vector(0)",
+                    f"sum(reprise_requests_waiting{INSTANCE}) or vector(0)",
                     "short",
                     (("green", None), ("orange", 8), ("red", 64)),
+                ),
+            ),
+        ),
+        (
+            "What is wrong",
+            (
+                Panel(
+                    "Alerts",
+                    (),
+                    kind="alertlist",
+                    width=24,
+                    height=5,
+                    description="Those that fire or are about to. docs/alerts.md says what each means.",
                 ),
             ),
         ),
@@ -142,30 +181,35 @@ OVERVIEW = Dashboard(
             (
                 Panel(
                     "Time to first token",
-                    (
-                        ('model:reprise_time_to_first_token_seconds:p50_5m{model=~"$model"}', "{{model}} p50"),
-                        ('model:reprise_time_to_first_token_seconds:p95_5m{model=~"$model"}', "{{model}} p95"),
-                    ),
+                    quantiles("time_to_first_token_seconds"),
                     "s",
-                    thresholds=(("transparent", None), ("red", 2.5)),
+                    width=6,
+                    thresholds=line("RepriseSlowFirstToken"),
                     description=LINES,
+                ),
+                Panel(
+                    "Gap between tokens",
+                    quantiles("inter_token_duration_seconds"),
+                    "s",
+                    width=6,
+                    thresholds=line("RepriseSlowTokens"),
+                    description=f"Inter-token latency (ITL). {LINES}",
                 ),
                 Panel(
                     "Time to first audio",
-                    (
-                        ('model:reprise_time_to_first_audio_seconds:p50_5m{model=~"$model"}', "{{model}} p50"),
-                        ('model:reprise_time_to_first_audio_seconds:p95_5m{model=~"$model"}', "{{model}} p95"),
-                    ),
+                    quantiles("time_to_first_audio_seconds"),
                     "s",
-                    thresholds=(("transparent", None), ("red", 1)),
+                    width=6,
+                    thresholds=line("RepriseSlowFirstAudio"),
                     description=LINES,
                 ),
                 Panel(
-                    "Real-time factor (p95)",
-                    (('model:reprise_audio_realtime_factor:p95_5m{model=~"$model"}', "{{model}}"),),
+                    "Real-time factor",
+                    quantiles("audio_realtime_factor"),
                     "short",
-                    thresholds=(("transparent", None), ("red", 0.9)),
-                    description="Above 0.9 speech is made hardly faster than it is played.",
+                    width=6,
+                    thresholds=line("RepriseSpeechSlowerThanPlayback"),
+                    description=f"Time to make speech by time to play it: above 1 listeners hear gaps. {LINES}",
                 ),
             ),
         ),
@@ -174,38 +218,39 @@ OVERVIEW = Dashboard(
             (
                 Panel(
                     "Requests by outcome",
-                    ((rate("requests_total", "endpoint, outcome", ""), "{{endpoint}} {{outcome}}"),),
+                    ((rate("requests_total", "endpoint, outcome", INSTANCE), "{{endpoint}} {{outcome}}"),),
                     "reqps",
                     stacked=True,
                 ),
                 Panel(
                     "Rejections",
-                    ((rate("admission_rejections_total", "endpoint, reason", ""), "{{endpoint}} {{reason}}"),),
+                    ((rate("admission_rejections_total", "endpoint, reason", INSTANCE), "{{endpoint}} {{reason}}"),),
                     "reqps",
                     stacked=True,
                 ),
                 Panel(
-                    "Clients that left", ((rate("client_disconnects_total", "endpoint", ""), "{{endpoint}}"),), "reqps"
+                    "Clients that left",
+                    ((rate("client_disconnects_total", "endpoint", INSTANCE), "{{endpoint}}"),),
+                    "reqps",
                 ),
-                Panel("Request duration", quantiles("request_duration_seconds", "endpoint", ""), "s"),
+                Panel("Request duration", quantiles("request_duration_seconds", "endpoint", INSTANCE), "s"),
                 Panel(
                     "Tokens / s",
                     (
-                        (rate("generated_tokens_total", "model", '{model=~"$model"}'), "{{model}} out"),
-                        (rate("prompt_tokens_total", "model, kind", '{model=~"$model"}'), "{{model}} in {{kind}}"),
+                        (rate("generated_tokens_total", "model", MODEL), "{{model}} out"),
+                        (rate("prompt_tokens_total", "model, kind", MODEL), "{{model}} in {{kind}}"),
                     ),
                     "short",
                 ),
                 Panel(
                     "Audio made per second",
-                    ((rate("audio_generated_seconds_total", "model", '{model=~"$model"}'), "{{model}}"),),
+                    ((rate("audio_generated_seconds_total", "model", MODEL), "{{model}}"),),
                     "short",
                     description="Seconds of audio per second of time: how many live streams this load amounts to.",
                 ),
             ),
         ),
     ),
-    variables=("model",),
 )
 
 CHAT = Dashboard(
@@ -215,11 +260,20 @@ CHAT = Dashboard(
         (
             "Latency",
             (
-                heatmap("Time to first token", "time_to_first_token_seconds", "s"),
-                heatmap("Gap between tokens", "inter_token_duration_seconds", "s"),
-                Panel("Queue", quantiles("queue_duration_seconds"), "s"),
-                Panel("Prefill", quantiles("prefill_duration_seconds"), "s"),
-                Panel("Vision encoder pass", quantiles("vision_encode_duration_seconds"), "s"),
+                heatmap("Time to first token", "time_to_first_token_seconds", "s", CHAT_MODEL),
+                heatmap("Gap between tokens", "inter_token_duration_seconds", "s", CHAT_MODEL),
+                Panel(
+                    "Gap between tokens: quantiles",
+                    quantiles("inter_token_duration_seconds", "model", CHAT_MODEL),
+                    "s",
+                    thresholds=line("RepriseSlowTokens"),
+                    description=f"Inter-token latency (ITL). {LINES}",
+                ),
+                Panel("Queue", quantiles("queue_duration_seconds", "model", CHAT_MODEL), "s"),
+                Panel("Prefill", quantiles("prefill_duration_seconds", "model", CHAT_MODEL), "s"),
+                Panel(
+                    "Vision encoder pass", quantiles("vision_encode_duration_seconds", "model, route", CHAT_MODEL), "s"
+                ),
             ),
         ),
         (
@@ -234,16 +288,16 @@ CHAT = Dashboard(
                     "reqps",
                     stacked=True,
                 ),
-                Panel("Images per request", quantiles("request_images"), "short"),
-                Panel("Video frames per request", quantiles("request_video_frames"), "short"),
+                Panel("Images per request", quantiles("request_images", "model", CHAT_MODEL), "short"),
+                Panel("Video frames per request", quantiles("request_video_frames", "model", CHAT_MODEL), "short"),
             ),
         ),
         (
             "Sizes and caches",
             (
-                Panel("Prompt positions", quantiles("request_input_tokens"), "short"),
-                Panel("Generated tokens", quantiles("request_output_tokens"), "short"),
-                Panel("Tokenize", quantiles("tokenize_duration_seconds"), "s"),
+                Panel("Prompt positions", quantiles("request_input_tokens", "model", CHAT_MODEL), "short"),
+                Panel("Generated tokens", quantiles("request_output_tokens", "model", CHAT_MODEL), "short"),
+                Panel("Tokenize", quantiles("tokenize_duration_seconds", "model", CHAT_MODEL), "s"),
                 Panel(
                     "Prefix cache hit ratio",
                     ((f"{_HIT_TOKENS} / {_QUERY_TOKENS}", "{{model}}"),),
@@ -251,13 +305,31 @@ CHAT = Dashboard(
                 ),
                 Panel(
                     "Encoder cache hit ratio",
-                    ((share("encoder_cache_hits_total", "encoder_cache_misses_total"), "{{model}}"),),
+                    (
+                        (
+                            share("encoder_cache_hits_total", "encoder_cache_misses_total", selector=CHAT_MODEL),
+                            "{{model}}",
+                        ),
+                    ),
                     "percentunit",
                 ),
-                Panel("Preemptions / s", ((rate("preemptions_total", "model"), "{{model}}"),), "short"),
+                Panel(
+                    "Preemptions / s",
+                    ((rate("preemptions_total", "model", CHAT_MODEL), "{{model}}"),),
+                    "short",
+                    thresholds=line("ReprisePreemptions"),
+                    description=LINES,
+                ),
+                Panel("Tool calls / s", ((rate("tool_calls_total", "model", CHAT_MODEL), "{{model}}"),), "short"),
+                Panel(
+                    "Realtime responses / s",
+                    ((rate("realtime_responses_total", "model, status", CHAT_MODEL), "{{model}} {{status}}"),),
+                    "short",
+                ),
             ),
         ),
     ),
+    variables=("chat_model", "instance"),
 )
 
 SPEECH = Dashboard(
@@ -267,17 +339,25 @@ SPEECH = Dashboard(
         (
             "What listeners hear",
             (
-                heatmap("Time to first audio", "time_to_first_audio_seconds", "s"),
-                heatmap("Real-time factor", "audio_realtime_factor", "short"),
+                heatmap("Time to first audio", "time_to_first_audio_seconds", "s", SPEECH_MODEL),
+                heatmap("Real-time factor", "audio_realtime_factor", "short", SPEECH_MODEL),
                 Panel(
                     "Streams that ran dry",
-                    ((f"{_DRY} / {rate('audio_streams_total', 'model')}", "{{model}}"),),
+                    ((f"{_DRY} / {rate('audio_streams_total', 'model', SPEECH_MODEL)}", "{{model}}"),),
                     "percentunit",
-                    thresholds=(("transparent", None), ("red", 0.01)),
+                    thresholds=line("RepriseUnderruns"),
                     description=f"Share of the live streams that ended. {LINES}",
                 ),
-                Panel("Underrun (worst deficit)", quantiles("audio_underrun_seconds"), "s"),
-                Panel("Gap between chunks", quantiles("audio_chunk_gap_seconds"), "s"),
+                Panel(
+                    "Time to first audio: quantiles",
+                    quantiles("time_to_first_audio_seconds", "model", SPEECH_MODEL),
+                    "s",
+                    thresholds=line("RepriseSlowFirstAudio"),
+                    description=LINES,
+                ),
+                Panel("Queue", quantiles("queue_duration_seconds", "model", SPEECH_MODEL), "s"),
+                Panel("Underrun (worst deficit)", quantiles("audio_underrun_seconds", "model", SPEECH_MODEL), "s"),
+                Panel("Gap between chunks", quantiles("audio_chunk_gap_seconds", "model", SPEECH_MODEL), "s"),
             ),
         ),
         (
@@ -287,22 +367,28 @@ SPEECH = Dashboard(
                     "Slack",
                     "audio_slack_seconds",
                     "s",
+                    SPEECH_MODEL,
                     "Least seconds of audio that any live listener has left, per tick.",
                 ),
-                Panel("Actual by predicted step time", quantiles("step_prediction_ratio"), "short", width=12),
+                Panel(
+                    "Actual by predicted step time",
+                    quantiles("step_prediction_ratio", "model, kind", SPEECH_MODEL),
+                    "short",
+                    width=12,
+                ),
                 Panel(
                     "Refused by prediction",
-                    ((rate("speech_rejections_total", "model, reason"), "{{model}} {{reason}}"),),
+                    ((rate("speech_rejections_total", "model, reason", SPEECH_MODEL), "{{model}} {{reason}}"),),
                     "reqps",
                 ),
                 Panel(
                     "Waiting and running",
                     (
-                        (f"reprise_requests_waiting{MODEL}", "{{model}} waiting @ {{instance}}"),
-                        (f"reprise_requests_running{MODEL}", "{{model}} running @ {{instance}}"),
+                        (f"reprise_requests_waiting{SPEECH_MODEL}", "{{model}} waiting @ {{instance}}"),
+                        (f"reprise_requests_running{SPEECH_MODEL}", "{{model}} running @ {{instance}}"),
                     ),
                 ),
-                Panel("Parts of a step", quantiles("speech_part_duration_seconds", "part"), "s"),
+                Panel("Parts of a step", quantiles("speech_part_duration_seconds", "model, part", SPEECH_MODEL), "s"),
                 Panel("Audio encoding", quantiles("audio_encode_duration_seconds", "format", INSTANCE), "s"),
             ),
         ),
@@ -311,52 +397,93 @@ SPEECH = Dashboard(
             (
                 Panel(
                     "Audio made per second",
-                    ((rate("audio_generated_seconds_total", "model"), "{{model}}"),),
+                    ((rate("audio_generated_seconds_total", "model", SPEECH_MODEL), "{{model}}"),),
                     "short",
                     width=12,
                 ),
-                Panel("Characters / s", ((rate("speech_characters_total", "model"), "{{model}}"),), "short", width=12),
+                Panel(
+                    "Characters / s",
+                    ((rate("speech_characters_total", "model", SPEECH_MODEL), "{{model}}"),),
+                    "short",
+                    width=12,
+                ),
+                Panel(
+                    "Spoken answers: time to first audio",
+                    quantiles("spoken_first_audio_seconds", "model", INSTANCE),
+                    "s",
+                    width=12,
+                ),
+                Panel(
+                    "Speech that ran to its cap / s",
+                    (
+                        (rate("speech_truncated_total", "model", SPEECH_MODEL), "{{model}} ended"),
+                        (rate("speech_retries_total", "model", SPEECH_MODEL), "{{model}} drawn again"),
+                    ),
+                    "short",
+                    width=12,
+                ),
             ),
         ),
     ),
+    variables=("speech_model", "instance"),
 )
+
+
+def _replay(selector: str) -> tuple[Panel, ...]:
+    """Steps of models of one kind."""
+    eager = only('route="eager"', selector)
+    padded = share("padded_rows_total", "replayed_rows_total", by="model, kind", selector=selector)
+    return (
+        Panel(
+            "Steps by route",
+            ((rate("steps_total", "model, kind, route", selector), "{{model}} {{kind}} {{route}}"),),
+            "ops",
+            stacked=True,
+            width=12,
+        ),
+        Panel(
+            "Eager steps by reason",
+            ((rate("steps_total", "model, kind, reason", eager), "{{model}} {{kind}} {{reason}}"),),
+            "ops",
+            stacked=True,
+            width=12,
+        ),
+        Panel("Step time", quantiles("step_duration_seconds", "model, kind", selector), "s", width=12),
+        Panel("Bucket occupancy", quantiles("bucket_occupancy_ratio", "model, kind", selector), "percentunit", width=6),
+        Panel("Padding", ((padded, "{{model}} {{kind}}"),), "percentunit", width=6),
+    )
+
 
 ENGINE = Dashboard(
     "reprise-engine",
     "Reprise / Engine and graphs",
     (
         (
-            "Replay against eager",
+            "Steps of chat models",
+            (
+                *_replay(CHAT_MODEL),
+                Panel("Host time of a step", quantiles("step_host_duration_seconds", "model, kind", CHAT_MODEL), "s"),
+                Panel("Masks of guided rows", quantiles("guided_mask_duration_seconds", selector=CHAT_MODEL), "s"),
+                Panel("Building a grammar", quantiles("grammar_build_duration_seconds", selector=CHAT_MODEL), "s"),
+            ),
+        ),
+        ("Steps of speech models", _replay(SPEECH_MODEL)),
+        (
+            "Captures and kernels",
             (
                 Panel(
-                    "Steps by route",
-                    ((rate("steps_total", "kind, route"), "{{kind}} {{route}}"),),
+                    "Captures",
+                    ((rate("graph_captures_total", "model, kind, outcome"), "{{model}} {{kind}} {{outcome}}"),),
                     "ops",
-                    stacked=True,
                     width=12,
                 ),
                 Panel(
-                    "Eager steps by reason",
-                    (
-                        (
-                            rate("steps_total", "kind, reason", MODEL.replace("{", '{route="eager", ')),
-                            "{{kind}} {{reason}}",
-                        ),
-                    ),
-                    "ops",
-                    stacked=True,
+                    "Capture time",
+                    mean("graph_capture_duration_seconds", "model, kind"),
+                    "s",
                     width=12,
+                    description=SINCE_START,
                 ),
-                Panel("Step time", quantiles("step_duration_seconds", "kind"), "s"),
-                Panel("Host time of a step", quantiles("step_host_duration_seconds", "kind"), "s"),
-                Panel(
-                    "Padding waste",
-                    ((share("padded_rows_total", "replayed_rows_total", by="model, kind"), "{{model}} {{kind}}"),),
-                    "percentunit",
-                ),
-                Panel("Bucket occupancy", quantiles("bucket_occupancy_ratio", "kind"), "percentunit"),
-                Panel("Captures", ((rate("graph_captures_total", "kind, outcome"), "{{kind}} {{outcome}}"),), "ops"),
-                Panel("Capture time", mean("graph_capture_duration_seconds", "kind"), "s", description=SINCE_START),
                 Panel(
                     "Kernels compiled",
                     (
@@ -366,7 +493,15 @@ ENGINE = Dashboard(
                         ),
                     ),
                     "short",
+                    width=12,
                     description="Any while serving held up every request; the log names it.",
+                ),
+                Panel(
+                    "Kernels that fell back",
+                    ((f"sum by (kernel) (reprise_kernel_fallbacks_total{INSTANCE})", "{{kernel}}"),),
+                    "short",
+                    width=12,
+                    description="The GPU does not take their configuration: they ran as plain PyTorch, slower.",
                 ),
             ),
         ),
@@ -385,6 +520,8 @@ ENGINE = Dashboard(
                     "KV pages in use",
                     ((f"reprise_kv_cache_usage_ratio{MODEL}", "{{model}} @ {{instance}}"),),
                     "percentunit",
+                    thresholds=line("RepriseKVCacheNearlyFull"),
+                    description=LINES,
                 ),
                 Panel("KV pages", ((f"reprise_kv_cache_pages{MODEL}", "{{model}} {{state}} @ {{instance}}"),), "short"),
                 Panel("Slots", ((f"reprise_slots_used{MODEL}", "{{model}} @ {{instance}}"),), "short"),
@@ -394,19 +531,27 @@ ENGINE = Dashboard(
             "Start",
             (
                 Panel(
+                    "Phases of the last start",
+                    ((f"reprise_start_phase_seconds{INSTANCE}", "{{phase}} @ {{instance}}"),),
+                    "s",
+                    width=12,
+                    stacked=True,
+                ),
+                Panel(
                     "Model load", mean("model_load_duration_seconds", "model"), "s", width=12, description=SINCE_START
                 ),
             ),
         ),
     ),
+    variables=("model", "chat_model", "speech_model", "instance"),
 )
 
 PROCESS = Dashboard(
     "reprise-process",
-    "Reprise / API process",
+    "Reprise / Processes",
     (
         (
-            "Process",
+            "API process",
             (
                 Panel(
                     "CPU",
@@ -451,10 +596,33 @@ PROCESS = Dashboard(
                     "short",
                 ),
                 Panel(
-                    "Engine restarts",
-                    ((f"increase(reprise_engine_restarts_total{INSTANCE}[$__rate_interval])", "{{instance}}"),),
+                    "Restarts",
+                    (
+                        (f"increase(reprise_engine_restarts_total{INSTANCE}[$__rate_interval])", "{{instance}} engine"),
+                        (
+                            f"increase(reprise_api_process_restarts_total{INSTANCE}[$__rate_interval])",
+                            "{{instance}} API process",
+                        ),
+                    ),
                     "short",
                 ),
+            ),
+        ),
+        (
+            "Engine process",
+            (
+                Panel(
+                    "CPU of the engine",
+                    ((f"rate(reprise_engine_cpu_seconds_total{INSTANCE}[$__rate_interval])", "{{instance}}"),),
+                    "percentunit",
+                    description="100 % is one processor, which an engine on a GPU keeps busy.",
+                ),
+                Panel(
+                    "Resident memory of the engine",
+                    ((f"reprise_engine_resident_memory_bytes{INSTANCE}", "{{instance}}"),),
+                    "bytes",
+                ),
+                Panel("Threads of the engine", ((f"reprise_engine_threads{INSTANCE}", "{{instance}}"),), "short"),
             ),
         ),
         (
@@ -489,6 +657,19 @@ PROCESS = Dashboard(
 ALL = (OVERVIEW, CHAT, SPEECH, ENGINE, PROCESS)
 
 
+_SERVING = only('phase="serving"', INSTANCE)
+ANNOTATIONS = (
+    ("Engine restarted", "red", f"changes(reprise_engine_restarts_total{INSTANCE}[1m]) > 0"),
+    ("Server started", "blue", f"changes(process_start_time_seconds{SERVER}[1m]) > 0"),
+    (
+        "Kernel compiled while serving",
+        "orange",
+        f"sum by (instance) (changes(reprise_kernel_compilations_total{_SERVING}[1m])) > 0",
+    ),
+)
+"""(name, colour, PromQL): a mark wherever there is a value, in every dashboard."""
+
+
 def render(dashboard: Dashboard) -> dict[str, Any]:
     """Grafana's JSON: rows of panels, left to right, wrapped at the grid's width."""
     panels: list[dict[str, Any]] = []
@@ -508,16 +689,44 @@ def render(dashboard: Dashboard) -> dict[str, Any]:
         "title": dashboard.title,
         "tags": ["reprise"],
         "schemaVersion": SCHEMA_VERSION,
-        "editable": False,
+        "editable": True,
         "graphTooltip": 1,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
         "timezone": "browser",
-        "templating": {"list": [_variable(name) for name in dashboard.variables]},
+        "templating": {"list": [_datasource(), *(_variable(name) for name in dashboard.variables)]},
+        "annotations": {"list": [_annotation(*annotation) for annotation in ANNOTATIONS]},
         "links": [
             {"type": "dashboards", "tags": ["reprise"], "asDropdown": False, "title": "Reprise", "includeVars": True}
         ],
         "panels": panels,
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    """Which Prometheus is asked; Grafana offers all that it knows and begins with its default."""
+    return {
+        "name": "datasource",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+        "refresh": 1,
+        "includeAll": False,
+        "multi": False,
+        "current": {},
+    }
+
+
+def _annotation(name: str, color: str, expression: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datasource": DATASOURCE,
+        "enable": True,
+        "iconColor": color,
+        "expr": expression,
+        "step": "1m",
+        "titleFormat": f"{name}: {{{{instance}}}}",
+        "target": {"refId": "Annotation", "expr": expression, "interval": "1m"},
     }
 
 
@@ -531,7 +740,8 @@ def _variable(name: str) -> dict[str, Any]:
         "query": {"query": query, "refId": name},
         "definition": query,
         "includeAll": True,
-        "allValue": ".*",
+        # Of one kind of model, all are those that were found: no pattern tells kinds apart.
+        "allValue": None if name in ("chat_model", "speech_model") else ".*",
         "multi": True,
         "refresh": 2,
         "current": {"text": "All", "value": "$__all"},
@@ -543,7 +753,29 @@ def _row(title: str, identity: int, y: int) -> dict[str, Any]:
     return {"id": identity, "type": "row", "title": title, "gridPos": grid, "collapsed": False, "panels": []}
 
 
+ALERT_LIST = {
+    "alertName": "Reprise",
+    "dashboardAlerts": False,
+    "groupMode": "default",
+    "maxItems": 40,
+    "sortOrder": 3,
+    "stateFilter": {"firing": True, "pending": True, "normal": False, "noData": False, "error": True},
+    "viewMode": "list",
+}
+"""Of every data source that evaluates rules. sortOrder 3: the most important first."""
+
+
 def _panel(panel: Panel, identity: int, x: int, y: int) -> dict[str, Any]:
+    grid = {"h": panel.height, "w": panel.width, "x": x, "y": y}
+    if panel.kind == "alertlist":
+        return {
+            "id": identity,
+            "type": panel.kind,
+            "title": panel.title,
+            "description": panel.description,
+            "gridPos": grid,
+            "options": ALERT_LIST,
+        }
     defaults: dict[str, Any] = {"unit": panel.unit}
     if panel.thresholds:
         steps = [{"color": color, "value": value} for color, value in panel.thresholds]
@@ -565,7 +797,7 @@ def _panel(panel: Panel, identity: int, x: int, y: int) -> dict[str, Any]:
         "title": panel.title,
         "description": panel.description,
         "datasource": DATASOURCE,
-        "gridPos": {"h": panel.height, "w": panel.width, "x": x, "y": y},
+        "gridPos": grid,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": _options(panel),
         "targets": [

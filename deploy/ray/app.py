@@ -2,8 +2,8 @@
 
     serve run deploy/ray/reprise.yaml
 
-from the root of a checkout. Every setting of `reprise serve` applies: as a variable where this is run, or below
-`settings` in the file.
+from the root of a checkout; in an installed package this module is reprise_server.ray_serve.app. Every setting of
+`reprise serve` applies: as a variable where this is run, or below `settings` in the file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.deployment import Application
 
-from deploy.ray.front import Front
-from deploy.ray.replica import Replica
-from service.settings import load_settings
+from service.settings import SettingsError, load_settings
+
+from .front import Front
+from .replica import Replica
 
 SHUTDOWN_MARGIN = 10.0
 """Seconds beyond a replica's own draining until Ray kills it."""
@@ -39,6 +40,8 @@ def build(arguments: dict[str, Any]) -> Application:
     """The application. ValidationError or SettingsError for arguments that do not fit."""
     wanted = Arguments.model_validate(arguments)
     settings = load_settings(wanted.settings)
+    if settings.api_processes > 1:
+        raise SettingsError("api_processes: a replica has one; more replicas, or more fronts, share the load")
     replicas = serve.deployment(
         Replica,
         ray_actor_options={"num_gpus": wanted.gpus, "num_cpus": wanted.cpus},
@@ -47,14 +50,14 @@ def build(arguments: dict[str, Any]) -> Application:
         max_queued_requests=settings.max_in_flight,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.drain_delay + settings.drain_timeout + SHUTDOWN_MARGIN,
-        request_router_config=RequestRouterConfig(request_router_class="deploy.ray.routing:MediaRouter"),
+        request_router_config=RequestRouterConfig(request_router_class=f"{__package__}.routing:MediaRouter"),
         autoscaling_config=AutoscalingConfig(
             min_replicas=wanted.min_replicas,
             max_replicas=wanted.max_replicas,
             target_ongoing_requests=wanted.work_per_replica,
             upscale_delay_s=wanted.upscale_delay,
             downscale_delay_s=wanted.downscale_delay,
-            policy=AutoscalingPolicy(policy_function="deploy.ray.replica:replicas_for_work"),
+            policy=AutoscalingPolicy(policy_function=f"{__package__}.replica:replicas_for_work"),
         ),
     ).bind(settings)
     in_flight = settings.max_in_flight * wanted.max_replicas

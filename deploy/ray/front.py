@@ -1,4 +1,4 @@
-"""The door of the cluster: chooses a replica for each request and passes bytes on, as they are, in both directions."""
+"""Ray Serve ingress: a reverse proxy that chooses a replica per request and passes bytes through unchanged."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from deploy.ray.routing import media_key
-from service.api.admission import Admission
 from service.api.app import DOCUMENTS, ENDPOINTS, PROBES
-from service.api.auth import AuthMiddleware, KeyRing
-from service.api.errors import ApiError, install_error_handlers
-from service.api.middleware import RequestMiddleware
-from service.api.origin import OriginMiddleware
+from service.api.http.admission import Admission
+from service.api.http.auth import AuthMiddleware, KeyRing
+from service.api.http.errors import ApiError, install_error_handlers
+from service.api.http.hosts import HostRule
+from service.api.http.middleware import RequestMiddleware
+from service.api.http.origin import OriginMiddleware
 from service.metrics import Metrics
 from service.settings import Settings
+
+from .routing import media_key
 
 CHAT = "/v1/chat/completions"
 TARGETS = "/metrics/targets"
 CONNECT_SECONDS = 5.0
 RETRY_AFTER = 2.0
-BETWEEN_TWO = {
+HOP_BY_HOP = {
     b"connection", b"keep-alive", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 }  # fmt: skip
 """Headers that are about one connection (RFC 9110, 7.6.1)."""
-OF_THE_PROXY = {b"date", b"server", b"x-request-id"}
+ADDED_BY_PROXY = {b"date", b"server", b"x-request-id"}
 """Headers of an answer that Ray Serve's proxy adds, whether or not they are there."""
 TRY_AGAIN_LATER = 1013
 GONE_AWAY = 1001
@@ -48,7 +50,7 @@ class Front:
         self._settings = settings
         self._max_in_flight = max_in_flight
         self._replicas = replicas
-        # Replicas bound times themselves. A connection each: one that a replica is about to close is not used again.
+        # Replicas enforce timeouts. No keep-alive: a pooled connection might be one the replica is closing.
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
@@ -64,7 +66,7 @@ class Front:
             OriginMiddleware(self._answer, allowed=settings.cors_origin), KeyRing(settings.keys()), open_paths
         )
 
-        async def door(scope: Scope, receive: Receive, send: Send) -> None:
+        async def authorized(scope: Scope, receive: Receive, send: Send) -> None:
             if scope.get("method") == "OPTIONS":  # a preflight carries no key: the replica says what pages may do
                 await self._pass_on(Request(scope, receive), send)
             else:
@@ -72,7 +74,7 @@ class Front:
 
         metrics = Metrics()
         app = FastAPI(openapi_url=None)
-        app.mount("/", door)
+        app.mount("/", authorized)
         install_error_handlers(app)
         app.add_middleware(
             RequestMiddleware,
@@ -86,8 +88,9 @@ class Front:
             metrics=metrics,
             max_body=settings.max_body,
             body_timeout=settings.body_timeout,
+            hosts=HostRule(settings.host, settings.allowed_host, keyed=bool(settings.keys())),
         )
-        return _nameless(app)
+        return _without_proxy_headers(app)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -103,7 +106,7 @@ class Front:
 
     @asynccontextmanager
     async def _replica(self, key: str | None) -> AsyncIterator[str]:
-        """Address of the replica for a key. It keeps a place until the context is left, and lives so long."""
+        """Address of the key's replica. A slot is reserved, and the replica kept alive, until exit."""
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(self._settings.queue_timeout):
@@ -123,7 +126,7 @@ class Front:
             onward = self._client.build_request(
                 request.method,
                 f"http://{address}{_target(request.scope)}",
-                headers=_without(BETWEEN_TWO, request.headers.raw),
+                headers=_without(HOP_BY_HOP, request.headers.raw),
                 content=content,
             )
             try:
@@ -134,7 +137,7 @@ class Front:
             async with AsyncExitStack() as open_answer:
                 open_answer.push_async_callback(answer.aclose)
                 response = StreamingResponse(answer.aiter_raw(), answer.status_code)
-                response.raw_headers = _without(BETWEEN_TWO, answer.headers.raw)
+                response.raw_headers = _without(HOP_BY_HOP, answer.headers.raw)
                 await response(request.scope, request.receive, send)
 
     async def _pass_socket(self, client: WebSocket) -> None:
@@ -146,12 +149,13 @@ class Front:
                 connect(
                     f"ws://{address}{_target(client.scope)}",
                     additional_headers=headers,
+                    subprotocols=client.scope.get("subprotocols") or None,
                     max_size=None,
                     proxy=None,
                     open_timeout=CONNECT_SECONDS,
                 ) as replica,
             ):
-                await client.accept()
+                await client.accept(replica.subprotocol)
                 async with asyncio.TaskGroup() as both:
                     upward = both.create_task(_upward(client, replica))
                     await _downward(replica, client)
@@ -185,18 +189,18 @@ async def _downward(replica: ClientConnection, client: WebSocket) -> None:
         return
 
 
-def _nameless(app: ASGIApp) -> ASGIApp:
-    """Answers without what the proxy adds, so that it is there once."""
+def _without_proxy_headers(app: ASGIApp) -> ASGIApp:
+    """Strips headers that the proxy adds, so they appear once."""
 
-    async def passed(scope: Scope, receive: Receive, send: Send) -> None:
+    async def stripped(scope: Scope, receive: Receive, send: Send) -> None:
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = _without(OF_THE_PROXY, message["headers"])
+                message["headers"] = _without(ADDED_BY_PROXY, message["headers"])
             await send(message)
 
         await app(scope, receive, answer)
 
-    return passed
+    return stripped
 
 
 def _without(names: set[bytes], headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -8,28 +8,28 @@ from ipaddress import ip_address
 import ray
 from ray.serve.config import AutoscalingContext
 
+from service.api.http.connections import raise_descriptor_limit
+from service.api.request_stream import EngineError
 from service.catalog import load_catalog
-from service.connections import raise_descriptor_limit
-from service.engine.client import EngineError
-from service.logs import configure_logging
-from service.server import bind, create_server, resolved_log_format
+from service.logs import chosen_format, configure_logging
+from service.server import bind, create_server
 from service.settings import Settings
 
 
 class Replica:
-    """Ray Serve constructs it, and routes to it from then on; requests come over HTTP, from the front."""
+    """A Ray Serve deployment; requests reach it over HTTP, from the front."""
 
     async def __init__(self, settings: Settings) -> None:
         """Returns when the engine is ready. EngineError when it cannot be started."""
         settings = settings.model_copy(update={"port": 0})
-        configure_logging(settings.log_level, resolved_log_format(settings))
+        configure_logging(settings.log_level, chosen_format(settings.log_format))
         raise_descriptor_limit()
         listener = bind(settings)
         self._address = f"{_reachable(settings.host)}:{listener.getsockname()[1]}"
         self._server = create_server(settings, await asyncio.to_thread(load_catalog, settings))
         self._engine = self._server.context.engine
         self._life = asyncio.create_task(self._server.serve([listener]))
-        ready = asyncio.create_task(self._engine.wait_ready())
+        ready = asyncio.create_task(self._server.wait_ready())
         await asyncio.wait({self._life, ready}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.cancel()
@@ -65,7 +65,7 @@ class Replica:
 
 
 def _reachable(host: str) -> str:
-    """An address of this machine for other ones, where the server binds every address."""
+    """Address that other machines can reach; the node's IP for a wildcard bind."""
     if host != "localhost" and ip_address(host).is_unspecified:
         host = ray.util.get_node_ip_address()
     return f"[{host}]" if ":" in host else host

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from service.api.schema import Message
+from service.api.chat.schema import Message
 
 DIGEST_BYTES = 16
 
@@ -47,7 +47,7 @@ def ranked(key: str, names: Sequence[str]) -> list[str]:
 
 
 class MediaRouter(RequestRouter):
-    """Requests with a media key go down its ranking, past replicas that are full; others to the freer of two."""
+    """Media requests: the first non-full replica in the key's ranking; others: power of two choices."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -169,10 +169,10 @@ def network_tensors(values: Values) -> dict[str, Tensor]:
     width, feat, fsq = lm["hidden_size"], CONFIG["feat_dim"], CONFIG["scalar_quantization_latent_dim"]
     tensors: dict[str, Tensor] = {}
 
-    def linear(name: str, out_width: int, in_width: int, *, bias: bool = True) -> None:
-        tensors[f"{name}.weight"] = values.spread((out_width, in_width), in_width**-0.5)
+    def linear(name: str, out_features: int, in_width: int, *, bias: bool = True) -> None:
+        tensors[f"{name}.weight"] = values.spread((out_features, in_width), in_width**-0.5)
         if bias:
-            tensors[f"{name}.bias"] = values.spread((out_width,), 0.1)
+            tensors[f"{name}.bias"] = values.spread((out_features,), 0.1)
 
     def stack(name: str, layers: int, hidden: int, inner: int, heads: int) -> None:
         queries, keys = heads * lm["kv_channels"], lm["num_key_value_heads"] * lm["kv_channels"]
@@ -222,16 +222,16 @@ def codec_tensors(values: Values, vae: dict[str, Any]) -> dict[str, Tensor]:
     """audiovae.safetensors of an `audio_vae_config`, weight norm in two parts as published."""
     tensors: dict[str, Tensor] = {}
 
-    def conv(name: str, out_width: int, in_width: int, kernel: int, gain: float = 1.0) -> None:
-        tensors[f"{name}.weight_v"] = values.spread((out_width, in_width, kernel), 1.0)
-        tensors[f"{name}.weight_g"] = torch.full((out_width, 1, 1), gain)
-        tensors[f"{name}.bias"] = values.spread((out_width,), 0.01)
+    def conv(name: str, out_features: int, in_width: int, kernel: int, gain: float = 1.0) -> None:
+        tensors[f"{name}.weight_v"] = values.spread((out_features, in_width, kernel), 1.0)
+        tensors[f"{name}.weight_g"] = torch.full((out_features, 1, 1), gain)
+        tensors[f"{name}.bias"] = values.spread((out_features,), 0.01)
 
-    def upsample(name: str, in_width: int, out_width: int, stride: int) -> None:
-        tensors[f"{name}.weight_v"] = values.spread((in_width, out_width, 2 * stride), 1.0)
+    def upsample(name: str, in_width: int, out_features: int, stride: int) -> None:
+        tensors[f"{name}.weight_v"] = values.spread((in_width, out_features, 2 * stride), 1.0)
         # The norm runs over an input channel's taps; a sample sums two taps of every input channel.
-        tensors[f"{name}.weight_g"] = torch.full((in_width, 1, 1), math.sqrt(stride * out_width / in_width))
-        tensors[f"{name}.bias"] = values.spread((out_width,), 0.01)
+        tensors[f"{name}.weight_g"] = torch.full((in_width, 1, 1), math.sqrt(stride * out_features / in_width))
+        tensors[f"{name}.bias"] = values.spread((out_features,), 0.01)
 
     def alpha(name: str, width: int) -> None:
         tensors[f"{name}.alpha"] = values.uniform((1, width, 1), 0.5, 1.5)

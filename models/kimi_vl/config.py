@@ -59,9 +59,7 @@ class TextConfig:
     rms_norm_eps: float
     rope_theta: float
     max_position_embeddings: int
-    bos_token_id: int
     eos_token_id: int
-    pad_token_id: int
 
 
 @dataclass(frozen=True)

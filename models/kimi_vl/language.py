@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.kimi_vl.config import TextConfig
-from models.layers.fused import add_rms_norm, linear
+from models.layers.fused import add_rms_norm
+from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
 from models.layers.mlp import SwiGLU
@@ -23,24 +24,24 @@ class LatentBlock(nn.Module):
 
     def __init__(self, config: TextConfig, layer: int) -> None:
         super().__init__()
-        width = config.hidden_size
-        self.attention_norm = RMSNorm(width, config.rms_norm_eps)
+        hidden_size = config.hidden_size
+        self.attention_norm = RMSNorm(hidden_size, config.rms_norm_eps)
         self.attention = LatentAttention(attention_config(config))
-        self.mlp_norm = RMSNorm(width, config.rms_norm_eps)
+        self.mlp_norm = RMSNorm(hidden_size, config.rms_norm_eps)
         self.mlp: nn.Module
         if layer < config.first_k_dense_replace:
-            self.mlp = SwiGLU(width, config.intermediate_size)
+            self.mlp = SwiGLU(hidden_size, config.intermediate_size)
         else:
             router = SigmoidRouter(
-                width,
+                hidden_size,
                 config.n_routed_experts,
                 config.num_experts_per_tok,
                 config.routed_scaling_factor,
                 normalise=config.norm_topk_prob,
             )
-            inner = config.moe_intermediate_size
+            size, shared_size = config.moe_intermediate_size, config.moe_intermediate_size * config.n_shared_experts
             self.mlp = MixtureOfExperts(
-                router, Experts(config.n_routed_experts, width, inner), SwiGLU(width, inner * config.n_shared_experts)
+                router, Experts(config.n_routed_experts, hidden_size, size), SwiGLU(hidden_size, shared_size)
             )
 
 
@@ -48,6 +49,7 @@ class LatentDecoder(nn.Module):
     """Packed rows through all layers over a paged cache of latents (models.protocol.Decoder). Capturable."""
 
     position_axes = 1
+    feature_levels = 0
     frequencies: Tensor
 
     def __init__(self, config: TextConfig) -> None:
@@ -80,7 +82,7 @@ class LatentDecoder(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.head.weight, None)
+        return gemm(hidden, self.head.weight)
 
     def reorder_rotary_rows(self) -> None:
         """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
@@ -93,7 +95,7 @@ class LatentDecoder(nn.Module):
 
 def attention_config(config: TextConfig) -> LatentAttentionConfig:
     return LatentAttentionConfig(
-        width=config.hidden_size,
+        hidden_size=config.hidden_size,
         num_heads=config.num_attention_heads,
         rank=config.kv_lora_rank,
         nope_dim=config.qk_nope_head_dim,
@@ -120,19 +122,19 @@ def decoder_rules(config: TextConfig, published: str, ours: str) -> list[Rule]:
         Rule(f"{layer}mlp.gate.e_score_correction_bias", f"{our_layer}mlp.router.bias"),
     ]
     shared_inner = config.moe_intermediate_size * config.n_shared_experts
-    for kind, place, inner in (
+    for kind, place, size in (
         ("mlp.", "mlp.", config.intermediate_size),
         ("mlp.shared_experts.", "mlp.shared.", shared_inner),
     ):
         rules += [
-            Rule(f"{layer}{kind}gate_proj.weight", f"{our_layer}{place}gate_up.weight", rows=(0, inner)),
-            Rule(f"{layer}{kind}up_proj.weight", f"{our_layer}{place}gate_up.weight", rows=(inner, 2 * inner)),
+            Rule(f"{layer}{kind}gate_proj.weight", f"{our_layer}{place}gate_up.weight", rows=(0, size)),
+            Rule(f"{layer}{kind}up_proj.weight", f"{our_layer}{place}gate_up.weight", rows=(size, 2 * size)),
             Rule(f"{layer}{kind}down_proj.weight", f"{our_layer}{place}down.weight"),
         ]
-    expert, inner = f"{layer}mlp.experts.{{e}}.", config.moe_intermediate_size
+    expert, size = f"{layer}mlp.experts.{{e}}.", config.moe_intermediate_size
     return [
         *rules,
-        Rule(f"{expert}gate_proj.weight", f"{our_layer}mlp.experts.gate_up", rows=(0, inner)),
-        Rule(f"{expert}up_proj.weight", f"{our_layer}mlp.experts.gate_up", rows=(inner, 2 * inner)),
+        Rule(f"{expert}gate_proj.weight", f"{our_layer}mlp.experts.gate_up", rows=(0, size)),
+        Rule(f"{expert}up_proj.weight", f"{our_layer}mlp.experts.gate_up", rows=(size, 2 * size)),
         Rule(f"{expert}down_proj.weight", f"{our_layer}mlp.experts.down"),
     ]

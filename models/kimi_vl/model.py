@@ -37,7 +37,10 @@ def load_model(
         device=device,
         dtype=dtype,
         load_format=load_format,
-        ignore=["language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq"],
+        ignore=[
+            "language_model.model.layers.{i}.self_attn.rotary_emb.inv_freq",
+            "language_model.model.rotary_emb.inv_freq",
+        ],
     )
     model.encoder.reorder_rotary_rows()
     model.decoder.reorder_rotary_rows()

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.errors import CheckpointError, InputError
+from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
 from models.media import (
@@ -24,16 +26,17 @@ from models.media import (
     MediaKind,
     Prompt,
     TokenizedChat,
+    Tool,
     VideoFrames,
     VideoMetadata,
     media_digest,
 )
-from models.placeholders import MediaTokens, expand, join, plain, repeated
-from models.published import read_json, read_optional_json, sampling_defaults
+from models.placeholders import MediaTokens, expand, join, plain, repeated, tokenized_chat
+from models.published import read_json, read_optional_json, sampling_defaults, stop_token_ids
 from models.resizing import each, resize
+from models.tools import escaped_tools, prompt_texts
 
-_DEFAULT_SYSTEM = "You are a helpful assistant"
-_ROLE_TOKENS = {"system": "<|im_system|>", "user": "<|im_user|>", "assistant": "<|im_assistant|>"}
+_ROLE_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
 _STOP_TOKENS = ("[EOS]", "<|im_end|>", "[EOT]")
 _LOW_DETAIL_DIVISOR = 4
 _MAX_SIDE = 512
@@ -69,22 +72,32 @@ class KimiVLProcessor:
     reasoning_markers = ("◁think▷", "◁/think▷")
 
     def __init__(
-        self, config: KimiVLConfig, tokenizer: KimiTokenizer, images: ImageSettings, generation: Mapping[str, Any]
+        self,
+        config: KimiVLConfig,
+        tokenizer: KimiTokenizer,
+        template: ChatTemplate,
+        images: ImageSettings,
+        generation: Mapping[str, Any],
+        recommended: Mapping[str, float] | None = None,
     ) -> None:
+        """recommended: sampling for a generation_config.json that names none."""
         self.config = config
         self.tokenizer = tokenizer
+        self.template = template
         self.images = images
         self.context_length = config.text.max_position_embeddings
         # Embedding rows past the reserved ids only pad the matrix and are never generated. Reserved ids can be: the
         # published code bars none of them, and they have no text.
         self.vocab_size = tokenizer.vocab_size
-        self.stop_token_ids = _stop_token_ids(config, tokenizer, generation)
-        self.generation_defaults = sampling_defaults(generation)
+        named = stop_token_ids(generation, tokenizer.special_tokens, _STOP_TOKENS)
+        self.stop_token_ids = named | {config.text.eos_token_id}
+        self.generation_defaults = sampling_defaults(generation, recommended)
         self.max_item_embeds = self.context_length
         self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR
         special = tokenizer.special_tokens
         opening = [special["<|media_start|>"], *tokenizer.encode("image"), special["<|media_content|>"]]
-        self._media_opening, self._media_closing = plain(opening), plain([special["<|media_end|>"]])
+        # The template opens the block of a video's first frame and closes that of the last.
+        self._between_frames = plain([special["<|media_end|>"], *opening])
         self._frame_markers = len(opening) + 1
 
     def tokenize(self, text: str) -> list[int]:
@@ -124,9 +137,14 @@ class KimiVLProcessor:
         return item
 
     def apply_chat_template(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
-        """Role, name and content of every turn; a text between two media is tokenized in one piece.
+        """The template makes a block of each picture and video, with one placeholder inside.
 
         Whether an answer begins with reasoning is the checkpoint's: enable_thinking is refused.
         """
@@ -134,28 +152,27 @@ class KimiVLProcessor:
             raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
         if options.get("add_vision_id"):
             raise InputError("add_vision_id", "Kimi-VL does not number pictures")
-        builder = _ChatBuilder(self.tokenizer, self.config.media_placeholder_token_id)
-        if not messages or messages[0].role != "system":
-            builder.turn("system", [_DEFAULT_SYSTEM])
-        for message in messages:
-            content = [part.text if part.text is not None else part.item for part in message.content]
-            builder.turn(message.role, [piece for piece in content if piece is not None])
-        builder.open_turn("assistant")
-        return TokenizedChat(np.array(builder.token_ids, dtype=np.int32), tuple(builder.placeholders))
+        escape = unused_character(prompt_texts(messages, tools))
+        escaped = escape_with(escape, self.tokenizer.escape)
+        # A video is one image to the template; expand_placeholders makes its frames of it.
+        turns = [template_turn(message, lambda _: "image", escaped) for message in messages]
+        rendered = self.template.render(turns, tools=escaped_tools(tools, escaped))
+        token_ids = self.tokenizer.encode_prompt(rendered, escape)
+        return tokenized_chat(token_ids, messages, {self.config.media_placeholder_token_id})
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        token_ids, spans = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
+        token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
         positions = np.arange(len(token_ids), dtype=np.int32)[None]
-        return Prompt(token_ids, positions, len(token_ids), tuple(items), spans)
+        return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
 
     def _media_tokens(self, item: MediaItem) -> MediaTokens:
-        """A block for each frame."""
-        blocks: dict[int, MediaTokens] = {}
+        """What takes the place of a placeholder: the rows of each frame, in a block of its own."""
         rows = (item.arrays["grids"].prod(axis=1) // self.config.vision.merged_patches).tolist()
-        for count in set(rows):
-            placeholders = repeated(self.config.media_placeholder_token_id, count)
-            blocks[count] = join([self._media_opening, placeholders, self._media_closing])
-        return join([blocks[count] for count in rows])
+        runs = {count: repeated(self.config.media_placeholder_token_id, count) for count in set(rows)}
+        parts = [runs[rows[0]]]
+        for count in rows[1:]:
+            parts += (self._between_frames, runs[count])
+        return join(parts)
 
     def _item(self, kind: MediaKind, frames: list[np.ndarray], source: bytes | None = None) -> MediaItem:
         size = self.images.patch_size
@@ -170,40 +187,6 @@ class KimiVLProcessor:
             num_embeds=patches // self.config.vision.merged_patches,
             digest=media_digest(kind, frames, {"grids": grids}, repr(self.images).encode(), source),
         )
-
-
-class _ChatBuilder:
-    """Ids of a conversation; special ids are placed by name, text never yields them."""
-
-    def __init__(self, tokenizer: KimiTokenizer, placeholder: int) -> None:
-        self.tokenizer = tokenizer
-        self.placeholder = placeholder
-        self.token_ids: list[int] = []
-        self.placeholders: list[tuple[int, int]] = []
-
-    def turn(self, role: str, content: Sequence[str | int]) -> None:
-        self.open_turn(role)
-        text = ""
-        for piece in content:
-            if isinstance(piece, str):
-                text += piece
-                continue
-            self.token_ids += self.tokenizer.encode(text)
-            text = ""
-            self.placeholders.append((len(self.token_ids), piece))
-            self.token_ids.append(self.placeholder)
-        self.token_ids += self.tokenizer.encode(text)
-        self._special("<|im_end|>")
-
-    def open_turn(self, role: str) -> None:
-        if role not in _ROLE_TOKENS:
-            raise InputError("messages", f"role {role!r} is not one of {sorted(_ROLE_TOKENS)}")
-        self._special(_ROLE_TOKENS[role])
-        self.token_ids += self.tokenizer.encode(role)
-        self._special("<|im_middle|>")
-
-    def _special(self, name: str) -> None:
-        self.token_ids.append(self.tokenizer.special_tokens[name])
 
 
 def _fit(picture: Image.Image, patch: int, limit: int, field: str) -> np.ndarray:
@@ -231,13 +214,6 @@ def _fitted(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, i
     return (width, height), (block * math.ceil(height / block), block * math.ceil(width / block))
 
 
-def _stop_token_ids(config: KimiVLConfig, tokenizer: KimiTokenizer, generation: Mapping[str, Any]) -> frozenset[int]:
-    """The end of a turn is in no published list of end ids."""
-    eos = generation.get("eos_token_id", [])
-    named = [tokenizer.special_tokens[name] for name in _STOP_TOKENS if name in tokenizer.special_tokens]
-    return frozenset([config.text.eos_token_id, *(eos if isinstance(eos, list) else [eos]), *named])
-
-
 def load_image_settings(directory: Path) -> ImageSettings:
     """Mean and standard deviation must be in the file: the class defaults of published code differ from its files."""
     values = read_json(directory, "preprocessor_config.json")
@@ -253,7 +229,7 @@ def load_image_settings(directory: Path) -> ImageSettings:
 
 def load_processor(directory: Path) -> KimiVLProcessor:
     config, tokenizer = load_config(directory), load_tokenizer(directory)
-    needed = {*_ROLE_TOKENS.values(), "<|im_middle|>", "<|im_end|>"}
+    needed = {*_ROLE_TOKENS, "<|im_middle|>", "<|im_end|>"}
     needed |= {"<|media_start|>", "<|media_content|>", "<|media_end|>"}
     if missing := sorted(needed - tokenizer.special_tokens.keys()):
         raise CheckpointError(f"{directory.name}: tokenizer_config.json lacks special tokens {missing}")
@@ -263,4 +239,6 @@ def load_processor(directory: Path) -> KimiVLProcessor:
             f"{config.text.vocab_size}"
         )
     generation = read_optional_json(directory, "generation_config.json")
-    return KimiVLProcessor(config, tokenizer, load_image_settings(directory), generation)
+    template = load_chat_template(directory, PUBLISHED_TEMPLATE)
+    images, recommended = load_image_settings(directory), recommended_sampling(directory)
+    return KimiVLProcessor(config, tokenizer, template, images, generation, recommended)

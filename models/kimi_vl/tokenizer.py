@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from models.byte_level import byte_alphabet
 from models.errors import CheckpointError
 from models.published import read_json
+from models.tokenizer import SpecialTokens
 
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -39,18 +40,27 @@ _LONGEST_RUN = 25_000
 
 
 class KimiTokenizer:
-    """Text to ids and back. Text never yields special ids: those are fed by number alone."""
+    """Text to ids and back. Only `encode_prompt` yields special ids."""
 
     def __init__(self, ranks: Sequence[bytes], special_tokens: dict[str, int]) -> None:
         self.ranks = ranks
         self.special_tokens = special_tokens
         self.vocab_size = len(ranks) + RESERVED_TOKENS
         self._bpe = _byte_pair_encoder(ranks)
+        self._special = SpecialTokens(special_tokens)
 
     def encode(self, text: str) -> list[int]:
         # Of this library's calls only those for batches let other threads run meanwhile.
         encodings = self._bpe.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
         return [token for encoding in encodings for token in encoding.ids]
+
+    def escape(self, text: str, escape: str) -> str:
+        """`text` with the character `escape` put into each literal special token."""
+        return self._special.escape(text, escape)
+
+    def encode_prompt(self, text: str, escape: str) -> list[int]:
+        """Ids of a whole prompt: special tokens where they stand, escaped ones as plain text."""
+        return self._special.encode(text, escape, self.encode)
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
         """Bytes of ordinary ids; special ids give nothing. Joins over any split of the ids."""

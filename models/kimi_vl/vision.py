@@ -26,12 +26,12 @@ from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.layers.upload import upload
 from models.media import MediaItem, media_digest
-from models.protocol import BufferSpec, Capacity, Plan
+from models.protocol import Bucket, BufferSpec, Plan
 
 _NORM_EPS = 1e-5
 _ROPE_THETA = 10000.0
 _CACHED_GRIDS = 64
-_LADDER = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480, 5504, 6912, 8960)
+_BUCKET_PATCHES = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480, 5504, 6912, 8960)
 """Patches; steps of about 1.25 where pictures of one to four in a tick lie. 4480 and 8960 hold one and two pictures
 over in_token_limit, which have 4096 to 4480 patches after padding. It goes on to the largest picture."""
 
@@ -39,10 +39,10 @@ over in_token_limit, which have 4096 to 4480 patches after padding. It goes on t
 class Projector(nn.Module):
     """Norm per patch, four patches side by side, two linears around an exact GELU."""
 
-    def __init__(self, width: int, merged_patches: int, out_width: int) -> None:
+    def __init__(self, hidden_size: int, merged_patches: int, out_features: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width, eps=_NORM_EPS)
-        self.mlp = MLP(width * merged_patches, width * merged_patches, "gelu", out_width=out_width)
+        self.norm = nn.LayerNorm(hidden_size, eps=_NORM_EPS)
+        self.mlp = MLP(hidden_size * merged_patches, hidden_size * merged_patches, "gelu", out_features=out_features)
         self.merged_patches = merged_patches
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,9 +50,9 @@ class Projector(nn.Module):
 
 
 class KimiVisionEncoder(nn.Module):
-    """VisionEncoder of Kimi-VL. Buffers of a capacity of P patches and S sequences:
+    """VisionEncoder of Kimi-VL. Buffers of a bucket of P patches and S sequences:
 
-    pixels uint8 [P, 588] in order (channel, y, x); positions [P, width], the learned table at the patch; coordinates
+    pixels uint8 [P, 588] in order (channel, y, x); positions [P, hidden_size], the learned table at it; coordinates
     int32 [P, 2] (column, row); cu_seqlens int32 [S + 1], the tail repeating the total; merge_index int64 [P].
     """
 
@@ -68,10 +68,8 @@ class KimiVisionEncoder(nn.Module):
         self.position_table = nn.Parameter(
             torch.empty(vision.init_pos_emb_height, vision.init_pos_emb_width, vision.hidden_size)
         )
-        width, inner, heads = vision.hidden_size, vision.intermediate_size, vision.num_attention_heads
-        self.blocks = nn.ModuleList(
-            TowerBlock(width, inner, heads, "gelu_tanh", _NORM_EPS) for _ in range(vision.num_hidden_layers)
-        )
+        sizes = vision.hidden_size, vision.intermediate_size, vision.num_attention_heads
+        self.blocks = nn.ModuleList(TowerBlock(*sizes, "gelu_tanh", _NORM_EPS) for _ in range(vision.num_hidden_layers))
         self.final_norm = nn.LayerNorm(vision.hidden_size, eps=_NORM_EPS)
         self.projector = Projector(vision.hidden_size, vision.merged_patches, config.text.hidden_size)
         self.register_buffer("norm_table", _normalisation_table(images), persistent=False)
@@ -83,19 +81,19 @@ class KimiVisionEncoder(nn.Module):
         self._most_patches = images.most_patches
         self._interpolated: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
 
-    def default_ladder(self) -> list[Capacity]:
-        budgets = [*_LADDER]
+    def default_buckets(self) -> list[Bucket]:
+        budgets = [*_BUCKET_PATCHES]
         while budgets[-1] < self._most_patches:
             budgets.append(min(5 * budgets[-1] // 4, self._most_patches))
         return [{"patches": p, "sequences": min(64, p // 16), "max_seqlen": p} for p in budgets]
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        patches, config = capacity["patches"], self.config
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        patches, config = bucket["patches"], self.config
         return {
             "pixels": BufferSpec((patches, config.patch_values), torch.uint8),
             "positions": BufferSpec((patches, config.hidden_size), self.patch_embed.weight.dtype),
             "coordinates": BufferSpec((patches, 2), torch.int32),
-            "cu_seqlens": BufferSpec((capacity["sequences"] + 1,), torch.int32),
+            "cu_seqlens": BufferSpec((bucket["sequences"] + 1,), torch.int32),
             "merge_index": BufferSpec((patches,), torch.int64),
         }
 
@@ -118,14 +116,14 @@ class KimiVisionEncoder(nn.Module):
                 "positions": [self._positions(grid) for grid in grids],
             },
             fills={"cu_seqlens": total},
-            needs=self.needs(items),
+            required=self.required(items),
         )
 
-    def needs(self, items: Sequence[MediaItem]) -> Capacity:
+    def required(self, items: Sequence[MediaItem]) -> Bucket:
         lengths = [rows * columns for rows, columns in _grids(items)]
         return {"patches": sum(lengths), "sequences": len(lengths), "max_seqlen": max(lengths)}
 
-    def split(self, item: MediaItem, limit: Capacity) -> list[MediaItem]:
+    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Between frames: each is a picture of its own."""
         parts: list[list[int]] = []
         patches = 0
@@ -150,21 +148,21 @@ class KimiVisionEncoder(nn.Module):
             digest=media_digest(item.kind, (), {"grids": grids}, item.digest + repr(indices).encode()),
         )
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         values = byte_lookup(buffers["pixels"], self.norm_table.to(self.patch_embed.weight.dtype))
         x = self.patch_embed(values) + buffers["positions"]
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         blocks = cast("Sequence[TowerBlock]", self.blocks)
-        normed = run_tower(blocks, x, self.final_norm, rotary, buffers["cu_seqlens"], capacity["max_seqlen"])
+        normed = run_tower(blocks, x, self.final_norm, rotary, buffers["cu_seqlens"], bucket["max_seqlen"])
         return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
 
     def reorder_rotary_rows(self) -> None:
         """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
-        width, head_dim = self.config.hidden_size, self.config.head_dim
+        hidden_size, head_dim = self.config.hidden_size, self.config.head_dim
         for block in self.blocks:
             assert isinstance(block, TowerBlock)
             for values in (block.qkv.weight, block.qkv.bias):
-                half_split_rows(values[: 2 * width], head_dim, head_dim)
+                half_split_rows(values[: 2 * hidden_size], head_dim, head_dim)
 
     def _patches(self, frame: np.ndarray, grid: tuple[int, int]) -> Tensor:
         """uint8 rows of a picture in raster order, a permuted view of its upload: [rows, columns, 3, y, x]."""
@@ -173,7 +171,7 @@ class KimiVisionEncoder(nn.Module):
         return picture.view(rows, size, columns, size, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
-        """The learned table, bicubically resized to the grid (no antialias): [rows * columns, width], cached."""
+        """The learned table, bicubically resized to the grid (no antialias): [rows * columns, hidden_size], cached."""
         found = self._interpolated.get(grid)
         if found is None:
             table: Tensor = self.position_table

@@ -1,4 +1,5 @@
-"""Attention: packed variable-length, paged decode and dense, each one function for the GPU's kernel and for the CPU.
+"""Attention: packed variable-length, paged decode and prefill, and dense, each one function for the GPU's kernel and
+for the CPU.
 
 References are what both are tested against.
 
@@ -14,10 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.host_attention import paged_decode_attention_host, varlen_attention_host
+from models.layers.host_attention import (
+    paged_decode_attention_host,
+    paged_prefill_attention_host,
+    varlen_attention_host,
+)
 from models.layers.kv_cache import PagedBatch
-from models.layers.precision import wide
-from models.layers.rotary import rotate_and_cache, rotate_and_cache_reference
+from models.layers.op import op
+from models.layers.precision import upcast
+from models.layers.rotary import rotate_and_cache
 
 _REFERENCE_BLOCK = 1024
 
@@ -37,29 +43,26 @@ def varlen_attention(
     """Attention inside each segment of packed rows.
 
     q [nq, Hq, D], k [nk, Hkv, D], v [nk, Hkv, Dv]; cu_seqlens int32 [segments + 1], non-decreasing; empty segments
-    and a repeated tail are allowed. max_seqlen bounds the longest segment (baked into a recording). causal aligns
+    and a repeated tail are allowed. max_seqlen bounds the longest segment (baked into a captured graph). causal aligns
     the last query with the last key (bottom right). Returns [nq, Hq, Dv].
     """
     scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
-    if q.is_cuda:
-        from models.layers.kernels.varlen import varlen_attention_cuda
-
-        return varlen_attention_cuda(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
-    return varlen_attention_host(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
+    return attend_segments(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, causal)
 
 
-def varlen_attention_reference(
+@op(cuda="models.layers.kernels.varlen:attend_segments", cpu=varlen_attention_host)
+def attend_segments(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, causal: bool
 ) -> Tensor:
-    """Dense attention under a segment mask, in blocks of queries; reads no tensor on the host."""
+    """varlen_attention: dense attention under a segment mask, in blocks of queries; reads no tensor on the host."""
     nq, heads, _ = q.shape
     segment_k, index_k, _ = _segments(cu_seqlens_k, k.shape[0])
     segment_q, index_q, inside_q = _segments(cu_seqlens_q, nq)
     length_q, length_k = cu_seqlens_q.diff(), cu_seqlens_k.diff()
     last = length_k.shape[0] - 1
     offset = (length_k - length_q)[segment_q.clamp(max=last)]
-    keys = wide(_repeat_heads(k, heads)).transpose(0, 1)
-    values = wide(_repeat_heads(v, heads)).transpose(0, 1)
+    keys = upcast(_repeat_heads(k, heads)).transpose(0, 1)
+    values = upcast(_repeat_heads(v, heads)).transpose(0, 1)
     # A key outside every segment may hold anything; its weight is 0 and 0 * NaN is NaN.
     values = torch.where((segment_k <= last)[None, :, None], values, 0.0)
     blocks = []
@@ -68,7 +71,7 @@ def varlen_attention_reference(
         allowed = (segment_q[rows, None] == segment_k[None, :]) & inside_q[rows, None]
         if causal:
             allowed &= index_k[None, :] <= (index_q + offset)[rows, None]
-        scores = torch.einsum("qhd,hkd->hqk", wide(q[rows]), keys) * scale
+        scores = torch.einsum("qhd,hkd->hqk", upcast(q[rows]), keys) * scale
         scores = torch.where(allowed, scores, -torch.inf)
         weights = torch.softmax(scores, dim=-1)
         weights = torch.where(allowed, weights, 0.0)
@@ -100,18 +103,15 @@ def paged_decode_attention(
 ) -> Tensor:
     """One query per sequence over its pages.
 
-    q [rows, Hq, D], caches [cache rows, Hkv, D or Dv], block_tables int32 [rows, max_pages], seq_lens int32 [rows];
+    q [rows, Hq, D], caches [KV slots, Hkv, D or Dv], block_tables int32 [rows, max_pages], seq_lens int32 [rows];
     rows of length 0 give zeros. Lengths are read on the device. Returns [rows, Hq, Dv].
     """
     scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
-    if q.is_cuda:
-        from models.layers.kernels.paged_decode import paged_decode_attention_cuda
-
-        return paged_decode_attention_cuda(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
-    return paged_decode_attention_host(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
+    return attend_pages(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
 
 
-def paged_decode_attention_reference(
+@op(cuda="models.layers.kernels.paged_decode:attend_pages", cpu=paged_decode_attention_host)
+def attend_pages(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -120,20 +120,93 @@ def paged_decode_attention_reference(
     page_size: int,
     scale: float,
 ) -> Tensor:
+    """paged_decode_attention: dense attention over all that the tables hold; reads no tensor on the host."""
     rows, heads, _ = q.shape
     positions = torch.arange(block_tables.shape[1] * page_size, device=q.device)
-    cache_rows = block_tables.long()[:, positions // page_size] * page_size + positions % page_size
+    slot_mapping = block_tables.long()[:, positions // page_size] * page_size + positions % page_size
     allowed = positions[None, :] < seq_lens[:, None]
-    keys = wide(k_cache[cache_rows])
-    values = torch.where(allowed[..., None, None], wide(v_cache[cache_rows]), 0.0)
+    keys = upcast(k_cache[slot_mapping])
+    values = torch.where(allowed[..., None, None], upcast(v_cache[slot_mapping]), 0.0)
     group = heads // keys.shape[2]
-    grouped = wide(q).view(rows, keys.shape[2], group, -1)
+    grouped = upcast(q).view(rows, keys.shape[2], group, -1)
     scores = torch.einsum("bhgd,bkhd->bhgk", grouped, keys) * scale
     scores = torch.where(allowed[:, None, None, :], scores, -torch.inf)
     weights = torch.where(allowed[:, None, None, :], torch.softmax(scores, dim=-1), 0.0)
     return torch.einsum("bhgk,bkhd->bhgd", weights, values).reshape(rows, heads, -1).to(q.dtype)
 
 
+def paged_prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    """Causal attention of packed chunks of sequences over their pages, which hold the chunks' own keys already.
+
+    q [n, Hq, D]: chunk i is rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [sequences + 1], a repeated tail is
+    allowed) and ends at key seq_lens[i] - 1 of its sequence (int32 [sequences]). Caches [KV slots, Hkv, D or Dv],
+    block_tables int32 [sequences, max_pages]. All are read on the device, so how much is cached is no size of a
+    captured graph. Returns [n, Hq, Dv]; rows behind the last chunk are zero.
+    """
+    scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
+    return attend_prefill_pages(q, k_cache, v_cache, block_tables, cu_seqlens_q, seq_lens, page_size, scale)
+
+
+@op(cuda="models.layers.kernels.paged_prefill:attend_prefill_pages", cpu=paged_prefill_attention_host)
+def attend_prefill_pages(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+    scale: float,
+) -> Tensor:
+    """paged_prefill_attention: dense attention of all rows over each table in turn; reads no tensor on the host."""
+    chunk, index, inside = _segments(cu_seqlens_q, q.shape[0])
+    sequences = block_tables.shape[0]
+    cached = (seq_lens - cu_seqlens_q.diff())[chunk.clamp(max=sequences - 1)]
+    positions = torch.arange(block_tables.shape[1] * page_size, device=q.device)
+    causal = positions[None, :] <= (cached + index)[:, None]
+    queries = upcast(q)
+    out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
+    for sequence in range(sequences):
+        rows = block_tables[sequence].long()[positions // page_size] * page_size + positions % page_size
+        held = positions < seq_lens[sequence]
+        mine = inside & (chunk == sequence)
+        keys = upcast(_repeat_heads(k_cache[rows], q.shape[1]))
+        values = torch.where(held[:, None, None], upcast(_repeat_heads(v_cache[rows], q.shape[1])), 0.0)
+        allowed = mine[:, None] & causal & held
+        scores = torch.where(allowed, torch.einsum("qhd,khd->hqk", queries, keys) * scale, -torch.inf)
+        weights = torch.where(allowed, torch.softmax(scores, dim=-1), 0.0)
+        attended = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+        out = torch.where(mine[:, None, None], attended, out)
+    return out
+
+
+def _rotary_paged_decode_host(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+) -> Tensor:
+    q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
+
+
+@op(cuda="models.layers.kernels.rotary:rotary_paged_decode_attention", cpu=_rotary_paged_decode_host)
 def rotary_paged_decode_attention(
     q: Tensor,
     k: Tensor,
@@ -149,41 +222,12 @@ def rotary_paged_decode_attention(
     """rotate_and_cache of one new token of each sequence, then paged_decode_attention of it.
 
     q [rows, Hq, D], k and v [rows, Hkv, D]; rotary: cos and sin float32 [rows, D/2], None for no rotation. slot_mapping
-    int64 [rows] is the cache row of position seq_lens - 1, and of rows of length 0 a scratch row, which may stay as it
+    int64 [rows] is the KV slot of position seq_lens - 1, and of rows of length 0 a scratch slot, which may stay as it
     is. Returns [rows, Hq, D].
     """
-    if q.is_cuda:
-        from models.layers.kernels.paged_decode import Newest, paged_decode_attention_cuda
-
-        return paged_decode_attention_cuda(
-            q,
-            k_cache,
-            v_cache,
-            block_tables,
-            seq_lens,
-            page_size,
-            1.0 / math.sqrt(q.shape[-1]),
-            newest=Newest(k, v, rotary, slot_mapping),
-        )
-    q = rotate_and_cache_reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
-    return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
-
-
-def rotary_paged_decode_attention_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: tuple[Tensor, Tensor] | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    page_size: int,
-) -> Tensor:
-    q = rotate_and_cache_reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    q = rotate_and_cache.reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
     scale = 1.0 / math.sqrt(q.shape[-1])
-    return paged_decode_attention_reference(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
+    return attend_pages.reference(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
@@ -216,15 +260,15 @@ def cached_attention(
         return _prefill(q, k, v, rotary, batch.slot_mapping, layer, batch)
     if decodes == q.shape[0]:
         return _decode(q, k, v, rotary, batch.slot_mapping, layer, batch)
-    (q, next_q), (k, next_k), (v, next_v), (slots, next_slots) = (
+    (q, next_q), (k, next_k), (v, next_v), (slot_mapping, next_mapping) = (
         (x[:decodes], x[decodes:]) for x in (q, k, v, batch.slot_mapping)
     )
     next_rotary = None
     if rotary is not None:
         cos, sin = rotary
         rotary, next_rotary = (cos[:decodes], sin[:decodes]), (cos[decodes:], sin[decodes:])
-    attended = _decode(q, k, v, rotary, slots, layer, batch)
-    return torch.cat((attended, _prefill(next_q, next_k, next_v, next_rotary, next_slots, layer, batch)))
+    attended = _decode(q, k, v, rotary, slot_mapping, layer, batch)
+    return torch.cat((attended, _prefill(next_q, next_k, next_v, next_rotary, next_mapping, layer, batch)))
 
 
 def _decode(
@@ -232,14 +276,14 @@ def _decode(
     k: Tensor,
     v: Tensor,
     rotary: tuple[Tensor, Tensor] | None,
-    slots: Tensor,
+    slot_mapping: Tensor,
     layer: int,
     batch: PagedBatch,
 ) -> Tensor:
     assert batch.block_tables is not None and batch.seq_lens is not None
     cache = batch.caches[layer]
     return rotary_paged_decode_attention(
-        q, k, v, rotary, cache["k"], cache["v"], slots, batch.block_tables, batch.seq_lens, batch.page_size
+        q, k, v, rotary, cache["k"], cache["v"], slot_mapping, batch.block_tables, batch.seq_lens, batch.page_size
     )
 
 
@@ -248,14 +292,19 @@ def _prefill(
     k: Tensor,
     v: Tensor,
     rotary: tuple[Tensor, Tensor] | None,
-    slots: Tensor,
+    slot_mapping: Tensor,
     layer: int,
     batch: PagedBatch,
 ) -> Tensor:
-    assert batch.cu_seqlens_q is not None and batch.cu_seqlens_k is not None
+    assert batch.cu_seqlens_q is not None
     k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
-    q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slots)
-    keys = k_cache.index_select(0, slots if batch.key_rows is None else batch.key_rows)
-    values = v if batch.key_rows is None else v_cache.index_select(0, batch.key_rows)
+    q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    if batch.prefill_tables is not None:
+        assert batch.prefill_lens is not None
+        tables, lengths = batch.prefill_tables, batch.prefill_lens
+        return paged_prefill_attention(q, k_cache, v_cache, tables, batch.cu_seqlens_q, lengths, batch.page_size)
+    assert batch.cu_seqlens_k is not None
+    keys = k_cache.index_select(0, slot_mapping if batch.context_slots is None else batch.context_slots)
+    values = v if batch.context_slots is None else v_cache.index_select(0, batch.context_slots)
     cu_q, cu_k, most_q, most_k = batch.cu_seqlens_q, batch.cu_seqlens_k, batch.max_seqlen_q, batch.max_seqlen_k
     return varlen_attention(q, keys, values, cu_q, cu_k, most_q, most_k, causal=True)

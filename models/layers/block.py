@@ -1,6 +1,6 @@
 """The pre-norm transformer block of Llama, Qwen2, Qwen3, MiniCPM4 and the stacks of VoxCPM2: RMSNorm, grouped-query
-attention, SwiGLU. The caller brings the attention and the rotation, so the block serves caches and short dense
-sequences alike."""
+attention, SwiGLU or a mixture of such experts. The caller brings the attention and the rotation, so the block serves
+caches and short dense sequences alike."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
-from models.layers.fused import Unscaled, linear, linear_add_norm_for_product, linear_add_rms_norm, linear_silu_mul
+from models.layers.deferred_norm import Normed
+from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv
 from models.layers.mlp import SwiGLU
+from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import RMSNorm
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -19,11 +21,20 @@ Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
-class BlockConfig:
-    """heads * head_dim need not equal width."""
+class ExpertsConfig:
+    """Of a block whose MLP is a mixture: `count` SwiGLU experts of width `intermediate_size`, `top_k` of them a row."""
 
-    width: int
-    inner_width: int
+    count: int
+    top_k: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """heads * head_dim need not equal hidden_size. intermediate_size: of the dense MLP, where there are no experts."""
+
+    hidden_size: int
+    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -31,25 +42,31 @@ class BlockConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    experts: ExpertsConfig | None = None
 
 
 class SelfAttention(nn.Module):
-    """Projections around an attention; qkv holds the rows of q, then k, then v, each head by head."""
+    """Projections around an attention; `out` is for the caller, who adds its result to x.
+
+    qkv holds the rows of q, then k, then v, each head by head.
+    """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.config = config
         heads = config.num_heads + 2 * config.num_kv_heads
-        self.qkv = nn.Linear(config.width, heads * config.head_dim, bias=config.qkv_bias)
-        self.out = nn.Linear(config.num_heads * config.head_dim, config.width, bias=config.out_bias)
+        self.qkv = nn.Linear(config.hidden_size, heads * config.head_dim, bias=config.qkv_bias)
+        self.out = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=config.out_bias)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def project(self, x: Tensor | Unscaled) -> tuple[Tensor, Tensor, Tensor]:
-        """[..., n, width] -> q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
-        return self.split(linear(x, self.qkv.weight, self.qkv.bias))
+    def forward(self, normed: Normed, attend: Attend, layer: int, keep: slice | None = None) -> Tensor:
+        """[..., n, hidden_size] -> what each head attended [..., n, heads * head_dim], of all rows or of `keep`."""
+        q, k, v = self.split(gemm(normed, self.qkv.weight, self.qkv.bias))
+        return attend(q if keep is None else q[..., keep, :, :], k, v, layer).flatten(-2)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim]: views of one tensor."""
         config = self.config
         heads = qkv.unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
@@ -66,18 +83,29 @@ class Block(nn.Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = SelfAttention(config)
-        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
-        self.mlp = SwiGLU(config.width, config.inner_width)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp: SwiGLU | MixtureOfExperts
+        if config.experts is None:
+            self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        else:
+            count, inner = config.experts.count, config.experts.intermediate_size
+            router = SoftmaxRouter(config.hidden_size, count, config.experts.top_k)
+            self.mlp = MixtureOfExperts(router, Experts(count, config.hidden_size, inner))
 
 
-def run_blocks(blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: Attend) -> Tensor:
-    """[..., n, width] through all blocks -> their final norm; `attend` rotates and keeps the cache."""
+def run_blocks(
+    blocks: Iterable[Block], x: Tensor, final_norm: RMSNorm, attend: Attend, features: Sequence[Tensor] = ()
+) -> Tensor:
+    """[..., n, hidden_size] through all blocks -> their final norm; `attend` rotates and keeps the cache.
+
+    features: like x each; the i-th is added to the output of block i (DeepStack, arXiv:2406.04334).
+    """
     layers = list(blocks)
     if x.is_cuda and x.shape.numel() == x.shape[-1]:
-        return _run_vector(layers, x, final_norm, attend)
-    return run_rows(layers, x, final_norm, attend)
+        return _run_vector(layers, x, final_norm, attend, features)
+    return run_rows(layers, x, final_norm, attend, features=features)
 
 
 def run_rows(
@@ -88,59 +116,84 @@ def run_rows(
     keep: slice | None = None,
     *,
     first_norm: Tensor | None = None,
+    features: Sequence[Tensor] = (),
 ) -> Tensor:
     """run_blocks for any number of rows. Every residual sum is made together with the norm that reads it.
 
     keep: the rows of the result; the last layer computes queries for every row, all else behind them for these only.
     first_norm: the first layer's attention_norm of x, from a caller that has it.
     """
-    last = len(layers) - 1
-    normed: Tensor | Unscaled = layers[0].attention_norm(x) if first_norm is None else first_norm
-    for index, block in enumerate(layers):
-        q, k, v = block.attention.project(normed)
-        if keep is not None and index == last:
-            q, x = q[..., keep, :, :], x[..., keep, :]
-        attended = attend(q, k, v, index).flatten(-2)
-        normed, x = add_norm_for_product(block.attention.out, attended, x, block.mlp_norm)
-        hidden = linear_silu_mul(normed, block.mlp.gate_up.weight)
-        if index < last:
-            normed, x = add_norm_for_product(block.mlp.down, hidden, x, layers[index + 1].attention_norm)
-    return add_norm(layers[-1].mlp.down, hidden, x, final_norm)[0]
+    *front, last = layers
+    normed: Normed = layers[0].attention_norm(x) if first_norm is None else first_norm
+    for index, (block, following) in enumerate(zip(front, layers[1:], strict=True)):
+        attended = block.attention(normed, attend, index)
+        normed, x = _attention_added(block, attended, x)
+        normed, x = _mlp_added(block, normed, _with_features(x, features, index), following.attention_norm)
+    attended = last.attention(normed, attend, len(front), keep)
+    if keep is not None:
+        x = x[..., keep, :]
+    normed, x = _attention_added(last, attended, x)
+    x = _with_features(x, features, len(front))
+    if isinstance(last.mlp, MixtureOfExperts):
+        assert isinstance(normed, Tensor)
+        return final_norm(last.mlp.added_to(x, normed))
+    down = last.mlp.down
+    return gemm_add_norm(last.mlp.gated(normed), down.weight, down.bias, x, final_norm.weight, final_norm.eps)[0]
 
 
-def _run_vector(layers: list[Block], x: Tensor, final_norm: RMSNorm, attend: Attend) -> Tensor:
-    """One position on a GPU: norms, SwiGLU and residual sums inside the products."""
-    from models.layers.kernels.gemv import gemv_cuda
+def _attention_added(block: Block, attended: Tensor, x: Tensor) -> tuple[Normed, Tensor]:
+    """x += the attention's output projection: (mlp_norm(x), x)."""
+    out, norm = block.attention.out, block.mlp_norm
+    if isinstance(block.mlp, MixtureOfExperts):  # its router reads the norm too, which cannot wait for a GEMM
+        return gemm_add_norm(attended, out.weight, out.bias, x, norm.weight, norm.eps)
+    return add_and_norm(out, attended, x, norm)
 
+
+def _mlp_added(block: Block, normed: Normed, x: Tensor, norm: RMSNorm) -> tuple[Normed, Tensor]:
+    """x += mlp(normed): (norm(x), x)."""
+    if isinstance(block.mlp, MixtureOfExperts):
+        assert isinstance(normed, Tensor)
+        x = block.mlp.added_to(x, normed)
+        return norm(x), x
+    return add_and_norm(block.mlp.down, block.mlp.gated(normed), x, norm)
+
+
+def _with_features(x: Tensor, features: Sequence[Tensor], layer: int) -> Tensor:
+    """What block `layer` leaves besides its MLP's output, which the next norm's kernel adds."""
+    return x + features[layer] if layer < len(features) else x
+
+
+def add_and_norm(layer: nn.Linear, y: Tensor, x: Tensor, norm: RMSNorm) -> tuple[Normed, Tensor]:
+    """x += layer(y): (norm(x) for a GEMM to read, x)."""
+    return gemm_add_deferrable_norm(y, layer.weight, layer.bias, x, norm.weight, norm.eps)
+
+
+def _run_vector(
+    layers: list[Block], x: Tensor, final_norm: RMSNorm, attend: Attend, features: Sequence[Tensor]
+) -> Tensor:
+    """One position on a GPU: norms, SwiGLU and residual sums inside the GEMVs."""
     shape, x = x.shape, x.reshape(1, -1)
     for index, block in enumerate(layers):
         attention, mlp, norms = block.attention, block.mlp, (block.attention_norm, block.mlp_norm)
         before_attention, before_mlp = ((norm.weight, norm.eps) for norm in norms)
-        qkv = gemv_cuda(x, attention.qkv.weight, attention.qkv.bias, norm=before_attention)
+        qkv = gemv(x, attention.qkv.weight, attention.qkv.bias, norm=before_attention)
         attended = attend(*attention.split(qkv.view(*shape[:-1], -1)), index).reshape(1, -1)
-        x = gemv_cuda(attended, attention.out.weight, attention.out.bias, residual=x)
-        hidden = gemv_cuda(x, mlp.gate_up.weight, norm=before_mlp, silu_mul=True)
-        x = gemv_cuda(hidden, mlp.down.weight, residual=x)
+        x = gemv(attended, attention.out.weight, attention.out.bias, residual=x)
+        if index < len(features):
+            x = x + features[index].reshape(1, -1)
+        if isinstance(mlp, MixtureOfExperts):
+            x = mlp.added_to(x, block.mlp_norm(x))
+            continue
+        hidden = gemv(x, mlp.gate_up.weight, norm=before_mlp, silu_mul=True)
+        x = gemv(hidden, mlp.down.weight, residual=x)
     return final_norm(x.view(shape))
-
-
-def add_norm(layer: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-    """(norm of the sum, the sum) of residual and layer(x)."""
-    return linear_add_rms_norm(x, layer.weight, layer.bias, residual, norm.weight, norm.eps)
-
-
-def add_norm_for_product(
-    layer: nn.Linear, x: Tensor, residual: Tensor, norm: RMSNorm
-) -> tuple[Tensor | Unscaled, Tensor]:
-    """add_norm whose norm is read by `linear` or `linear_silu_mul` alone."""
-    return linear_add_norm_for_product(x, layer.weight, layer.bias, residual, norm.weight, norm.eps)
 
 
 def block_rules(config: BlockConfig, published: str, ours: str) -> list[Rule]:
     """Published Llama-style names under the prefix `published` to a Block under `ours`, both ending in "."."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {"q": (0, q_rows), "k": (q_rows, q_rows + kv_rows), "v": (q_rows + kv_rows, q_rows + 2 * kv_rows)}
-    inner = config.inner_width
+    size = config.intermediate_size
     rules = [
         Rule(f"{published}self_attn.{name}_proj.{kind}", f"{ours}attention.qkv.{kind}", rows=span)
         for name, span in rows.items()
@@ -153,7 +206,22 @@ def block_rules(config: BlockConfig, published: str, ours: str) -> list[Rule]:
         Rule(f"{published}self_attn.k_norm.weight", f"{ours}attention.k_norm.weight"),
         Rule(f"{published}input_layernorm.weight", f"{ours}attention_norm.weight"),
         Rule(f"{published}post_attention_layernorm.weight", f"{ours}mlp_norm.weight"),
-        Rule(f"{published}mlp.gate_proj.weight", f"{ours}mlp.gate_up.weight", rows=(0, inner)),
-        Rule(f"{published}mlp.up_proj.weight", f"{ours}mlp.gate_up.weight", rows=(inner, 2 * inner)),
+        *(_dense_rules(size, published, ours) if config.experts is None else _expert_rules(published, ours)),
+    ]
+
+
+def _dense_rules(size: int, published: str, ours: str) -> list[Rule]:
+    return [
+        Rule(f"{published}mlp.gate_proj.weight", f"{ours}mlp.gate_up.weight", rows=(0, size)),
+        Rule(f"{published}mlp.up_proj.weight", f"{ours}mlp.gate_up.weight", rows=(size, 2 * size)),
         Rule(f"{published}mlp.down_proj.weight", f"{ours}mlp.down.weight"),
+    ]
+
+
+def _expert_rules(published: str, ours: str) -> list[Rule]:
+    """Stacked experts, published as [expert, in, out] and by transformers 5 as [expert, out, in]."""
+    return [
+        Rule(f"{published}mlp.gate.weight", f"{ours}mlp.router.weight"),
+        Rule(f"{published}mlp.experts.gate_up_proj", f"{ours}mlp.experts.gate_up", transposed=True),
+        Rule(f"{published}mlp.experts.down_proj", f"{ours}mlp.experts.down", transposed=True),
     ]

@@ -1,8 +1,8 @@
 """Attention on the CPU: one sequence after another through PyTorch's, with the lengths read on the host.
 
-The references of models.layers.attention compute every pair of rows of a batch and read no length, as a recording must;
-several pictures or a long cache make that slow. These are operators, so that the audit of what can be recorded, which
-runs on tensors without data, does not look inside.
+The references of models.layers.attention compute every pair of rows of a batch and read no length, as a captured graph
+must; several pictures or a long cache make that slow. These are operators, so that the audit of what can be captured,
+which runs on tensors without data, does not look inside.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.layers.precision import wide
+from models.layers.precision import upcast
 
 _OPERATORS = torch.library.Library("reprise", "DEF")
 
@@ -81,9 +81,37 @@ def paged_decode_attention_host(
     return out
 
 
+@_operator(
+    "Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor cu_seqlens_q, Tensor seq_lens, "
+    "int page_size, float scale"
+)
+def paged_prefill_attention_host(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+    scale: float,
+) -> Tensor:
+    """models.layers.attention.paged_prefill_attention on the CPU. Reads the pages that hold a sequence and no other."""
+    out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
+    group = q.shape[1] // k_cache.shape[1]
+    offsets = torch.arange(page_size)
+    chunks = zip(pairwise(cu_seqlens_q.tolist()), seq_lens.tolist(), block_tables, strict=True)
+    for (first, end), length, table in chunks:
+        if first < end:
+            pages = table[: -(-length // page_size)].long()
+            rows = (pages[:, None] * page_size + offsets).flatten()[:length]
+            keys, values = (x[rows].repeat_interleave(group, dim=1) for x in (k_cache, v_cache))
+            out[first:end] = _attend(q[first:end], keys, values, scale, causal=True)
+    return out
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
     """q [n, H, D], k [m, H, D], v [m, H, Dv] -> [n, H, Dv]; causal: the last query sees the last key."""
-    queries, keys, values = (wide(x.transpose(0, 1)[None]) for x in (q, k, v))
+    queries, keys, values = (upcast(x.transpose(0, 1)[None]) for x in (q, k, v))
     n, m = q.shape[0], k.shape[0]
     mask = torch.ones(n, m, dtype=torch.bool).tril(m - n) if causal and 1 < n < m else None
     out = F.scaled_dot_product_attention(

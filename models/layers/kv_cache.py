@@ -37,12 +37,15 @@ class PagedBatch:
 
     The first `num_decode_rows` packed rows advance one sequence each by one token; the rest are prefill chunks.
 
-    slot_mapping: int64 [n], the cache row of every packed row (padding: a scratch row). A decode row's is that of
+    slot_mapping: int64 [n], the KV slot of every packed row (padding: a scratch slot). A decode row's is that of
     position seq_lens - 1 in its block table.
     block_tables: int32 [num_decode_rows, max_pages], pages of the decode rows' sequences.
     seq_lens: int32 [num_decode_rows], keys that each decode row attends to, the new one included; 0 for padding.
-    cu_seqlens_q, cu_seqlens_k: int32 [prefills + 1]; keys are past + new.
-    key_rows: int64 [total keys], cache rows of the prefills' keys in order; None when no prefill has a past.
+    cu_seqlens_q, cu_seqlens_k: int32 [prefills + 1]; keys are cached + new.
+    context_slots: int64 [total keys], KV slots of the prefills' keys in order; None when no prefill has cached context.
+    prefill_tables, prefill_lens: int32 [prefills, max_pages] and [prefills], the prefills' pages and keys (cached +
+    new), in place of cu_seqlens_k and context_slots: sizes that do not grow with the cached context, as a captured
+    graph needs. Of batches without decode rows only.
     """
 
     caches: Sequence[Mapping[str, Tensor]]
@@ -53,6 +56,48 @@ class PagedBatch:
     seq_lens: Tensor | None = None
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
-    key_rows: Tensor | None = None
+    context_slots: Tensor | None = None
+    prefill_tables: Tensor | None = None
+    prefill_lens: Tensor | None = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
+
+    @classmethod
+    def of_decode_rows(
+        cls,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+    ) -> PagedBatch:
+        """Every row advances one sequence by one token."""
+        return cls(
+            caches=caches,
+            page_size=page_size,
+            slot_mapping=slot_mapping,
+            num_decode_rows=seq_lens.shape[0],
+            block_tables=block_tables,
+            seq_lens=seq_lens,
+        )
+
+    @classmethod
+    def of_new_prompts(
+        cls,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        slot_mapping: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+    ) -> PagedBatch:
+        """Whole prompts, or their first chunks: nothing is cached, so that keys have the bounds of queries."""
+        return cls(
+            caches=caches,
+            page_size=page_size,
+            slot_mapping=slot_mapping,
+            num_decode_rows=0,
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_k=cu_seqlens,
+            max_seqlen_q=max_seqlen,
+            max_seqlen_k=max_seqlen,
+        )

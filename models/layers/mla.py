@@ -2,7 +2,8 @@
 
 The cache holds one row of rank + rope_dim values per token and layer. Decode rows are absorbed: the key
 projection moves to the query and the value projection behind the softmax, which leaves one key head whose first `rank`
-values are the values. Prefills project the latents to keys and values of every head.
+values are the values. Prefills project the latents to keys and values of every head, which are as many as there are
+keys; so prefills whose cached context has no bound, as in a captured graph, are absorbed, too.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.attention import paged_decode_attention, varlen_attention
-from models.layers.fused import linear, rms_norm_reference
+from models.layers.attention import paged_decode_attention, paged_prefill_attention, varlen_attention
+from models.layers.fused import rms_norm
+from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
+from models.layers.op import op
 from models.layers.rotary import rotate_half_split
 
 _LATENT_NORM_EPS = 1e-6
@@ -25,7 +28,7 @@ _LATENT_NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class LatentAttentionConfig:
-    width: int
+    hidden_size: int
     num_heads: int
     rank: int
     nope_dim: int
@@ -42,25 +45,25 @@ class LatentAttentionConfig:
 
 
 class LatentAttention(nn.Module):
-    """q [heads * (nope + rope), width]; kv_down [rank + rope, width]; kv_up [heads * (nope + value), rank]: the rows of
-    a head lie together, nope before rope and keys before values. Rotary rows are in half-split order."""
+    """q [heads * (nope + rope), hidden_size]; kv_down [rank + rope, hidden_size]; kv_up [heads * (nope + value), rank]:
+    the rows of a head lie together, nope before rope and keys before values. Rotary rows are in half-split order."""
 
     def __init__(self, config: LatentAttentionConfig) -> None:
         super().__init__()
         self.config = config
-        self.q = nn.Linear(config.width, config.num_heads * (config.nope_dim + config.rope_dim), bias=False)
-        self.kv_down = nn.Linear(config.width, config.rank + config.rope_dim, bias=False)
+        self.q = nn.Linear(config.hidden_size, config.num_heads * (config.nope_dim + config.rope_dim), bias=False)
+        self.kv_down = nn.Linear(config.hidden_size, config.rank + config.rope_dim, bias=False)
         self.latent_norm = RMSNorm(config.rank, _LATENT_NORM_EPS)
         self.kv_up = nn.Linear(config.rank, config.num_heads * (config.nope_dim + config.value_dim), bias=False)
-        self.out = nn.Linear(config.num_heads * config.value_dim, config.width, bias=False)
+        self.out = nn.Linear(config.num_heads * config.value_dim, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
-        """x [n, width] packed as `batch` says -> [n, width]; stores the new latents."""
+        """x [n, hidden_size] packed as `batch` says -> [n, hidden_size]; stores the new latents."""
         config = self.config
-        q = linear(x, self.q.weight, None).unflatten(-1, (config.num_heads, -1))
-        kv = linear(x, self.kv_down.weight, None)
-        if x.shape[0] == batch.num_decode_rows:
-            return linear(self._absorbed(q, kv, rotary, layer, batch).flatten(-2), self.out.weight, None)
+        q = gemm(x, self.q.weight).unflatten(-1, (config.num_heads, -1))
+        kv = gemm(x, self.kv_down.weight)
+        if x.shape[0] == batch.num_decode_rows or batch.prefill_tables is not None:
+            return gemm(self._absorbed(q, kv, rotary, layer, batch).flatten(-2), self.out.weight)
         q_nope, q_rope = q.split((config.nope_dim, config.rope_dim), -1)
         latent, k_rope = kv.split((config.rank, config.rope_dim), -1)
         q_rope = rotate_half_split(q_rope, *rotary)
@@ -73,46 +76,42 @@ class LatentAttention(nn.Module):
         if decodes:
             outputs.append(self._decode(q_nope[:decodes], q_rope[:decodes], cache, batch))
         if x.shape[0] > decodes:
-            keys = rows[decodes:] if batch.key_rows is None else cache[batch.key_rows]
+            keys = rows[decodes:] if batch.context_slots is None else cache[batch.context_slots]
             outputs.append(self._prefill(q_nope[decodes:], q_rope[decodes:], keys, batch))
         return self.out((outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(-2))
 
     def _absorbed(self, q: Tensor, kv: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
-        """q [n, heads, nope + rope] and kv [n, rank + rope] of decode rows alone -> [n, heads, value_dim]."""
-        assert batch.block_tables is not None and batch.seq_lens is not None
+        """q [n, heads, nope + rope] and kv [n, rank + rope], of decode rows alone or of chunks over pages -> [n, heads,
+        value_dim]."""
         config, cache = self.config, batch.caches[layer]["latent"]
         norm = self.latent_norm
         query = q.new_empty((q.shape[0], config.num_heads, config.rank + config.rope_dim))
         rotate_and_cache_latent(q, kv, norm.weight, norm.eps, rotary, query, cache, batch.slot_mapping)
         key_up, value_up = self._up_projections()
         torch.bmm(q[..., : config.nope_dim].transpose(0, 1), key_up, out=query[..., : config.rank].transpose(0, 1))
-        attended = paged_decode_attention(
-            query,
-            cache,
-            cache[..., : config.rank],
-            batch.block_tables,
-            batch.seq_lens,
-            batch.page_size,
-            scale=config.scale,
-        )
+        attended = self._attend_latents(query, cache, batch)
         values = q.new_empty((q.shape[0], config.num_heads, config.value_dim))
         torch.bmm(attended.transpose(0, 1), value_up.transpose(1, 2), out=values.transpose(0, 1))
         return values
 
+    def _attend_latents(self, query: Tensor, cache: Tensor, batch: PagedBatch) -> Tensor:
+        """query [n, heads, rank + rope] -> [n, heads, rank]."""
+        scale, page_size = self.config.scale, batch.page_size
+        values = cache[..., : self.config.rank]
+        if batch.prefill_tables is None:
+            assert batch.block_tables is not None and batch.seq_lens is not None
+            tables, lengths = batch.block_tables, batch.seq_lens
+            return paged_decode_attention(query, cache, values, tables, lengths, page_size, scale=scale)
+        assert batch.cu_seqlens_q is not None and batch.prefill_lens is not None
+        tables, lengths = batch.prefill_tables, batch.prefill_lens
+        return paged_prefill_attention(
+            query, cache, values, tables, batch.cu_seqlens_q, lengths, page_size, scale=scale
+        )
+
     def _decode(self, q_nope: Tensor, q_rope: Tensor, cache: Tensor, batch: PagedBatch) -> Tensor:
-        assert batch.block_tables is not None and batch.seq_lens is not None
-        rank = self.config.rank
         key_up, value_up = self._up_projections()
         q_latent = torch.einsum("nhd,hdr->nhr", q_nope, key_up)
-        attended = paged_decode_attention(
-            torch.cat((q_latent, q_rope), dim=-1),
-            cache,
-            cache[..., :rank],
-            batch.block_tables,
-            batch.seq_lens,
-            batch.page_size,
-            scale=self.config.scale,
-        )
+        attended = self._attend_latents(torch.cat((q_latent, q_rope), dim=-1), cache, batch)
         return torch.einsum("nhr,hvr->nhv", attended, value_up)
 
     def _prefill(self, q_nope: Tensor, q_rope: Tensor, keys: Tensor, batch: PagedBatch) -> Tensor:
@@ -140,6 +139,7 @@ class LatentAttention(nn.Module):
         return up[:, : self.config.nope_dim], up[:, self.config.nope_dim :]
 
 
+@op(cuda="models.layers.kernels.latent:rotate_and_cache_latent")
 def rotate_and_cache_latent(
     q: Tensor,
     kv: Tensor,
@@ -150,34 +150,16 @@ def rotate_and_cache_latent(
     cache: Tensor,
     slot_mapping: Tensor,
 ) -> None:
-    """Writes the rotated part of the queries and the new cache rows.
+    """Writes the rotated part of the queries and the new KV slots.
 
     q [n, heads, nope + rope] -> the last rope columns of query [n, heads, rank + rope]; kv [n, rank + rope], its latent
-    normed and its key rotated -> rows slot_mapping int64 [n] of cache [cache rows, 1, rank + rope].
+    normed and its key rotated -> rows slot_mapping int64 [n] of cache [KV slots, 1, rank + rope].
     """
-    if q.is_cuda:
-        from models.layers.kernels.latent import rotate_and_cache_latent_cuda
-
-        rotate_and_cache_latent_cuda(q, kv, norm_weight, eps, rotary, query, cache, slot_mapping)
-        return
-    rotate_and_cache_latent_reference(q, kv, norm_weight, eps, rotary, query, cache, slot_mapping)
-
-
-def rotate_and_cache_latent_reference(
-    q: Tensor,
-    kv: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    rotary: tuple[Tensor, Tensor],
-    query: Tensor,
-    cache: Tensor,
-    slot_mapping: Tensor,
-) -> None:
     rank, rope = norm_weight.shape[0], 2 * rotary[0].shape[1]
     query[..., rank:] = rotate_half_split(q[..., -rope:], *rotary)
     latent, k_rope = kv.split((rank, rope), -1)
     k_rope = rotate_half_split(k_rope[:, None], *rotary)
-    rows = torch.cat((rms_norm_reference(latent, norm_weight, eps)[:, None], k_rope), dim=-1)
+    rows = torch.cat((rms_norm.reference(latent, norm_weight, eps)[:, None], k_rope), dim=-1)
     cache.index_copy_(0, slot_mapping, rows)
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers.fused import linear, linear_silu_mul
-from models.layers.packed import linear_quick_gelu
+from models.layers.deferred_norm import Normed
+from models.layers.gemm import gemm
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 
@@ -17,10 +17,12 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 class MLP(nn.Module):
     """fc2(activation(fc1(x))), with biases."""
 
-    def __init__(self, width: int, inner: int, activation: Activation, *, out_width: int | None = None) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, activation: Activation, *, out_features: int | None = None
+    ) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, inner)
-        self.fc2 = nn.Linear(inner, out_width or width)
+        self.fc1 = nn.Linear(hidden_size, intermediate_size)
+        self.fc2 = nn.Linear(intermediate_size, out_features or hidden_size)
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,9 +31,9 @@ class MLP(nn.Module):
 
 def _activated_linear(x: Tensor, layer: nn.Linear, activation: Activation) -> Tensor:
     if activation == "quick_gelu":
-        return linear_quick_gelu(x, layer.weight, layer.bias)
+        return gemm(x, layer.weight, layer.bias, "quick_gelu")
     if activation == "gelu_tanh" and x.is_cuda and x.dtype != torch.float32:
-        # cuBLASLt applies bias and the tanh form to the product before it is rounded: no kernel of its own.
+        # cuBLASLt applies bias and the tanh form before the GEMM's result is rounded: no kernel of its own.
         return torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
     return F.gelu(layer(x), approximate="tanh" if activation == "gelu_tanh" else "none")
 
@@ -39,10 +41,27 @@ def _activated_linear(x: Tensor, layer: nn.Linear, activation: Activation) -> Te
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)); gate_up holds the rows of gate, then those of up."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(width, 2 * inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
+        self.gate_up = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias)
+        self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
+
+    def widen(self, multiple: int) -> None:
+        """Fills intermediate_size of loaded parameters up to a multiple with values of zero, which add silu(0) * 0."""
+        more = -self.down.in_features % multiple
+        if not more:
+            return
+        for name, parameter in list(self.gate_up.named_parameters()):
+            rest = (0, 0) * (parameter.dim() - 1) + (0, more)
+            halves = [F.pad(half, rest) for half in parameter.chunk(2)]
+            setattr(self.gate_up, name, nn.Parameter(torch.cat(halves), requires_grad=False))
+        self.down.weight = nn.Parameter(F.pad(self.down.weight, (0, more)), requires_grad=False)
+        self.down.in_features += more
+        self.gate_up.out_features += 2 * more
+
+    def gated(self, x: Normed) -> Tensor:
+        """[..., hidden_size] -> silu(gate(x)) * up(x) [..., intermediate_size]."""
+        return gemm(x, self.gate_up.weight, self.gate_up.bias, "silu_mul")
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(linear_silu_mul(x, self.gate_up.weight), self.down.weight, None)
+        return gemm(self.gated(x), self.down.weight, self.down.bias)

@@ -1,17 +1,21 @@
-"""Mixture of experts: sigmoid routing with a correction bias, experts run grouped with routing on the device."""
+"""Mixture of experts: sigmoid or softmax routing, experts run grouped with routing on the device."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.fused import silu_mul
+from models.layers.gemm import gemv
 from models.layers.mlp import SwiGLU
-from models.layers.precision import wide
+from models.layers.op import op
+from models.layers.precision import upcast
 
 _FEW_ROWS = 4
-"""Up to here every chosen expert is read by a product of its own; grouped products share what rows have in common."""
+"""Up to here every chosen expert is read by a GEMV of its own; a grouped GEMM shares what rows have in common."""
 
 
 class SigmoidRouter(nn.Module):
@@ -20,59 +24,98 @@ class SigmoidRouter(nn.Module):
 
     float32_parameters = frozenset({"weight", "bias"})
 
-    def __init__(self, width: int, num_experts: int, top_k: int, scale: float, *, normalise: bool) -> None:
+    def __init__(self, hidden_size: int, num_experts: int, top_k: int, scale: float, *, normalise: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_experts, width))
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
         self.bias = nn.Parameter(torch.empty(num_experts))
         self.top_k = top_k
         self.scale = scale
         self.normalise = normalise
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [n, width] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
-        if x.is_cuda:
-            from models.layers.kernels.gemv import gemv_cuda
-            from models.layers.kernels.moe import route_cuda
+        """x [n, hidden_size] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
+        few = x.shape[0] <= _FEW_ROWS
+        logits = gemv(x, self.weight, out_dtype=torch.float32) if few else F.linear(x.float(), self.weight)
+        return route(logits, self.bias, self.top_k, self.scale, self.normalise)
 
-            few = x.shape[0] <= _FEW_ROWS
-            logits = gemv_cuda(x, self.weight, out_dtype=torch.float32) if few else F.linear(x.float(), self.weight)
-            return route_cuda(logits, self.bias, self.top_k, self.scale, self.normalise)
-        scores = torch.sigmoid(F.linear(x.float(), self.weight))
-        experts = torch.topk(scores + self.bias, self.top_k, dim=-1, sorted=False).indices
-        weights = scores.gather(-1, experts)
-        if self.normalise:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return weights * self.scale, experts
+
+class SoftmaxRouter(nn.Module):
+    """Qwen3's gate (arXiv:2505.09388): softmax(x W^T) in float32, the top_k largest, their weights normalised to 1."""
+
+    float32_parameters = frozenset({"weight"})
+
+    def __init__(self, width: int, num_experts: int, top_k: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, width))
+        self.top_k = top_k
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [n, width] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
+        few = x.shape[0] <= _FEW_ROWS
+        logits = gemv(x, self.weight, out_dtype=torch.float32) if few else F.linear(x.float(), self.weight)
+        return route_softmax(logits, self.top_k)
+
+
+Router = SigmoidRouter | SoftmaxRouter
+
+
+@op(cuda="models.layers.kernels.moe:route_softmax")
+def route_softmax(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """SoftmaxRouter from its logits float32 [n, experts]; the order of a row's experts is free.
+
+    The softmax of all, normalised over the chosen, is the softmax of the chosen alone.
+    """
+    chosen, experts = torch.topk(logits, top_k, dim=-1, sorted=False)
+    return torch.softmax(chosen, dim=-1), experts
+
+
+@op(cuda="models.layers.kernels.moe:route")
+def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: bool) -> tuple[Tensor, Tensor]:
+    """SigmoidRouter from its logits float32 [n, experts]; the order of a row's experts is free."""
+    scores = torch.sigmoid(logits)
+    experts = torch.topk(scores + bias, top_k, dim=-1, sorted=False).indices
+    weights = scores.gather(-1, experts)
+    if normalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return weights * scale, experts
+
+
+@op(cuda="models.layers.kernels.moe:combine")
+def combine(chosen: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
+    """shared + sum over k of weights [n, k] * chosen [n * k, hidden_size], summed in float32 -> like shared."""
+    total = torch.einsum("nkw,nk->nw", chosen.view(*weights.shape, -1).float(), weights)
+    return total.to(shared.dtype) + shared
 
 
 class Experts(nn.Module):
-    """SwiGLU experts stacked on the leading axis; gate_up [experts, 2 * inner, width], down [experts, width, inner]."""
+    """SwiGLU experts stacked on the leading axis; gate_up [experts, 2 * intermediate_size, hidden_size], down
+    [experts, hidden_size, intermediate_size]."""
 
-    def __init__(self, num_experts: int, width: int, inner: int) -> None:
+    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * inner, width))
-        self.down = nn.Parameter(torch.empty(num_experts, width, inner))
+        self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
+        self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
 
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """Sum over the chosen experts of weight * expert(x): x [n, width] -> [n, width], accumulated in float32."""
-        if x.is_cuda and x.dtype == torch.bfloat16:
+        """Sum over the chosen experts of weight * expert(x): x [n, hidden_size] -> like x, accumulated in float32."""
+        if not x.is_cpu and x.dtype == torch.bfloat16:
             return experts_grouped(x, weights, experts, self.gate_up, self.down)
         return experts_dense(x, weights, experts, self.gate_up, self.down)
 
 
 def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Every expert on every row, weighted by 0 where it was not chosen: the plain path, exact and without a sort."""
-    weights = wide(weights)
+    weights = upcast(weights)
     spread = weights.new_zeros((x.shape[0], gate_up.shape[0])).scatter(1, experts, weights)
-    total = wide(torch.zeros_like(x))
+    total = upcast(torch.zeros_like(x))
     for index, (expert_gate_up, expert_down) in enumerate(zip(gate_up, down, strict=True)):
         gate, up = F.linear(x, expert_gate_up).chunk(2, dim=-1)
-        total = total + spread[:, index, None] * wide(F.linear(F.silu(gate) * up, expert_down))
+        total = total + spread[:, index, None] * upcast(F.linear(F.silu(gate) * up, expert_down))
     return total.to(x.dtype)
 
 
 def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Rows sorted by expert, one grouped product for each projection; offsets stay on the device."""
+    """Rows sorted by expert, one grouped GEMM for each projection; offsets stay on the device."""
     rows, top_k = experts.shape
     order = torch.argsort(experts.flatten(), stable=True)
     counts = torch.zeros(gate_up.shape[0], dtype=torch.int32, device=x.device)
@@ -82,32 +125,39 @@ def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor
     hidden = silu_mul(F.grouped_mm(sorted_x, gate_up.transpose(1, 2), offs=offsets))
     sorted_y = F.grouped_mm(hidden, down.transpose(1, 2), offs=offsets)
     chosen = torch.empty_like(sorted_y).index_copy(0, order, sorted_y).view(rows, top_k, -1)
-    return torch.einsum("nkw,nk->nw", wide(chosen), wide(weights)).to(x.dtype)
+    return torch.einsum("nkw,nk->nw", upcast(chosen), upcast(weights)).to(x.dtype)
 
 
 def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Every chosen expert's answer to its row: x [n, width], experts [n, top_k] -> [n * top_k, width]. CUDA only."""
-    from models.layers.kernels.gemv import gemv_cuda
-
+    """Every chosen expert's answer to its row: x [n, hidden_size], experts [n, top_k] -> [n * top_k, hidden_size].
+    CUDA only."""
     index = experts.flatten()
-    hidden = gemv_cuda(x, gate_up, index=index, fan_out=experts.shape[1], silu_mul=True)
-    return gemv_cuda(hidden, down, index=index)
+    hidden = gemv(x, gate_up, index=index, fan_out=experts.shape[1], silu_mul=True)
+    return gemv(hidden, down, index=index)
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts plus one shared SwiGLU that every row passes."""
+    """Routed experts, and one shared SwiGLU that every row passes where the model has it."""
 
-    def __init__(self, router: SigmoidRouter, experts: Experts, shared: SwiGLU) -> None:
+    def __init__(self, router: Router, experts: Experts, shared: SwiGLU | None = None) -> None:
         super().__init__()
         self.router = router
         self.experts = experts
         self.shared = shared
 
     def forward(self, x: Tensor) -> Tensor:
+        """[n, width] -> like x. Of a mixture with a shared SwiGLU; one without is added to the residual stream."""
+        assert self.shared is not None
+        return self._added(x, self.shared)
+
+    def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + the routed experts of x, of a mixture without a shared SwiGLU: both [n, width] -> like x."""
+        assert self.shared is None
+        return self._added(x, lambda _: residual)
+
+    def _added(self, x: Tensor, base: Callable[[Tensor], Tensor]) -> Tensor:
         weights, chosen = self.router(x)
         if x.is_cuda and x.shape[0] <= _FEW_ROWS:
-            from models.layers.kernels.moe import combine_cuda
-
             rows = experts_one_by_one(x, chosen, self.experts.gate_up, self.experts.down)
-            return combine_cuda(rows, weights, self.shared(x))
-        return self.experts(x, weights, chosen) + self.shared(x)
+            return combine(rows, weights, base(x))
+        return self.experts(x, weights, chosen) + base(x)

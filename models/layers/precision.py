@@ -1,19 +1,17 @@
-"""The precision of products on tensor cores, and of the plain PyTorch that kernels are compared with."""
+"""The precision of GEMMs on tensor cores, and of the plain PyTorch that kernels are compared with."""
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 Precision = Literal["ieee", "tf32", "float16"]
-"""Of a product's float32 operands; its sums are float32. tf32 and float16 both keep 10 bits of mantissa; float16 takes
+"""Of a GEMM's float32 operands; its sums are float32. tf32 and float16 both keep 10 bits of mantissa; float16 takes
 half the bytes and saturates at +-65504."""
 
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
-
-def wide(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """x as float32, or as float64 where it is that: what a kernel is checked against must not round as the kernel."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

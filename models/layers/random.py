@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from models.layers.op import op
+
 Noise = Callable[[Tensor, Tensor], Tensor]
 """seeds int64 [rows], steps int [rows] -> float32 [rows, ...]."""
 
@@ -39,19 +41,12 @@ def _multiply(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
     return (high + (low >> 16)) >> 16, (((high & 0xFFFF) << 16) + low) & _MASK
 
 
+@op(cuda="models.layers.kernels.random:philox_normal")
 def philox_normal(seeds: Tensor, steps: Tensor, count: int) -> Tensor:
     """Standard normals float32 [rows, count] of seeds int64 [rows] and steps int [rows]; count a multiple of 4.
 
     Values 4b..4b + 3 of a row come from counter (b, step, 0, 0) and the key made of the seed's two words.
     """
-    if seeds.is_cuda:
-        from models.layers.kernels.random import philox_normal_cuda
-
-        return philox_normal_cuda(seeds, steps, count)
-    return philox_normal_reference(seeds, steps, count)
-
-
-def philox_normal_reference(seeds: Tensor, steps: Tensor, count: int) -> Tensor:
     if count % 4:
         raise ValueError(f"count {count} is not a multiple of 4")
     blocks = torch.arange(count // 4, device=seeds.device)[None, :].expand(seeds.shape[0], -1)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.layers.precision import wide
+from models.layers.op import op
+from models.layers.precision import upcast
 
 
 def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
@@ -46,29 +47,28 @@ def longrope_inverse_frequencies(
     return frequencies, scale
 
 
-def section_axes(sections: Sequence[int]) -> Tensor:
-    """Position axis of every frequency under contiguous M-RoPE sections: (1, 2, 1) -> [0, 1, 1, 2]."""
-    counts = torch.tensor(list(sections), device="cpu")
-    return torch.repeat_interleave(torch.arange(len(sections), device="cpu"), counts)
+def section_axes(sections: Sequence[int], *, interleaved: bool = False) -> Tensor:
+    """Position axis of every frequency under M-RoPE sections: (1, 2, 1) -> [0, 1, 1, 2].
+
+    interleaved (Qwen3-VL): axes take turns, each for as many turns as its section says, and the first has what is left:
+    (4, 2, 1) -> [0, 1, 2, 0, 1, 0, 0].
+    """
+    if not interleaved:
+        counts = torch.tensor(list(sections), device="cpu")
+        return torch.repeat_interleave(torch.arange(len(sections), device="cpu"), counts)
+    turns = torch.arange(sum(sections), device="cpu")
+    axes = turns % len(sections)
+    return torch.where(turns < len(sections) * torch.tensor(list(sections), device="cpu")[axes], axes, 0)
 
 
+@op(cuda="models.layers.kernels.packed:rotary_cos_sin")
 def rotary_cos_sin(
-    positions: Tensor, frequencies: Tensor, axes: Tensor | None = None, *, scale: float = 1.0
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None = None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of packed rows, each float32 [n, head_dim / 2].
 
     positions: int [n], or [axes, n] with `axes` int64 [head_dim / 2] naming the position axis of every frequency.
     """
-    if positions.is_cuda:
-        from models.layers.kernels.packed import rotary_cos_sin_cuda
-
-        return rotary_cos_sin_cuda(positions, frequencies, axes, scale)
-    return rotary_cos_sin_reference(positions, frequencies, axes, scale)
-
-
-def rotary_cos_sin_reference(
-    positions: Tensor, frequencies: Tensor, axes: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
     if axes is None:
         angles = positions.float()[:, None] * frequencies
     else:
@@ -79,11 +79,12 @@ def rotary_cos_sin_reference(
 
 def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs (j, j + D/2): x [..., n, heads, D], cos and sin float32 [n, D/2] -> like x."""
-    first, second = wide(x).chunk(2, dim=-1)
+    first, second = upcast(x).chunk(2, dim=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+@op(cuda="models.layers.kernels.rotary:rotate_and_cache")
 def rotate_and_cache(
     q: Tensor,
     k: Tensor,
@@ -95,33 +96,10 @@ def rotate_and_cache(
 ) -> Tensor:
     """rotate_half_split of q [n, Hq, D] and k [n, Hkv, D] by rotary (cos and sin float32 [n, D/2]; None: not at all).
 
-    Stores k and v in rows slot_mapping int64 [n] of the caches [cache rows, Hkv, D] and returns q.
+    Stores k and v in rows slot_mapping int64 [n] of the caches [KV slots, Hkv, D] and returns q.
     """
-    if q.is_cuda:
-        from models.layers.kernels.rotary import rotate_and_cache_cuda
-
-        return rotate_and_cache_cuda(q, k, v, rotary, k_cache, v_cache, slot_mapping)
-    return rotate_and_cache_reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
-
-
-def rotate_and_cache_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotary: tuple[Tensor, Tensor] | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-) -> Tensor:
     if rotary is not None:
         q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
     k_cache.index_copy_(0, slot_mapping, k)
     v_cache.index_copy_(0, slot_mapping, v)
     return q
-
-
-def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (2j, 2j + 1): x [..., n, heads, D], cos and sin float32 [n, D/2] -> like x."""
-    even, odd = wide(x).unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)

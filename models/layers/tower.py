@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
@@ -14,14 +14,16 @@ from models.layers.packed import add_layer_norm, layer_norm, rotate_packed
 class TowerBlock(nn.Module):
     """Parameters of x += out(attention(norm(x))); x += mlp(norm(x)); qkv holds the rows of q, then k, then v."""
 
-    def __init__(self, width: int, inner: int, num_heads: int, activation: Activation, norm_eps: float) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, num_heads: int, activation: Activation, norm_eps: float
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.attention_norm = nn.LayerNorm(width, eps=norm_eps)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width, eps=norm_eps)
-        self.mlp = MLP(width, inner, activation)
+        self.attention_norm = nn.LayerNorm(hidden_size, eps=norm_eps)
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+        self.mlp_norm = nn.LayerNorm(hidden_size, eps=norm_eps)
+        self.mlp = MLP(hidden_size, intermediate_size, activation)
 
     def attend(self, normed: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor, longest: int) -> Tensor:
         heads = self.qkv(normed).unflatten(-1, (3 * self.num_heads, -1))
@@ -38,16 +40,20 @@ def run_tower(
     rotary: tuple[Tensor, Tensor] | None,
     cu_seqlens: Tensor,
     max_seqlen: int,
+    after: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
-    """Packed patches x [n, width], which is used up, through all blocks -> their final norm [n, width].
+    """Packed patches x [n, hidden_size], which is used up, through all blocks -> their final norm [n, hidden_size].
 
     rotary: cos and sin float32 [n, head_dim / 2], half-split. cu_seqlens int32 [segments + 1]; max_seqlen bounds the
     longest segment. Every residual sum is made together with the norm that reads it.
+    after: is told each block's number and output [n, hidden_size], which the next block overwrites.
     """
     layers = list(blocks)
     norms = [*(block.attention_norm for block in layers[1:]), final_norm]
     normed = layer_norm(x, layers[0].attention_norm)
-    for block, following in zip(layers, norms, strict=True):
+    for index, (block, following) in enumerate(zip(layers, norms, strict=True)):
         normed = add_layer_norm(block.attend(normed, rotary, cu_seqlens, max_seqlen), x, block.mlp_norm)
         normed = add_layer_norm(block.mlp(normed), x, following)
+        if after is not None:
+            after(index, x)
     return normed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from models.chat_template import template_role
 from models.errors import CheckpointError
@@ -11,14 +12,15 @@ from models.media import ChatMessage
 from models.minicpmv.config import Version
 from models.placeholders import MediaTokens, join, plain, repeated
 from models.tokenizer import Tokenizer
+from models.tools import Escape, escaped_calls
 
 PLACEHOLDER = "<image>"
 """What the template is given for an item of either kind."""
 REASONING_MARKERS = ("<think>", "</think>")
 
 
-def turns(messages: Sequence[ChatMessage], shield: Callable[[str], str]) -> list[dict[str, str]]:
-    """Template turns: the pieces of a message joined by line breaks, text shielded.
+def turns(messages: Sequence[ChatMessage], escape: Escape) -> list[dict[str, Any]]:
+    """Template turns: the pieces of a message joined by line breaks, text escaped.
 
     Answers before the last question lose their reasoning, as Qwen3's template does it.
     """
@@ -34,8 +36,8 @@ def turns(messages: Sequence[ChatMessage], shield: Callable[[str], str]) -> list
                 text = part.text
                 if message.role == "assistant" and index < last_question:
                     text = text.rpartition(REASONING_MARKERS[1])[2].lstrip("\n")
-                pieces.append(shield(text))
-        rendered.append({"role": role, "content": "\n".join(pieces)})
+                pieces.append(escape(text))
+        rendered.append({"role": role, "content": "\n".join(pieces), **escaped_calls(message, escape)})
     return rendered
 
 

@@ -19,8 +19,8 @@ _VERSIONS: tuple[Version, ...] = ("2.5", "2.6", "4.0", "4.5")
 class VisionConfig:
     """The SigLIP tower; `num_layers` are the layers that run."""
 
-    width: int
-    inner_width: int
+    hidden_size: int
+    intermediate_size: int
     num_layers: int
     num_heads: int
     patch_size: int
@@ -42,7 +42,7 @@ class MiniCPMVConfig:
     use_image_id: bool
     pixel_mean: float
     pixel_std: float
-    width: int
+    hidden_size: int
     """Of the language model and of the resampler."""
     text: Mapping[str, Any]
 
@@ -66,8 +66,8 @@ def load_config(directory: Path) -> MiniCPMVConfig:
         vision_fields = config["vision_config"]
         published_layers = int(vision_fields.get("num_hidden_layers", 27))
         vision = VisionConfig(
-            width=int(vision_fields.get("hidden_size", 1152)),
-            inner_width=int(vision_fields.get("intermediate_size", 4304)),
+            hidden_size=int(vision_fields.get("hidden_size", 1152)),
+            intermediate_size=int(vision_fields.get("intermediate_size", 4304)),
             # The class default of the published code; published checkpoints say false.
             num_layers=published_layers - bool(config.get("drop_vision_last_layer", True)),
             num_heads=int(vision_fields.get("num_attention_heads", 16)),
@@ -75,26 +75,42 @@ def load_config(directory: Path) -> MiniCPMVConfig:
             table_side=int(vision_fields.get("image_size", 980)) // int(vision_fields.get("patch_size", 14)),
             norm_eps=float(vision_fields.get("layer_norm_eps", 1e-6)),
         )
-        slicing = config.get("slice_config") or {}
+        slicing = _slicing(config, preprocessor)
+        _check_patches(preprocessor, vision.patch_size, int(config["query_num"]))
         return MiniCPMVConfig(
             version=version,
             vision=vision,
             published_vision_layers=published_layers,
             slicing=SliceRule(
                 scale_resolution=int(slicing.get("scale_resolution", 448)),
-                patch_size=int(slicing.get("patch_size", vision.patch_size)),
+                patch_size=vision.patch_size,
                 max_slices=int(slicing.get("max_slice_nums", 9)),
             ),
-            slice_mode=bool(config.get("slice_mode", True)),
+            slice_mode=bool(slicing.get("slice_mode", True)),
             num_queries=int(config["query_num"]),
-            use_image_id=version != "2.5" and bool(config.get("use_image_id", True)),
+            use_image_id=version != "2.5" and bool(slicing.get("use_image_id", True)),
             pixel_mean=_one_value(preprocessor, "norm_mean"),
             pixel_std=_one_value(preprocessor, "norm_std"),
-            width=int(config["hidden_size"]),
+            hidden_size=int(config["hidden_size"]),
             text=config,
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
+
+
+def _slicing(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
+    """preprocessor_config.json, which the published processors read, before what config.json says."""
+    fields = ("max_slice_nums", "scale_resolution", "slice_mode", "use_image_id")
+    sources = (config, config.get("slice_config") or {}, preprocessor)
+    return {name: source[name] for source in sources for name in fields if source.get(name) is not None}
+
+
+def _check_patches(preprocessor: Mapping[str, Any], patch_size: int, num_queries: int) -> None:
+    """Sizes that both files hold, and the networks are built for."""
+    for name, expected in (("patch_size", patch_size), ("image_feature_size", num_queries)):
+        value = preprocessor.get(name, expected)
+        if value != expected:
+            raise CheckpointError(f"preprocessor_config.json: {name} is {value}, config.json says {expected}")
 
 
 def _version(config: Mapping[str, Any]) -> Version:

@@ -22,14 +22,14 @@ from models.minicpmv.positions import buckets, position_ids
 from models.minicpmv.resampler import Resampler
 from models.minicpmv.tower import Tower
 from models.minicpmv.video import MAX_PACK
-from models.protocol import BufferSpec, Capacity, Plan
+from models.protocol import Bucket, BufferSpec, Plan
 
 _SLICES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 """A picture has 1 to 10 slices; the larger steps hold several pictures, or a part of a video."""
 
 
 class MiniCPMVEncoder(nn.Module):
-    """VisionEncoder of MiniCPM-V. Buffers of a capacity of P patches, S sequences (slices) and G groups:
+    """VisionEncoder of MiniCPM-V. Buffers of a bucket of P patches, S sequences (slices) and G groups:
 
     pixels uint8 [P, 3 * patch_size^2], a patch as (y, x, channel); position_ids int32 [P]; coordinates int32 [P, 2]
     (column, row); cu_slices int32 [S + 1] and cu_groups int32 [G + 1], their tails repeating the total; with fused
@@ -43,7 +43,9 @@ class MiniCPMVEncoder(nn.Module):
         super().__init__()
         self.config = config
         self.tower = Tower(config.vision)
-        self.resampler = Resampler(config.vision.width, config.width, config.num_queries, temporal=config.fuses_frames)
+        self.resampler = Resampler(
+            config.vision.hidden_size, config.hidden_size, config.num_queries, temporal=config.fuses_frames
+        )
         self.register_buffer("pixel_table", _pixel_table(config.pixel_mean, config.pixel_std), persistent=False)
 
     def prepare(self) -> None:
@@ -52,7 +54,7 @@ class MiniCPMVEncoder(nn.Module):
         self.resampler.prepare()
         self.pixel_table = self.pixel_table.to(self.tower.patch_embedding.weight.dtype)
 
-    def default_ladder(self) -> list[Capacity]:
+    def default_buckets(self) -> list[Bucket]:
         side = self.config.slicing.scale_resolution // self.config.vision.patch_size
         # Slices of aspects within 4:1 have at most this many patches: sides are rounded to whole patches.
         per_slice = side * (side + 1)
@@ -68,21 +70,21 @@ class MiniCPMVEncoder(nn.Module):
             for slices in _SLICES
         ]
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        patches, slices = capacity["patches"], capacity["sequences"]
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        patches, slices = bucket["patches"], bucket["sequences"]
         specs = {
             "pixels": BufferSpec((patches, 3 * self.config.vision.patch_size**2), torch.uint8),
             "position_ids": BufferSpec((patches,), torch.int32),
             "coordinates": BufferSpec((patches, 2), torch.int32),
             "cu_slices": BufferSpec((slices + 1,), torch.int32),
-            "cu_groups": BufferSpec((capacity["groups"] + 1,), torch.int32),
+            "cu_groups": BufferSpec((bucket["groups"] + 1,), torch.int32),
         }
         if self.config.fuses_frames:
             specs["temporal_ids"] = BufferSpec((slices,), torch.int32)
             specs["slice_ids"] = BufferSpec((patches,), torch.int32)
         return specs
 
-    def needs(self, items: Sequence[MediaItem]) -> Capacity:
+    def required(self, items: Sequence[MediaItem]) -> Bucket:
         lengths = [rows * columns for rows, columns in self._grids(items)]
         sizes = [int(size) for item in items for size in item.arrays["group_sizes"]]
         ends = np.cumsum(sizes)
@@ -111,9 +113,9 @@ class MiniCPMVEncoder(nn.Module):
         if self.config.fuses_frames:
             arrays["temporal_ids"] = np.concatenate([item.arrays["temporal_ids"] for item in items])
             arrays["slice_ids"] = np.repeat(np.arange(len(grids), dtype=np.int32), lengths)
-        return Plan(arrays=arrays, needs=self.needs(items), fills={"cu_slices": total, "cu_groups": total})
+        return Plan(arrays=arrays, required=self.required(items), fills={"cu_slices": total, "cu_groups": total})
 
-    def split(self, item: MediaItem, limit: Capacity) -> list[MediaItem]:
+    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Parts of whole groups, each as large as `limit` allows."""
         slices = _cumulative(item.arrays["group_sizes"])
         patches = _cumulative([rows * columns for rows, columns in self._grids([item])])[slices]
@@ -132,14 +134,14 @@ class MiniCPMVEncoder(nn.Module):
             return [item]
         return [self._part(item, first, last) for first, last in pairwise(borders)]
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         patches = byte_lookup(buffers["pixels"], self.pixel_table[None])
-        hidden = self.tower(patches, buffers["position_ids"], buffers["cu_slices"], capacity["max_seqlen"])
+        hidden = self.tower(patches, buffers["position_ids"], buffers["cu_slices"], bucket["max_seqlen"])
         embeds = self.resampler(
             hidden,
             buffers["coordinates"],
             buffers["cu_groups"],
-            capacity["max_group_keys"],
+            bucket["max_group_keys"],
             temporal_ids=buffers.get("temporal_ids"),
             slice_ids=buffers.get("slice_ids"),
         )

@@ -17,26 +17,28 @@ from models.media import (
     MediaKind,
     Prompt,
     TokenizedChat,
+    Tool,
     VideoFrames,
     VideoMetadata,
     media_digest,
 )
 from models.minicpmv.chat import PLACEHOLDER, REASONING_MARKERS, PictureTokens, turns
-from models.minicpmv.config import MiniCPMVConfig, load_config
+from models.minicpmv.config import MiniCPMVConfig, Version, load_config
 from models.minicpmv.slicing import SliceRule, slice_picture
 from models.minicpmv.video import (
     MAX_GROUPS,
     UNFUSED_MAX_FRAMES,
-    Sampling,
+    FrameSampling,
     fused_pack,
     sample_fused,
     sample_unfused,
     temporal_ids,
 )
 from models.placeholders import MediaTokens, check_length, expand, tokenized_chat
-from models.published import read_optional_json, sampling_defaults
+from models.published import read_optional_json, sampling_defaults, stop_token_ids
 from models.resizing import each
 from models.tokenizer import Tokenizer, load_tokenizer
+from models.tools import escaped_tools, prompt_texts
 
 NO_TIME = -1
 """Temporal id of a slice without a time: pictures, and frames that are not fused."""
@@ -46,6 +48,16 @@ _STOP_TOKENS = {
     "4.0": ("<|im_end|>", "</s>"),
     "4.5": ("<|im_end|>", "<|endoftext|>"),
 }
+
+
+def _recommended_sampling(version: Version) -> dict[str, float | int]:
+    """The defaults of the published `chat`, for files that name no sampling."""
+    return {
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 100,
+        "repetition_penalty": 1.03 if version == "4.5" else 1.05,
+    }
 
 
 class MiniCPMVProcessor:
@@ -71,9 +83,9 @@ class MiniCPMVProcessor:
         # Rows of the output layer that only pad it are never generated.
         self.vocab_size = min(tokenizer.vocab_size, int(config.text["vocab_size"]))
         self.context_length = int(config.text["max_position_embeddings"])
-        self.stop_token_ids = self._stop_token_ids(generation)
-        self.generation_defaults = sampling_defaults(generation)
         special = tokenizer.special_ids
+        self.stop_token_ids = stop_token_ids(generation, special, _STOP_TOKENS[config.version])
+        self.generation_defaults = sampling_defaults(generation, _recommended_sampling(config.version))
         self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= special.keys() else None
         rule = config.slicing
         self._picture_rule = rule if config.slice_mode else SliceRule(rule.scale_resolution, rule.patch_size, 1)
@@ -135,21 +147,30 @@ class MiniCPMVProcessor:
         return item
 
     def apply_chat_template(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
         enable_thinking = options.get("enable_thinking") or False
         if enable_thinking and self.reasoning_markers is None:
             raise InputError("enable_thinking", f"MiniCPM-V {self.config.version} has no reasoning mode")
         if options.get("add_vision_id"):
             raise InputError("add_vision_id", "MiniCPM-V numbers pictures by a rule of its own")
-        texts = [part.text for message in messages for part in message.content if part.text is not None]
-        shield = unused_character(texts)
+        escape = unused_character(prompt_texts(messages, tools))
+
+        def escaped(text: str) -> str:
+            return self.tokenizer.escape(text, escape)
+
         rendered = self.template.render(
-            turns(messages, lambda text: self.tokenizer.shield(text, shield)),
+            turns(messages, escaped),
+            tools=escaped_tools(tools, escaped),
             enable_thinking=enable_thinking,
         )
         placeholder_ids = {self.tokenizer.special_ids[PLACEHOLDER]}
-        return tokenized_chat(self.tokenizer.encode(rendered, shield), messages, placeholder_ids)
+        return tokenized_chat(self.tokenizer.encode(rendered, escape), messages, placeholder_ids)
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """Pictures are numbered as they come, videos are not."""
@@ -164,17 +185,17 @@ class MiniCPMVProcessor:
             else:
                 frames = len(item.arrays["group_sizes"]) // (columns * rows + 1)
                 media.append(self._pictures.video((columns, rows), frames))
-        token_ids, spans = expand(chat, media)
+        token_ids, placeholders = expand(chat, media)
         check_length(token_ids, self.context_length)
         return Prompt(
             token_ids=token_ids,
             positions=np.arange(len(token_ids), dtype=np.int32)[None],
             next_position=len(token_ids),
             items=tuple(items),
-            spans=spans,
+            placeholders=placeholders,
         )
 
-    def _sampling(self, metadata: VideoMetadata, fps: float | None, max_frames: int) -> Sampling:
+    def _sampling(self, metadata: VideoMetadata, fps: float | None, max_frames: int) -> FrameSampling:
         sample = sample_fused if self.config.fuses_frames else sample_unfused
         return sample(metadata, fps, max_frames)
 
@@ -202,11 +223,6 @@ class MiniCPMVProcessor:
             num_embeds=len(group_sizes) * self.config.num_queries,
             digest=media_digest(kind, slices, arrays, self._settings, source),
         )
-
-    def _stop_token_ids(self, generation: Mapping[str, Any]) -> frozenset[int]:
-        eos = generation.get("eos_token_id", [])
-        named = [self.tokenizer.special_ids.get(name) for name in _STOP_TOKENS[self.config.version]]
-        return frozenset([*(eos if isinstance(eos, list) else [eos]), *(token for token in named if token is not None)])
 
 
 def load_processor(directory: Path) -> MiniCPMVProcessor:

@@ -20,7 +20,7 @@ _NORM_EPS = 1e-6
 
 
 class Resampler(nn.Module):
-    """Patches [P, in_width] of consecutive groups -> [groups * num_queries, width].
+    """Patches [P, vision_hidden_size] of consecutive groups -> [groups * num_queries, hidden_size].
 
     in_proj holds the rows of q, then k, then v. Keys carry sine positions of the patch, and with `temporal` of the
     time; values carry none. The projected queries depend on weights alone and are made once, by `prepare`.
@@ -30,27 +30,27 @@ class Resampler(nn.Module):
     side_table: Tensor
     temporal_frequencies: Tensor | None
 
-    def __init__(self, in_width: int, width: int, num_queries: int, *, temporal: bool) -> None:
+    def __init__(self, vision_hidden_size: int, hidden_size: int, num_queries: int, *, temporal: bool) -> None:
         super().__init__()
-        self.width = width
+        self.hidden_size = hidden_size
         self.num_queries = num_queries
-        self.query = nn.Parameter(torch.empty(num_queries, width))
-        self.kv_proj = nn.Linear(in_width, width, bias=False)
-        self.in_proj = nn.Linear(width, 3 * width)
-        self.out_proj = nn.Linear(width, width)
-        self.query_norm = nn.LayerNorm(width, eps=_NORM_EPS)
-        self.kv_norm = nn.LayerNorm(width, eps=_NORM_EPS)
-        self.final_norm = nn.LayerNorm(width, eps=_NORM_EPS)
-        self.proj = nn.Parameter(torch.empty(width, width))
+        self.query = nn.Parameter(torch.empty(num_queries, hidden_size))
+        self.kv_proj = nn.Linear(vision_hidden_size, hidden_size, bias=False)
+        self.in_proj = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out_proj = nn.Linear(hidden_size, hidden_size)
+        self.query_norm = nn.LayerNorm(hidden_size, eps=_NORM_EPS)
+        self.kv_norm = nn.LayerNorm(hidden_size, eps=_NORM_EPS)
+        self.final_norm = nn.LayerNorm(hidden_size, eps=_NORM_EPS)
+        self.proj = nn.Parameter(torch.empty(hidden_size, hidden_size))
         sides = np.arange(MAX_PATCHES_PER_SIDE, dtype=np.float32)
-        angles = torch.from_numpy(np.outer(sides, _frequencies(width // 2)))
+        angles = torch.from_numpy(np.outer(sides, _frequencies(hidden_size // 2)))
         self.register_buffer("side_table", torch.cat((angles.sin(), angles.cos()), dim=1), persistent=False)
-        frequencies = torch.from_numpy(_frequencies(width)) if temporal else None
+        frequencies = torch.from_numpy(_frequencies(hidden_size)) if temporal else None
         self.register_buffer("temporal_frequencies", frequencies, persistent=False)
 
     def prepare(self) -> None:
         """Constants of the loaded weights, in their dtype."""
-        weight, bias = self.in_proj.weight[: self.width], self.in_proj.bias[: self.width]
+        weight, bias = self.in_proj.weight[: self.hidden_size], self.in_proj.bias[: self.hidden_size]
         queries = F.linear(self.query_norm(self.query), weight, bias)
         self.register_buffer("queries", queries.unflatten(-1, (-1, _HEAD_DIM)), persistent=False)
         self.side_table = self.side_table.to(weight.dtype)
@@ -73,9 +73,9 @@ class Resampler(nn.Module):
             assert temporal_ids is not None and slice_ids is not None
             # Rounded after each of the two sums, as published.
             keys = keys + self._temporal_table(temporal_ids)[slice_ids]
-        width = self.width
-        keys = F.linear(keys, self.in_proj.weight[width : 2 * width], self.in_proj.bias[width : 2 * width])
-        values = F.linear(values, self.in_proj.weight[2 * width :], self.in_proj.bias[2 * width :])
+        weights, biases = self.in_proj.weight.chunk(3), self.in_proj.bias.chunk(3)
+        keys = F.linear(keys, weights[1], biases[1])
+        values = F.linear(values, weights[2], biases[2])
         groups = cu_groups.shape[0] - 1
         bounds = torch.arange(groups + 1, dtype=torch.int32, device=cu_groups.device) * self.num_queries
         attended = varlen_attention(
@@ -90,16 +90,16 @@ class Resampler(nn.Module):
         return layer_norm(self.out_proj(attended.flatten(-2)), self.final_norm) @ self.proj
 
     def _temporal_table(self, temporal_ids: Tensor) -> Tensor:
-        """[slices, width]: sines and cosines of each slice's time, zeros for none."""
+        """[slices, hidden_size]: sines and cosines of each slice's time, zeros for none."""
         assert self.temporal_frequencies is not None
         angles = temporal_ids.float()[:, None] * self.temporal_frequencies
         table = torch.cat((angles.sin(), angles.cos()), dim=1)
         return torch.where(temporal_ids[:, None] >= 0, table, 0.0).to(self.side_table.dtype)
 
 
-def _frequencies(width: int) -> np.ndarray:
-    """float32 [width / 2]: 1 / 10000^(j / (width / 2)), rounded as the published NumPy code rounds."""
-    exponents = np.arange(width // 2, dtype=np.float32) / np.float32(width / 2)
+def _frequencies(hidden_size: int) -> np.ndarray:
+    """float32 [hidden_size / 2]: 1 / 10000^(j / (hidden_size / 2)), rounded as the published NumPy code rounds."""
+    exponents = np.arange(hidden_size // 2, dtype=np.float32) / np.float32(hidden_size / 2)
     return np.float32(1) / np.float32(10000) ** exponents
 
 

@@ -13,18 +13,16 @@ from models.minicpmv.config import VisionConfig
 
 
 class Tower(nn.Module):
-    """Patches [P, patch values] (y, x, channel), ids into the learned table int32 [P] -> [P, width]."""
+    """Patches [P, patch values] (y, x, channel), ids into the learned table int32 [P] -> [P, hidden_size]."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.config = config
-        self.patch_embedding = nn.Linear(3 * config.patch_size**2, config.width)
-        self.position_embedding = nn.Embedding(config.table_side**2, config.width)
-        width, inner, heads = config.width, config.inner_width, config.num_heads
-        self.layers = nn.ModuleList(
-            TowerBlock(width, inner, heads, "gelu_tanh", config.norm_eps) for _ in range(config.num_layers)
-        )
-        self.final_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.patch_embedding = nn.Linear(3 * config.patch_size**2, config.hidden_size)
+        self.position_embedding = nn.Embedding(config.table_side**2, config.hidden_size)
+        sizes = config.hidden_size, config.intermediate_size, config.num_heads
+        self.layers = nn.ModuleList(TowerBlock(*sizes, "gelu_tanh", config.norm_eps) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, patches: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         x = self.patch_embedding(patches) + self.position_embedding(position_ids)
@@ -40,20 +38,24 @@ class Tower(nn.Module):
 
 def tower_rules(config: VisionConfig, ours: str) -> list[Rule]:
     """Published names to a Tower under the prefix `ours`, which ends in "."."""
-    width, size = config.width, config.patch_size
+    hidden_size, patch = config.hidden_size, config.patch_size
     layer, our_layer = "vpm.encoder.layers.{i}.", f"{ours}layers.{{i}}."
     fused = [
         Rule(
             f"{layer}self_attn.{name}_proj.{kind}",
             f"{our_layer}qkv.{kind}",
-            rows=(part * width, (part + 1) * width),
+            rows=(part * hidden_size, (part + 1) * hidden_size),
         )
         for part, name in enumerate("qkv")
         for kind in ("weight", "bias")
     ]
     return [
         *fused,
-        Rule("vpm.embeddings.patch_embedding.weight", f"{ours}patch_embedding.weight", shape=(width, 3, size, size)),
+        Rule(
+            "vpm.embeddings.patch_embedding.weight",
+            f"{ours}patch_embedding.weight",
+            shape=(hidden_size, 3, patch, patch),
+        ),
         Rule("vpm.embeddings.patch_embedding.bias", f"{ours}patch_embedding.bias"),
         Rule("vpm.embeddings.position_embedding.weight", f"{ours}position_embedding.weight"),
         Rule(f"{layer}self_attn.out_proj.{{rest}}", f"{our_layer}out.{{rest}}"),

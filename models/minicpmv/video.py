@@ -23,24 +23,24 @@ TIME_SCALE = 0.1
 
 
 @dataclass(frozen=True)
-class Sampling:
+class FrameSampling:
     """Frames to read, and how many neighbours share one set of queries."""
 
     indices: tuple[int, ...]
     pack: int
 
 
-def sample_unfused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> Sampling:
+def sample_unfused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> FrameSampling:
     """2.5, 2.6, 4.0: one frame a second (or `fps`), thinned evenly to at most 64 (or fewer) frames."""
     step = max(1, round(metadata.fps / (fps or UNFUSED_FRAMES_PER_SECOND)))
     indices = tuple(range(0, metadata.num_frames, step))
     limit = min(UNFUSED_MAX_FRAMES, max_frames)
     if len(indices) > limit:
         indices = tuple(indices[i] for i in uniform(len(indices), limit))
-    return Sampling(indices, pack=1)
+    return FrameSampling(indices, pack=1)
 
 
-def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> Sampling:
+def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> FrameSampling:
     """4.5: 180 frames alone, more in groups of up to 6 as duration * fps grows.
 
     `max_frames` below the rule's count lowers the rate, and the groups follow from the frames that are left.
@@ -58,7 +58,7 @@ def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) ->
     allowed = min(max_frames, metadata.num_frames)
     if count > allowed:
         count, pack = allowed, math.ceil(allowed / MAX_GROUPS)
-    return Sampling(tuple(uniform(metadata.num_frames, max(count, 1))), pack)
+    return FrameSampling(tuple(uniform(metadata.num_frames, max(count, 1))), pack)
 
 
 def fused_pack(metadata: VideoMetadata, fps: float | None, num_frames: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ from models.published import read_config, read_json, read_optional_json
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """vision_config: its embed_dim is `width` here, and its hidden_size, the language model's width, `out_width`."""
+    """vision_config with one name for what families name differently.
+
+    hidden_size is that of the tower (Qwen2-VL: embed_dim), out_features the language model's (Qwen2-VL: hidden_size).
+    """
 
     depth: int
-    width: int
+    hidden_size: int
     num_heads: int
-    inner_width: int
-    out_width: int
+    intermediate_size: int
+    out_features: int
     channels: int
     patch_size: int
     temporal_patch_size: int
@@ -27,7 +30,7 @@ class VisionConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.width // self.num_heads
+        return self.hidden_size // self.num_heads
 
     @property
     def patch_shape(self) -> tuple[int, int, int, int]:
@@ -72,17 +75,24 @@ class Qwen2VLConfig:
 
 def load_config(directory: Path) -> Qwen2VLConfig:
     """config.json, flat as published or nested as transformers 5 writes it, and preprocessor_config.json."""
-    config = read_config(directory)
+    return config_of(directory, read_config(directory), _vision)
+
+
+def config_of(
+    directory: Path, config: Mapping[str, Any], read_vision: Callable[[Mapping[str, Any]], VisionConfig]
+) -> Qwen2VLConfig:
+    """load_config of a config.json that was read. read_vision: the tower's sizes out of its vision_config."""
     nested = config.get("text_config")
     text: dict[str, Any] = dict(nested) if isinstance(nested, dict) and "hidden_size" in nested else dict(config)
     if "tie_word_embeddings" in config:
         text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    mrope_section(text)
     try:
-        vision = _vision(config["vision_config"])
-        if vision.out_width != text["hidden_size"]:
+        vision = read_vision(config["vision_config"])
+        if vision.out_features != text["hidden_size"]:
             raise CheckpointError(
-                f"config.json: vision_config.hidden_size is {vision.out_width}, expected the language model's "
-                f"{text['hidden_size']}"
+                f"config.json: vision_config says that embeddings have {vision.out_features} values, expected the "
+                f"language model's hidden_size {text['hidden_size']}"
             )
         return Qwen2VLConfig(
             text=text,
@@ -95,17 +105,33 @@ def load_config(directory: Path) -> Qwen2VLConfig:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
 
 
+def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name and content of the field that says how frequencies are divided among the axes of positions.
+
+    Raises CheckpointError where it does not divide them among three: the decoder would run and answer wrongly.
+    """
+    name = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
+    rope = text.get(name) or {}
+    sections = rope.get("mrope_section")
+    if not isinstance(sections, list) or len(sections) != 3:
+        raise CheckpointError(
+            f"config.json: {name}.mrope_section is {sections!r}, expected three numbers (frequencies of time, height "
+            "and width)"
+        )
+    return name, rope
+
+
 def _vision(config: Mapping[str, Any]) -> VisionConfig:
     activation = config.get("hidden_act", "quick_gelu")
     if activation != "quick_gelu":
         raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'quick_gelu'")
-    width = int(config["embed_dim"])
+    hidden_size = int(config["embed_dim"])
     return VisionConfig(
         depth=int(config["depth"]),
-        width=width,
+        hidden_size=hidden_size,
         num_heads=int(config["num_heads"]),
-        inner_width=int(width * config.get("mlp_ratio", 4)),
-        out_width=int(config["hidden_size"]),
+        intermediate_size=int(hidden_size * config.get("mlp_ratio", 4)),
+        out_features=int(config["hidden_size"]),
         channels=int(config.get("in_channels", config.get("in_chans", 3))),
         patch_size=int(config.get("patch_size", 14)),
         temporal_patch_size=int(config.get("temporal_patch_size", 2)),
@@ -113,12 +139,14 @@ def _vision(config: Mapping[str, Any]) -> VisionConfig:
     )
 
 
-def _image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
-    """The limits must be in a file: the class defaults of other readers are not those of the published models."""
-    settings = read_optional_json(directory, "processor_config.json").get("image_processor")
-    if (directory / "preprocessor_config.json").exists() or settings is None:
-        settings = read_json(directory, "preprocessor_config.json")
-    size = settings.get("size") or {}
+def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> dict[str, Any]:
+    """The published `file`, or the `section` of processor_config.json that transformers 5 saves in its place.
+
+    Raises CheckpointError where it says other sizes of patches than config.json.
+    """
+    settings: dict[str, Any] | None = read_optional_json(directory, "processor_config.json").get(section)
+    if (directory / file).exists() or settings is None:
+        settings = read_json(directory, file)
     expected = {
         "patch_size": vision.patch_size,
         "temporal_patch_size": vision.temporal_patch_size,
@@ -126,7 +154,14 @@ def _image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
     }
     for name, value in expected.items():
         if settings.get(name, value) != value:
-            raise CheckpointError(f"preprocessor_config.json: {name} is {settings[name]}, config.json says {value}")
+            raise CheckpointError(f"{file}: {name} is {settings[name]}, config.json says {value}")
+    return settings
+
+
+def _image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
+    """The limits must be in a file: the class defaults of other readers are not those of the published models."""
+    settings = preprocessor_settings(directory, "preprocessor_config.json", "image_processor", vision)
+    size = settings.get("size") or {}
     try:
         return ImageSettings(
             min_pixels=int(settings.get("min_pixels") or size["shortest_edge"]),

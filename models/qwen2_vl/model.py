@@ -12,7 +12,7 @@ from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decode
 from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, load_config
 from models.qwen2_vl.vision import Qwen2VLEncoder
 
-_ALIASES = (
+ALIASES = (
     ("model.visual.", "visual."),
     ("model.language_model.", "model."),
 )
@@ -43,8 +43,8 @@ def load_model(
         device=torch.device(device),
         dtype=dtype,
         load_format=load_format,
-        aliases=_ALIASES,
-        ignore=decoder_ignored(decoder),
+        aliases=ALIASES,
+        ignore=["visual.rotary_pos_emb.inv_freq", *decoder_ignored(decoder)],
     )
     return model
 
@@ -52,7 +52,11 @@ def load_model(
 def vision_rules(config: VisionConfig) -> list[Rule]:
     published, ours = "visual.blocks.{i}.", "encoder.blocks.{i}."
     return [
-        Rule("visual.patch_embed.proj.weight", "encoder.patch_embed.weight", shape=(config.width, *config.patch_shape)),
+        Rule(
+            "visual.patch_embed.proj.weight",
+            "encoder.patch_embed.weight",
+            shape=(config.hidden_size, *config.patch_shape),
+        ),
         Rule(f"{published}norm1.{{rest}}", f"{ours}attention_norm.{{rest}}"),
         Rule(f"{published}norm2.{{rest}}", f"{ours}mlp_norm.{{rest}}"),
         Rule(f"{published}attn.qkv.{{rest}}", f"{ours}qkv.{{rest}}"),

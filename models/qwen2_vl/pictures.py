@@ -10,8 +10,8 @@ import numpy as np
 from models.errors import InputError
 from models.media import VideoMetadata
 
-_MAX_ASPECT = 200
-_DEFAULT_FPS = 2.0
+MAX_ASPECT = 200
+DEFAULT_FPS = 2.0
 _MIN_FRAMES, _MAX_FRAMES = 4, 768
 
 
@@ -47,8 +47,8 @@ def official_video_limits(max_pixels: int, context_length: int, factor: int) -> 
 
 def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """Height and width in multiples of `factor` with a product within the bounds. Raises ValueError over 200:1."""
-    if max(height, width) > _MAX_ASPECT * min(height, width):
-        raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {_MAX_ASPECT}:1")
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {MAX_ASPECT}:1")
     # Python rounds half to even, and so does the reference.
     rounded_height, rounded_width = round(height / factor) * factor, round(width / factor) * factor
     if rounded_height * rounded_width > max_pixels:
@@ -66,13 +66,16 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
 def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
     """Evenly spaced frames, 2 a second unless `fps` says otherwise, at least 4 and at most 768, in an even number.
 
-    A video or `max_frames` of less bounds that; of a single frame, that one is taken.
+    A video or `max_frames` of less bounds that; of a single frame, that one is taken. Of a list that is short enough,
+    every frame is, an odd number, too.
     """
     total = metadata.num_frames
     if total < 1:
         raise InputError("video_url", "the video has no frames")
-    rate = metadata.fps if metadata.fps > 0 else _DEFAULT_FPS
-    wanted = total / rate * (fps or _DEFAULT_FPS)
+    if metadata.listed and total <= min(_MAX_FRAMES, max_frames):
+        return list(range(total))
+    rate = metadata.fps if metadata.fps > 0 else DEFAULT_FPS
+    wanted = total / rate * (fps or DEFAULT_FPS)
     most = min(_MAX_FRAMES, max_frames, total)
     count = int(min(max(wanted, _MIN_FRAMES), most)) // 2 * 2
     return [0] if count == 0 else np.linspace(0, total - 1, count).round().astype(int).tolist()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from models.chat_template import ChatTemplate, load_chat_template, template_role, unused_character
+from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.errors import CheckpointError, InputError
 from models.media import (
     ChatMessage,
@@ -17,27 +18,27 @@ from models.media import (
     MediaKind,
     Prompt,
     TokenizedChat,
+    Tool,
     VideoFrames,
     VideoMetadata,
-    media_digest,
 )
 from models.placeholders import check_length, expand, repeated, tokenized_chat
-from models.published import read_optional_json, sampling_defaults
+from models.published import read_optional_json, sampling_defaults, stop_token_ids
 from models.qwen2_vl.config import Qwen2VLConfig, load_config
-from models.qwen2_vl.pictures import VideoLimits, official_video_limits, sample_frames, smart_resize
-from models.qwen2_vl.positions import mrope_positions
-from models.resizing import each, resize
+from models.qwen2_vl.items import common_size, grid_of, picture_size, resized_item
+from models.qwen2_vl.pictures import DEFAULT_FPS, VideoLimits, official_video_limits, sample_frames, smart_resize
+from models.qwen2_vl.positions import frame_pair_seconds, mrope_positions, time_positions
 from models.tokenizer import Tokenizer, load_tokenizer
+from models.tools import escaped_tools, prompt_texts
 
 _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
-_LOW_DETAIL_PIXELS = 512 * 512
 
 
 class Qwen2VLProcessor:
-    """ChatProcessor of Qwen2-VL.
+    """ChatProcessor of Qwen2-VL and Qwen2.5-VL.
 
-    An item's frames are the picture, or the frames of the video; the encoder takes them in pairs and repeats the last
-    one of an odd number. Its array grid_thw int32 [3] counts frame pairs and rows and columns of patches.
+    Items are those of models/qwen2_vl/items.py. Where positions tell the time (tokens_per_second), a video has the
+    array time_positions int32 [t], too.
     """
 
     reasoning_markers = None
@@ -49,17 +50,21 @@ class Qwen2VLProcessor:
         template: ChatTemplate,
         generation: Mapping[str, Any],
         video_limits: VideoLimits,
+        *,
+        tokens_per_second: float | None = None,
     ) -> None:
+        """tokens_per_second: positions on the time axis in a second of video; None: one for each frame pair."""
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
         self.video_limits = video_limits
+        self.tokens_per_second = tokens_per_second
         # The embedding has more rows than there are tokens; the others are padding and never generated.
         self.vocab_size = tokenizer.vocab_size
         self.context_length = int(config.text["max_position_embeddings"])
-        self.stop_token_ids = _stop_token_ids(config, tokenizer, generation)
+        eos = config.text.get("eos_token_id")
+        self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, _STOP_TOKENS, eos)
         self.generation_defaults = sampling_defaults(generation)
-        self.max_item_embeds = self.context_length
         self._settings = repr((config.vision, config.images, video_limits)).encode()
         self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
         rows = int(config.text["vocab_size"])
@@ -76,93 +81,82 @@ class Qwen2VLProcessor:
         return self.tokenizer.decode(token_ids)
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
-        """picture: upright, alpha already flattened. detail "low" bounds it to 512 x 512 pixels, otherwise the
-        checkpoint's limits hold."""
-        images = self.config.images
-        limit = min(images.max_pixels, _LOW_DETAIL_PIXELS) if detail == "low" else images.max_pixels
-        return self._item("image", (picture,), min(images.min_pixels, limit), limit, source)
+        """picture: upright, alpha already flattened."""
+        vision = self.config.vision
+        size = picture_size(picture, self.config.images, vision.factor, detail)
+        return resized_item("image", (picture,), size, vision, self._settings, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
         """The rule of qwen-vl-utils (models/qwen2_vl/pictures.py), never more frames than the context can hold."""
         return sample_frames(metadata, fps=fps, max_frames=min(max_frames, self.video_limits.most_frames))
 
     def video(self, video: VideoFrames) -> MediaItem:
-        if not video.frames:
-            raise InputError("video_url", "the video has no frames")
-        sizes = {frame.shape[:2] for frame in video.frames}
-        if len(sizes) > 1:
-            raise InputError("video_url", f"the frames of the video differ in size: {sorted(sizes)}")
+        height, width = common_size(video)
+        vision, limits = self.config.vision, self.video_limits
+        least, most = limits.min_frame_pixels, limits.frame_pixels(len(video.frames))
+        try:
+            size = smart_resize(height, width, factor=vision.factor, min_pixels=least, max_pixels=most)
+        except ValueError as error:
+            raise InputError("video_url", str(error)) from error
         frames = [Image.fromarray(frame) for frame in video.frames]
-        limits = self.video_limits
-        return self._item("video", frames, limits.min_frame_pixels, limits.frame_pixels(len(frames)))
+        item = resized_item("video", frames, size, vision, self._settings)
+        if self.tokens_per_second is None:
+            return item
+        # Not part of the digest: embeddings do not depend on the rate, and cached keys are found by their positions.
+        seconds = self._pair_seconds(video, item.num_sequences)
+        times = time_positions(seconds, self.tokens_per_second)
+        return replace(item, arrays={**item.arrays, "time_positions": times})
 
     def apply_chat_template(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
         """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
         if options.get("enable_thinking"):
-            raise InputError("enable_thinking", "Qwen2-VL has no reasoning mode")
-        texts = [part.text for message in messages for part in message.content if part.text is not None]
-        shield = unused_character(texts)
+            raise InputError("enable_thinking", "the model has no reasoning mode")
+        escape = unused_character(prompt_texts(messages, tools))
+        escaped = escape_with(escape, self.tokenizer.escape)
         rendered = self.template.render(
-            [self._turn(message, kinds, shield) for message in messages],
+            [template_turn(message, kinds.__getitem__, escaped) for message in messages],
+            tools=escaped_tools(tools, escaped),
             add_vision_id=bool(options.get("add_vision_id", False)),
         )
-        return tokenized_chat(self.tokenizer.encode(rendered, shield), messages, set(self._placeholders.values()))
+        return tokenized_chat(self.tokenizer.encode(rendered, escape), messages, set(self._placeholders.values()))
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         """A placeholder is repeated for the rows of its item."""
         ordered = [items[item] for _, item in chat.placeholders]
         media = [repeated(self._placeholders[item.kind], item.num_embeds) for item in ordered]
-        token_ids, spans = expand(chat, media)
+        token_ids, placeholders = expand(chat, media)
         check_length(token_ids, self.context_length)
-        runs = [(span.start, _grid(items[span.item])) for span in spans]
-        positions, next_position = mrope_positions(len(token_ids), runs, merge_size=self.config.vision.merge_size)
-        return Prompt(token_ids, positions, next_position, tuple(items), spans)
-
-    def _item(
-        self,
-        kind: MediaKind,
-        pictures: Sequence[Image.Image],
-        min_pixels: int,
-        max_pixels: int,
-        source: bytes | None = None,
-    ) -> MediaItem:
-        vision = self.config.vision
-        width, height = pictures[0].size
-        try:
-            height, width = smart_resize(
-                height, width, factor=vision.factor, min_pixels=min_pixels, max_pixels=max_pixels
-            )
-        except ValueError as error:
-            raise InputError(f"{kind}_url", str(error)) from error
-        frames = tuple(each(lambda picture: resize(picture, width, height), pictures))
-        pairs = -(-len(frames) // vision.temporal_patch_size)
-        grid = np.array([pairs, height // vision.patch_size, width // vision.patch_size], dtype=np.int32)
-        patches = int(grid.prod())
-        arrays = {"grid_thw": grid}
-        return MediaItem(
-            kind=kind,
-            frames=frames,
-            arrays=arrays,
-            num_patches=patches,
-            num_sequences=pairs,
-            num_embeds=patches // vision.merged_patches,
-            digest=media_digest(kind, frames, arrays, self._settings, source),
+        runs = [(run.start, grid_of(items[run.item])) for run in placeholders]
+        positions, next_position = mrope_positions(
+            len(token_ids),
+            runs,
+            merge_size=self.config.vision.merge_size,
+            times=[items[run.item].arrays.get("time_positions") for run in placeholders],
         )
+        if next_position >= self.context_length:
+            raise InputError(
+                "messages",
+                f"the videos are too long: their time reaches position {next_position} of a context of "
+                f"{self.context_length}",
+            )
+        return Prompt(token_ids, positions, next_position, tuple(items), placeholders)
 
-    def _turn(self, message: ChatMessage, kinds: Sequence[MediaKind], shield: str) -> dict[str, Any]:
-        role = template_role(message.role)
-        content: list[dict[str, str]] = []
-        for part in message.content:
-            if part.item is not None:
-                content.append({"type": kinds[part.item]})
-            elif part.text is not None:
-                # Shields at both ends too: two texts must not make a special token where they meet.
-                content.append({"type": "text", "text": shield + self.tokenizer.shield(part.text, shield) + shield})
-        if all(part["type"] == "text" for part in content):
-            return {"role": role, "content": "".join(part["text"] for part in content)}
-        return {"role": role, "content": content}
+    def _pair_seconds(self, video: VideoFrames, num_pairs: int) -> np.ndarray:
+        """Begin of each frame pair after the first, [num_pairs]: as the sender of a frame list told, else by
+        the reference's rule, evenly at the rate that the number of sampled frames comes to."""
+        pair = self.config.vision.temporal_patch_size
+        if video.times_given:
+            return np.array(video.times[::pair]) - video.times[0]
+        rate = video.metadata.fps if video.metadata.fps > 0 else DEFAULT_FPS
+        sampled_fps = len(video.frames) / max(video.metadata.num_frames, 1) * rate
+        return frame_pair_seconds(num_pairs, pair / sampled_fps)
 
 
 def load_processor(directory: Path, *, video_limits: VideoLimits | None = None) -> Qwen2VLProcessor:
@@ -170,7 +164,17 @@ def load_processor(directory: Path, *, video_limits: VideoLimits | None = None) 
 
     video_limits: pixels of video frames; None for the rule of qwen-vl-utils within the checkpoint's limits.
     """
-    config = load_config(directory)
+    return processor_of(directory, load_config(directory), video_limits)
+
+
+def processor_of(
+    directory: Path,
+    config: Qwen2VLConfig,
+    video_limits: VideoLimits | None = None,
+    *,
+    tokens_per_second: float | None = None,
+) -> Qwen2VLProcessor:
+    """load_processor for a configuration that was read."""
     if video_limits is None:
         context_length = int(config.text["max_position_embeddings"])
         video_limits = official_video_limits(config.images.max_pixels, context_length, config.vision.factor)
@@ -180,15 +184,5 @@ def load_processor(directory: Path, *, video_limits: VideoLimits | None = None) 
         load_chat_template(directory),
         read_optional_json(directory, "generation_config.json"),
         video_limits,
+        tokens_per_second=tokens_per_second,
     )
-
-
-def _grid(item: MediaItem) -> tuple[int, int, int]:
-    t, h, w = (int(size) for size in item.arrays["grid_thw"])
-    return t, h, w
-
-
-def _stop_token_ids(config: Qwen2VLConfig, tokenizer: Tokenizer, generation: Mapping[str, Any]) -> frozenset[int]:
-    eos = generation.get("eos_token_id", config.text.get("eos_token_id", []))
-    named = [tokenizer.special_ids[name] for name in _STOP_TOKENS if name in tokenizer.special_ids]
-    return frozenset([*(eos if isinstance(eos, list) else [eos]), *named])

@@ -1,1 +1,1 @@
-"""VoxCPM2: text and voice clips to 48 kHz speech."""
+"""VoxCPM2: text and reference audio to 48 kHz speech."""

@@ -19,7 +19,7 @@ from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample, S
 
 _DILATIONS = (1, 3, 9)
 _ENCODE_SECONDS = 4
-"""Reference clips are encoded in pieces of this length: a minute at once would take gigabytes."""
+"""Reference audio is encoded in chunks of this length: a minute at once would take gigabytes."""
 
 
 class EncoderBlock(nn.Module):
@@ -70,10 +70,10 @@ class Encoder(nn.Module):
         return self.mean(x, streams)
 
 
-class Decoder(nn.Module):
+class CodecDecoder(nn.Module):
     """Latent frames [rows, latent_dim, T] -> samples [rows, 1, T * hop]. With streams, the rows continue theirs.
 
-    precision: of the products on a GPU; None does as torch.backends.cudnn.allow_tf32 says."""
+    precision: of the GEMMs on a GPU; None does as torch.backends.cudnn.allow_tf32 says."""
 
     precision: Precision | None = None
 
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         return snake_samples(x, self.alpha, last.weight, last.bias, memory, slots)
 
     def set_precision(self, precision: Precision | None) -> None:
-        """Once the weights are loaded and where they stay, before anything is recorded: "float16" copies those of the
+        """Once the weights are loaded and where they stay, before anything is captured: "float16" copies those of the
         products."""
         self.precision = precision
         for module in self.modules():
@@ -111,7 +111,7 @@ class AudioVAE(nn.Module):
     def __init__(self, config: AudioVAEConfig) -> None:
         super().__init__()
         self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+        self.decoder = CodecDecoder(config)
         self.encoder_hop = math.prod(config.encoder_rates)
         self.decoder_hop = math.prod(config.decoder_rates)
         self.sample_rate = config.sample_rate

@@ -15,7 +15,7 @@ from models.errors import CheckpointError
 from models.published import read_config
 
 SOLVER_STEPS = (10, 4, 6, 16)
-"""Numbers of solver steps that requests may ask for, the default first: one family of recordings each."""
+"""Numbers of solver steps that requests may ask for, the default first: one family of captured graphs each."""
 
 
 @dataclass(frozen=True)
@@ -83,29 +83,12 @@ def load_config(directory: Path) -> VoxCPM2Config:
     """Raises CheckpointError that names a missing field or a setting of another model."""
     config = read_config(directory)
     lm, vae = _section(config, "lm_config"), _section(config, "audio_vae_config")
-    rope = _section(lm, "rope_scaling", "lm_config.")
     _require(config, "architecture", "voxcpm2")
     _require(config, "residual_lm_no_rope", True)
-    _require(lm, "use_mup", False, "lm_config.")
-    _require(rope, "type", "longrope", "lm_config.rope_scaling.")
     for key, value in (("depthwise", True), ("use_noise_block", False), ("cond_type", "scale_bias")):
         _require({key: value, **vae}, key, value, "audio_vae_config.")
     result = VoxCPM2Config(
-        lm=LanguageModelConfig(
-            **_integers(
-                lm,
-                "lm_config.",
-                "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers "
-                "num_key_value_heads kv_channels vocab_size",
-            ),
-            rms_norm_eps=float(_value(lm, "rms_norm_eps", "lm_config.")),
-            rope_theta=float(_value(lm, "rope_theta", "lm_config.")),
-            rope_scaling=LongRope(
-                tuple(map(float, _value(rope, "short_factor", "lm_config.rope_scaling."))),
-                tuple(map(float, _value(rope, "long_factor", "lm_config.rope_scaling."))),
-                **_integers(rope, "lm_config.rope_scaling.", "original_max_position_embeddings"),
-            ),
-        ),
+        lm=_language_model(lm),
         encoder=_local(config, "encoder_config"),
         dit=_local(config, "dit_config"),
         vae=AudioVAEConfig(
@@ -121,27 +104,53 @@ def load_config(directory: Path) -> VoxCPM2Config:
             "max_length",
         ),
     )
-    factors = result.lm.rope_scaling
+    _require_agreement(result)
+    return result
+
+
+def _language_model(lm: Mapping[str, Any]) -> LanguageModelConfig:
+    rope = _section(lm, "rope_scaling", "lm_config.")
+    _require(lm, "use_mup", False, "lm_config.")
+    _require(rope, "type", "longrope", "lm_config.rope_scaling.")
+    return LanguageModelConfig(
+        **_integers(
+            lm,
+            "lm_config.",
+            "hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers "
+            "num_key_value_heads kv_channels vocab_size",
+        ),
+        rms_norm_eps=float(_value(lm, "rms_norm_eps", "lm_config.")),
+        rope_theta=float(_value(lm, "rope_theta", "lm_config.")),
+        rope_scaling=LongRope(
+            tuple(map(float, _value(rope, "short_factor", "lm_config.rope_scaling."))),
+            tuple(map(float, _value(rope, "long_factor", "lm_config.rope_scaling."))),
+            **_integers(rope, "lm_config.rope_scaling.", "original_max_position_embeddings"),
+        ),
+    )
+
+
+def _require_agreement(config: VoxCPM2Config) -> None:
+    """Sizes that two sections tell must be one: nothing later would refuse them by name."""
+    factors = config.lm.rope_scaling
     for name, values in (("short_factor", factors.short_factor), ("long_factor", factors.long_factor)):
-        if 2 * len(values) != result.lm.kv_channels:
+        if 2 * len(values) != config.lm.kv_channels:
             raise CheckpointError(
                 f"config.json: lm_config.rope_scaling.{name} has {len(values)} values for kv_channels "
-                f"{result.lm.kv_channels}"
+                f"{config.lm.kv_channels}"
             )
-    for name, local in (("encoder_config", result.encoder), ("dit_config", result.dit)):
-        if local.kv_channels != result.lm.kv_channels:
+    for name, local in (("encoder_config", config.encoder), ("dit_config", config.dit)):
+        if local.kv_channels != config.lm.kv_channels:
             raise CheckpointError(
                 f"config.json: {name}.kv_channels {local.kv_channels} is not "
-                f"lm_config.kv_channels {result.lm.kv_channels}, whose rotary factors it uses"
+                f"lm_config.kv_channels {config.lm.kv_channels}, whose rotary factors it uses"
             )
-    if result.vae.latent_dim != result.feat_dim:
-        raise CheckpointError(f"feat_dim {result.feat_dim} is not audio_vae_config.latent_dim {result.vae.latent_dim}")
-    if result.max_length > result.lm.max_position_embeddings:
+    if config.vae.latent_dim != config.feat_dim:
+        raise CheckpointError(f"feat_dim {config.feat_dim} is not audio_vae_config.latent_dim {config.vae.latent_dim}")
+    if config.max_length > config.lm.max_position_embeddings:
         raise CheckpointError(
-            f"max_length {result.max_length} is more than lm_config.max_position_embeddings "
-            f"{result.lm.max_position_embeddings}"
+            f"max_length {config.max_length} is more than lm_config.max_position_embeddings "
+            f"{config.lm.max_position_embeddings}"
         )
-    return result
 
 
 def _local(config: Mapping[str, Any], key: str) -> LocalConfig:

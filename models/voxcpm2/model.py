@@ -35,6 +35,7 @@ class VoxCPM2:
     def __init__(self, config: VoxCPM2Config, network: VoxCPM2Network, vae: AudioVAE) -> None:
         self.network = network
         self.vae = vae
+        self.local_networks = (network.feat_encoder, network.feat_decoder)
         self.sample_rate = config.vae.out_sample_rate
         self.reference_sample_rate = config.vae.sample_rate
         self.patch_shape = (config.patch_size, config.feat_dim)
@@ -43,7 +44,7 @@ class VoxCPM2:
         self.conditioning_width = 2 * config.lm.hidden_size
         self.dtype = network.enc_to_lm_proj.weight.dtype
         self.noise: Noise = self._philox_noise
-        self._solvers = {steps: FlowSolver(network.feat_decoder, steps) for steps in self.solver_steps}
+        self._solvers: dict[int, FlowSolver] = {}
 
     def cache_specs(self) -> list[CacheSpec]:
         return self.network.cache_specs()
@@ -61,9 +62,6 @@ class VoxCPM2:
             "temperature": BufferSpec((), torch.float32),
             "vae": BufferSpec((self.vae.decoder.memory_size,), torch.float32),
         }
-
-    def encode_reference(self, wave: Tensor, pad: Literal["left", "right"]) -> Tensor:
-        return torch.cat(list(self.encode_reference_pieces(wave, pad)))
 
     def encode_reference_pieces(self, wave: Tensor, pad: Literal["left", "right"]) -> Iterator[Tensor]:
         frames, channels = self.patch_shape
@@ -124,7 +122,9 @@ class VoxCPM2:
         return VAEStep("vae_step", self.vae.decoder, state, self.patch_shape)
 
     def solver(self, solver_steps: int) -> FlowSolver:
-        """solver_steps is one of self.solver_steps."""
+        """Made when it is first asked for."""
+        if solver_steps not in self._solvers:
+            self._solvers[solver_steps] = FlowSolver(self.network.feat_decoder, solver_steps)
         return self._solvers[solver_steps]
 
     def _patch_maker(self, solver_steps: int) -> PatchMaker:
@@ -144,6 +144,8 @@ def load_model(
         network, vae = VoxCPM2Network(config, dtype), AudioVAE(config.vae)
     load_parameters(network, directory, network_rules(config), device=device, dtype=dtype, load_format=load_format)
     materialise(vae, device, torch.float32)
+    if device.type == "meta":
+        return VoxCPM2(config, network, vae)
     if load_format == "random":
         randomise_audio_vae(vae, seed=0)
     else:

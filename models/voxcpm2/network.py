@@ -1,6 +1,6 @@
 """The networks of VoxCPM2: LocEnc, TSLM, FSQ, RALM, LocDiT with its solver, and the stop head.
 
-P latent frames of D channels make a patch [P, D]; H is the language models' width, h that of the local stacks.
+P latent frames of D channels make a patch [P, D]; H is the language models' hidden size, h that of the local stacks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from models.checkpoint import Rule
 from models.layers.attention import cached_attention
 from models.layers.block import block_rules
-from models.layers.fused import concatenate, linear, narrow_linear, quantize
+from models.layers.fused import concatenate, quantize
+from models.layers.gemm import gemm, narrow_gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.voxcpm2.config import VoxCPM2Config
 from models.voxcpm2.solver import Schedule, guided_euler_step, schedule, sinusoid
@@ -23,7 +24,7 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def project(layer: nn.Linear, x: Tensor) -> Tensor:
-    return linear(x, layer.weight, layer.bias)
+    return gemm(x, layer.weight, layer.bias)
 
 
 class LocalEncoder(nn.Module):
@@ -48,10 +49,10 @@ class LocalEncoder(nn.Module):
 class ScalarQuantizer(nn.Module):
     """FSQ between two projections."""
 
-    def __init__(self, width: int, latent_width: int, scale: int) -> None:
+    def __init__(self, hidden_size: int, latent_size: int, scale: int) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(width, latent_width)
-        self.out_proj = nn.Linear(latent_width, width)
+        self.in_proj = nn.Linear(hidden_size, latent_size)
+        self.out_proj = nn.Linear(latent_size, hidden_size)
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,10 +60,10 @@ class ScalarQuantizer(nn.Module):
 
 
 class TimeMLP(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear_1 = nn.Linear(width, width)
-        self.linear_2 = nn.Linear(width, width)
+        self.linear_1 = nn.Linear(hidden_size, hidden_size)
+        self.linear_2 = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_2(F.silu(self.linear_1(x)))
@@ -73,17 +74,17 @@ class LocalDiT(nn.Module):
 
     def __init__(self, config: VoxCPM2Config, dtype: torch.dtype) -> None:
         super().__init__()
-        width, frames = config.dit.hidden_dim, config.patch_size
-        self.in_proj = nn.Linear(config.feat_dim, width)
-        self.cond_proj = nn.Linear(config.feat_dim, width)
-        self.out_proj = nn.Linear(width, config.feat_dim)
-        self.time_mlp = TimeMLP(width)
-        self.delta_time_mlp = TimeMLP(width)
+        hidden_size, frames = config.dit.hidden_dim, config.patch_size
+        self.in_proj = nn.Linear(config.feat_dim, hidden_size)
+        self.cond_proj = nn.Linear(config.feat_dim, hidden_size)
+        self.out_proj = nn.Linear(hidden_size, config.feat_dim)
+        self.time_mlp = TimeMLP(hidden_size)
+        self.delta_time_mlp = TimeMLP(hidden_size)
         length = 3 + 2 * frames
         self.decoder = LocalStack(config.dit, config.lm, length, dtype, first_kept=3 + frames, end_kept=length)
 
     def time_embedding(self, times: Tensor) -> Tensor:
-        """Times [n], on any device -> [n, h]; the second input of the published network, a step width, is 0."""
+        """Times [n], on any device -> [n, h]; the second input of the published network, a step size, is 0."""
         weight = self.time_mlp.linear_1.weight
         waves, still = (sinusoid(t.cpu(), weight.shape[1]).to(weight.device) for t in (times, torch.zeros_like(times)))
         return self.time_mlp(waves) + self.delta_time_mlp(still)
@@ -95,7 +96,7 @@ class LocalDiT(nn.Module):
     def velocity_of(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
         """Tokens [n, 3 + 2 P, h] -> [n, P, D]. normed: the tokens after decoder.first_norm, from a caller that has
         them."""
-        return narrow_linear(self.decoder(tokens, normed), self.out_proj.weight, self.out_proj.bias)
+        return narrow_gemm(self.decoder(tokens, normed), self.out_proj.weight, self.out_proj.bias)
 
 
 class FlowSolver:
@@ -114,9 +115,9 @@ class FlowSolver:
         """
         mu = torch.cat((mu, torch.zeros_like(mu)))
         condition = self.dit.cond_proj(previous).repeat(2, 1, 1)
-        for time, width in zip(self.time_table, self.schedule.widths, strict=True):
+        for time, step_size in zip(self.time_table, self.schedule.step_sizes, strict=True):
             velocity = self.dit.velocity(x.repeat(2, 1, 1), mu, time, condition)
-            x = guided_euler_step(x, velocity, cfg, width)
+            x = guided_euler_step(x, velocity, cfg, step_size)
         return x
 
 
@@ -128,19 +129,21 @@ class VoxCPM2Network(nn.Module):
 
     def __init__(self, config: VoxCPM2Config, dtype: torch.dtype) -> None:
         super().__init__()
-        lm, width = config.lm, config.lm.hidden_size
-        self.embed_tokens = nn.Embedding(lm.vocab_size, width)
+        lm, hidden_size = config.lm, config.lm.hidden_size
+        self.embed_tokens = nn.Embedding(lm.vocab_size, hidden_size)
         self.base_lm = Stack(language_block(lm), lm.num_hidden_layers)
         self.residual_lm = Stack(language_block(lm), config.residual_lm_num_layers)
         self.feat_encoder = LocalEncoder(config, dtype)
         self.feat_decoder = LocalDiT(config, dtype)
-        self.fsq_layer = ScalarQuantizer(width, config.scalar_quantization_latent_dim, config.scalar_quantization_scale)
-        self.enc_to_lm_proj = nn.Linear(config.encoder.hidden_dim, width)
-        self.lm_to_dit_proj = nn.Linear(width, config.dit.hidden_dim)
-        self.res_to_dit_proj = nn.Linear(width, config.dit.hidden_dim)
-        self.fusion_concat_proj = nn.Linear(2 * width, width)
-        self.stop_proj = nn.Linear(width, width)
-        self.stop_head = nn.Linear(width, 2, bias=False)
+        self.fsq_layer = ScalarQuantizer(
+            hidden_size, config.scalar_quantization_latent_dim, config.scalar_quantization_scale
+        )
+        self.enc_to_lm_proj = nn.Linear(config.encoder.hidden_dim, hidden_size)
+        self.lm_to_dit_proj = nn.Linear(hidden_size, config.dit.hidden_dim)
+        self.res_to_dit_proj = nn.Linear(hidden_size, config.dit.hidden_dim)
+        self.fusion_concat_proj = nn.Linear(2 * hidden_size, hidden_size)
+        self.stop_proj = nn.Linear(hidden_size, hidden_size)
+        self.stop_head = nn.Linear(hidden_size, 2, bias=False)
         cos, sin = longrope_table(lm, config.max_length, dtype)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)

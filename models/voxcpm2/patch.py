@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.layers.op import op
 from models.layers.random import Noise
-from models.voxcpm2.network import FlowSolver, VoxCPM2Network, project
+from models.voxcpm2.network import FlowSolver, VoxCPM2Network
 from models.voxcpm2.rows import Draw, State
 
 
@@ -21,15 +22,15 @@ class PatchMaker:
     def __call__(self, state: State, slots: Tensor, draw: Draw, lm: Tensor, residual: Tensor) -> Tensor:
         """TSLM and RALM of the rows [rows, H] each -> results float32 [rows, P * D + 3], as
         models.protocol.SpeechModel.decode_step has them; the slots are ready for their next step."""
-        make = make_patch_cuda if slots.is_cuda else make_patch_reference
-        return make(self.network, self.solver, state, slots, self.noise(*draw), lm, residual)
+        return make_patch(slots, self.network, self.solver, state, self.noise(*draw), lm, residual)
 
 
-def make_patch_reference(
+@op(cuda="models.voxcpm2.kernels.flow_solver:make_patch")
+def make_patch(
+    slots: Tensor,
     network: VoxCPM2Network,
     solver: FlowSolver,
     state: State,
-    slots: Tensor,
     noise: Tensor,
     lm: Tensor,
     residual: Tensor,
@@ -53,25 +54,3 @@ def make_patch_reference(
     state["step"].index_copy_(0, slots, step + active.to(step.dtype))
     state["active"].index_copy_(0, slots, active & ~finished)
     return torch.cat((patch.flatten(1).float(), torch.stack((stopped, finished, active), dim=1).float()), dim=1)
-
-
-def make_patch_cuda(
-    network: VoxCPM2Network,
-    solver: FlowSolver,
-    state: State,
-    slots: Tensor,
-    noise: Tensor,
-    lm: Tensor,
-    residual: Tensor,
-) -> Tensor:
-    """make_patch_reference with one kernel between two evaluations of LocDiT, and one behind the last."""
-    from models.layers.kernels.speech_solve import FlowTokens, settle_cuda
-
-    dit, times, widths = solver.dit, solver.time_table, solver.schedule.widths
-    hidden = project(network.stop_proj, lm)
-    flow = FlowTokens(state, slots, dit.cond_proj, dit.in_proj, dit.decoder.first_norm)
-    flow.start(noise, *network.condition(lm, residual), times[0])
-    for width, time in zip(widths[:-1], times[1:], strict=True):
-        flow.advance(dit.velocity_of(flow.tokens, flow.normed), width, time)
-    velocity = dit.velocity_of(flow.tokens, flow.normed)
-    return settle_cuda(state, slots, flow.x, velocity, widths[-1], hidden, network.stop_head.weight)

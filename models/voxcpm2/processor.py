@@ -34,7 +34,6 @@ class VoxCPM2Processor:
         self.sample_rate = config.vae.out_sample_rate
         self.reference_sample_rate = config.vae.sample_rate
         self.samples_per_patch = config.patch_size * prod(config.vae.decoder_rates)
-        self.reference_samples_per_patch = config.patch_size * prod(config.vae.encoder_rates)
         self._ids = tokenizer.get_vocab(with_added_tokens=True)
         self._unknown = self._ids["<unk>"]
         self._added = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()}
@@ -52,6 +51,8 @@ class VoxCPM2Processor:
             if literal in text:
                 raise InputError("input", f"the text holds the special token {literal}, which cannot be spoken")
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if not ids:
+            raise InputError("input", "the text holds no character that this model can speak")
         if self._characters.keys().isdisjoint(ids):
             return ids
         return [part for id_ in ids for part in self._characters.get(id_, (id_,))]
@@ -65,7 +66,7 @@ class VoxCPM2Processor:
         if len(ids) >= self.context_length:
             raise InputError(
                 "input",
-                f"text and clips take {len(ids)} positions, the model has {self.context_length} with the speech",
+                f"text and audio take {len(ids)} positions, the model has {self.context_length} with the speech",
             )
         mask = np.zeros(len(ids), dtype=np.bool_)
         mask[1 : 1 + reference_patches] = bool(reference_patches)

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.layers.op import op
 from models.voxcpm2.network import Rotary, VoxCPM2Network
 
 State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class DecodeRows:
+class SlotRows:
     """All [rows] but patches and block_tables."""
 
     active: Tensor
@@ -26,13 +27,13 @@ class DecodeRows:
     patches: Tensor
 
 
-def decode_rows(state: State, slots: Tensor, page_size: int) -> DecodeRows:
-    """Inactive rows attend to nothing and write the cache's scratch row."""
+def decode_rows(state: State, slots: Tensor, page_size: int) -> SlotRows:
+    """Inactive rows attend to nothing and write the cache's scratch slot."""
     active = state["active"].index_select(0, slots)
     length = torch.where(active, state["length"].index_select(0, slots), 0)
     block_tables = state["block_table"].index_select(0, slots)
     page = block_tables.gather(1, (length // page_size).to(torch.int64)[:, None])[:, 0].to(torch.int64)
-    return DecodeRows(
+    return SlotRows(
         active=active,
         positions=length.to(torch.int64),
         slot_mapping=torch.where(active, page * page_size + length % page_size, 0),
@@ -42,7 +43,7 @@ def decode_rows(state: State, slots: Tensor, page_size: int) -> DecodeRows:
     )
 
 
-def advance_length(state: State, slots: Tensor, rows: DecodeRows) -> None:
+def advance_length(state: State, slots: Tensor, rows: SlotRows) -> None:
     """The rows' keys are in the cache."""
     length = state["length"].index_select(0, slots)
     state["length"].index_copy_(0, slots, length + rows.active.to(length.dtype))
@@ -86,30 +87,9 @@ class StepInputs(NamedTuple):
         return Draw(self.seeds, self.steps)
 
 
-def step_inputs(network: VoxCPM2Network, state: State, slots: Tensor, page_size: int) -> StepInputs:
+@op(cuda="models.voxcpm2.kernels.step_inputs:step_inputs")
+def step_inputs(slots: Tensor, network: VoxCPM2Network, state: State, page_size: int) -> StepInputs:
     """Inputs of the slots' next step, for which their lengths advance."""
-    if slots.is_cuda:
-        return step_inputs_cuda(network, state, slots, page_size)
-    return step_inputs_reference(network, state, slots, page_size)
-
-
-def step_inputs_cuda(network: VoxCPM2Network, state: State, slots: Tensor, page_size: int) -> StepInputs:
-    from models.layers.kernels import speech_inputs
-
-    encoder = network.feat_encoder
-    made = speech_inputs.step_inputs_cuda(
-        state,
-        slots,
-        page_size,
-        (network.cos, network.sin),
-        encoder.special_token.view(-1),
-        encoder.in_proj,
-        encoder.encoder.first_norm,
-    )
-    return StepInputs(*made)
-
-
-def step_inputs_reference(network: VoxCPM2Network, state: State, slots: Tensor, page_size: int) -> StepInputs:
     rows, encoder = decode_rows(state, slots, page_size), network.feat_encoder
     tokens = encoder.tokens(rows.patches)
     advance_length(state, slots, rows)

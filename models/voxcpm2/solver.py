@@ -15,10 +15,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Schedule:
-    """Network evaluations of one solve: times [evaluations] and step widths, exact in the model's dtype."""
+    """Network evaluations of one solve: times [evaluations] and step sizes, exact in the model's dtype."""
 
     times: tuple[float, ...]
-    widths: tuple[float, ...]
+    step_sizes: tuple[float, ...]
 
 
 def time_span(solver_steps: int, dtype: torch.dtype) -> Tensor:
@@ -28,17 +28,17 @@ def time_span(solver_steps: int, dtype: torch.dtype) -> Tensor:
 
 
 def euler_times(solver_steps: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Time and width of every Euler step, scalars; times accumulate the rounding of each subtraction."""
+    """Time and size of every Euler step, scalars; times accumulate the rounding of each subtraction."""
     span = time_span(solver_steps, dtype)
-    time, width = span[0], span[0] - span[1]
-    times, widths = [], []
+    time, size = span[0], span[0] - span[1]
+    times, sizes = [], []
     for step in range(1, solver_steps + 1):
         times.append(time)
-        widths.append(width)
-        time = time - width
+        sizes.append(size)
+        time = time - size
         if step < solver_steps:
-            width = time - span[step + 1]
-    return times, widths
+            size = time - span[step + 1]
+    return times, sizes
 
 
 def zero_steps(solver_steps: int) -> int:
@@ -47,27 +47,27 @@ def zero_steps(solver_steps: int) -> int:
 
 
 def schedule(solver_steps: int, dtype: torch.dtype) -> Schedule:
-    times, widths = euler_times(solver_steps, dtype)
+    times, sizes = euler_times(solver_steps, dtype)
     first = zero_steps(solver_steps)
-    return Schedule(tuple(t.item() for t in times[first:]), tuple(w.item() for w in widths[first:]))
+    return Schedule(tuple(t.item() for t in times[first:]), tuple(size.item() for size in sizes[first:]))
 
 
-def sinusoid(times: Tensor, width: int) -> Tensor:
-    """[n] -> [n, width], sines then cosines of 1000 t, each operation rounded to the dtype of `times`."""
-    half = width // 2
+def sinusoid(times: Tensor, size: int) -> Tensor:
+    """[n] -> [n, size], sines then cosines of 1000 t, each operation rounded to the dtype of `times`."""
+    half = size // 2
     frequencies = torch.exp(torch.arange(half, dtype=times.dtype) * -(math.log(10000) / (half - 1)))
     angles = 1000 * times[:, None] * frequencies[None, :]
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
-def guided_euler_step(x: Tensor, velocity: Tensor, cfg: Tensor, width: float) -> Tensor:
+def guided_euler_step(x: Tensor, velocity: Tensor, cfg: Tensor, step_size: float) -> Tensor:
     """One Euler step along the guided velocity; x [rows, frames, channels] -> like x.
 
     velocity [2 * rows, frames, channels]: conditional rows a, then unconditional rows b. cfg [rows] in x's dtype.
-    s = <a, b> / (<b, b> + 1e-8) per row; x - width * (b s + cfg (a - b s)), every operation rounded to x's dtype.
+    s = <a, b> / (<b, b> + 1e-8) per row; x - step_size * (b s + cfg (a - b s)), every operation rounded to x's dtype.
     """
     conditional, unconditional = velocity.chunk(2)
     dims = (1, 2)
     dot = (conditional * unconditional).sum(dims, keepdim=True)
     scaled = unconditional * (dot / (unconditional.square().sum(dims, keepdim=True) + 1e-8))
-    return x - width * (scaled + cfg[:, None, None] * (conditional - scaled))
+    return x - step_size * (scaled + cfg[:, None, None] * (conditional - scaled))

@@ -21,7 +21,7 @@ class Stack(nn.Module):
     def __init__(self, config: BlockConfig, num_layers: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block(config) for _ in range(num_layers))
-        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def blocks(self) -> Sequence[Block]:
         return cast("Sequence[Block]", self.layers)
@@ -29,13 +29,13 @@ class Stack(nn.Module):
     def forward(
         self, x: Tensor, attend: Attend, keep: slice | None = None, *, first_norm: Tensor | None = None
     ) -> Tensor:
-        """[..., n, width] -> like x, or its rows `keep` alone. first_norm: as run_rows takes it."""
+        """[..., n, hidden_size] -> like x, or its rows `keep` alone. first_norm: as run_rows takes it."""
         return run_rows(self.blocks(), x, self.norm, attend, keep, first_norm=first_norm)
 
 
 class LocalStack(nn.Module):
     """Bidirectional stack over N sequences of `length` tokens; returns the tokens from `first_kept` to before
-    `end_kept`, [N, kept, width]."""
+    `end_kept`, [N, kept, hidden_size]."""
 
     cos: Tensor
     sin: Tensor
@@ -73,8 +73,8 @@ class LocalStack(nn.Module):
 
 def language_block(config: LanguageModelConfig) -> BlockConfig:
     return BlockConfig(
-        width=config.hidden_size,
-        inner_width=config.intermediate_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.kv_channels,
@@ -84,8 +84,8 @@ def language_block(config: LanguageModelConfig) -> BlockConfig:
 
 def local_block(config: LocalConfig, lm: LanguageModelConfig) -> BlockConfig:
     return BlockConfig(
-        width=config.hidden_dim,
-        inner_width=config.ffn_dim,
+        hidden_size=config.hidden_dim,
+        intermediate_size=config.ffn_dim,
         num_heads=config.num_heads,
         num_kv_heads=lm.num_key_value_heads,
         head_dim=config.kv_channels,

@@ -1,4 +1,5 @@
-"""What is recorded of VoxCPM2: the prefill of prompts without a past, its tail, the decode step and the codec's step.
+"""What is captured of VoxCPM2: the prefill of prompts without cached context, its tail, the decode step and the
+codec's step.
 
 All but the prefill have slot state in and slot state out; the tables are described at models.protocol.SpeechModel. A
 step is given more rows than it has streams: padding points at slot 0, and a stream that ended may appear once more.
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.protocol import RESULT_FLAGS, BufferSpec, Capacity
-from models.voxcpm2.audio_vae import Decoder
+from models.protocol import RESULT_FLAGS, Bucket, BufferSpec
+from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import VoxCPM2Network
 from models.voxcpm2.patch import PatchMaker
 from models.voxcpm2.rows import State, draw_of, step_inputs
@@ -35,19 +36,14 @@ class DecodeStep:
     caches: Sequence[Mapping[str, Tensor]]
     page_size: int
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        return {"slots": BufferSpec((capacity["rows"],), torch.int64)}
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return {"slots": BufferSpec((bucket["rows"],), torch.int64)}
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         slots = buffers["slots"]
-        rows = step_inputs(self.network, self.state, slots, self.page_size)
-        batch = PagedBatch(
-            caches=self.caches,
-            page_size=self.page_size,
-            slot_mapping=rows.slot_mapping,
-            num_decode_rows=capacity["rows"],
-            block_tables=rows.block_tables,
-            seq_lens=rows.seq_lens,
+        rows = step_inputs(slots, self.network, self.state, self.page_size)
+        batch = PagedBatch.of_decode_rows(
+            self.caches, self.page_size, rows.slot_mapping, rows.block_tables, rows.seq_lens
         )
         embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed)
         lm, residual = self.network.audio_backbone(embeds, rows.rotary, batch)
@@ -70,28 +66,21 @@ class PrefillStep:
     page_size: int
     patch_shape: tuple[int, int]
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        tokens, sequences = capacity["tokens"], capacity["sequences"]
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        tokens, sequences = bucket["tokens"], bucket["sequences"]
         return {
             "token_ids": BufferSpec((tokens,), torch.int64),
             "positions": BufferSpec((tokens,), torch.int64),
             "patch_index": BufferSpec((tokens,), torch.int64),
-            "patches": BufferSpec((capacity["audio"], *self.patch_shape), torch.float32),
+            "patches": BufferSpec((bucket["audio"], *self.patch_shape), torch.float32),
             "slot_mapping": BufferSpec((tokens,), torch.int64),
             "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
             "last": BufferSpec((sequences,), torch.int64),
         }
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
-        batch = PagedBatch(
-            caches=self.caches,
-            page_size=self.page_size,
-            slot_mapping=buffers["slot_mapping"],
-            num_decode_rows=0,
-            cu_seqlens_q=buffers["cu_seqlens"],
-            cu_seqlens_k=buffers["cu_seqlens"],
-            max_seqlen_q=capacity["tokens"],
-            max_seqlen_k=capacity["tokens"],
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        batch = PagedBatch.of_new_prompts(
+            self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], bucket["tokens"]
         )
         return {"conditioning": self.prefill(buffers, batch)}
 
@@ -106,14 +95,14 @@ class Tail:
     conditioning_width: int
     dtype: torch.dtype
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        rows = capacity["rows"]
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        rows = bucket["rows"]
         return {
             "slots": BufferSpec((rows,), torch.int64),
             "conditioning": BufferSpec((rows, self.conditioning_width), self.dtype),
         }
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         lm, residual = buffers["conditioning"].chunk(2, dim=-1)
         slots = buffers["slots"]
         return {"results": self.make_patch(self.state, slots, draw_of(self.state, slots), lm, residual)}
@@ -124,18 +113,18 @@ class VAEStep:
     """Emitted patches -> the next samples of their streams."""
 
     name: str
-    decoder: Decoder
+    decoder: CodecDecoder
     state: State
     patch_shape: tuple[int, int]
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        rows = capacity["rows"]
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        rows = bucket["rows"]
         return {
             "slots": BufferSpec((rows,), torch.int64),
             "results": BufferSpec((rows, prod(self.patch_shape) + len(RESULT_FLAGS)), torch.float32),
         }
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         results = buffers["results"]
         patches, emitted = results[:, : -len(RESULT_FLAGS)], results[:, -1] != 0
         # Rows without a patch run on scratch, so that their stream's memory stays.

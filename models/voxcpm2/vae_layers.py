@@ -1,7 +1,8 @@
-"""Causal convolutions of the AudioVAE with an optional memory, so that a stream equals one pass over the whole signal.
+"""Causal convolutions of the AudioVAE with an optional streaming conv cache, so that a stream equals one pass over the
+whole signal.
 
-A convolution's memory is the tail of its input, kept per slot in a table [slots, channels, pad]. Without a table the
-signal starts from silence (zeros).
+A convolution's cache (`memory`) is the tail of its input, kept per slot in a table [slots, channels, pad]. Without a
+table the signal starts from silence (zeros).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.layers.op import op
 from models.layers.precision import Precision
 
 
@@ -43,10 +45,19 @@ def snake(x: Tensor, alpha: Tensor) -> Tensor:
     return x + torch.sin(alpha * x).square() / (alpha + 1e-9)
 
 
-def _has_kernel(x: Tensor, width: int) -> bool:
-    return x.is_cuda and x.dtype == torch.float32 and width % 32 == 0
+def _fits_kernels(x: Tensor, width: int) -> bool:
+    return x.dtype == torch.float32 and width % 32 == 0
 
 
+def _has_kernel(x: Tensor, *rest: object, **named: object) -> bool:
+    return _fits_kernels(x, x.shape[1])
+
+
+def _has_samples_kernel(x: Tensor, alpha: Tensor, weight: Tensor, *rest: object, **named: object) -> bool:
+    return _fits_kernels(x, x.shape[1]) and weight.shape[-1] == 7
+
+
+@op(cuda="models.voxcpm2.kernels.vae:residual_unit", takes=_has_kernel)
 def residual_unit(
     x: Tensor,
     alpha_in: Tensor,
@@ -63,33 +74,13 @@ def residual_unit(
     """x + pointwise(snake(depthwise(snake(x)))), causal; x [rows, C, T] -> like x.
 
     depthwise_weight [C, 1, kernel], pointwise_weight [C, C, 1]; memory [slots, C, (kernel - 1) * dilation] holds
-    snake(x), moves on in place for the rows' slots and may be a strided view. precision: of a GPU's products, by
+    snake(x), moves on in place for the rows' slots and may be a strided view. precision: of a GPU's GEMMs, by
     default as torch.backends.cudnn.allow_tf32 says; with float16, pointwise_weight is float16.
     """
-    rest = (depthwise_weight, depthwise_bias, dilation, alpha_out, pointwise_weight, pointwise_bias, memory, slots)
-    if _has_kernel(x, x.shape[1]):
-        from models.layers.kernels.vae import residual_unit_cuda
-
-        return residual_unit_cuda(x, alpha_in, *rest, precision=precision)
-    return residual_unit_reference(x, alpha_in, *rest)
-
-
-def residual_unit_reference(
-    x: Tensor,
-    alpha_in: Tensor,
-    depthwise_weight: Tensor,
-    depthwise_bias: Tensor,
-    dilation: int,
-    alpha_out: Tensor,
-    pointwise_weight: Tensor,
-    pointwise_bias: Tensor,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
-) -> Tensor:
     pad = (depthwise_weight.shape[-1] - 1) * dilation
     hidden = extend_left(snake(x, alpha_in), pad, memory, slots)
     hidden = F.conv1d(hidden, depthwise_weight, depthwise_bias, dilation=dilation, groups=x.shape[1])
-    return x + F.conv1d(snake(hidden, alpha_out), pointwise_weight, pointwise_bias)
+    return x + F.conv1d(snake(hidden, alpha_out), pointwise_weight.to(x.dtype), pointwise_bias)
 
 
 def causal_conv(
@@ -108,6 +99,7 @@ def causal_conv(
     return F.conv1d(x, weight, bias, stride=stride, groups=groups)
 
 
+@op(cuda="models.voxcpm2.kernels.vae:snake_upsample", takes=_has_kernel)
 def snake_upsample(
     x: Tensor,
     scale: Tensor,
@@ -126,29 +118,12 @@ def snake_upsample(
     Output t reads inputs t // stride and the one before. memory [slots, C, 1] holds the snake's last output.
     precision as of residual_unit.
     """
-    if _has_kernel(x, x.shape[1]):
-        from models.layers.kernels.vae import snake_upsample_cuda
-
-        return snake_upsample_cuda(x, scale, shift, alpha, weight, bias, stride, memory, slots, precision=precision)
-    return snake_upsample_reference(x, scale, shift, alpha, weight, bias, stride, memory, slots)
-
-
-def snake_upsample_reference(
-    x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    alpha: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    stride: int,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
-) -> Tensor:
     x = snake(x * scale[:, None] + shift[:, None], alpha)
-    out = F.conv_transpose1d(extend_left(x, 1, memory, slots), weight, bias, stride=stride)
+    out = F.conv_transpose1d(extend_left(x, 1, memory, slots), weight.to(x.dtype), bias, stride=stride)
     return out[..., stride:-stride]
 
 
+@op(cuda="models.voxcpm2.kernels.vae:snake_samples", takes=_has_samples_kernel)
 def snake_samples(
     x: Tensor,
     alpha: Tensor,
@@ -159,34 +134,46 @@ def snake_samples(
 ) -> Tensor:
     """tanh of a causal convolution of snake(x) to one channel: x [rows, C, T], alpha [C], weight [1, C, kernel] ->
     [rows, 1, T]. memory [slots, C, kernel - 1] holds snake(x)."""
-    if _has_kernel(x, x.shape[1]) and weight.shape[-1] == 7:
-        from models.layers.kernels.vae import snake_samples_cuda
-
-        return snake_samples_cuda(x, alpha, weight, bias, memory, slots)
-    return snake_samples_reference(x, alpha, weight, bias, memory, slots)
+    return torch.tanh(causal_conv(snake(x, alpha), weight, bias, memory=memory, slots=slots))
 
 
-def snake_samples_reference(
-    x: Tensor,
-    alpha: Tensor,
+@op(cuda="models.voxcpm2.kernels.vae_gemm:channel_gemm")
+def channel_gemm(
+    hidden: Tensor,
     weight: Tensor,
     bias: Tensor,
-    memory: Tensor | None = None,
-    slots: Tensor | None = None,
-) -> Tensor:
-    return torch.tanh(causal_conv(snake(x, alpha), weight, bias, memory=memory, slots=slots))
+    x: Tensor | None,
+    out: Tensor,
+    outputs: int,
+    precision: Precision,
+    tile: object = None,
+) -> None:
+    """The GEMM over channels of a residual unit and of a transposed convolution, into `out`: an operation of its own,
+    since what runs before it moves the memory on.
+
+    hidden [rows, T, inputs] times weight [outputs, inputs], plus x; without x a transposed convolution of two taps:
+    hidden has one sample more, weight [2, outputs, inputs] a part for a sample and one for the sample before.
+    """
+    hidden, weight = hidden.float(), weight.float()
+    if x is not None:
+        result = F.linear(hidden, weight.reshape(outputs, -1)) + bias + x
+    else:
+        now, before = weight.reshape(2, outputs, -1)
+        result = F.linear(hidden[:, 1:], now) + F.linear(hidden[:, :-1], before)
+        result = result.unflatten(-1, (-1, bias.shape[0])) + bias
+    out.copy_(result.reshape(out.shape))
 
 
 class CausalConv(nn.Module):
     """Weights of a causal convolution; `offset` is where its memory begins in a row of Streams.table."""
 
-    def __init__(self, width: int, out_width: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
+    def __init__(self, width: int, out_features: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
         self.width, self.stride, self.groups = width, stride, groups
         self.pad = kernel - stride
         self.offset = 0
-        self.weight = nn.Parameter(torch.empty(out_width, width // groups, kernel))
-        self.bias = nn.Parameter(torch.empty(out_width))
+        self.weight = nn.Parameter(torch.empty(out_features, width // groups, kernel))
+        self.bias = nn.Parameter(torch.empty(out_features))
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
         memory = streams.view(self.offset, self.width, self.pad) if streams is not None else None
@@ -195,7 +182,7 @@ class CausalConv(nn.Module):
 
 
 class _Operand:
-    """How a module's product is done on a GPU, and its weight's copy for that."""
+    """How a module's GEMM is done on a GPU, and its weight's copy for that."""
 
     def __init__(self) -> None:
         self.precision: Precision | None = None
@@ -203,7 +190,7 @@ class _Operand:
 
     def choose(self, precision: Precision | None, weight: Tensor) -> None:
         self.precision = precision
-        half = precision == "float16" and _has_kernel(weight, weight.shape[0])
+        half = precision == "float16" and weight.is_cuda and _fits_kernels(weight, weight.shape[0])
         # clamp_ keeps the order in memory, which the kernels read.
         self._half = weight.detach().clone().clamp_(-65504.0, 65504.0).half() if half else None
 
@@ -216,16 +203,16 @@ class SnakeUpsample(nn.Module):
 
     pad = 1
 
-    def __init__(self, width: int, out_width: int, stride: int) -> None:
+    def __init__(self, width: int, out_features: int, stride: int) -> None:
         super().__init__()
         self.width, self.stride = width, stride
         self.offset = 0
         self.scale = nn.Parameter(torch.empty(width))
         self.shift = nn.Parameter(torch.empty(width))
         self.alpha = nn.Parameter(torch.empty(width))
-        # Input channels lie innermost in memory: the kernel's products read them in wide loads.
-        self.weight = nn.Parameter(torch.empty(2 * stride, out_width, width).permute(2, 1, 0))
-        self.bias = nn.Parameter(torch.empty(out_width))
+        # Input channels lie innermost in memory: the kernel's GEMM reads them in wide loads.
+        self.weight = nn.Parameter(torch.empty(2 * stride, out_features, width).permute(2, 1, 0))
+        self.bias = nn.Parameter(torch.empty(out_features))
         self.operand = _Operand()
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:

@@ -160,6 +160,8 @@ def _round_to_tf32(parameter: nn.Parameter) -> None:
 
 def randomise_audio_vae(vae: AudioVAE, seed: int) -> None:
     """Values that keep a signal's scale through the codec, made on the parameters' device; the output is quiet."""
+    if vae.decoder.alpha.is_meta:  # shapes alone are asked for
+        return
     generator = torch.Generator(vae.decoder.alpha.device).manual_seed(seed)
     for module in vae.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -1,28 +1,40 @@
-"""The ASGI application: routes, middleware and the life of what they share."""
+"""The ASGI application: routes, middleware, start and stop of what they share."""
 
 from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from models import resizing
-from service.api import chat, operations, reference, speech, speech_stream, voices
-from service.api.admission import Admission
-from service.api.auth import AuthMiddleware, KeyRing
+from models.errors import CheckpointError
+from service.api import operations
+from service.api.chat import route as chat
 from service.api.context import ServerContext
-from service.api.errors import install_error_handlers
-from service.api.middleware import RequestMiddleware
-from service.api.openapi import install_openapi
-from service.api.origin import OriginMiddleware
+from service.api.engine_client import EngineClient
+from service.api.http import docs_page
+from service.api.http.admission import Admission, OtherProcesses
+from service.api.http.auth import AuthMiddleware, KeyRing
+from service.api.http.errors import install_error_handlers
+from service.api.http.hosts import HostRule
+from service.api.http.middleware import RequestMiddleware
+from service.api.http.openapi import install_openapi
+from service.api.http.origin import OriginMiddleware
+from service.api.page import page_router
+from service.api.realtime import websocket as realtime
+from service.api.speech import route as speech
+from service.api.speech import voices
+from service.api.speech import websocket as speech_stream
+from service.api.speech.lexicon import Lexicon, load_lexicon
+from service.api.tracing import tracing_from
 from service.catalog import Catalog
-from service.engine.client import EngineClient
-from service.engine.supervisor import EngineLink
+from service.link.supervisor import EngineLink
 from service.media.audio_out import EncoderPool
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import (
@@ -37,8 +49,8 @@ from service.media.limits import (
 from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
 from service.metrics import Metrics
-from service.settings import Settings, default_threads
-from service.voices import VoiceStore
+from service.settings import Settings, SettingsError, default_threads
+from service.voice_store import VoiceStore
 
 PROBES = ("/health", "/ready")
 DOCUMENTS = ("/docs", "/openapi.json")
@@ -47,16 +59,27 @@ ENDPOINTS = {
     "/v1/audio/speech": "speech",
     "/v1/audio/speech/stream": "speech",
     "/v1/audio/voices": "voices",
+    "/v1/realtime": "realtime",
 }
-"""Paths with admission and metrics of their own."""
+"""Paths with admission control, and the value of `endpoint` in their metrics."""
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-sample-rate", "x-channels", "x-bits-per-sample")
-"""Headers of answers that pages of other origins may read."""
+"""Response headers that pages of other origins may read (CORS)."""
 BYTES_PER_PIXEL = 3
 LAG_PERIOD = 0.5
 
 
-def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[], EngineLink]) -> ServerContext:
-    """What routes share; nothing runs before the application starts."""
+def create_context(
+    settings: Settings,
+    catalog: Catalog,
+    make_link: Callable[[], EngineLink],
+    *,
+    engine_started_elsewhere: Callable[[], Awaitable[None]] | None = None,
+    others: OtherProcesses | None = None,
+) -> ServerContext:
+    """What routes share. Starts nothing: the application's lifespan does. SettingsError for an unusable voices_dir,
+    lexicon or OTEL_ variable.
+
+    engine_started_elsewhere: see EngineClient. others: API processes that the limits are shared with."""
     metrics = Metrics({model.name: model.kind for model in catalog.models})
     metrics.observe(
         "build_info",
@@ -71,25 +94,53 @@ def create_context(settings: Settings, catalog: Catalog, make_link: Callable[[],
     return ServerContext(
         settings,
         catalog,
-        EngineClient(make_link, metrics, hang_timeout=settings.hang_timeout, start_timeout=settings.start_timeout),
+        EngineClient(
+            make_link,
+            metrics,
+            hang_timeout=settings.hang_timeout,
+            start_timeout=settings.start_timeout,
+            started_elsewhere=engine_started_elsewhere,
+        ),
         metrics,
         MediaLoader(
             Fetcher(UrlPolicy(settings.media_urls, frozenset(settings.media_domain))),
             workers,
             media_limits(settings),
             image_threads=media_threads,
+            image_pool=WorkerPool(media_threads, WorkerLimits()) if settings.isolate_images else None,
             on_read=lambda kind, seconds: metrics.observe("media_fetch_duration_seconds", seconds, kind=kind),
         ),
         workers,
-        Admission(settings.max_in_flight, settings.max_pending_bytes, metrics, admission_shares(settings, catalog)),
-        VoiceStore(settings.voices_dir.expanduser(), settings.max_voices),
+        Admission(
+            settings.max_in_flight, settings.max_pending_bytes, metrics, admission_shares(settings, catalog), others
+        ),
+        voice_store(settings),
         EncoderPool(settings.encoder_threads or default_threads()),
         ThreadPoolExecutor(media_threads, thread_name_prefix="work"),
+        tracing_from(operations.server_version()),
+        lexicon=server_lexicon(settings),
     )
 
 
+def server_lexicon(settings: Settings) -> Lexicon | None:
+    """SettingsError when the file of the setting does not fit."""
+    try:
+        return None if settings.lexicon is None else load_lexicon(settings.lexicon.expanduser())
+    except ValueError as error:
+        raise SettingsError(f"lexicon: {error}") from error
+
+
+def voice_store(settings: Settings) -> VoiceStore:
+    """SettingsError when voices_dir is not a directory or cannot be read."""
+    directory = settings.voices_dir.expanduser()
+    try:
+        return VoiceStore(directory, settings.max_voices)
+    except OSError as error:
+        raise SettingsError(f"voices_dir: {directory} cannot be used ({error.strerror})") from error
+
+
 def admission_shares(settings: Settings, catalog: Catalog) -> dict[str, float]:
-    """None where there is nothing to be shared."""
+    """Share of each kind of model; empty when only one kind is served."""
     if len({model.kind for model in catalog.models}) < 2:
         return {}
     return {"chat": settings.chat_share, "speech": settings.speech_share}
@@ -110,8 +161,9 @@ def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.engine.start()
+        await _load_processors(context)
         lag = asyncio.create_task(_measure_lag(context.metrics))
         try:
             yield
@@ -122,28 +174,40 @@ def create_app(context: ServerContext) -> FastAPI:
             await context.engine.stop()
             await context.media.close()
             await asyncio.to_thread(context.media_workers.close)
+            await asyncio.to_thread(context.grammars.close)
             context.threads.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(context.encoders.close)
+            if context.tracing is not None:
+                await asyncio.to_thread(context.tracing.close)
 
     app = FastAPI(
         title="Reprise",
-        description="Answers questions about images and videos, and speaks, over the OpenAI protocol.",
+        description="Chat with images and videos, and text to speech, over OpenAI's API.",
         version=operations.server_version(),
-        lifespan=life,
+        lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        routes=[*chat.router.routes, *speech.router.routes],  # found at once: an included router is searched twice
+        routes=[*chat.router.routes, *speech.router.routes],  # first, since included routers are matched twice
     )
     app.state.context = context
     app.include_router(speech_stream.router)
+    app.include_router(realtime.router)
     app.include_router(voices.router)
     app.include_router(operations.router)
-    install_error_handlers(app)
-    install_openapi(app)
-    app.include_router(reference.router)
+    app.include_router(docs_page.router)
+    sockets = [speech_stream.router, realtime.router]
+    routers = [chat.router, speech.router, *sockets, voices.router, operations.router, docs_page.router]
     open_paths = [*PROBES, *(["/metrics"] if settings.metrics_open else []), *(DOCUMENTS if settings.docs_open else [])]
-    app.add_middleware(AuthMiddleware, keys=KeyRing(settings.keys()), open_paths=open_paths)
+    if settings.page:
+        page = page_router()
+        routers.append(page)
+        app.include_router(page)
+        open_paths += [route.path for route in page.routes if isinstance(route, APIRoute)]
+    install_error_handlers(app, [route for router in routers for route in router.routes])
+    keys = KeyRing(settings.keys())
+    install_openapi(app, open_paths if keys else None)
+    app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
     app.add_middleware(OriginMiddleware, allowed=settings.cors_origin)
     app.add_middleware(
         RequestMiddleware,
@@ -152,8 +216,10 @@ def create_app(context: ServerContext) -> FastAPI:
         metrics=context.metrics,
         max_body=settings.max_body,
         body_timeout=settings.body_timeout,
+        hosts=HostRule(settings.host, settings.allowed_host, keyed=bool(keys)),
+        tracing=context.tracing,
     )
-    if settings.cors_origin:  # outermost: a page must be able to read a refusal, too
+    if settings.cors_origin:  # outermost: pages must be able to read error responses, too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origin,
@@ -162,6 +228,16 @@ def create_app(context: ServerContext) -> FastAPI:
             expose_headers=EXPOSED_HEADERS,
         )
     return app
+
+
+async def _load_processors(context: ServerContext) -> None:
+    """Loads tokenizers and processors once the engine process runs: that blocks this process for seconds, in which the
+    engine loads its weights."""
+    await context.engine.wait_launched()
+    try:
+        await asyncio.to_thread(context.catalog.load_processors)
+    except CheckpointError as error:
+        context.engine.fail(str(error))
 
 
 async def _measure_lag(metrics: Metrics) -> None:

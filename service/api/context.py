@@ -1,37 +1,45 @@
-"""What routes share: one object per server, at app.state.context."""
+"""What all routes share: one ServerContext per server, at app.state.context."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from starlette.requests import HTTPConnection
+import numpy as np
+from starlette.requests import HTTPConnection, Request
 
-from service.api.admission import Admission
-from service.api.clips import ClipCache
-from service.api.errors import ApiError
-from service.api.record import RequestRecord
-from service.api.turns import Turns
+from service.api.chat.grammar_checks import GrammarChecks
+from service.api.chat.transcripts import Transcripts
+from service.api.engine_client import EngineClient
+from service.api.http.admission import Admission
+from service.api.http.errors import ApiError
+from service.api.http.json_body import parse
+from service.api.http.record import RequestRecord
+from service.api.http.turns import Turns
+from service.api.speech.lexicon import Lexicon
+from service.api.tracing import Tracing
 from service.catalog import Catalog, HostedModel
-from service.engine.client import EngineClient
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
 from service.metrics import Metrics
 from service.settings import Settings
-from service.voices import VoiceStore
+from service.voice_store import ReferenceCache, VoiceStore
 
 T = TypeVar("T")
 
 ENGINE_RETRY_AFTER = 2.0
+PATHS = {"chat": "/v1/chat/completions", "speech": "/v1/audio/speech"}
+LARGE_BODY = 1 << 18
+"""Bytes above which a JSON body is parsed in a thread."""
 
 
 @dataclass(eq=False)
 class ServerContext:
-    """draining: the server is shutting down and takes no new requests."""
+    """draining: the server is shutting down and accepts no new requests."""
 
     settings: Settings
     catalog: Catalog
@@ -43,43 +51,68 @@ class ServerContext:
     voices: VoiceStore
     encoders: EncoderPool
     threads: ThreadPoolExecutor
-    """For work that would hold up the event loop: tokenizing, resizing, parsing large bodies."""
-    clips: ClipCache = field(default_factory=ClipCache)
+    """For work that would block the event loop: tokenizing, resizing, parsing large bodies."""
+    tracing: Tracing | None = None
+    lexicon: Lexicon | None = None
+    """The setting's."""
+    named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
+    """References of built-in voices, made or in the making, by model and name."""
+    grammars: GrammarChecks = field(default_factory=GrammarChecks)
+    references: ReferenceCache = field(default_factory=ReferenceCache)
+    transcripts: Transcripts = field(default_factory=Transcripts)
     turns: Turns = field(default_factory=Turns)
     draining: bool = False
     drain_begun: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the engine takes no more requests: what is open for further ones ends."""
+    """Set when the engine accepts no more requests: idle WebSockets are closed then."""
     open_sockets: int = 0
+    unvoiced: set[object] = field(default_factory=set)
+    """Spoken answers in progress whose first words have not gone to the speech model: the engine drains after them."""
+    scrape: Callable[[], Awaitable[bytes]] | None = None
+    """Page of the metrics of all API processes; None: this is the only one."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Background work that ends with the server."""
+    """Background tasks, cancelled when the server stops."""
 
     async def in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.threads, step)
 
+    async def read_json(self, request: Request, kind: type[T]) -> T:
+        """The body of a request as `kind`, when it is this request's turn. ApiError or a msgspec error when it does not
+        fit."""
+        raw = await request.body()
+        await self.turns.wait()
+        body: T = await self.in_thread(lambda: parse(raw, kind)) if len(raw) > LARGE_BODY else parse(raw, kind)
+        return body
+
     @property
     def ready(self) -> bool:
-        """Requests are taken: loaded, captured, not draining."""
+        """The server accepts requests: models loaded, graphs captured, not draining."""
         return self.engine.ready and not self.draining
 
     def require_ready(self) -> None:
-        """ApiError 503 with Retry-After unless requests are taken."""
+        """ApiError 503 with Retry-After unless the server accepts requests."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", code="shutting_down", retry_after=ENGINE_RETRY_AFTER)
         if not self.engine.ready:
-            message = f"The engine is not ready ({self.engine.phase}); retry in a moment."
+            message = f"The engine is not ready ({self.engine.phase}); retry shortly."
             raise ApiError(503, message, code="engine_unavailable", retry_after=ENGINE_RETRY_AFTER)
 
     def model(self, name: str, kind: Literal["chat", "speech"], record: RequestRecord) -> HostedModel:
-        """The model of that served name; ApiError 404, or 400 when it does something else. Noted in the record."""
+        """The model with that served name, also noted in the record. ApiError 404 for an unknown name, 400 for a model
+        of the other kind."""
         model = self.catalog.get(name)
         if model is None:
-            raise ApiError(404, "model: no model of that name is served here.", param="model", code="model_not_found")
+            raise ApiError(
+                404,
+                "model: no model of this name is served; GET /v1/models lists the names.",
+                param="model",
+                code="model_not_found",
+            )
         record.model = model.name
         if model.kind != kind:
-            does = {"chat": "answers questions", "speech": "speaks"}[model.kind]
-            raise ApiError(
-                400, f"model: this model {does}; ask another endpoint.", param="model", code="wrong_endpoint"
+            message = (
+                f"model: this is a {model.kind} model, which this endpoint does not serve; use {PATHS[model.kind]}."
             )
+            raise ApiError(400, message, param="model", code="wrong_endpoint")
         return model
 
 

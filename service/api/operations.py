@@ -1,4 +1,4 @@
-"""Routes for clients that look around and for operators: models, health, readiness, metrics, version."""
+"""GET routes for discovery and operation: models, health, readiness, metrics, version."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from service.api.context import context_of
-from service.api.errors import ApiError
-from service.api.openapi import JSON, operation
-from service.api.schema import ModelCard, ModelList
-from service.catalog import DEMO_NOTICE, HostedModel
+from service.api.context import ServerContext, context_of
+from service.api.http.errors import ApiError
+from service.api.http.openapi import JSON, operation
+from service.catalog import DEMO_NOTICES, HostedModel
 from service.metrics import CONTENT_TYPE
 
 router = APIRouter()
@@ -23,6 +22,24 @@ router = APIRouter()
 Route = TypeVar("Route", bound=Callable[..., Awaitable[Response]])
 
 RETRY = {"retry-after": "2"}
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """root: the first served name. notice: only for the embedded models."""
+
+    id: str
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    kind: Literal["chat", "speech"]
+    object: Literal["model"] = "model"
+    notice: str | UnsetType = UNSET
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -34,7 +51,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """detail: what the engine is doing."""
+    """detail: what the engine is loading or capturing."""
 
     status: Literal["ready", "not_ready"]
     engine: str
@@ -47,7 +64,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 def server_version() -> str:
-    return version_of("reprise") or "0+checkout"
+    return version_of("reprise-server") or "0+checkout"
 
 
 def version_of(package: str) -> str:
@@ -59,8 +76,7 @@ def version_of(package: str) -> str:
 
 
 def _get(path: str, openapi_extra: dict[str, Any]) -> Callable[[Route], Route]:
-    """A route for GET and for HEAD, which probes of load balancers and `wget --spider` use: the server that sends the
-    answer leaves its body out."""
+    """A route for GET and for HEAD, which load balancer probes and `wget --spider` use; uvicorn leaves out the body."""
 
     def register(route: Route) -> Route:
         router.head(path, include_in_schema=False)(route)
@@ -83,7 +99,12 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request, name: str) -> Response:
     model = context_of(request).catalog.get(name)
     if model is None:
-        raise ApiError(404, "No model of that name is served here.", param="model", code="model_not_found")
+        raise ApiError(
+            404,
+            "No model of this name is served; GET /v1/models lists the names.",
+            param="model",
+            code="model_not_found",
+        )
     return _json(_card(model, name))
 
 
@@ -95,13 +116,13 @@ def _card(model: HostedModel, name: str) -> ModelCard:
         root=model.name,
         max_model_len=model.processor.context_length,
         kind=model.kind,
-        notice=DEMO_NOTICE if model.demo else UNSET,
+        notice=DEMO_NOTICES[model.kind] if model.demo else UNSET,
     )
 
 
 @_get(
     "/health",
-    openapi_extra=operation("Is the process alive, and its engine?", {JSON: Health}, errors=(), statuses={503: Health}),
+    openapi_extra=operation("Liveness: is the engine alive?", {JSON: Health}, errors=(), statuses={503: Health}),
 )
 async def health(request: Request) -> Response:
     engine = context_of(request).engine
@@ -112,7 +133,9 @@ async def health(request: Request) -> Response:
 
 @_get(
     "/ready",
-    openapi_extra=operation("Are requests taken?", {JSON: Readiness}, errors=(), statuses={503: Readiness}),
+    openapi_extra=operation(
+        "Readiness: does the server accept requests?", {JSON: Readiness}, errors=(), statuses={503: Readiness}
+    ),
 )
 async def ready(request: Request) -> Response:
     context = context_of(request)
@@ -122,12 +145,18 @@ async def ready(request: Request) -> Response:
     return _json(answer, *((200, {}) if context.ready else (503, RETRY)))
 
 
-@_get("/metrics", openapi_extra=operation("Metrics for Prometheus.", {"text/plain": None}))
+@_get("/metrics", openapi_extra=operation("Metrics in Prometheus' text format.", {"text/plain": None}))
 async def metrics(request: Request) -> Response:
     context = context_of(request)
+    observe_life(context)
+    page = await (context.in_thread(context.metrics.exposition) if context.scrape is None else context.scrape())
+    return Response(page, headers={"content-type": CONTENT_TYPE})
+
+
+def observe_life(context: ServerContext) -> None:
+    """Sets the gauges that hold at the moment of a scrape."""
     context.metrics.observe("ready", float(context.ready))
     context.metrics.observe("engine_up", float(context.engine.alive))
-    return Response(await context.in_thread(context.metrics.exposition), headers={"content-type": CONTENT_TYPE})
 
 
 @_get("/version", openapi_extra=operation("The server's version.", {JSON: Version}))

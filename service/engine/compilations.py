@@ -1,8 +1,8 @@
-"""Counts the kernels that Triton compiles, and names those that it compiles while requests wait.
+"""Counts the kernels that Triton compiles and those that the GPU refuses; logs each compilation while serving.
 
-A kernel is compiled when the first batch comes that needs it, and nothing else runs meanwhile. What can be needed is
-run before readiness (worker.warm_up), and compiled before that (rehearsal.py), so that in the phase "serving" this
-counts what was forgotten.
+Triton compiles a kernel when a batch first needs it, and nothing else runs meanwhile. So all kernels are compiled
+before readiness (precompile.py) and run once (ModelWorker.warm_up). A compilation in the phase "serving" is one that
+those two have missed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from service.graphs.accounting import Observations
+from service.graphs.observations import Observations
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Compilations:
         self._phase: Literal["start", "serving"] = "start"
         self._observations = observations
         self._lock = threading.Lock()
-        """A rehearsal compiles in many threads."""
+        """Precompilation runs in many threads."""
 
     @contextmanager
     def counted(self, device: torch.device) -> Iterator[None]:
@@ -37,23 +37,31 @@ class Compilations:
             return
         from triton import knobs
 
+        from models.layers.op import FALLBACKS
+
         before, knobs.compilation.listener = knobs.compilation.listener, self.compiled
+        FALLBACKS.listener = self.fell_back
         try:
             yield
         finally:
             knobs.compilation.listener = before
+            FALLBACKS.listener = None
 
     def serve(self) -> None:
-        """The engine is ready. What is counted from now on begins at 0: a rate of what is not there is none."""
+        """The engine is ready. Counters of this phase start at 0, so that rate() sees their first increase."""
         self._phase = "serving"
         for cached in ("true", "false"):
             self._observations.count("kernel_compilations_total", 0.0, phase=self._phase, cached=cached)
 
     def compiled(self, *, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
-        """triton.knobs.CompilationListener: a kernel that this process had not, from the compiler or from its cache."""
+        """triton.knobs.CompilationListener: a kernel new to this process was compiled or read from Triton's cache."""
         cached = "true" if cache_hit else "false"
         with self._lock:
             self._observations.count("kernel_compilations_total", phase=self._phase, cached=cached)
         if self._phase == "serving":
             how = "read from the cache" if cache_hit else f"compiled in {times.total / 1e6:.2f} s"
             log.warning("kernel %s was %s while serving; it should have been warmed up", src.name, how)
+
+    def fell_back(self, kernel: str) -> None:
+        """A kernel was refused by the GPU; its reference ran (models.layers.op names it in the log)."""
+        self._observations.count("kernel_fallbacks_total", kernel=kernel)

@@ -1,7 +1,7 @@
 """What a launch may raise, and which requests it ends.
 
 A launch that fails ends the requests of its batch and no other. A fault of the device (torch.AcceleratorError) ends the
-engine: it is a RuntimeError too, so whoever catches LAUNCH_ERRORS lets it through first.
+engine. It is a RuntimeError, so code that catches LAUNCH_ERRORS has to re-raise it first.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 import torch
 
-from service.engine.messages import Failed
+from service.link.messages import Failed
 
 LAUNCH_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
-"""What a launch may raise for what is in its batch, torch.OutOfMemoryError among it."""
+"""Errors that the contents of a batch may cause; RuntimeError includes torch.OutOfMemoryError."""
 _RETRY_AFTER = 1.0
 """Seconds; by then other requests may have given memory back."""
 
 
 class PrefillError(Exception):
-    """The pass over prompts failed before any state of decoding rows was touched: they go on. Its cause says why."""
+    """A prefill failed before the state of any decode row was touched, so decode rows go on. See its __cause__."""
 
 
 @contextmanager
@@ -31,11 +31,11 @@ def prefill_errors() -> Iterator[None]:
     except torch.AcceleratorError:
         raise
     except LAUNCH_ERRORS as error:
-        raise PrefillError(f"the prompts' pass failed ({type(error).__name__})") from error
+        raise PrefillError(f"the prefill failed ({type(error).__name__})") from error
 
 
 def launch_failure(request_id: str, error: BaseException) -> Failed:
-    """What the client of a request in a failed launch is told: nothing of the error's own words."""
+    """The failure reported to a client whose launch failed; the text of the error itself stays in the log."""
     cause = error.__cause__ if isinstance(error, PrefillError) else error
     if isinstance(cause, torch.OutOfMemoryError):
         message = "the device ran out of memory for this request"

@@ -1,18 +1,20 @@
 """Memory on the device, sized before the first request: weights, workspace, graphs, slot state, then pages.
 
-On CUDA pages get what is left of the operator's share. On a CPU they are sized by positions. Over-commitment fails at
-start and names the model.
+On CUDA pages get what is left of the operator's share. On a CPU they are sized by positions. A model that gets too
+little fails the start, by name. The dry run (dry_run.py) plans by the same code, with models that have shapes only.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from service.engine.config import ConfigurationError, EngineConfig
-from service.engine.worker import MemoryNeeds, ModelWorker
+from service.engine.live_bytes import LiveBytes
+from service.engine.worker import ModelWorker
+from service.link.config import ConfigurationError, EngineConfig
 
 log = logging.getLogger(__name__)
 
@@ -23,69 +25,130 @@ class MemoryPlanError(ConfigurationError):
     """The hosted models do not fit; the message names the one that got too little."""
 
 
-def size_pages(config: EngineConfig, workers: Sequence[ModelWorker], device: torch.device) -> dict[str, int]:
-    """Pages per worker name."""
-    needs = {worker.name: worker.measure() for worker in workers}
-    tokens = config.kv_cache_tokens or (CPU_CACHE_TOKENS if device.type == "cpu" else None)
-    if tokens is not None:
-        wanted = {worker.name: min(worker.max_pages, 1 + -(-tokens // config.page_size)) for worker in workers}
-    else:
-        left = left_for_pages(config, needs, device)
-        wanted = split_pages(config, workers, left)
-    for worker in workers:
-        if wanted[worker.name] < worker.min_pages:
-            raise MemoryPlanError(
-                f"model {worker.name!r} gets {wanted[worker.name]} pages of {worker.page_bytes} bytes and needs at "
-                f"least {worker.min_pages}: raise the memory share or kv_share, or host fewer models"
-            )
-    if device.type == "cuda" and tokens is not None:
-        total = sum(wanted[worker.name] * worker.page_bytes for worker in workers)
-        left = left_for_pages(config, needs, device)
-        if total > left:
-            largest = max(workers, key=lambda worker: wanted[worker.name] * worker.page_bytes)
-            raise MemoryPlanError(
-                f"{tokens} cache positions per model take {total} bytes of {left}, most for model {largest.name!r}"
-            )
-    return wanted
+@dataclass(frozen=True)
+class Room:
+    """Bytes of a device, and those of them in use once the models are loaded: weights, context, other processes."""
+
+    total: int
+    used: int
 
 
-def left_for_pages(config: EngineConfig, needs: dict[str, MemoryNeeds], device: torch.device) -> int:
-    """Bytes of the operator's share that weights (already loaded), workspace, graphs and state leave.
+@dataclass(frozen=True)
+class Reserved:
+    """Bytes of a GPU that are not for caches. budget: the operator's share of the device. Workspace and graphs are
+    shared by all workers, which run one at a time."""
 
-    Workspace and graph pool are the largest of any worker's: one runs at a time. The whole limit of graph memory is
-    kept free, since captures go on while the server is idle.
-    """
+    budget: int
+    used: int
+    workspace: int
+    graphs: int
+    state: int
+
+    @property
+    def left(self) -> int:
+        """For pages."""
+        return max(0, self.budget - self.used - self.workspace - self.graphs - self.state)
+
+
+def device_room(device: torch.device) -> Room | None:
+    """None on a CPU."""
+    if device.type == "cpu":
+        return None
     torch.cuda.empty_cache()  # what the measured runs left there is counted as workspace
     free, total = torch.cuda.mem_get_info(device)
-    graphs = max((need.graphs for need in needs.values()), default=0)
-    if config.graphs and graphs > config.graph_memory_bytes:
-        name = max(needs, key=lambda name: needs[name].graphs)
+    return Room(total, total - free)
+
+
+def plan_pages(
+    config: EngineConfig, workers: Sequence[ModelWorker], room_of: Callable[[], Room | None]
+) -> dict[str, int]:
+    """Pages per worker name. room_of: asked once the workers have been measured; None: pages are sized by positions.
+
+    MemoryPlanError when a model gets too little.
+    """
+    reserved = reserve(config, workers, room_of)
+    if reserved is not None:
+        log.info(
+            "memory: %d bytes in use, %d workspace, %d graphs, %d slot state, %d left for pages",
+            reserved.used, reserved.workspace, reserved.graphs, reserved.state, reserved.left,
+        )  # fmt: skip
+    return share_pages(config, workers, reserved)
+
+
+def share_pages(config: EngineConfig, workers: Sequence[ModelWorker], reserved: Reserved | None) -> dict[str, int]:
+    """Pages per worker name from what is left; MemoryPlanError when a model gets too little."""
+    tokens = config.kv_cache_tokens or (CPU_CACHE_TOKENS if reserved is None else None)
+    if tokens is not None:
+        pages = {worker.name: min(worker.max_pages, 1 + -(-tokens // config.page_size)) for worker in workers}
+    else:
+        assert reserved is not None
+        pages = split_pages(workers, reserved.left)
+    _check_least(config, workers, pages)
+    if reserved is not None and tokens is not None:
+        _check_room(workers, pages, reserved.left, tokens)
+    return pages
+
+
+def _check_least(config: EngineConfig, workers: Sequence[ModelWorker], pages: Mapping[str, int]) -> None:
+    for worker in workers:
+        if pages[worker.name] >= worker.min_pages:
+            continue
+        if config.kv_cache_tokens is not None:
+            least = (worker.min_pages - 1) * config.page_size
+            raise MemoryPlanError(
+                f"kv_cache_tokens: {config.kv_cache_tokens} positions are too few for model {worker.name!r}, which "
+                f"needs at least {least}"
+            )
         raise MemoryPlanError(
-            f"the largest recording of model {name!r} works in {graphs} bytes; graph memory is limited to "
-            f"{config.graph_memory_bytes}"
+            f"model {worker.name!r} gets {pages[worker.name]} pages of {worker.page_bytes} bytes and needs at "
+            f"least {worker.min_pages}: raise memory_share, lower graph_memory or encoder_cache, or host fewer models"
         )
-    reserved = config.graph_memory_bytes if config.graphs else 0
-    workspace = max((need.workspace for need in needs.values()), default=0)
-    state = sum(need.state for need in needs.values())
-    budget = int(total * config.memory_share) - (total - free)
-    log.info(
-        "memory: %d bytes in use, %d workspace, %d graphs, %d slot state, %d left for pages",
-        total - free, workspace, reserved, state, budget - workspace - reserved - state,
-    )  # fmt: skip
-    return max(0, budget - workspace - reserved - state)
 
 
-def split_pages(config: EngineConfig, workers: Sequence[ModelWorker], left: int) -> dict[str, int]:
-    """Pages from `left` bytes by the models' shares; what a model cannot use goes to the others."""
-    shares = {model.name: model.kv_share for model in config.models}
-    named = sum(share for share in shares.values() if share is not None)
-    unnamed = [name for name, share in shares.items() if share is None]
-    weights = {name: share if share is not None else (1 - named) / len(unnamed) for name, share in shares.items()}
+def _check_room(workers: Sequence[ModelWorker], pages: Mapping[str, int], left: int, tokens: int) -> None:
+    num_bytes = {worker.name: pages[worker.name] * worker.page_bytes for worker in workers}
+    if (total := sum(num_bytes.values())) > left:
+        largest = max(num_bytes, key=lambda name: num_bytes[name])
+        raise MemoryPlanError(
+            f"kv_cache_tokens: {tokens} cache positions per model take {total} bytes and {left} are left, most for "
+            f"model {largest!r}"
+        )
+
+
+def reserve(
+    config: EngineConfig, workers: Sequence[ModelWorker], room_of: Callable[[], Room | None]
+) -> Reserved | None:
+    """Measures the workers: how much of the operator's share goes to weights, workspace, graphs and state.
+
+    Workspace and graph pool are the largest of any worker's, since one runs at a time. The whole limit of graph memory
+    is kept free, since captures go on while the server is idle. None on a CPU, which has no share to divide.
+    """
+    required = {worker.name: worker.measure() for worker in workers}
+    room = room_of()
+    if room is None:
+        return None
+    graphs = max((need.graphs for need in required.values()), default=0)
+    if config.graphs and graphs > config.graph_memory:
+        name = max(required, key=lambda name: required[name].graphs)
+        raise MemoryPlanError(
+            f"graph_memory: the largest captured graph of model {name!r} needs {graphs} bytes, at most "
+            f"{config.graph_memory} allowed"
+        )
+    return Reserved(
+        budget=int(room.total * config.memory_share),
+        used=room.used,
+        workspace=max((need.workspace for need in required.values()), default=0),
+        graphs=config.graph_memory if config.graphs else 0,
+        state=sum(need.state for need in required.values()),
+    )
+
+
+def split_pages(workers: Sequence[ModelWorker], left: int) -> dict[str, int]:
+    """Pages from `left` bytes in equal shares; what a model cannot use goes to the others."""
     pages: dict[str, int] = {}
     open_workers = list(workers)
     while open_workers:
-        total = sum(weights[worker.name] for worker in open_workers)
-        quota = {worker.name: int(left * weights[worker.name] / total) // worker.page_bytes for worker in open_workers}
+        quota = {worker.name: left // len(open_workers) // worker.page_bytes for worker in open_workers}
         capped = [worker for worker in open_workers if quota[worker.name] >= worker.max_pages]
         if not capped:
             return pages | quota
@@ -97,7 +160,11 @@ def split_pages(config: EngineConfig, workers: Sequence[ModelWorker], left: int)
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Bytes that `run` allocates at its peak."""
+    """Peak bytes that `run` allocates; on the meta device, which has no memory, the bytes that it would allocate."""
+    if device.type == "meta":
+        with LiveBytes() as counted:
+            run()
+        return counted.peak
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -1,7 +1,7 @@
-"""Pages of the key/value cache: allocation, sharing of prefixes, eviction. All operations take constant time per page.
+"""Pages (KV blocks) of the cache: allocation, prefix sharing, eviction. All operations take constant time per page.
 
-A page is free, in use (one or more holders), or cached: full, indexed by its prefix and held by nobody. Cached pages
-are given away, least recently used first, when no free one is left.
+A page is free, in use (one or more holders), or cached: full, indexed by its prefix and held by nobody. When no page is
+free, cached ones are evicted, least recently used first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Slots: the rows of slot-state tensors, given out at admission and taken back at the end."""
+"""Request slots: rows of the slot-state tensors, taken at admission and given back at the end."""
 
 from __future__ import annotations
 

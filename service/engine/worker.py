@@ -1,9 +1,9 @@
 """Between the engine loop and a hosted model: what the loop asks of each model's worker.
 
-The loop (engine.py) owns the GPU and the order of launches; a worker owns its requests, slots, pages and recordings.
-Everything runs in one thread and on one CUDA stream, so what is launched later runs later: pages and slots that are
-freed after a launch can be given away at once. `tick` launches and never waits; results are copied to pinned memory
-behind the launch and read by `collect` when their event has fired, as a rule one step later.
+The loop (engine.py) owns the GPU and the order of launches; a worker owns its requests, slots, pages and captured
+graphs. Everything runs in one thread and on one CUDA stream, so what is launched later runs later: pages and slots
+that are freed after a launch can be given away at once. `tick` launches and never waits; results are copied to pinned
+memory behind the launch and read by `collect` when their event has fired, as a rule one step later.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import Protocol
 
 import torch
 
-from service.engine.config import EngineConfig
-from service.engine.messages import (
+from service.graphs.observations import Observations
+from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner
+from service.link.config import EngineConfig
+from service.link.messages import (
     Abort,
     ChatRequest,
     EncodeReference,
@@ -25,31 +28,33 @@ from service.engine.messages import (
     SpeechAppend,
     SpeechRequest,
 )
-from service.graphs.accounting import Observations
-from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
 
 QUEUE_RETRY_AFTER = 5.0
-"""Seconds; said to a client whose request waited in vain."""
+"""Seconds; the Retry-After of a request that timed out in the queue."""
 WARM_TOKENS = 512
 WARM_SEQUENCES = 32
-"""An eager prefill of more tokens or sequences needs the same kernels as one of so many."""
+"""Warm-up runs eager prefills up to these sizes. Larger ones use the same kernels."""
 
 Request = ChatRequest | SpeechRequest | EncodeReference
 Control = SpeechAppend | Abort | Pause
 
 
 @dataclass(frozen=True)
-class MemoryNeeds:
-    """Bytes that a worker will want beside its weights and pages, measured by running its largest admitted shapes.
+class MemoryRequirements:
+    """Bytes that a worker needs beside its weights and pages, measured by running its largest admitted shapes.
 
-    workspace: peak of one eager run; graphs: pool of its largest recording. Both are shared between workers, since
-    one runs at a time. state: slot state and static buffers, which are its own.
+    workspace: peak of one eager run; graphs: memory pool of its largest captured graph. Workers share both, since one
+    runs at a time. state: its own slot state and encoder cache.
     """
 
     workspace: int = 0
     graphs: int = 0
     state: int = 0
+
+    def beside(self, other: MemoryRequirements) -> MemoryRequirements:
+        """Of two parts of a worker."""
+        workspace, graphs = max(self.workspace, other.workspace), max(self.graphs, other.graphs)
+        return MemoryRequirements(workspace, graphs, self.state + other.state)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class ModelWorker(Protocol):
 
     # Start: measure, allocate, capture_next until it returns False, warm_up.
 
-    def measure(self) -> MemoryNeeds:
+    def measure(self) -> MemoryRequirements:
         """Runs the largest admitted shapes once."""
         ...
 
@@ -95,19 +100,19 @@ class ModelWorker(Protocol):
         ...
 
     def capture_next(self, *, idle: bool) -> bool:
-        """Makes one recording that is wanted, with nothing in flight; False when none is.
+        """Captures one wanted bucket, with nothing in flight; False when none is wanted.
 
-        idle False: before readiness, only those without which the first requests would be slow. idle True: the rest
-        of the ladder and what demand has shown.
+        idle False: before readiness, only buckets without which the first requests would be slow. idle True: the rest
+        of the bucket list, then buckets that demand has shown to pay off.
         """
         ...
 
     def warm_up(self) -> None:
-        """Runs once what may later run without a recording, at every size at which a kernel is another one: after it no
-        kernel is compiled. Called on a GPU, with nothing in flight; state and pages are as before."""
+        """Runs once whatever may later run eagerly, at every size that selects another kernel variant, so that no
+        kernel is compiled while serving. Called on a GPU, with nothing in flight; leaves state and pages unchanged."""
         ...
 
-    # Commands. None of these raises for what a client sent: a bad request ends as Failed in collect's Outputs.
+    # Commands. None raises for a bad request: that ends as Failed in the Outputs of `collect`.
 
     def submit(self, request: Request) -> None: ...
 
@@ -115,7 +120,7 @@ class ModelWorker(Protocol):
         """Ids of other workers or of finished requests are ignored."""
         ...
 
-    def end_waits(self, now: float) -> None:
+    def fail_timed_out(self, now: float) -> None:
         """Fails requests that have had no step for the queue timeout. Called once per heartbeat."""
         ...
 
@@ -126,8 +131,8 @@ class ModelWorker(Protocol):
         ...
 
     def slack(self, now: float) -> float:
-        """Seconds until a step must be launched, lest a live listener's audio runs out; its own cost and that of
-        delivery are taken off. Infinity when nobody listens live."""
+        """Seconds until a step must be launched so that no live listener's audio runs out; the cost of the step and of
+        delivery is already subtracted. Infinity when nobody listens live."""
         ...
 
     def backlog(self, now: float) -> float:
@@ -139,16 +144,15 @@ class ModelWorker(Protocol):
         ...
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
-        """Launches as much of its work as is predicted to take at most `allowance` seconds in one go.
+        """Launches one step, of as much work as is predicted to take at most `allowance` seconds.
 
-        Returns False when nothing that fits could be launched. must: when nothing fits, the smallest unit of work is
-        launched all the same.
-        A launch that fails (also for lack of memory) fails its own requests and no other.
+        False when nothing that fits could be launched. must: when nothing fits, launches the smallest unit of work.
+        A launch that fails (also for lack of memory) fails the requests of its batch and no other.
         """
         ...
 
     def oldest_launch(self) -> float | None:
-        """When the oldest launch whose results were not collected was made; None without one."""
+        """Time of the oldest launch whose results were not collected; None without one."""
         ...
 
     def wait(self) -> None:

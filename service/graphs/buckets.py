@@ -1,34 +1,34 @@
-"""Capacities: which bucket holds a plan, and which of those that do costs least.
+"""Buckets: which of a list hold a plan, and which of those is cheapest.
 
-The names of a ladder's capacities are in order of cost: the first ("patches", "rows") is what a step's time grows
-with, and what occupancy and padding are counted in.
+The first name of a bucket ("patches", "rows") is its primary size: a step's time grows with it, and occupancy and
+padding are counted in it. Buckets of a list are ordered by their sizes in that order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from models.protocol import Capacity
+from models.protocol import Bucket
 
-CapacityKey = tuple[tuple[str, int], ...]
-
-
-def key_of(capacity: Capacity) -> CapacityKey:
-    """Hashable form, names in the capacity's own order."""
-    return tuple(capacity.items())
+BucketKey = tuple[tuple[str, int], ...]
 
 
-def cost_of(capacity: Capacity) -> tuple[int, ...]:
-    """Orders capacities of one ladder: by their first size, then by the next."""
-    return tuple(capacity.values())
+def key_of(bucket: Bucket) -> BucketKey:
+    """Hashable form, names in the bucket's own order."""
+    return tuple(bucket.items())
 
 
-def leading(capacity: Capacity) -> str:
+def cost_of(bucket: Bucket) -> tuple[int, ...]:
+    """Sort key of the buckets of a list: by their first size, then by the next."""
+    return tuple(bucket.values())
+
+
+def primary_size(bucket: Bucket) -> str:
     """The name of the size that a step's time grows with."""
-    return next(iter(capacity))
+    return next(iter(bucket))
 
 
-def shortfall(offered: Capacity, needed: Capacity) -> str | None:
+def shortfall(offered: Bucket, needed: Bucket) -> str | None:
     """What `offered` lacks to hold `needed`, in words; None when it fits. Both must name the same sizes."""
     if offered.keys() != needed.keys():
         return f"sizes {sorted(offered)} are offered and {sorted(needed)} are needed"
@@ -38,22 +38,22 @@ def shortfall(offered: Capacity, needed: Capacity) -> str | None:
     return None
 
 
-def fits(offered: Capacity, needed: Capacity) -> bool:
+def fits(offered: Bucket, needed: Bucket) -> bool:
     return shortfall(offered, needed) is None
 
 
-def cheapest(ladder: Iterable[Capacity], needed: Capacity) -> Capacity | None:
-    """The least costly capacity that holds `needed`."""
-    return min((capacity for capacity in ladder if fits(capacity, needed)), key=cost_of, default=None)
+def cheapest(bucket_list: Iterable[Bucket], needed: Bucket) -> Bucket | None:
+    """The least costly bucket that holds `needed`."""
+    return min((bucket for bucket in bucket_list if fits(bucket, needed)), key=cost_of, default=None)
 
 
-def octaves(largest: int) -> list[int]:
-    """1, 2, 4, ... and `largest`: sizes that meet every kernel variant. A kernel that chooses its tile by the number of
-    rows keeps a choice from some size to twice that size at least (tests/models/kernels/test_variants.py)."""
+def powers_of_two(largest: int) -> list[int]:
+    """1, 2, 4, ... and `largest`: sizes that meet every kernel variant. A kernel that selects its tile by the number of
+    rows uses each tile over a range of at least a factor of two (tests/models/kernels/test_variants.py)."""
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
-def row_ladder(largest: int) -> list[int]:
+def row_buckets(largest: int) -> list[int]:
     """Default batch sizes up to `largest`: every power of two to 8, then steps of at most a third."""
     steps = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128]
     while steps[-1] < largest:

@@ -1,8 +1,8 @@
 """Device buffers of one call, filled from a plan by one upload.
 
-All buffers of a capacity lie in one block of device memory with a pinned twin on the host; the host side is written
-whole, data and filler, and goes up in one copy. A name that the plan gives as device tensors is written on the
-device. Buffers that the plan does not name are filled with their filler.
+All buffers of a bucket lie in one block of device memory with a pinned block of the same layout on the host. The host
+block is written whole, data and filler, and copied up at once. Buffers that the plan gives as device tensors are
+written on the device; buffers that it does not name hold their filler.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Buffers of one capacity, one after the other in the order of their specs."""
+    """Buffers of one bucket, one after the other in the order of their specs."""
 
     fields: Mapping[str, Field]
     num_bytes: int
@@ -131,7 +131,7 @@ def _write_device(name: str, target: Tensor, tensors: list[Tensor], fill: float)
 
 
 class StaticBuffers:
-    """The device block that all capacities of one capturable share, and two host blocks that take turns.
+    """The device block that all buckets of one capturable share, with two pinned host blocks used alternately.
 
     Sharing is safe: a call writes its whole layout, and calls run one after the other on one stream.
     """
@@ -168,7 +168,7 @@ class StaticBuffers:
 def exact_buffers(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device) -> dict[str, Tensor]:
     """New buffers of the specs' sizes, filled from the plan: the eager route."""
     layout = Layout.of(specs)
-    # The allocators of pinned and of device memory keep a block until the copies and kernels that use it are done.
+    # torch's allocators reuse a freed block only after the copies and kernels that use it have finished.
     host = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     return Upload(layout, host, torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)).fill(plan)
 
@@ -177,4 +177,4 @@ def upload(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, 
     """Device copies of host arrays, in one transfer."""
     dtypes = {dtype: name for name, dtype in _NUMPY.items()}
     specs = {name: BufferSpec(array.shape, dtypes[array.dtype]) for name, array in arrays.items()}
-    return exact_buffers(specs, Plan(arrays=dict(arrays), needs={}), device)
+    return exact_buffers(specs, Plan(arrays=dict(arrays), required={}), device)

@@ -1,38 +1,38 @@
-"""Which capacity would be worth a recording: counts what was needed and proposes what would save most padding."""
+"""Which further bucket is worth capturing: counts the sizes of calls and proposes what would save most padding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from models.protocol import Capacity
-from service.graphs.buckets import CapacityKey, cheapest, fits, key_of, leading
+from models.protocol import Bucket
+from service.graphs.buckets import BucketKey, cheapest, fits, key_of, primary_size
 
 _LEAST_CALLS = 16.0
 """Calls before anything is proposed."""
 _LEAST_GAIN = 0.05
-"""Share of the rows computed now that a recording must save to be worth its capture."""
+"""Share of the rows computed now that a new captured graph must save."""
 _HALVE_AT = 4096.0
-"""Calls after which all counts are halved: demand of an hour ago fades."""
+"""Calls after which all counts are halved, so that old demand fades."""
 _MOST_ROUNDED = 4096
-"""Remembered needs; images come in endless sizes."""
+"""Most sizes that are remembered; pictures come in any number of sizes."""
 
 
 class Demand:
-    """Calls by their needs, rounded up to four steps an octave; old ones count less."""
+    """Calls by their required sizes, rounded up to four steps per power of two; old calls count less."""
 
-    def __init__(self, ladder: Sequence[Capacity]) -> None:
-        self._ladder = ladder
-        self._calls: dict[CapacityKey, float] = {}
-        self._rounded: dict[CapacityKey, CapacityKey | None] = {}
+    def __init__(self, bucket_list: Sequence[Bucket]) -> None:
+        self._bucket_list = bucket_list
+        self._calls: dict[BucketKey, float] = {}
+        self._rounded: dict[BucketKey, BucketKey | None] = {}
         self._total = 0.0
 
-    def note(self, needs: Capacity) -> None:
-        """Counts one call. Needs over the whole ladder are not counted: no recording can serve them."""
-        exact = key_of(needs)
+    def note(self, required: Bucket) -> None:
+        """Counts one call. Calls over every bucket of the list are not counted: no captured graph can serve them."""
+        exact = key_of(required)
         if exact not in self._rounded:
             if len(self._rounded) >= _MOST_ROUNDED:
                 self._rounded.clear()
-            rounded = self._round(needs)
+            rounded = self._round(required)
             self._rounded[exact] = None if rounded is None else key_of(rounded)
         key = self._rounded[exact]
         if key is None:
@@ -43,38 +43,38 @@ class Demand:
             self._calls = {key: calls / 2 for key, calls in self._calls.items() if calls >= 1.0}
             self._total = sum(self._calls.values())
 
-    def propose(self, recorded: Iterable[Capacity], unavailable: Iterable[Capacity]) -> Capacity | None:
-        """The wanted capacity that would save most of the work done on padding; None when none saves a twentieth.
+    def propose(self, captured: Iterable[Bucket], unavailable: Iterable[Bucket]) -> Bucket | None:
+        """The bucket that would save most padded rows; None when none saves a twentieth of all rows.
 
-        A call that no recording holds counts double: it runs eagerly.
+        A call that runs eagerly now counts double.
         """
         if self._total < _LEAST_CALLS:
             return None
-        recorded = list(recorded)
-        barred = {key_of(capacity) for capacity in (*recorded, *unavailable)}
+        captured = list(captured)
+        barred = {key_of(bucket) for bucket in (*captured, *unavailable)}
         calls = [(dict(key), count) for key, count in self._calls.items()]
-        now = [_size(cheapest(recorded, needs)) or 2 * _size(needs) for needs, _ in calls]
+        now = [_size(cheapest(captured, required)) or 2 * _size(required) for required, _ in calls]
         best, best_gain = None, _LEAST_GAIN * sum(size * count for size, (_, count) in zip(now, calls, strict=True))
         for candidate, _ in calls:
             if key_of(candidate) in barred:
                 continue
             gain = sum(
                 max(0, size - _size(candidate)) * count
-                for size, (needs, count) in zip(now, calls, strict=True)
-                if fits(candidate, needs)
+                for size, (required, count) in zip(now, calls, strict=True)
+                if fits(candidate, required)
             )
             if gain > best_gain:
                 best, best_gain = candidate, gain
         return best
 
-    def _round(self, needs: Capacity) -> Capacity | None:
-        """`needs` with its leading size on the grid and the other sizes of the rung above it: a recording made for
-        it also serves the neighbours."""
-        rung = cheapest(self._ladder, needs)
-        if rung is None:
+    def _round(self, required: Bucket) -> Bucket | None:
+        """`required` with its primary size rounded up and the other sizes of the list's next larger bucket, so that a
+        captured graph also serves calls of similar sizes."""
+        bucket = cheapest(self._bucket_list, required)
+        if bucket is None:
             return None
-        name = leading(rung)
-        return dict(rung) | {name: min(rung[name], _round_up(needs[name]))}
+        name = primary_size(bucket)
+        return dict(bucket) | {name: min(bucket[name], _round_up(required[name]))}
 
 
 def _round_up(size: int) -> int:
@@ -82,5 +82,5 @@ def _round_up(size: int) -> int:
     return -(-size // step) * step
 
 
-def _size(capacity: Capacity | None) -> int:
-    return capacity[leading(capacity)] if capacity else 0
+def _size(bucket: Bucket | None) -> int:
+    return bucket[primary_size(bucket)] if bucket else 0

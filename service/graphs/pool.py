@@ -1,7 +1,7 @@
-"""Recordings: CUDA graphs under a byte limit. Those of one stream never run together and share a memory pool.
+"""Captures CUDA graphs under a byte limit. Graphs of one stream never run concurrently, so they share a memory pool.
 
-Inputs and outputs of a recording lie outside the pool, so replaying one graph cannot overwrite what another returned.
-On a CPU a recording is the same forward over the same static, padded buffers.
+Inputs and outputs of a captured graph lie outside the pool, so replaying one graph cannot overwrite what another
+returned. On a CPU a replay calls the same forward on the same static, padded buffers.
 """
 
 from __future__ import annotations
@@ -11,66 +11,61 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from models.protocol import Capacity, Capturable
+from models.protocol import Bucket, Capturable
 from service.graphs.buffers import StaticBuffers
+from service.graphs.observations import Route
 
 log = logging.getLogger(__name__)
 
 _WARM_UPS = 2
-"""Plain runs before a capture: libraries set themselves up in the first, and choose their kernels, which a capture may
-not."""
+"""Eager runs before a capture: libraries initialise and select kernels in the first, which is illegal in a capture."""
 _GRAPH_BYTES = 16 << 20
-"""What a graph may take outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2 take 0 to 8 MiB each
-once the pool holds their largest. Memory that is gone beyond that was taken by another process."""
+"""Most bytes that a graph is taken to use outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2 use 0
+to 8 MiB each once the pool holds their largest. Free memory that shrinks by more was taken by another process."""
 CAPTURE_ERRORS = (RuntimeError, NotImplementedError)
-"""What a capture raises when it cannot be made: illegal calls while capturing, and torch.OutOfMemoryError."""
+"""Raised by a failed capture: illegal calls while capturing, and torch.OutOfMemoryError."""
 
 
 class CaptureError(Exception):
-    """A recording could not be made. `refused`: for lack of bytes, not because it failed."""
+    """A captured graph could not be made. `refused`: for lack of bytes, not because it failed."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
 
 
-class Recording(Protocol):
+@dataclass(frozen=True)
+class RouteSeconds:
+    """What one call costs on each route, alone on the device, from its launch to its end."""
+
+    eager: float
+    replay: float
+
+    def faster(self, current: Route = "replay", *, gain: float = 0.0) -> Route:
+        """The faster route; `current` unless the other takes less than 1 - gain of its seconds."""
+        other: Route = "replay" if current == "eager" else "eager"
+        seconds: dict[Route, float] = {"eager": self.eager, "replay": self.replay}
+        return other if seconds[other] < (1 - gain) * seconds[current] else current
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """replay: runs what was captured again, on a GPU torch.cuda.CUDAGraph.replay itself. outputs: static tensors by
+    name, valid until the next replay of the same capturable. seconds: measured on a GPU at the capture, over static
+    buffers that hold fillers."""
+
+    replay: Callable[[], None]
     outputs: Mapping[str, Tensor]
-    """Static; valid until the next replay of the same capturable."""
-
-    def replay(self) -> None: ...
-
-
-class GraphRecording:
-    """A CUDA graph."""
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Mapping[str, Tensor]) -> None:
-        self.outputs = outputs
-        self._graph = graph
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-
-class CallRecording:
-    """The CPU's: the same forward on the same buffers, the outputs copied into static ones."""
-
-    def __init__(self, call: Callable[[], dict[str, Tensor]], outputs: Mapping[str, Tensor]) -> None:
-        self.outputs = outputs
-        self._call = call
-
-    def replay(self) -> None:
-        for name, value in self._call().items():
-            self.outputs[name].copy_(value)
+    seconds: RouteSeconds | None = None
 
 
 class _SharedMemory:
-    """The memory pool of one stream's recordings. num_bytes: of those that recordings made now can share."""
+    """The memory pool of one stream's captured graphs. num_bytes: memory that the next capture can reuse."""
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
@@ -78,7 +73,7 @@ class _SharedMemory:
 
 
 class GraphPool:
-    """Makes recordings and accounts their bytes: `graph_bytes` in memory pools, `static_bytes` outside them."""
+    """Makes captured graphs and accounts their bytes: `graph_bytes` in memory pools, `static_bytes` outside them."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
         self.device = device
@@ -110,44 +105,50 @@ class GraphPool:
             )
         self.static_bytes += num_bytes
 
-    def record(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
-        """Records forward over static buffers, which hold finite values, on the current stream, the one that replays
+    def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
+        """Captures forward over static buffers, which hold finite values, on the current stream, the one that replays
         it. Nothing may be in flight.
 
         Raises CaptureError when forward cannot be captured or the pool would outgrow its limit.
         """
         if self.device.type != "cuda":
-            return self._record_call(capturable, capacity, buffers)
+            return self._capture_call(capturable, bucket, buffers)
         try:
-            return self._record_graph(capturable, capacity, buffers)
+            return self._capture_graph(capturable, bucket, buffers)
         except CAPTURE_ERRORS as error:
             # An illegal call ends the capture and leaves the device usable; a fault of the device itself shows in
             # the next synchronisation and ends the engine.
             gc.collect()
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
-            raise CaptureError(f"{capturable.name} at {dict(capacity)}: {error}") from error
+            raise CaptureError(f"{capturable.name} at {dict(bucket)}: {error}") from error
 
     def _abandon(self, stream: torch.cuda.Stream, graph: torch.cuda.CUDAGraph) -> None:
-        """Goes on in a new memory pool: a capture that ends in an error leaves torch's allocators recording into it.
+        """Drops the stream's memory pool after a failed capture; the next capture makes a new one.
 
-        The device's can be told to stop, the pinned host memory's cannot. It asks the graph what to record, and a graph
-        that lives on answers for its own capture alone, which is over.
+        An error leaves torch's allocators allocating into the graph's pool. The device allocator can be told to stop.
+        The allocator of pinned memory cannot: it asks the graph object whether it is capturing. So the object is kept,
+        and its answer, that its capture is over, stays valid.
         """
         handle = self._shared.pop(stream).handle
         with contextlib.suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self.device.index or torch.cuda.current_device(), handle)
         self._abandoned.append(graph)
 
-    def _record_call(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
+    def _capture_call(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
         try:
-            outputs = {name: value.clone() for name, value in capturable.forward(buffers, capacity).items()}
+            outputs = {name: value.clone() for name, value in capturable.forward(buffers, bucket).items()}
         except CAPTURE_ERRORS as error:
-            raise CaptureError(f"{capturable.name} at {dict(capacity)}: {error}") from error
+            raise CaptureError(f"{capturable.name} at {dict(bucket)}: {error}") from error
         self._reserve(_num_bytes(outputs))
-        return CallRecording(lambda: capturable.forward(buffers, capacity), outputs)
 
-    def _record_graph(self, capturable: Capturable, capacity: Capacity, buffers: Mapping[str, Tensor]) -> Recording:
+        def replay() -> None:
+            for name, value in capturable.forward(buffers, bucket).items():
+                outputs[name].copy_(value)
+
+        return Capture(replay, outputs)
+
+    def _capture_graph(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
         started = time.perf_counter()
         stream = torch.cuda.current_stream(self.device)
         shared = self._shared.setdefault(stream, _SharedMemory())
@@ -156,13 +157,16 @@ class GraphPool:
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         outputs: dict[str, Tensor] = {}
-        for _ in range(_WARM_UPS):
-            outputs = {name: torch.empty_like(v) for name, v in capturable.forward(buffers, capacity).items()}
-        torch.cuda.synchronize(self.device)
+
+        def run() -> None:
+            nonlocal outputs
+            outputs = {name: torch.empty_like(v) for name, v in capturable.forward(buffers, bucket).items()}
+
+        eager = min(seconds_of(run, self.device) for _ in range(_WARM_UPS))
         peak = torch.cuda.max_memory_allocated(self.device) - before
         if self.num_bytes + max(0, peak - shared.num_bytes) > self.limit_bytes:
             raise CaptureError(
-                f"{capturable.name} at {dict(capacity)} works in {peak} bytes; {self.num_bytes} of "
+                f"{capturable.name} at {dict(bucket)} works in {peak} bytes; {self.num_bytes} of "
                 f"{self.limit_bytes} are used",
                 refused=True,
             )
@@ -172,7 +176,7 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=shared.handle, stream=stream, capture_error_mode="thread_local"):
-                for name, value in capturable.forward(buffers, capacity).items():
+                for name, value in capturable.forward(buffers, bucket).items():
                     outputs[name].copy_(value)
         except CAPTURE_ERRORS:
             self.static_bytes -= _num_bytes(outputs)
@@ -187,11 +191,21 @@ class GraphPool:
         log.info(
             "captured %s at %s: %.1f MiB more, %.2f s",
             capturable.name,
-            dict(capacity),
+            dict(bucket),
             taken / 2**20,
             time.perf_counter() - started,
         )
-        return GraphRecording(graph, outputs)
+        replay = min(seconds_of(graph.replay, self.device) for _ in range(_WARM_UPS))
+        return Capture(graph.replay, outputs, RouteSeconds(eager, replay))
+
+
+def seconds_of(run: Callable[[], None], device: torch.device) -> float:
+    """Of one run on a GPU, with nothing else in flight."""
+    torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    run()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - started
 
 
 def _num_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -1,8 +1,8 @@
 """One capturable computation and its two routes.
 
-`run` replays the cheapest recording that holds the plan, or runs forward on buffers of the exact size and counts why.
-`capture_next` makes recordings: the ladder's hot rungs before readiness, the rest and what demand shows while idle;
-`capture_missed` makes the one that a busy engine does without.
+`run` replays the cheapest captured graph that holds the plan, or runs forward eagerly on buffers of the exact size and
+counts the reason. `capture_next` captures the buckets needed before readiness and then, while idle, the rest of the
+list and what demand proposes. `capture_missed` captures, in a busy engine, the bucket that eager calls would have used.
 """
 
 from __future__ import annotations
@@ -13,172 +13,245 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from models.protocol import Capacity, Capturable, Plan
-from service.graphs.accounting import EagerReason, Observations, Route
-from service.graphs.buckets import CapacityKey, cheapest, cost_of, fits, key_of, leading, shortfall
+from models.protocol import Bucket, Capturable, Plan
+from service.graphs.buckets import BucketKey, cheapest, cost_of, fits, key_of, primary_size, shortfall
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
 from service.graphs.demand import Demand
-from service.graphs.pool import CaptureError, GraphPool, Recording
+from service.graphs.observations import EagerReason, Observations, Route
+from service.graphs.pool import Capture, CaptureError, GraphPool, RouteSeconds, seconds_of
+from service.graphs.trials import RouteTrial
 
 log = logging.getLogger(__name__)
 
 _MOST_CHOICES = 4096
-"""Remembered needs; images come in endless sizes."""
+"""Most sizes whose graph is remembered; pictures come in any number of sizes."""
+_TIMED = 3
 
 
 @dataclass(frozen=True)
-class Bucket:
-    capacity: Capacity
+class CapturedGraph:
+    """One bucket that can be replayed, with the buffers that its graph reads."""
+
+    bucket: Bucket
     layout: Layout
     static: StaticBuffers
-    recording: Recording
+    capture: Capture
 
 
 @dataclass(frozen=True)
 class Run:
-    """outputs: by name; a replay's have the bucket's rows and are valid until the next run of the same runner."""
+    """outputs by name. Those of a replay have the bucket's rows and are valid until the runner's next run. bucket: the
+    captured one that holds the plan, if any, whichever route was taken."""
 
     outputs: Mapping[str, Tensor]
     route: Route
+    bucket: Bucket | None = None
 
 
 class GraphRunner:
-    """kind names the computation in metrics (encoder, decode, ...), model whose it is. hot: the part of the ladder to
-    record before readiness, all of it by default; with its largest rung first, one block of buffers serves all. stream:
-    the one that `run` is called on, if it is not the engine's."""
+    """kind names the computation in metrics (encoder, decode, ...). before_ready: the buckets to capture before
+    readiness, by default all; the largest comes first, so that one block of static buffers serves all. stream: where
+    `run` is called, if not on the engine's stream. measured: a bucket whose eager call is not much slower than its
+    replay takes the route that is faster in service, by what `observe` is told.
+
+    `misses` and Demand are separate on purpose: a miss is a bucket of the list that idle time has not come to yet and
+    that a busy engine needs now, while Demand proposes sizes between the list's, once that is captured.
+    """
 
     def __init__(
         self,
         model: str,
         kind: str,
         capturable: Capturable,
-        ladder: Sequence[Capacity],
+        bucket_list: Sequence[Bucket],
         pool: GraphPool,
         observations: Observations,
         *,
         enabled: bool = True,
-        hot: Sequence[Capacity] | None = None,
+        before_ready: Sequence[Bucket] | None = None,
         stream: torch.cuda.Stream | None = None,
+        measured: bool = False,
     ) -> None:
         self.capturable = capturable
-        self.ladder = sorted(ladder, key=cost_of)
+        self.bucket_list = sorted(bucket_list, key=cost_of)
         self._labels = {"model": model, "kind": kind}
         self._pool = pool
         self._observations = observations
-        self._enabled = enabled
+        self.enabled = enabled
         self._stream = stream
-        self._hot = {key_of(capacity) for capacity in (self.ladder if hot is None else hot)}
-        self._buckets: dict[CapacityKey, Bucket] = {}
-        self._failed: dict[CapacityKey, Capacity] = {}
-        self._refused: dict[CapacityKey, Capacity] = {}
-        self._choices: dict[CapacityKey, Bucket | None] = {}
+        self._trials: dict[BucketKey, RouteTrial] | None = {} if measured else None
+        self._before_ready = {key_of(bucket) for bucket in (self.bucket_list if before_ready is None else before_ready)}
+        self._graphs: dict[BucketKey, CapturedGraph] = {}
+        self._failed: dict[BucketKey, Bucket] = {}
+        self._refused: dict[BucketKey, Bucket] = {}
+        self._choices: dict[BucketKey, CapturedGraph | None] = {}
         self._static: StaticBuffers | None = None
-        self._demand = Demand(self.ladder)
-        self._missed: Counter[CapacityKey] = Counter()
+        self._demand = Demand(self.bucket_list)
+        self._missed: Counter[BucketKey] = Counter()
         self.misses = 0
-        """Eager calls since the last capture that the most missed rung would have replayed."""
+        """Eager calls since the last capture that the most missed bucket would have served."""
 
     @property
-    def recorded(self) -> list[Capacity]:
-        """Capacities that can be replayed."""
-        return [bucket.capacity for bucket in self._buckets.values()]
+    def captured(self) -> list[Bucket]:
+        """Buckets that can be replayed."""
+        return [graph.bucket for graph in self._graphs.values()]
 
     def run(self, plan: Plan, *, eager: EagerReason | None = None) -> Run:
-        """Runs forward over the plan. `eager` names why this call is not to be replayed.
+        """Runs forward over the plan. eager: the reason why this call must not be replayed.
 
         The caller cuts the outputs to the plan's own rows.
         """
         if eager is None:
-            self._demand.note(plan.needs)
-            bucket = self.bucket_for(plan.needs)
-            if bucket is not None:
-                return self._replay(bucket, plan)
-            eager = self._reason(plan.needs)
-            if eager == "no_bucket" and (rung := cheapest(self._untried(), plan.needs)) is not None:
-                key = key_of(rung)
-                self._missed[key] += 1
-                self.misses = max(self.misses, self._missed[key])
+            graph = self.graph_for(plan.required)
+            if graph is not None:
+                self._demand.note(plan.required)
+                measured = self._measured(graph, plan)
+                return self._replay(graph, plan) if measured is None else measured
+            eager = self.miss(plan.required)
         self._observations.count_eager_step(eager, **self._labels)
-        buffers = exact_buffers(self.capturable.buffer_specs(plan.needs), plan, self._pool.device)
-        return Run(self.capturable.forward(buffers, plan.needs), "eager")
+        return Run(self._forward(plan), "eager")
 
-    def bucket_for(self, needs: Capacity) -> Bucket | None:
-        """The recording that `run` would replay."""
-        key = key_of(needs)
+    def _forward(self, plan: Plan) -> Mapping[str, Tensor]:
+        buffers = exact_buffers(self.capturable.buffer_specs(plan.required), plan, self._pool.device)
+        return self.capturable.forward(buffers, plan.required)
+
+    def _measured(self, graph: CapturedGraph, plan: Plan) -> Run | None:
+        """An eager call, where its trial takes that route; None: replay it. One that runs out of memory is replayed,
+        and so is every later one: a replay works in memory that the graph holds already."""
+        if self._trials is None or self._trial(graph).route() == "replay":
+            return None
+        try:
+            outputs = self._forward(plan)
+        except torch.OutOfMemoryError as error:
+            log.warning("%s at %s is replayed from now on: %s", self.capturable.name, dict(graph.bucket), error)
+            self._trial(graph).close()
+            return None
+        self._observations.count_eager_step("measured", **self._labels)
+        return Run(outputs, "eager", graph.bucket)
+
+    def _trial(self, graph: CapturedGraph) -> RouteTrial:
+        assert self._trials is not None
+        key = key_of(graph.bucket)
+        if key not in self._trials:
+            self._trials[key] = RouteTrial(graph.capture.seconds)
+        return self._trials[key]
+
+    def observe(self, bucket: Bucket, route: Route, seconds: float) -> None:
+        """What a call of this captured bucket took in service; for runners with `measured`."""
+        if self._trials is not None:
+            self._trial(self._graphs[key_of(bucket)]).observe(route, seconds)
+
+    def miss(self, required: Bucket) -> EagerReason:
+        """Notes a call that no captured graph holds, whoever runs it, and says why."""
+        self._demand.note(required)
+        reason = self._reason(required)
+        if reason == "no_bucket" and (untried := cheapest(self._untried(), required)) is not None:
+            key = key_of(untried)
+            self._missed[key] += 1
+            self.misses = max(self.misses, self._missed[key])
+        return reason
+
+    def graph_for(self, required: Bucket) -> CapturedGraph | None:
+        """The captured graph that `run` would replay."""
+        key = key_of(required)
         if key not in self._choices:
-            capacity = cheapest(self.recorded, needs) if self._enabled else None
+            bucket = cheapest(self.captured, required) if self.enabled else None
             if len(self._choices) >= _MOST_CHOICES:
                 self._choices.clear()
-            self._choices[key] = None if capacity is None else self._buckets[key_of(capacity)]
+            self._choices[key] = None if bucket is None else self._graphs[key_of(bucket)]
         return self._choices[key]
 
-    def _reason(self, needs: Capacity) -> EagerReason:
-        if not self._enabled:
+    def _reason(self, required: Bucket) -> EagerReason:
+        if not self.enabled:
             return "disabled"
-        return "capture_failed" if any(fits(capacity, needs) for capacity in self._failed.values()) else "no_bucket"
+        return "capture_failed" if any(fits(bucket, required) for bucket in self._failed.values()) else "no_bucket"
 
-    def _replay(self, bucket: Bucket, plan: Plan) -> Run:
-        # What a recording baked in (max_seqlen, row counts) must cover the real values, or rows stay unwritten.
-        lack = shortfall(bucket.capacity, plan.needs)
+    def _replay(self, graph: CapturedGraph, plan: Plan) -> Run:
+        # The constants of a captured graph (max_seqlen, row counts) must cover the real sizes, or rows stay unwritten.
+        lack = shortfall(graph.bucket, plan.required)
         assert lack is None, f"{self.capturable.name}: {lack}"
-        bucket.static.fill(bucket.layout, plan)
-        bucket.recording.replay()
-        name = leading(bucket.capacity)
-        real, offered = plan.needs[name], bucket.capacity[name]
+        graph.static.fill(graph.layout, plan)
+        graph.capture.replay()
+        name = primary_size(graph.bucket)
+        real, offered = plan.required[name], graph.bucket[name]
         self._observations.count("steps_total", **self._labels, route="replay", reason="captured")
         self._observations.count("replayed_rows_total", real, **self._labels)
         self._observations.count("padded_rows_total", offered - real, **self._labels)
         self._observations.observe("bucket_occupancy_ratio", real / offered, **self._labels)
-        return Run(bucket.recording.outputs, "replay")
+        return Run(graph.capture.outputs, "replay", graph.bucket)
+
+    def eager_seconds(self, size: int) -> float | None:
+        """Of an eager call of this primary size, between those that were measured when buckets were captured."""
+        measured = sorted((captured, seconds.eager) for captured, seconds in self.measured_seconds)
+        if not measured:
+            return None
+        sizes, seconds = zip(*measured, strict=True)
+        return float(np.interp(size, sizes, seconds))
+
+    @property
+    def measured_seconds(self) -> list[tuple[int, RouteSeconds]]:
+        """Primary size and seconds of each captured bucket that was measured."""
+        graphs = [(graph.bucket, graph.capture.seconds) for graph in self._graphs.values()]
+        return [(bucket[primary_size(bucket)], seconds) for bucket, seconds in graphs if seconds is not None]
+
+    def replay_seconds(self, plan: Plan) -> float | None:
+        """Of a replay of this plan on a GPU, with nothing else in flight; None where no captured graph holds it. Not
+        counted in metrics."""
+        graph = self.graph_for(plan.required)
+        if graph is None:
+            return None
+        graph.static.fill(graph.layout, plan)
+        return min(seconds_of(graph.capture.replay, self._pool.device) for _ in range(_TIMED))
 
     def capture_next(self, *, idle: bool) -> bool:
-        """Makes the next wanted recording; False when none is wanted. Nothing may be in flight.
+        """Captures the next wanted bucket; False when none is wanted. Nothing may be in flight.
 
-        A capacity that failed or did not fit under the byte limit is remembered and not tried again.
+        A bucket that failed or did not fit under the byte limit is remembered and not tried again.
         """
-        if not self._enabled:
+        if not self.enabled:
             return False
-        rungs = (c for c in reversed(self._untried()) if idle or key_of(c) in self._hot)
-        wanted = next(rungs, None)
+        buckets = (c for c in reversed(self._untried()) if idle or key_of(c) in self._before_ready)
+        wanted = next(buckets, None)
         if wanted is None and idle:
-            wanted = self._demand.propose(self.recorded, (*self._failed.values(), *self._refused.values()))
+            wanted = self._demand.propose(self.captured, (*self._failed.values(), *self._refused.values()))
         if wanted is None:
             return False
         self._capture(wanted)
         return True
 
     def capture_missed(self) -> bool:
-        """Makes the recording of the most missed rung; False when none was missed. Nothing may be in flight."""
+        """Captures the most missed bucket; False when none was missed. Nothing may be in flight."""
         for key, _ in self._missed.most_common(1):
             self._capture(dict(key))
             return True
         return False
 
-    def _untried(self) -> list[Capacity]:
-        tried = self._buckets.keys() | self._failed.keys() | self._refused.keys()
-        return [capacity for capacity in self.ladder if key_of(capacity) not in tried]
+    def _untried(self) -> list[Bucket]:
+        tried = self._graphs.keys() | self._failed.keys() | self._refused.keys()
+        return [bucket for bucket in self.bucket_list if key_of(bucket) not in tried]
 
-    def warm_up(self, capacities: Iterable[Capacity]) -> None:
-        """Runs forward once at those capacities that have no recording: later calls and captures find its kernels
-        compiled. Nothing is counted."""
-        for capacity in capacities:
-            if key_of(capacity) not in self._buckets:
-                specs = self.capturable.buffer_specs(capacity)
-                buffers = exact_buffers(specs, Plan(arrays={}, needs=capacity), self._pool.device)
-                self.capturable.forward(buffers, capacity)
+    def warm_up(self, buckets: Iterable[Bucket]) -> None:
+        """Runs forward once at each of these buckets without a captured graph, so that its kernels are compiled before
+        later calls and captures. Not counted in metrics."""
+        for bucket in buckets:
+            if key_of(bucket) not in self._graphs:
+                specs = self.capturable.buffer_specs(bucket)
+                buffers = exact_buffers(specs, Plan(arrays={}, required=bucket), self._pool.device)
+                self.capturable.forward(buffers, bucket)
 
-    def _capture(self, capacity: Capacity) -> None:
+    def _capture(self, bucket: Bucket) -> None:
         started = time.monotonic()
         outcome = "captured"
         try:
             with torch.cuda.stream(self._stream):
-                self._buckets[key_of(capacity)] = self._record(capacity)
+                self._graphs[key_of(bucket)] = self._make_graph(bucket)
         except CaptureError as error:
             outcome = "refused" if error.refused else "failed"
-            (self._refused if error.refused else self._failed)[key_of(capacity)] = capacity
+            (self._refused if error.refused else self._failed)[key_of(bucket)] = bucket
             log.warning("capture %s, calls of this size run eagerly: %s", outcome, error)
         self._choices.clear()
         self._missed.clear()
@@ -186,10 +259,10 @@ class GraphRunner:
         self._observations.count("graph_captures_total", **self._labels, outcome=outcome)
         self._observations.observe("graph_capture_duration_seconds", time.monotonic() - started, **self._labels)
 
-    def _record(self, capacity: Capacity) -> Bucket:
-        layout = Layout.of(self.capturable.buffer_specs(capacity))
+    def _make_graph(self, bucket: Bucket) -> CapturedGraph:
+        layout = Layout.of(self.capturable.buffer_specs(bucket))
         if self._static is None or layout.num_bytes > self._static.num_bytes:
-            # Earlier recordings keep the block that they were recorded over.
+            # Graphs captured before keep reading the old block.
             self._static = self._pool.allocate(layout.num_bytes)
-        buffers = self._static.fill(layout, Plan(arrays={}, needs=capacity))
-        return Bucket(capacity, layout, self._static, self._pool.record(self.capturable, capacity, buffers))
+        buffers = self._static.fill(layout, Plan(arrays={}, required=bucket))
+        return CapturedGraph(bucket, layout, self._static, self._pool.capture(self.capturable, bucket, buffers))

@@ -1,4 +1,4 @@
-"""Which network addresses a server may be asked to fetch from. A pure function over an explicit list."""
+"""Which network addresses media may be fetched from: a pure function over an explicit list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DENIED: tuple[IPv4Network | IPv6Network, ...] = tuple(
             *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
             *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
             *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-            # ::/96 holds the unspecified and the loopback address and every IPv4 address in its oldest IPv6 disguise.
+            # ::/96 has the unspecified and the loopback address and all IPv4-compatible addresses.
             *("::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23"),
             *("2001:db8::/32", "2002::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
         ),
@@ -22,7 +22,7 @@ DENIED: tuple[IPv4Network | IPv6Network, ...] = tuple(
 
 
 def is_public(address: str) -> bool:
-    """Whether an IPv4 or IPv6 address, as a resolver writes it, belongs to the public internet."""
+    """Whether an IPv4 or IPv6 address belongs to the public internet."""
     try:
         parsed: IPv4Address | IPv6Address = ip_address(address)
     except ValueError:

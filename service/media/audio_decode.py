@@ -1,4 +1,4 @@
-"""Clip bytes -> mono samples. Runs in a decode worker: soundfile for WAV, FLAC, Ogg and MP3, PyAV for the rest."""
+"""Encoded audio -> mono samples. Runs in a decode worker: soundfile for WAV, FLAC, Ogg and MP3, PyAV for the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.errors import InputError
 from service.media.limits import AudioLimits
 from service.media.resample import resample
 
-# FFmpeg's names of the containers and codecs that browsers and phones record in.
+# FFmpeg's names of the containers and codecs of browser and phone recordings.
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,ogg,mp3,aac,flac,wav"
 CODECS = frozenset(
     (
@@ -25,7 +25,7 @@ CODECS = frozenset(
 MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 192_000
 BLOCK_FRAMES = 16_384
-# What libsndfile says of a FLAC stream that was never finished; it cannot read past the first block of such a file.
+# libsndfile reports such lengths for unfinished FLAC streams, of which it cannot read more than the first block.
 UNKNOWN_LENGTH = 1 << 40
 SILENCE = 10 ** (-80 / 20)
 
@@ -33,11 +33,12 @@ Block = tuple[int, np.ndarray]
 """(sample rate, float32 [frames, channels])"""
 
 
-def decode_clip(data: bytes, *, sample_rate: int, field: str, limits: AudioLimits) -> np.ndarray:
-    """Decodes a clip to mono float32 [n] at `sample_rate`, peaks at most 1.
+def decode_samples(data: bytes, *, sample_rate: int, field: str, limits: AudioLimits) -> np.ndarray:
+    """Decodes audio to mono float32 [n] at `sample_rate`, peaks at most 1.
 
-    Samples are counted while they are decoded: a clip of more than limits.max_seconds is refused as soon as that is
-    known. Raises InputError with `field` for that, and for what is no audio, damaged, empty, silent or not finite.
+    Samples are counted while they are decoded: audio longer than limits.max_seconds is refused as soon as that is
+    known. Raises InputError with `field` for it, and for anything that is not audio, damaged, empty, silent or has
+    samples that are not finite.
     """
     parts: list[np.ndarray] = []
     count, rate = 0, 0
@@ -46,20 +47,20 @@ def decode_clip(data: bytes, *, sample_rate: int, field: str, limits: AudioLimit
             rate = block_rate
             _check_format(rate, block.shape[1], field)
         elif block_rate != rate:
-            raise InputError(field, "the clip changes its sample rate")
+            raise InputError(field, "the audio changes its sample rate")
         count += len(block)
         if count > limits.max_seconds * rate:
-            raise InputError(field, f"the clip is longer than {limits.max_seconds:g} seconds; send a shorter one")
-        # In float64, since a sum of float32 samples near the largest number overflows.
+            raise InputError(field, f"the audio is too long: at most {limits.max_seconds:g} seconds allowed")
+        # In float64: a sum of float32 samples near the largest number would overflow.
         parts.append(block.mean(axis=1, dtype=np.float64))
     if count == 0:
-        raise InputError(field, "the clip has no samples")
+        raise InputError(field, "the audio has no samples")
     mono = np.concatenate(parts)
     if not np.isfinite(mono).all():
-        raise InputError(field, "the clip has samples that are not finite numbers")
+        raise InputError(field, "the audio has samples that are not finite numbers")
     peak = float(np.abs(mono).max())
     if peak < SILENCE:
-        raise InputError(field, "the clip is silent")
+        raise InputError(field, "the audio is silent")
     resampled = resample((mono / max(peak, 1.0)).astype(np.float32), rate, sample_rate)
     return np.clip(resampled, -1.0, 1.0)
 
@@ -67,36 +68,36 @@ def decode_clip(data: bytes, *, sample_rate: int, field: str, limits: AudioLimit
 def _blocks(data: bytes, field: str) -> Iterator[Block]:
     if _for_soundfile(data):
         try:
-            clip = soundfile.SoundFile(io.BytesIO(data))
+            file = soundfile.SoundFile(io.BytesIO(data))
         except soundfile.LibsndfileError:
-            pass  # FFmpeg may know it, e.g. AAC behind an ID3 tag
+            pass  # FFmpeg may be able to read it, e.g. AAC after an ID3 tag
         else:
-            with clip:
-                if clip.frames < UNKNOWN_LENGTH:
-                    yield from _read_soundfile(clip, field)
+            with file:
+                if file.frames < UNKNOWN_LENGTH:
+                    yield from _read_soundfile(file, field)
                     return
     yield from _read_av(data, field)
 
 
 def _for_soundfile(data: bytes) -> bool:
-    """libsndfile guesses among dozens of formats; only these four reach it."""
+    """Only these four formats are passed to libsndfile, which would guess among dozens."""
     if data[:4] in (b"RIFF", b"RF64"):
         return data[8:12] == b"WAVE"
     mpeg_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06 != 0
     return data[:4] in (b"fLaC", b"OggS") or data[:3] == b"ID3" or mpeg_frame
 
 
-def _read_soundfile(clip: soundfile.SoundFile, field: str) -> Iterator[Block]:
-    # Before the first block: a header with a thousand channels makes blocks of gigabytes.
-    _check_format(clip.samplerate, clip.channels, field)
+def _read_soundfile(file: soundfile.SoundFile, field: str) -> Iterator[Block]:
+    # Before the first block: a header with a thousand channels would make blocks of gigabytes.
+    _check_format(file.samplerate, file.channels, field)
     while True:
         try:
-            block = clip.read(BLOCK_FRAMES, dtype="float32", always_2d=True)
+            block = file.read(BLOCK_FRAMES, dtype="float32", always_2d=True)
         except (soundfile.LibsndfileError, RuntimeError) as error:
-            raise InputError(field, "the clip is damaged") from error
+            raise InputError(field, "the audio is damaged") from error
         if not len(block):
             return
-        yield clip.samplerate, block
+        yield file.samplerate, block
 
 
 def _read_av(data: bytes, field: str) -> Iterator[Block]:
@@ -109,12 +110,12 @@ def _read_av(data: bytes, field: str) -> Iterator[Block]:
         container = av.open(io.BytesIO(data), "r", options=options, metadata_errors="replace")
     except FFmpegError as error:
         raise InputError(
-            field, "cannot be read as audio; WAV, FLAC, Ogg, MP3, M4A, AAC and WebM are accepted"
+            field, "not readable as audio; WAV, FLAC, Ogg, MP3, M4A, AAC and WebM are supported"
         ) from error
     with container:
         stream = next(iter(container.streams.audio), None)
         if stream is None or stream.codec_context is None or stream.codec_context.name not in CODECS:
-            raise InputError(field, "the file has no audio stream that can be decoded")
+            raise InputError(field, "the file has no audio stream in a supported codec")
         resampler = av.AudioResampler(format="fltp")
         try:
             for frame in container.decode(stream):
@@ -124,13 +125,13 @@ def _read_av(data: bytes, field: str) -> Iterator[Block]:
         except (FFmpegError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(field, "the clip is damaged") from error
+            raise InputError(field, "the audio is damaged") from error
 
 
 def _check_format(rate: int, channels: int, field: str) -> None:
     if not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
         raise InputError(
-            field, f"the clip has {rate} samples per second; {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} are accepted"
+            field, f"the audio has a sample rate of {rate}; {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} are supported"
         )
     if not 1 <= channels <= MAX_CHANNELS:
-        raise InputError(field, f"the clip has {channels} channels; at most {MAX_CHANNELS} are accepted")
+        raise InputError(field, f"the audio has {channels} channels; at most {MAX_CHANNELS} are supported")

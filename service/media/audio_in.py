@@ -1,11 +1,11 @@
-"""Reference clips and voice uploads: encoded audio -> mono samples, decoded in a worker."""
+"""Reference audio and voice uploads: encoded bytes -> mono samples, decoded in a worker process."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from models.errors import InputError
-from service.media.channel import Channel, DecodeAudio, ProtocolError, Samples, expect
+from service.media.channel import DecodeAudio, ProtocolError, Samples, WorkerChannel, expect
 from service.media.limits import AudioLimits
 from service.media.workers import WorkerLost, WorkerPool
 
@@ -19,9 +19,9 @@ async def decode_audio(
     limits.max_seconds, or costs too much to decode.
     """
     if len(data) > limits.max_bytes:
-        raise InputError(field, f"the clip has {len(data)} bytes; at most {limits.max_bytes} are accepted")
+        raise InputError(field, f"the audio is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
 
-    def job(channel: Channel) -> np.ndarray:
+    def job(channel: WorkerChannel) -> np.ndarray:
         channel.send(DecodeAudio(field, sample_rate, limits), data)
         count = expect(channel.receive(), Samples).count
         if not 0 < count <= limits.max_seconds * sample_rate + 1:
@@ -33,4 +33,4 @@ async def decode_audio(
     try:
         return await pool.run(job)
     except WorkerLost as error:
-        raise InputError(field, "the clip takes more memory or time to decode than is allowed") from error
+        raise InputError(field, "the audio takes more memory or time to decode than allowed") from error

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 ALL_RATES = (48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000)
-# The codec's delay is a fixed number of samples: below these rates it is more than 100 ms.
+# The codec delay is a fixed number of samples: at lower rates it is more than 100 ms.
 MP3_RATES = ALL_RATES[:6]
 AAC_RATES = ALL_RATES[:4]
 
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """codec and container are FFmpeg's names; empty for raw samples. rates: sample rates that can be asked for."""
+    """codec and container are FFmpeg's names; empty for raw samples. rates: supported sample rates."""
 
     content_type: str
     rates: tuple[int, ...]
@@ -36,9 +36,9 @@ class AudioFormat:
 
 
 FORMATS = {
-    # A Xing header would be written at the front when the stream ends, which a socket cannot do. The bit reservoir
-    # lets a frame lean on the next ones, 40 to 100 ms of them. LAME's level 5 takes two thirds of the time of its
-    # default, 3, and leaves no more noise.
+    # No Xing header: it would be written at the front when the stream ends. No bit reservoir: frames would depend on
+    # later ones, 40 to 100 ms of them. LAME's level 5 takes two thirds of the time of its default, 3, without more
+    # noise.
     "mp3": AudioFormat(
         "audio/mpeg",
         MP3_RATES,
@@ -47,12 +47,12 @@ FORMATS = {
         {"reservoir": "0", "compression_level": "5"},
         {"write_xing": "0", "id3v2_version": "0"},
     ),
-    # Without page_duration (microseconds) the muxer keeps a whole second of audio to itself.
+    # Without page_duration (microseconds) the muxer buffers a whole second of audio.
     "opus": AudioFormat(
         "audio/ogg", (48_000, 24_000, 16_000, 12_000, 8_000), "libopus", "ogg", {}, {"page_duration": "20000"}
     ),
     "aac": AudioFormat("audio/aac", AAC_RATES, "aac", "adts"),
-    # Up to level 2 the encoder takes blocks of 27 ms, above it 105 ms.
+    # Up to level 2 the encoder uses blocks of 27 ms, above it 105 ms.
     "flac": AudioFormat("audio/flac", ALL_RATES, "flac", "flac", {"compression_level": "2"}),
     "wav": AudioFormat("audio/wav", ALL_RATES),
     "pcm": AudioFormat("audio/pcm", ALL_RATES),
@@ -60,17 +60,17 @@ FORMATS = {
 
 
 def content_type(name: str, sample_rate: int) -> str:
-    """The Content-Type of a response in that format."""
+    """The Content-Type of a response in a format."""
     base = FORMATS[name].content_type
     return f"{base};rate={sample_rate};channels=1" if name == "pcm" else base
 
 
 class StreamingEncoder:
-    """One audio stream: float32 mono samples in, bytes out, nothing rewritten later.
+    """Encodes one audio stream: float32 mono samples in, bytes out. Bytes that were returned never change.
 
-    At speed 1 less than 100 ms of what was fed is held back. Concatenated outputs are a complete file; wav carries
-    the streaming sizes 0xFFFFFFFF. pcm is 16 bits, little endian. speed changes the tempo and keeps the pitch.
-    Not finite samples become silence and the rest is clipped to -1..1.
+    At speed 1 less than 100 ms of audio is held back. The concatenated outputs are a complete file; the sizes in a wav
+    header are 0xFFFFFFFF (unknown). pcm is 16 bits, little endian. speed changes the tempo and keeps the pitch.
+    Non-finite samples become silence, the others are clipped to -1..1.
 
     Raises InputError that names response_format, sample_rate or speed.
     """
@@ -81,9 +81,9 @@ class StreamingEncoder:
         chosen = FORMATS[name]
         if sample_rate_out not in chosen.rates:
             rates = ", ".join(map(str, chosen.rates))
-            raise InputError("sample_rate", f"{name} can have {rates} samples per second, not {sample_rate_out}")
+            raise InputError("sample_rate", f"{sample_rate_out} given, {name} supports {rates}")
         if not MIN_SPEED <= speed <= MAX_SPEED:
-            raise InputError("speed", f"must be between {MIN_SPEED} and {MAX_SPEED}, got {speed}")
+            raise InputError("speed", f"{speed} given, must be between {MIN_SPEED} and {MAX_SPEED}")
         self.content_type = content_type(name, sample_rate_out)
         unchanged = speed == 1.0 and sample_rate_in == sample_rate_out
         self._filter = None if unchanged else _tempo_and_rate(sample_rate_in, sample_rate_out, speed)
@@ -96,39 +96,39 @@ class StreamingEncoder:
 
     @property
     def copies(self) -> bool:
-        """The samples are neither filtered nor coded, only written down."""
+        """Samples are only converted to integers, neither filtered nor compressed."""
         return self._filter is None and isinstance(self._codec, _Raw)
 
     def encode(self, samples: np.ndarray) -> bytes:
-        """float32 [n] -> the bytes that became ready, possibly none."""
+        """float32 [n] -> the bytes that are ready now, possibly none."""
         if self._finished:
-            raise ValueError("encode after finish")
+            raise ValueError("encode() was called after finish()")
         if self._filter is None:
             return self._codec.encode(_clean(samples))
-        # Resampling overshoots, hence a second clip.
-        return b"".join(self._codec.encode(_clean(piece)) for piece in self._filter.push(_clean(samples)))
+        # Resampling can overshoot, so its output is clipped, too.
+        return b"".join(self._codec.encode(_clean(block)) for block in self._filter.push(_clean(samples)))
 
     def finish(self) -> bytes:
-        """The tail: what filter and encoder hold, and the container's end."""
+        """The rest: what filter and encoder hold back, and the end of the container."""
         if self._finished:
-            raise ValueError("finish was called before")
+            raise ValueError("finish() was called twice")
         self._finished = True
         rest = () if self._filter is None else self._filter.flush()
-        return b"".join([self._codec.encode(_clean(piece)) for piece in rest]) + self._codec.finish()
+        return b"".join([self._codec.encode(_clean(block)) for block in rest]) + self._codec.finish()
 
 
 INLINE_SAMPLES = 1 << 14
-"""So many raw samples are written down in less time than it takes to wake a thread, and the loop after it."""
+"""Up to so many raw samples are converted in the event loop: faster than handing them to a thread."""
 
 
 class EncoderPool:
-    """Threads that encode off the event loop; FFmpeg lets go of the interpreter lock."""
+    """Threads that encode outside the event loop; FFmpeg releases the interpreter lock."""
 
     def __init__(self, size: int) -> None:
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="encode")
 
     async def encode(self, encoder: StreamingEncoder, samples: np.ndarray) -> bytes:
-        """One call at a time for each encoder."""
+        """`encoder.encode(samples)`. At most one call at a time per encoder."""
         if encoder.copies and len(samples) <= INLINE_SAMPLES:
             return encoder.encode(samples)
         return await self._run(lambda: encoder.encode(samples))
@@ -146,7 +146,7 @@ class EncoderPool:
 
 
 def wav_header(sample_rate: int) -> bytes:
-    """44 bytes of a 16-bit mono WAV whose length is not known yet."""
+    """The 44-byte header of a 16-bit mono WAV file of unknown length."""
     unknown = 0xFFFFFFFF
     form = struct.pack("<4sI4s", b"RIFF", unknown, b"WAVE")
     layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
@@ -169,7 +169,7 @@ class _Raw:
         return header
 
 
-# FFmpeg's libraries are large: raw samples do without them.
+# Imported when first used: FFmpeg's libraries are large, and raw formats do not need them.
 def _codec(chosen: AudioFormat, sample_rate: int) -> Codec:
     from service.media.ffmpeg_audio import Codec
 
@@ -184,7 +184,7 @@ def _tempo_and_rate(rate_in: int, rate_out: int, speed: float) -> TempoAndRate:
 
 def _clean(samples: np.ndarray) -> np.ndarray:
     samples = samples.astype(np.float32, copy=False)
-    if samples.size and samples.min() >= -1.0 and samples.max() <= 1.0:  # neither of which not a number is
+    if samples.size and samples.min() >= -1.0 and samples.max() <= 1.0:  # false for NaN
         return np.ascontiguousarray(samples)
     if not np.isfinite(samples).all():
         samples = np.nan_to_num(samples, nan=0.0, posinf=0.0, neginf=0.0)

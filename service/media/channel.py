@@ -1,7 +1,7 @@
-"""What the API process and a decode worker say to each other: typed msgpack messages and raw blobs over a socket.
+"""The protocol between the API process and a confined worker: typed msgpack messages and raw blobs over a socket.
 
-Each piece is preceded by its length (8 bytes, little endian). No pickle: a worker that was taken over by a hostile
-file can send nothing but these structs and bytes of an expected size.
+Each message or blob is preceded by its length (8 bytes, little endian). No pickle: a worker that was taken over by a
+hostile file can send nothing but these structs and blobs of the expected size.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import msgspec
 
 from models.errors import InputError
 from models.media import VideoMetadata
-from service.media.limits import AudioLimits, VideoLimits
+from service.media.limits import AudioLimits, ImageLimits, VideoLimits
 
 MAX_MESSAGE_BYTES = 1 << 20
 
 
 class ProtocolError(Exception):
-    """The other side did not keep to the conversation."""
+    """The other side violated the protocol."""
 
 
 class Struct(msgspec.Struct, frozen=True, tag=True):
-    """Base of all messages; the tag is the class name. `field` is the request field that errors name."""
+    """Base of all messages, those of other workers too; the tag is the class name. `field` is the request field that
+    errors name."""
 
 
 # API process -> worker
@@ -44,14 +45,39 @@ class ReadFrames(Struct, frozen=True):
 
 
 class DecodeAudio(Struct, frozen=True):
-    """Followed by the clip's bytes. Answered by Samples."""
+    """Followed by the encoded audio. Answered by Samples."""
 
     field: str
     sample_rate: int
     limits: AudioLimits
 
 
+class OpenImage(Struct, frozen=True):
+    """Followed by the picture's bytes. Answered by ImageOpened."""
+
+    field: str
+    limits: ImageLimits
+
+
+class ReadPixels(Struct, frozen=True):
+    """Pixels of the opened picture. Answered by Pixels."""
+
+
 # Worker -> API process
+
+
+class ImageOpened(Struct, frozen=True):
+    """Size as stored, before the EXIF orientation is applied."""
+
+    width: int
+    height: int
+
+
+class Pixels(Struct, frozen=True):
+    """Followed by uint8 [height, width, 3], with the EXIF orientation applied."""
+
+    width: int
+    height: int
 
 
 class VideoOpened(Struct, frozen=True):
@@ -76,21 +102,21 @@ class Done(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """The input's fault: raised as InputError."""
+    """The input is invalid: raised as InputError."""
 
     field: str
     message: str
 
 
-Job = OpenVideo | ReadFrames | DecodeAudio
-Reply = VideoOpened | Frame | Samples | Done | Refused
+Job = OpenVideo | ReadFrames | DecodeAudio | OpenImage | ReadPixels
+Reply = VideoOpened | Frame | Samples | ImageOpened | Pixels | Done | Refused
 T = TypeVar("T")
 
 
-class Channel:
-    """A blocking socket with messages on it. `deadline` (time.monotonic) bounds every read and write: TimeoutError.
+class WorkerChannel:
+    """Messages over a blocking socket. deadline (time.monotonic): TimeoutError for reads and writes after it.
 
-    EOFError when the other side is gone; msgspec.DecodeError or ProtocolError when it sends something else.
+    EOFError when the other side has gone; msgspec.DecodeError or ProtocolError when it sends something else.
     """
 
     def __init__(self, sock: socket.socket, received: Any) -> None:
@@ -100,7 +126,7 @@ class Channel:
         self._decoder = msgspec.msgpack.Decoder(received)
         self.deadline: float | None = None
 
-    def send(self, message: Job | Reply, blob: bytes | memoryview | None = None) -> None:
+    def send(self, message: Struct, blob: bytes | memoryview | None = None) -> None:
         self._write(self._encoder.encode(message))
         if blob is not None:
             self._write(blob)
@@ -111,7 +137,7 @@ class Channel:
     def receive_blob(self, max_bytes: int) -> bytearray:
         size = self._read_length()
         if size > max_bytes:
-            raise ProtocolError(f"a piece of {size} bytes where at most {max_bytes} are expected")
+            raise ProtocolError(f"a blob of {size} bytes where at most {max_bytes} are expected")
         blob = bytearray(size)
         self._read_into(memoryview(blob))
         return blob
@@ -120,7 +146,7 @@ class Channel:
         """Reads a blob of exactly the buffer's size."""
         size = self._read_length()
         if size != buffer.nbytes:
-            raise ProtocolError(f"a piece of {size} bytes where {buffer.nbytes} are expected")
+            raise ProtocolError(f"a blob of {size} bytes where {buffer.nbytes} are expected")
         self._read_into(buffer)
 
     def close(self) -> None:
@@ -136,15 +162,15 @@ class Channel:
             self._arm()
             count = self._sock.recv_into(view)
             if count == 0:
-                raise EOFError("the other side has closed the channel")
+                raise EOFError("the other side closed the channel")
             view = view[count:]
 
-    def _write(self, piece: bytes | memoryview) -> None:
-        size = piece.nbytes if isinstance(piece, memoryview) else len(piece)
+    def _write(self, blob: bytes | memoryview) -> None:
+        size = blob.nbytes if isinstance(blob, memoryview) else len(blob)
         self._arm()
         self._sock.sendall(size.to_bytes(8, "little"))
         self._arm()
-        self._sock.sendall(piece)
+        self._sock.sendall(blob)
 
     def _arm(self) -> None:
         if self.deadline is None:
@@ -152,12 +178,12 @@ class Channel:
             return
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the deadline of the job has passed")
+            raise TimeoutError("the job exceeded its time limit")
         self._sock.settimeout(left)
 
 
 def expect(message: Reply, kind: type[T]) -> T:
-    """The worker's answer, as the kind that the conversation calls for. Raises InputError for a refusal."""
+    """The message, checked to be of the expected kind. Refused is raised as InputError."""
     if isinstance(message, Refused):
         raise InputError(message.field, message.message)
     if not isinstance(message, kind):

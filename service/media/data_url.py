@@ -14,8 +14,8 @@ WITHOUT_SPACES = str.maketrans("", "", SPACES)
 
 @dataclass(frozen=True, eq=False)
 class DataUrl:
-    """media_type: as declared and lower case, without parameters; a hint only, the bytes decide what they are.
-    payload: the text after the comma, not decoded yet."""
+    """media_type: as declared and lower case, without parameters; a hint only, since formats are detected from the
+    bytes. payload: the text after the comma, not decoded yet."""
 
     media_type: str
     payload: str
@@ -26,13 +26,13 @@ def is_data_url(url: str) -> bool:
 
 
 def declared_type(url: str) -> str:
-    """The media type that a data: URL declares, as DataUrl has it; "" of any other URL."""
+    """The media type that a data: URL declares, as in DataUrl; "" for any other URL."""
     return url[5:256].partition(",")[0].partition(";")[0].strip().lower() if is_data_url(url) else ""
 
 
 def parse_data_url(url: str, *, field: str) -> DataUrl:
     """Splits `data:<media type>[;param=value]*;base64,<payload>`. Raises InputError for any other form."""
-    # The header is searched in a short prefix: a URL of megabytes without a comma costs nothing.
+    # Only a short prefix is searched for the comma: the URL may have megabytes.
     comma = url.find(",", 0, 256)
     header = url[5:comma] if is_data_url(url) and comma > 0 else ""
     media_type, *parameters = header.split(";")
@@ -47,15 +47,15 @@ def without_spaces(payload: str) -> str:
 
 
 def decode_base64(payload: str, *, field: str, max_bytes: int) -> bytes:
-    """Base64 of at most `max_bytes` bytes, strict but for ASCII whitespace in it; the length is checked before anything
-    is decoded."""
+    """Decodes base64 of at most `max_bytes` bytes. Only ASCII whitespace is ignored; the length is checked before
+    decoding. InputError."""
     payload = without_spaces(payload)
     if len(payload) > (max_bytes + 2) // 3 * 4:
-        raise InputError(field, f"the data has more than {max_bytes} bytes")
+        raise InputError(field, f"the data is too large: at most {max_bytes} bytes allowed")
     try:
         data = base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InputError(field, "the data is not valid base64") from error
     if len(data) > max_bytes:
-        raise InputError(field, f"the data has more than {max_bytes} bytes")
+        raise InputError(field, f"the data is too large: at most {max_bytes} bytes allowed")
     return data

@@ -1,9 +1,8 @@
-"""The decode worker's process: `python -m service.media.decode_worker <socket fd> <memory bytes> <cpu seconds>`."""
+"""The decode worker's process: `service.media.decode_worker <socket fd> <memory bytes> <cpu seconds>`."""
 
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -12,79 +11,113 @@ import numpy as np
 
 from models.errors import InputError
 from service.media.channel import (
-    Channel,
     DecodeAudio,
     Done,
     Frame,
+    ImageOpened,
     Job,
+    OpenImage,
     OpenVideo,
+    Pixels,
     ReadFrames,
+    ReadPixels,
     Refused,
     Samples,
     VideoOpened,
+    WorkerChannel,
 )
+from service.media.confinement import allow_cpu, confine
+from service.media.image_decode import load_decoders, open_image, upright_picture
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from service.media.video_decode import VideoSource
 
 MAX_BLOB_BYTES = 1 << 30
 
 
 def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
-    _confine(memory_bytes)
-    # Ahead of the first job. Where FFmpeg's libraries are missing, only the jobs that need them fail.
+    confine(memory_bytes)
+    load_decoders()
+    # Imported before the first job. If FFmpeg's libraries are missing, only jobs that need them fail.
     with contextlib.suppress(ImportError):
         import service.media.audio_decode
         import service.media.video_decode  # noqa: F401
-    channel = Channel(socket.socket(fileno=fd), Job)
-    video: VideoSource | None = None
+    decoder = MediaDecoder(WorkerChannel(socket.socket(fileno=fd), Job))
     while True:
         try:
-            job = channel.receive()
+            job = decoder.channel.receive()
         except EOFError:
             return
-        _allow_cpu(cpu_seconds)
-        if video is not None and not isinstance(job, ReadFrames):  # its frames were not wanted
-            video.close()
-            video = None
+        allow_cpu(cpu_seconds)
+        decoder.answer(job)
+
+
+class MediaDecoder:
+    """Does the jobs; holds the video or picture that the last one opened."""
+
+    def __init__(self, channel: WorkerChannel) -> None:
+        self.channel = channel
+        self._video: VideoSource | None = None
+        self._image: Image.Image | None = None
+        self._field = ""
+
+    def answer(self, job: Job) -> None:
+        if not isinstance(job, (ReadFrames, ReadPixels)):  # the opened video or picture is not needed
+            self._close_media()
         try:
             match job:
                 case OpenVideo():
-                    from service.media.video_decode import VideoSource
-
-                    video = VideoSource(bytes(channel.receive_blob(MAX_BLOB_BYTES)), field=job.field, limits=job.limits)
-                    channel.send(VideoOpened(video.metadata))
+                    self._open_video(job)
                 case ReadFrames():
-                    if video is not None:
-                        for index, time, pixels in video.frames(job.indices):
-                            channel.send(Frame(index, time), np.ascontiguousarray(pixels).data.cast("B"))
-                        video.close()
-                    video = None
-                    channel.send(Done())
+                    self._read_frames(job)
                 case DecodeAudio():
-                    from service.media.audio_decode import decode_clip
-
-                    clip = bytes(channel.receive_blob(MAX_BLOB_BYTES))
-                    samples = decode_clip(clip, sample_rate=job.sample_rate, field=job.field, limits=job.limits)
-                    channel.send(Samples(samples.size), samples.data.cast("B"))
+                    self._decode_audio(job)
+                case OpenImage():
+                    data = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
+                    self._image = open_image(data, field=job.field, limits=job.limits)
+                    self._field = job.field
+                    self.channel.send(ImageOpened(*self._image.size))
+                case ReadPixels():
+                    self._read_pixels()
         except InputError as error:
-            if video is not None:
-                video.close()
-            video = None
-            channel.send(Refused(error.field, str(error)))
+            self._close_media()
+            self.channel.send(Refused(error.field, str(error)))
 
+    def _open_video(self, job: OpenVideo) -> None:
+        from service.media.video_decode import VideoSource
 
-def _confine(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        data = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
+        self._video = VideoSource(data, field=job.field, limits=job.limits)
+        self.channel.send(VideoOpened(self._video.metadata))
 
+    def _read_frames(self, job: ReadFrames) -> None:
+        if self._video is not None:
+            for index, time, pixels in self._video.frames(job.indices):
+                self.channel.send(Frame(index, time), np.ascontiguousarray(pixels).data.cast("B"))
+        self._close_media()
+        self.channel.send(Done())
 
-def _allow_cpu(seconds: int) -> None:
-    """Lets this job use that much more processor time; SIGXCPU ends the process beyond it."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    def _decode_audio(self, job: DecodeAudio) -> None:
+        from service.media.audio_decode import decode_samples
+
+        encoded = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
+        samples = decode_samples(encoded, sample_rate=job.sample_rate, field=job.field, limits=job.limits)
+        self.channel.send(Samples(samples.size), samples.data.cast("B"))
+
+    def _read_pixels(self) -> None:
+        if self._image is None:
+            raise InputError("", "no picture is open")
+        picture = upright_picture(self._image, field=self._field)
+        self.channel.send(Pixels(*picture.size), picture.tobytes())
+        self._close_media()
+
+    def _close_media(self) -> None:
+        for opened in (self._video, self._image):
+            if opened is not None:
+                opened.close()
+        self._video = self._image = None
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Remote media, fetched without letting a client reach into the server's own network.
+"""Fetches remote media without giving clients access to the server's own network (SSRF).
 
-Addresses are resolved and checked inside the connector, and the connection goes to the address that was checked:
-there is no second look-up for DNS rebinding to win, and no second URL parser to disagree with the first.
+Addresses are resolved and checked inside the connector, which then connects to the checked address: there is no second
+look-up that DNS rebinding could exploit, and no second URL parser that could disagree with the first.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Resolver = Callable[[str, int], Awaitable[list[str]]]
 
 @dataclass(frozen=True)
 class UrlPolicy:
-    """mode: "off" (data: URLs only), "allowlist" (the named hosts) or "public" (any host on its default port).
+    """mode: "off" (data: URLs only), "allowlist" (listed hosts) or "public" (any host on the default port).
 
-    hosts: names of the allowlist, `host` or `host:port`. allow_http: also plain http. Whatever the mode, a host that
-    resolves to any address outside the public internet is refused.
+    hosts: the allowlist, `host` or `host:port`. allow_http: plain http, too. In every mode, hosts that resolve to any
+    address outside the public internet are refused.
     """
 
     mode: Literal["off", "allowlist", "public"] = "off"
@@ -43,7 +43,7 @@ class UrlPolicy:
 
 
 class BlockedAddress(Exception):
-    """A host resolves to an address that must not be reached."""
+    """A host resolves to an address that is not public."""
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -52,7 +52,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to a checked address of the host; TLS above it still verifies the host's name."""
+    """Connects to a checked address of the host; TLS still verifies the host's name."""
 
     def __init__(self, resolver: Resolver, connector: httpcore.AsyncNetworkBackend) -> None:
         self._resolver = resolver
@@ -69,9 +69,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         try:
             addresses = await self._resolver(host, port)
         except (OSError, UnicodeError) as error:
-            raise httpcore.ConnectError("the host name does not resolve") from error
+            raise httpcore.ConnectError("the host name cannot be resolved") from error
         if not addresses:
-            raise httpcore.ConnectError("the host name does not resolve")
+            raise httpcore.ConnectError("the host name cannot be resolved")
         if not all(map(is_public, addresses)):
             raise BlockedAddress
         failure: Exception | None = None
@@ -108,11 +108,11 @@ class Fetcher:
     async def fetch(
         self, url: str, *, field: str, max_bytes: int, seconds: float, admit: Callable[[int], None] | None = None
     ) -> bytes:
-        """The body behind a URL, following at most three redirects, each checked like the first URL.
+        """The content of a URL, after at most three redirects, each checked like the first URL.
 
-        max_bytes is checked while reading, and admit is called with the size of each piece that is read (it may raise
-        InputError); seconds bounds everything together. Raises InputError with `field` for a
-        URL the policy refuses and for every failure; messages tell nothing of what was reached.
+        max_bytes is checked while reading, and admit is called with the size of each chunk (it may raise InputError).
+        seconds: for everything together. Raises InputError with `field` for URLs that the policy refuses and for every
+        failure; messages reveal nothing about the host that was reached.
         """
         target = self._checked(url, field)
         try:
@@ -128,7 +128,7 @@ class Fetcher:
             raise InputError(field, f"the URL could not be fetched within {seconds:g} seconds") from error
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as error:
             raise InputError(field, "the URL could not be fetched") from error
-        raise InputError(field, f"the URL redirects more than {MAX_REDIRECTS} times")
+        raise InputError(field, f"the URL has too many redirects: at most {MAX_REDIRECTS} allowed")
 
     async def close(self) -> None:
         await self._pool.aclose()
@@ -136,38 +136,41 @@ class Fetcher:
     def _checked(self, url: str, field: str) -> httpx.URL:
         if self._policy.mode == "off":
             raise InputError(
-                field, "remote URLs are off on this server (setting media_urls); send the media as a data: URL"
+                field, "remote URLs are disabled on this server (setting media_urls); send the media as a data: URL"
             )
         if len(url) > MAX_URL_LENGTH:
-            raise InputError(field, f"the URL is longer than {MAX_URL_LENGTH} characters")
+            raise InputError(
+                field, f"the URL is too long: {len(url)} characters given, at most {MAX_URL_LENGTH} allowed"
+            )
         try:
             parsed = httpx.URL(url)
+            is_named = bool(parsed.host)  # decodes an internationalised name, which may be invalid
         except (httpx.InvalidURL, UnicodeError) as error:
             raise InputError(field, "not a valid URL") from error
         schemes = ("https", "http") if self._policy.allow_http else ("https",)
         if parsed.scheme not in schemes:
             raise InputError(field, f"the URL must begin with data: or {' or '.join(f'{s}://' for s in schemes)}")
-        if not parsed.host or parsed.userinfo:
-            raise InputError(field, "the URL must name a host and no user")
+        if not is_named or parsed.userinfo:
+            raise InputError(field, "the URL must have a host and no user")
         host = parsed.raw_host.decode("ascii")
         if self._policy.mode == "allowlist":
             named = {f"{host}:{_port(parsed)}"} | ({host} if parsed.port is None else set())
             if not named & {entry.lower() for entry in self._policy.hosts}:
                 raise InputError(field, "the URL's host is not on this server's list of media hosts")
         elif parsed.port is not None:
-            raise InputError(field, "the URL must not name a port")
+            raise InputError(field, "the URL must not have a port")
         return parsed
 
     async def _get(
         self, url: httpx.URL, field: str, max_bytes: int, admit: Callable[[int], None] | None
     ) -> bytes | str:
-        """The body, or where a redirect points."""
+        """The body, or the target of a redirect."""
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=_port(url), target=url.raw_path)
         headers = [
             (b"Host", url.netloc),
             (b"User-Agent", b"reprise"),
             (b"Accept", b"image/*, video/*, audio/*"),
-            # A compressed body would have to be unpacked before its size is known.
+            # The size of a compressed body is known only after unpacking.
             (b"Accept-Encoding", b"identity"),
         ]
         timeouts = {"connect": CONNECT_SECONDS}
@@ -186,10 +189,10 @@ class Fetcher:
             body = bytearray()
             if declared.isdigit() and int(declared[:20]) > max_bytes:
                 raise _too_large(field, max_bytes)
-            async for piece in response.aiter_stream():
-                body += piece
+            async for chunk in response.aiter_stream():
+                body += chunk
                 if admit is not None:
-                    admit(len(piece))
+                    admit(len(chunk))
                 if len(body) > max_bytes:
                     raise _too_large(field, max_bytes)
             return bytes(body)
@@ -200,4 +203,4 @@ def _port(url: httpx.URL) -> int:
 
 
 def _too_large(field: str, max_bytes: int) -> InputError:
-    return InputError(field, f"the URL's content has more than {max_bytes} bytes")
+    return InputError(field, f"the URL's content is too large: at most {max_bytes} bytes allowed")

@@ -1,4 +1,4 @@
-"""Encoders, containers and filters of FFmpeg for one audio stream, through PyAV."""
+"""FFmpeg's encoders, muxers and filters for one audio stream, through PyAV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class _Sink:
-    """A file object that can only be written to; what was written is taken away after each step."""
+    """A write-only file object; the written bytes are taken after each step."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -31,7 +31,7 @@ class _Sink:
 
 
 class Codec:
-    """An encoder and its muxer: float32 samples in -1..1 in, bytes of the container out."""
+    """An encoder and its muxer: float32 samples (-1..1) in, bytes of the container out."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Codec:
 
 
 class TempoAndRate:
-    """FFmpeg's atempo (0.5 to 100 each, so a quarter takes two) and its resampler."""
+    """FFmpeg's atempo filter (0.5 to 100 each, so speed 0.25 needs two) and its resampler."""
 
     def __init__(self, rate_in: int, rate_out: int, speed: float) -> None:
         self._rate_in = rate_in
@@ -88,7 +88,7 @@ class TempoAndRate:
         return self._pull()
 
     def flush(self) -> Iterator[np.ndarray]:
-        # FFmpeg's buffer source takes its end before its first frame as an error.
+        # FFmpeg's buffer source fails when it ends before its first frame.
         if self._position == 0:
             return iter(())
         self._graph.push(None)

@@ -1,4 +1,4 @@
-"""Bounds on what a client may make the server read and decode, each applied before or while the work is done."""
+"""Limits on what clients can make the server read and decode, applied before or during the work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ImageLimits:
 @dataclass(frozen=True)
 class VideoLimits:
     """max_bytes: encoded size. max_pixels: width x height of a frame. max_duration: seconds of the source.
-    max_source_frames: frames of the source, decoded or not. max_frames: frames handed to a model.
+    max_source_frames: frames of the source, decoded or not. max_frames: frames passed to a model.
     max_decoded_bytes: uint8 RGB bytes of all those frames together."""
 
     max_bytes: int = 64 * MIB
@@ -32,7 +32,7 @@ class VideoLimits:
 
 @dataclass(frozen=True)
 class AudioLimits:
-    """max_bytes: encoded size of a clip. max_seconds: its length, counted in decoded samples."""
+    """max_bytes: encoded size. max_seconds: length, counted in decoded samples."""
 
     max_bytes: int = 25 * MIB
     max_seconds: float = 60.0
@@ -40,7 +40,7 @@ class AudioLimits:
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """What one decode may cost its worker process before it is killed and replaced.
+    """What a job may cost its worker process before it is killed and replaced.
 
     memory_bytes: address space (RLIMIT_AS). cpu_seconds: processor time of one job (RLIMIT_CPU).
     wall_seconds: time from the job's start to its last byte.
@@ -53,7 +53,7 @@ class WorkerLimits:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Bounds on all media of one request together. max_items: images and videos. max_bytes: encoded.
+    """Limits on all media of one request together. max_items: images and videos. max_bytes: encoded.
     max_decoded_bytes: uint8 RGB pixels."""
 
     max_items: int = 16
@@ -63,7 +63,7 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """Seconds that fetching one URL may take, redirects included."""
+    """Seconds for fetching one URL, including redirects."""
 
     image_seconds: float = 5.0
     video_seconds: float = 30.0

@@ -1,4 +1,4 @@
-"""From the URLs of a request to decoded media: the one door that routes use."""
+"""URLs of a request -> decoded media: what routes use of this package."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,16 +18,17 @@ from models.media import VideoFrames, VideoMetadata, source_digest
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 from service.media.fetch import Fetcher
-from service.media.images import decode_image, load_decoders
+from service.media.image_decode import decode_image, load_decoders
+from service.media.image_in import read_image
 from service.media.limits import MediaLimits, RequestLimits
-from service.media.video import Choose, decode_frame_list, decode_video
-from service.media.workers import WorkerPool
+from service.media.video_in import Choose, decode_frame_list, decode_video
+from service.media.workers import WorkerLost, WorkerPool
 
 T = TypeVar("T")
 
 FRAME_LIST = "video/jpeg"
 SMALL_PAYLOAD = 1 << 16
-"""So many characters of base64 are decoded in less time than it takes to wake a thread, and the loop after it."""
+"""Up to so many characters of base64 are decoded in the event loop: faster than handing them to a thread."""
 
 
 def is_frame_list(url: str) -> bool:
@@ -35,7 +37,7 @@ def is_frame_list(url: str) -> bool:
 
 
 class MediaBudget:
-    """What one request may still load. Its items may be loaded at the same time, from several threads."""
+    """Counts the media of one request against RequestLimits. Thread-safe: items are loaded concurrently."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
@@ -52,14 +54,16 @@ class MediaBudget:
         with self._lock:
             self._items += 1
         if self._items > self._limits.max_items:
-            raise InputError(field, f"a request can have at most {self._limits.max_items} images and videos")
+            raise InputError(field, f"too many images and videos: at most {self._limits.max_items} allowed")
 
     def take_bytes(self, count: int, field: str) -> None:
         """Encoded bytes, before they are read or decoded."""
         with self._lock:
             self._bytes += count
         if self._bytes > self._limits.max_bytes:
-            raise InputError(field, f"the request's media have more than {self._limits.max_bytes} bytes")
+            raise InputError(
+                field, f"the request's media are too large: at most {self._limits.max_bytes} bytes allowed"
+            )
 
     def take_pixels(self, count: int, field: str) -> None:
         """Pixels of 3 bytes, before they are decoded."""
@@ -67,17 +71,20 @@ class MediaBudget:
             self._decoded_bytes += 3 * count
         if self.decoded_bytes_left < 0:
             most = self._limits.max_decoded_bytes // 3
-            raise InputError(field, f"the request's media have more than {most} pixels, all frames counted")
+            raise InputError(
+                field, f"the request's media are too large: at most {most} pixels allowed, frames included"
+            )
 
 
 class MediaLoader:
     """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
 
     Every method raises InputError with the field it is given. Base64 and pictures are decoded in `image_threads`
-    threads, video and audio in the pool's processes. As many pictures as threads and as many videos as processes are
-    held at full size: `prepare` makes a picture or video what is kept of it, and until it has, no other is decoded. A
-    picture's is called in the thread that decoded it, with the source_digest of its bytes.
-    `on_read` hears how many seconds it took to have the bytes of a URL, with the URL's kind: "data" or "remote".
+    threads (pictures in the processes of `image_pool`, if given), video and audio in the processes of `pool`.
+
+    `prepare` turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
+    videos wait for it at full size. For a picture it runs in the thread that decoded it and also gets the source_digest
+    of the encoded bytes. on_read: called with the kind of URL ("data" or "remote") and the seconds it took to read it.
     """
 
     def __init__(
@@ -87,19 +94,21 @@ class MediaLoader:
         limits: MediaLimits,
         *,
         image_threads: int = 4,
+        image_pool: WorkerPool | None = None,
         on_read: Callable[[str, float], None] = lambda kind, seconds: None,
     ) -> None:
         load_decoders()
         self._on_read = on_read
         self._fetcher = fetcher
         self._pool = pool
+        self._image_pool = image_pool
         self._limits = limits
         self._threads = ThreadPoolExecutor(max_workers=image_threads, thread_name_prefix="image")
         self._pictures = asyncio.Semaphore(image_threads)
         self._videos = asyncio.Semaphore(pool.size)
 
     def budget(self) -> MediaBudget:
-        """A fresh budget, for one request."""
+        """A new budget, for one request."""
         return MediaBudget(self._limits.request)
 
     async def image(
@@ -112,11 +121,11 @@ class MediaLoader:
         def admit(width: int, height: int) -> None:
             budget.take_pixels(width * height, field)
 
-        def decode() -> T:
-            return prepare(decode_image(data, field=field, limits=limits, admit=admit), source_digest(data))
+        def prepared(decode: Callable[..., Image.Image]) -> T:
+            return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
 
         async with self._pictures:
-            return await self._in_thread(decode)
+            return await self._with_decoder(prepared, field)
 
     async def video(
         self,
@@ -125,10 +134,11 @@ class MediaLoader:
         prepare: Callable[[VideoFrames], Awaitable[T]],
         *,
         frame_list_fps: float,
+        frame_list_times: Sequence[float] | None = None,
         field: str,
         budget: MediaBudget,
     ) -> T:
-        """A video file, or a list of frames (is_frame_list) at `frame_list_fps`."""
+        """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
         budget.take_item(field)
         limits = self._limits.video
 
@@ -141,15 +151,18 @@ class MediaLoader:
             listed = parse_data_url(url, field=field)
             budget.take_bytes(len(listed.payload) // 4 * 3, field)
             async with self._videos:
-                frames = await self._in_thread(
-                    lambda: decode_frame_list(
+                frames = await self._with_decoder(
+                    lambda decode: decode_frame_list(
                         listed.payload,
                         choose_within_budget,
                         fps=frame_list_fps,
+                        times=frame_list_times,
                         field=field,
                         images=self._limits.image,
                         limits=limits,
-                    )
+                        decode=decode,
+                    ),
+                    field,
                 )
                 return await prepare(frames)
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
@@ -157,17 +170,19 @@ class MediaLoader:
             return await prepare(await decode_video(self._pool, data, choose_within_budget, field=field, limits=limits))
 
     async def audio(self, url: str, *, sample_rate: int, field: str) -> np.ndarray:
-        """A reference clip behind a URL -> mono float32 [n] at `sample_rate`."""
+        """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
         budget = self.budget()
         data = await self._read(url, field, self._limits.audio.max_bytes, self._limits.fetch.audio_seconds, budget)
         return await self.audio_file(data, sample_rate=sample_rate, field=field)
 
     async def audio_file(self, data: bytes, *, sample_rate: int, field: str) -> np.ndarray:
-        """An uploaded clip -> mono float32 [n] at `sample_rate`."""
+        """An uploaded audio file -> mono float32 [n] at `sample_rate`."""
         return await decode_audio(self._pool, data, sample_rate=sample_rate, field=field, limits=self._limits.audio)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._image_pool is not None:
+            await asyncio.to_thread(self._image_pool.close)
         await self._fetcher.close()
 
     async def _read(self, url: str, field: str, max_bytes: int, seconds: float, budget: MediaBudget) -> bytes:
@@ -191,6 +206,15 @@ class MediaLoader:
         if len(payload) <= SMALL_PAYLOAD:
             return decode_base64(payload, field=field, max_bytes=max_bytes)
         return await self._in_thread(lambda: decode_base64(payload, field=field, max_bytes=max_bytes))
+
+    async def _with_decoder(self, step: Callable[[Callable[..., Image.Image]], T], field: str) -> T:
+        """Runs `step` in a thread with a function that decodes pictures: decode_image, or the same in a worker."""
+        if self._image_pool is None:
+            return await self._in_thread(lambda: step(decode_image))
+        try:
+            return await self._image_pool.run(lambda channel: step(partial(read_image, channel)))
+        except WorkerLost as error:
+            raise InputError(field, "the image takes more memory or time to decode than allowed") from error
 
     async def _in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, step)

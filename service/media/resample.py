@@ -1,4 +1,4 @@
-"""Band-limited change of the sample rate of a whole clip."""
+"""Band-limited resampling of a complete recording."""
 
 from __future__ import annotations
 

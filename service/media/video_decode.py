@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Generator, Iterator, Sequence
 from fractions import Fraction
 
@@ -11,11 +10,12 @@ import av
 import numpy as np
 from av.error import FFmpegError
 
+from models import cpus
 from models.errors import InputError
 from models.media import VideoMetadata
 from service.media.limits import VideoLimits
 
-# Names of FFmpeg's demuxers and decoders: MP4/MOV, MKV/WebM and AVI with the codecs that occur in them.
+# FFmpeg's names of the demuxers and decoders for MP4/MOV, MKV/WebM and AVI with their usual codecs.
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
 CODECS = frozenset(
     (
@@ -33,20 +33,20 @@ CODECS = frozenset(
         "msmpeg4v3",
     )
 )
-DECODE_THREADS = max(2, min(8, os.cpu_count() or 1))
-"""Frames that are decoded side by side: most files have frames of one slice, which two threads cannot share."""
+DECODE_THREADS = min(8, cpus.available())
+"""Frames decoded in parallel: frames of most files have a single slice, which threads cannot share."""
 
 av.logging.set_level(None)
 
 
 class VideoSource:
-    """A video whose metadata is known and whose frames can be read once.
+    """A video with known metadata, whose frames can be read once.
 
-    metadata.num_frames counts the packets that are in the file, whatever its header says. fps is the declared rate
-    where the packets' times agree with it, their mean rate otherwise. height and width are those of an upright
-    frame: the display rotation is applied. Frames of another size than the first are scaled to it.
+    metadata.num_frames counts the packets in the file, whatever its header says. fps is the declared rate if the
+    packets' times agree with it, otherwise their mean rate. height and width are those after the display rotation.
+    Frames whose size differs from the first one's are scaled to it.
 
-    Raises InputError with `field` for what is no video, has no frames, is damaged, or is over a limit.
+    Raises InputError with `field` for data that is not a video, has no frames, is damaged, or exceeds a limit.
     """
 
     def __init__(self, data: bytes, *, field: str, limits: VideoLimits) -> None:
@@ -82,8 +82,8 @@ class VideoSource:
                 index += 1
 
     def close(self) -> None:
-        """Ends the decoder and its threads now: the source and its own generator refer to each other, so that
-        otherwise they would live until the garbage collector comes."""
+        """Ends the decoder and its threads now: source and generator refer to each other and would otherwise live until
+        the next garbage collection."""
         self._decoded.close()
 
     def _refusal(self, what: str) -> InputError:
@@ -94,14 +94,14 @@ class VideoSource:
             "format_whitelist": FORMATS,
             "protocol_whitelist": "none",
             "codec_whitelist": ",".join(sorted(CODECS)),
-            # Holds while FFmpeg decodes a few frames to learn the stream's parameters, before anything can be asked.
+            # Needed here, since FFmpeg decodes a few frames to find the stream's parameters.
             "max_pixels": str(self._limits.max_pixels),
             "threads": "1",
         }
         try:
             container = av.open(io.BytesIO(self._data), "r", options=options, metadata_errors="replace")
         except FFmpegError as error:
-            raise self._refusal("cannot be read; MP4, MOV, WebM, MKV and AVI files are accepted") from error
+            raise self._refusal("is not readable; MP4, MOV, WebM, MKV and AVI files are supported") from error
         stream = next(
             (s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic), None
         )
@@ -109,18 +109,18 @@ class VideoSource:
             raise self._refusal("file has no video stream")
         codec = stream.codec_context
         if codec is None or codec.name not in CODECS:
-            raise self._refusal(f"is coded in a way that is not supported; accepted: {', '.join(sorted(CODECS))}")
+            raise self._refusal(f"has an unsupported codec; supported: {', '.join(sorted(CODECS))}")
         self._check_size(codec.width, codec.height)
         return container, stream
 
     def _check_size(self, width: int, height: int) -> None:
         if width < 1 or height < 1 or width * height > self._limits.max_pixels:
             raise self._refusal(
-                f"has frames of {width} x {height} pixels; at most {self._limits.max_pixels} pixels are accepted"
+                f"has too large frames: {width} x {height} pixels given, at most {self._limits.max_pixels} allowed"
             )
 
     def _count(self) -> tuple[int, float, float]:
-        """Frames, frames per second and seconds, from the packets themselves: headers may lie."""
+        """(frames, frames per second, seconds) from the packets themselves: headers may be wrong."""
         container, stream = self._open()
         with container:
             count, begin, end = 0, None, None
@@ -130,7 +130,7 @@ class VideoSource:
                         continue
                     count += 1
                     if count > self._limits.max_source_frames:
-                        raise self._refusal(f"has more than {self._limits.max_source_frames} frames")
+                        raise self._refusal(f"has too many frames: at most {self._limits.max_source_frames} allowed")
                     if packet.pts is not None:
                         begin = packet.pts if begin is None else min(begin, packet.pts)
                         last = packet.pts + (packet.duration or 0)
@@ -144,19 +144,21 @@ class VideoSource:
             raise self._refusal("has no frames")
         if duration <= 0:
             if declared <= 0:
-                raise self._refusal("does not say when its frames are shown")
+                raise self._refusal("has no timestamps and no frame rate")
             duration = count / declared
         if duration > self._limits.max_duration:
-            raise self._refusal(f"lasts {duration:.0f} s; at most {self._limits.max_duration:.0f} s are accepted")
+            raise self._refusal(
+                f"is too long: {duration:.0f} s given, at most {self._limits.max_duration:.0f} s allowed"
+            )
         measured = count / duration
         return count, declared if abs(declared - measured) <= 0.02 * measured else measured, duration
 
     def _decode(self) -> Generator[av.VideoFrame]:
         container, stream = self._open()
         with container:
-            stream.thread_type = "AUTO"  # frames, and slices where a codec has no threads for frames
+            stream.thread_type = "AUTO"  # threads for frames, or for slices if a codec has no frame threads
             stream.codec_context.thread_count = DECODE_THREADS
-            # A frame may be larger than the container says; the decoder itself refuses it before it allocates.
+            # A frame may be larger than the container says: the decoder refuses it before it allocates memory.
             stream.codec_context.options = {"max_pixels": str(self._limits.max_pixels)}
             frames = container.decode(stream)
             while True:
@@ -172,7 +174,7 @@ class VideoSource:
     def _pixels(self, frame: av.VideoFrame) -> np.ndarray:
         width, height = self._size
         pixels = frame.to_ndarray(format="rgb24", width=width, height=height)
-        # rotation counts counter-clockwise, as np.rot90 does.
+        # Counter-clockwise, as in np.rot90.
         return np.rot90(pixels, _quarter_turns(self._first))
 
     def _time(self, frame: av.VideoFrame, index: int) -> float:

@@ -1,4 +1,5 @@
-"""Decode workers: processes that touch hostile video and audio, bounded in memory and time, killed and replaced."""
+"""Confined workers: processes that read untrusted input under limits on memory and time. They are killed and replaced
+when they exceed them. Media are decoded in some, grammars are checked in others."""
 
 from __future__ import annotations
 
@@ -6,50 +7,61 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
 from models.errors import InputError
-from service.media.channel import Channel, ProtocolError, Reply
+from service.children import python_command, python_environment
+from service.media.channel import ProtocolError, Reply, WorkerChannel
 from service.media.limits import WorkerLimits
 
 T = TypeVar("T")
 
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-
 
 class WorkerLost(Exception):
-    """The worker died or ran into a limit during a job."""
+    """The worker died or exceeded a limit during a job."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a worker runs: `module <socket fd> <memory bytes> <cpu seconds>`. replies: the union of its messages.
+    variables: further ones of its environment."""
+
+    module: str
+    replies: Any
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+DECODER = Program("service.media.decode_worker", Reply)
 
 
 class Worker:
-    """One decode process and the channel to it."""
+    """A confined process and the channel to it."""
 
-    def __init__(self, limits: WorkerLimits) -> None:
+    def __init__(self, limits: WorkerLimits, program: Program = DECODER) -> None:
         self._limits = limits
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "service.media.decode_worker"),
+                python_command(
+                    program.module,
                     *(str(theirs.fileno()), str(limits.memory_bytes), str(limits.cpu_seconds)),
-                ],
+                ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env=_environment(),
+                env=_environment() | dict(program.variables),
             )
-        self.channel = Channel(ours, Reply)
+        self.channel = WorkerChannel(ours, program.replies)
         self.lost = False
-        """Killed: not to be used again."""
+        """Killed; must not be used again."""
 
     @property
     def pid(self) -> int:
@@ -59,13 +71,13 @@ class Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def run(self, job: Callable[[Channel], T]) -> T:
-        """Runs a job's conversation in the calling thread. Raises WorkerLost; the worker is closed then."""
+    def run(self, job: Callable[[WorkerChannel], T]) -> T:
+        """Runs a job, which talks to the worker, in the calling thread. WorkerLost closes the worker."""
         self.channel.deadline = time.monotonic() + self._limits.wall_seconds
         try:
             return job(self.channel)
         except InputError:
-            raise  # said between messages: the worker is ready for the next job
+            raise  # raised between messages: the worker is ready for the next job
         except (EOFError, OSError, ProtocolError, msgspec.MsgspecError) as error:
             self._close()
             raise WorkerLost(str(error)) from error
@@ -74,7 +86,7 @@ class Worker:
             raise
 
     def kill(self) -> None:
-        """Ends the process; a job under way in another thread sees its channel close, and closes the worker."""
+        """Ends the process. A job that runs in another thread then sees its channel closed, and closes the worker."""
         self.lost = True
         self._process.kill()
 
@@ -89,28 +101,29 @@ class Worker:
 
 
 class WorkerPool:
-    """At most `size` jobs at a time, each alone in its worker. Belongs to one event loop."""
+    """At most `size` jobs at a time, each in a worker of its own. Belongs to one event loop."""
 
-    def __init__(self, size: int, limits: WorkerLimits) -> None:
+    def __init__(self, size: int, limits: WorkerLimits, program: Program = DECODER) -> None:
         self.size = size
         self._limits = limits
+        self._program = program
         self._slots = asyncio.Semaphore(size)
-        self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="decode")
+        self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix=program.module.rpartition(".")[2])
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
         self.workers_lost = 0
         """Workers that died or were killed during a job."""
 
     def start(self) -> None:
-        """Starts the processes ahead of the first job; otherwise each starts with the first job that needs it."""
+        """Starts the processes before the first job; otherwise each starts with the first job that needs it."""
         while len(self._idle) < self.size:
-            self._idle.append(Worker(self._limits))
+            self._idle.append(Worker(self._limits, self._program))
 
-    async def run(self, job: Callable[[Channel], T]) -> T:
+    async def run(self, job: Callable[[WorkerChannel], T]) -> T:
         """Runs `job` in a thread with a worker of its own; waits for a free one first.
 
-        Cancellation kills the worker, so that nothing goes on for a client that has left. Raises WorkerLost when the
-        worker died or a limit was hit, and what the job raises (InputError among it).
+        Cancellation kills the worker, so that no work continues for a client that has disconnected. Raises WorkerLost
+        when the worker died or exceeded a limit, and what the job raises, such as InputError.
         """
         async with self._slots:
             worker = self._take()
@@ -130,8 +143,8 @@ class WorkerPool:
                     self._idle.append(worker)
 
     def close(self) -> None:
-        """Ends all workers and threads; jobs under way fail with WorkerLost."""
-        for worker in tuple(self._busy):  # a copy: jobs may end meanwhile in the event loop
+        """Ends all workers and threads; running jobs fail with WorkerLost."""
+        for worker in tuple(self._busy):  # a copy, since jobs may end meanwhile
             worker.kill()
         for worker in self._idle:
             worker.retire()
@@ -144,19 +157,19 @@ class WorkerPool:
             if worker.alive:
                 return worker
             worker.retire()
-        return Worker(self._limits)
+        return Worker(self._limits, self._program)
 
 
 def _forget(running: asyncio.Future[T]) -> None:
-    """Takes the outcome of a job that nobody waits for, so that asyncio does not log it."""
+    """Retrieves the exception of a job that nobody awaits, so that asyncio does not log it."""
     if not running.cancelled():
         running.exception()
 
 
 def _environment() -> dict[str, str]:
-    """The server's keys and tokens stay out of a process that reads hostile files."""
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ}
+    """Without the server's keys and tokens, since the process reads untrusted input."""
+    names = ("PATH", "LD_LIBRARY_PATH", "LANG", "PYTHONPATH")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     # One malloc arena: each further one reserves 64 MiB of the address space that RLIMIT_AS counts.
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
-    paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return kept | single | {"PYTHONPATH": os.pathsep.join(paths)}
+    return python_environment(kept | single)

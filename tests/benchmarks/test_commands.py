@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chat_http, peers, speech_http, startup
+from benchmarks import chat_http, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.peers import __main__ as compare
 from benchmarks.reading import PEERS, RESULTS, Results
@@ -49,6 +49,16 @@ def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert facts["encoder_cache_hits"] == 0 == facts["prefix_cache_hit_tokens"]
     assert facts["encoder_cache_misses"] >= 8
     assert "| 112 x 112 JPEG |" in TABLES["chat-latency"](results)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_guided_rows_against_free_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    written = json.loads(guided.main(["--tiny"]).read_text())
+    throughput = next(row for row in written["rows"] if "loss" in row)
+    assert throughput["guided_tokens_s"] > 0 and throughput["free_tokens_s"] > 0
+    assert written["steps"]["guided_layers replay captured"] > 0
 
 
 @pytest.mark.slow

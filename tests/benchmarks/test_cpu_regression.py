@@ -17,21 +17,36 @@ def workloads() -> Iterator[dict[str, Workload]]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def endless(workloads: dict[str, Workload]) -> dict[str, Workload]:
+    """Those that can be called any number of times."""
+    return {name: call for name, call in workloads.items() if name != "chat_step"}
+
+
+@pytest.fixture(scope="module")
+def alone(endless: dict[str, Workload]) -> dict[str, float]:
+    """Ratios of this machine: how far those of two processors differ is another matter."""
+    return ratios(endless, rounds=40)
+
+
 @pytest.mark.slow
-def test_nothing_became_slower(workloads: dict[str, Workload]) -> None:
-    assert slower(ratios(workloads), committed()) == {}
+@pytest.mark.usefixtures("workloads")
+def test_nothing_became_slower() -> None:
+    # What became slower is so each time, what a busy neighbour delayed is not.
+    assert any(slower(ratios(build()), committed()) == {} for _ in range(3))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "chat_step"])
-def test_work_done_twice_is_noticed(workloads: dict[str, Workload], name: str) -> None:
-    call = workloads[name]
+def test_work_done_twice_is_noticed(endless: dict[str, Workload], alone: dict[str, float], name: str) -> None:
+    call = endless[name]
 
     def twice() -> None:
         call()
         call()
 
-    assert list(slower(ratios({name: twice}, rounds=40), committed())) == [name]
+    # Beside the others, which leave the caches of the processor as cold as they are in `alone`.
+    assert any(list(slower(ratios({**endless, name: twice}, rounds=40), alone)) == [name] for _ in range(3))
 
 
 def test_only_what_is_more_than_half_as_slow_again_counts() -> None:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 import benchmarks.__main__ as runner
 from benchmarks.commands import Command
+from tests.support.waiting import wait
 
+SLOW = """
+import time
+try:
+    print("begun", flush=True)
+    time.sleep(3600)
+except KeyboardInterrupt:
+    print("ended")
+    raise
+"""
 KNOWN = {
     "good": Command("", "good", "python -c \"print('measured')\""),
     "bad": Command("", "bad", 'python -c "raise SystemExit(3)"'),
-    "slow": Command(
-        "", "slow", "python -c \"import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('ended'); raise\""
-    ),
+    "slow": Command("", "slow", f"python -c {shlex.quote(SLOW)}"),
 }
 
 
@@ -33,7 +45,22 @@ def test_a_failure_is_told_and_does_not_stop_the_others(capsys: pytest.CaptureFi
     assert runner.main(["good"]) == 0
 
 
-def test_what_does_not_fit_is_interrupted_and_what_comes_then_is_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_interrupted_and_what_comes_then_is_not_begun(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Begun(subprocess.Popen):
+        """Its time is not up before it runs."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            log = tmp_path / "slow.log"
+            began = time.monotonic()
+            if timeout is not None:
+                wait(lambda: "begun" in log.read_text(), what="the command runs")
+                timeout = max(0.0, timeout - (time.monotonic() - began))
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Begun)
+    monkeypatch.setattr(runner, "LEAST_SECONDS", 0.0)
     assert runner.main(["--minutes", "0.05", "slow", "good"]) == 1
     printed = capsys.readouterr().out
     assert "slow: cut short" in printed and "    ended" in printed and "good: no time left" in printed
@@ -43,3 +70,27 @@ def test_an_unknown_result_is_refused_by_name(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as exit_:
         runner.main(["encoder_of_nothing"])
     assert exit_.value.code == 2 and "'encoder_of_nothing'" in capsys.readouterr().err
+
+
+def measured(folder: Path, name: str, commit: str) -> None:
+    (folder / f"{name}.json").write_text(json.dumps({"commit": commit, "rows": []}))
+
+
+def test_results_of_another_commit_are_stale(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRISE_COMMIT", "0123456789abcdef")
+    measured(tmp_path, "good", "fedcba9876543210")
+    measured(tmp_path, "bad", "0123456789abcdef")
+    assert runner.main(["--list"]) == 0
+    assert capsys.readouterr().out == "good: stale, of fedcba9\nbad: current\nslow: not yet\n"
+
+
+def test_only_stale_results_are_measured_anew(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRISE_COMMIT", "0123456789abcdef")
+    measured(tmp_path, "bad", "0123456789abcdef")
+    assert runner.main(["--stale", "bad", "good"]) == 0
+    printed = capsys.readouterr().out
+    assert "good: exit status 0" in printed and "bad" not in printed

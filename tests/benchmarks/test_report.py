@@ -17,7 +17,7 @@ from benchmarks.record import record
 from benchmarks.report import ROOT, documents, filled, stale, write
 from benchmarks.search import highest
 from benchmarks.tables import TABLES, number, targets
-from benchmarks.targets import TARGETS
+from benchmarks.targets import COMPARISONS, TARGETS
 
 FACTS = {
     "time": "2026-01-02T03:04:05Z",
@@ -54,7 +54,7 @@ def test_every_table_and_plot_is_shown_somewhere() -> None:
 
 def test_every_result_has_its_command() -> None:
     """Or is a variant of one that has, such as speech_steps_fp16."""
-    known = [*(command.result for command in COMMANDS), "soak", "cpu_baseline", "peers", "replay_profile"]
+    known = [*(command.result for command in COMMANDS), "soak", "cpu_baseline", "peers", "replay_profile", "suite_runs"]
     for path in RESULTS.glob("*.json"):
         assert any(path.stem == name or path.stem.startswith(f"{name}_") for name in known), path.name
 
@@ -63,7 +63,15 @@ def test_a_missed_target_says_no(results: Results) -> None:
     lines = {line.split(" | ")[0]: line for line in targets(results).splitlines()}
     assert lines["| VoxCPM2, 1 stream: real-time factor"].endswith("| 0.084 | <= 0.035 | 0.030 | yes |")
     assert lines["| VoxCPM2, 8 streams: seconds of audio per second"].endswith("| 70.9 | >= 190 | 189.9 | **no** |")
-    assert lines["| VoxCPM2, 64 streams: first audio, p95"].endswith("| not measured yet |  |")
+    assert lines["| VoxCPM2, 64 streams: time to first audio, p95"].endswith("| not measured yet |  |")
+
+
+def test_a_comparison_names_the_peer_and_both_gpus(results: Results) -> None:
+    table = TABLES["comparison"](results)
+    gpus = "a GPU; nano-vllm-voxcpm: NVIDIA H100 80GB HBM3"
+    assert f"| VoxCPM2, 1 stream: time to first audio | 11.0 ms | nano-vllm-voxcpm: 39.7 ms | {gpus} |" in table
+    assert "64 streams" not in table, "requests that all failed are compared with nothing"
+    assert "Qwen2-VL" not in table, "and what was not measured neither"
 
 
 def test_a_table_without_its_result_names_the_command(results: Results) -> None:
@@ -80,7 +88,7 @@ def test_the_capacity_is_the_highest_rate_that_was_sustained(results: Results) -
     rows = [{"rate": rate, "sustained": rate < 65, "first_p95_ms": 2.0 * rate} for rate in (20.0, 60.0, 70.0)]
     content = json.dumps({**FACTS, "model": "voxcpm2", "rows": rows})
     (results.folder / "speech_http_open.json").write_text(content)
-    expected = "| a GPU | VoxCPM2 | utterances of 5.12 s | 60.0 | first audio, p95 120 ms |"
+    expected = "| a GPU | VoxCPM2 | utterances of 5.12 s | 60.0 | time to first audio, p95 120 ms |"
     assert expected in TABLES["capacity"](results)
 
 
@@ -98,6 +106,10 @@ def test_every_peer_figure_is_in_the_file() -> None:
     for target in TARGETS:
         if callable(target.peer):
             assert target.peer(Results())
+    for entry in COMPARISONS:
+        assert entry.ours(Results())
+        if callable(entry.theirs):
+            assert entry.theirs(Results()) and Results().peer_fact(entry.peer, "gpu")
 
 
 @pytest.mark.slow
@@ -158,3 +170,16 @@ def test_a_run_that_is_cut_short_leaves_what_it_has_measured(tmp_path: Path, mon
     written = json.loads((tmp_path / "some_run.json").read_text())
     assert [row["rate"] for row in written["rows"]] == [20, 40]
     assert (written["model"], written["hits"]) == ("some model", 1)
+
+
+def test_engines_under_one_load_stand_in_one_table(results: Results) -> None:
+    row = {"streams": 8, "requests": 40, "succeeded": 39, "tokens_per_s": 2998.0, "eager_prefill_share": 0.125}
+    row |= {f"first_{name}_ms": 49.0 for name in ("p50", "p95", "p99")} | {"gap_p50_ms": 2.0, "gap_p99_ms": 4.4}
+    for suffix, changes in (("", {}), ("_vllm", {"tokens_per_s": 1552.0, "eager_prefill_share": None})):
+        engine = {"engine": suffix[1:] or "reprise", "engine_version": "0.22.1" if suffix else None}
+        path = results.folder / f"serving_closed_qwen2_vl_2b{suffix}.json"
+        path.write_text(json.dumps({**FACTS, **engine, "rows": [row | changes]}))
+    lines = TABLES["serving-closed"](results).splitlines()
+    assert lines[2] == "| reprise | 8.00 | 2,998 | 49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 | 12.5 % |"
+    assert lines[3] == "| vllm 0.22.1 | 8.00 | 1,552 | 49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 |  |"
+    assert "Not measured yet: `python -m benchmarks.serving long qwen2_vl_2b`" in TABLES["serving-long"](results)

@@ -11,19 +11,18 @@ import httpx
 import pytest
 
 from service.catalog import load_catalog
-from service.engine.config import EngineConfig
-from service.engine.supervisor import EngineLink, InlineLink, ProcessLink
+from service.link.config import EngineConfig
+from service.link.supervisor import EngineLink, InlineLink, ProcessLink
 from service.settings import load_settings
 from tests.support import failing_engine
 from tests.support.failing_engine import OUT_OF_MEMORY
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
-from tests.support.victims import chat, image_part, speech, wait
+from tests.support.victims import chat, image_part, speech
+from tests.support.waiting import GENEROUS, wait
 
 MODELS = (str(ROOT / "tests/golden/qwen2_vl"), str(ROOT / "models/embedded/voxcpm2"))
 FLAGS = {"decode_buckets": (8,), "encoder_buckets": (256,), "max_running": 8}
-
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module", params=["inline", pytest.param("process", marks=pytest.mark.slow)])
@@ -53,7 +52,7 @@ def server(link: str, faults: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def post(server: RunningServer, path: str, body: dict) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=60)
+    return httpx.post(server.url + path, json=body, timeout=2 * GENEROUS)
 
 
 def ask(server: RunningServer, text: str, seed: int = 0, **fields: object) -> httpx.Response:
@@ -67,7 +66,7 @@ def assert_idle(server: RunningServer) -> None:
         state = server.context.engine.state
         return state is not None and not any(m.running + m.waiting + m.slots_used + m.pages_used for m in state.models)
 
-    wait(nothing_held, 5, "slots and pages are given back")
+    wait(nothing_held, what="slots and pages are given back")
 
 
 @pytest.mark.parametrize(("fault", "status", "code"), [("oom", 503, "out_of_memory"), ("bug", 500, "engine_error")])
@@ -76,16 +75,18 @@ def test_a_chat_step_that_fails(server: RunningServer, faults: Path, fault: str,
     usual = ask(server, "Go on.", tokens=150).json()["choices"][0]["message"]["content"]
     answers: list[httpx.Response] = []
     running = threading.Thread(target=lambda: answers.append(ask(server, "Go on.", tokens=150)))
+    hold = faults / "chat-hold"
+    hold.write_text("5")
     running.start()
-    wait(lambda: server.context.engine.in_flight == 1, 10, "the answer runs")
-    model = "qwen2_vl"
-    wait(lambda: any(m.model == model and m.running for m in server.context.engine.state.models), 10, "it is decoding")  # type: ignore[union-attr]
+    wait(lambda: hold.read_text() == "0", what="the answer is decoding")
     victim = threading.Thread(target=lambda: answers.append(ask(server, "Never seen before " * 9, seed=3)))
-    (faults / f"chat-{fault}").touch()
     victim.start()
-    running.join(60)
-    victim.join(60)
-    # The fault takes the next launch: the victim's prefill, or a step of the running answer that came before it.
+    wait(lambda: server.context.engine.in_flight == 2, what="the victim is in the engine")
+    (faults / f"chat-{fault}").touch()
+    hold.unlink()
+    running.join(2 * GENEROUS)
+    victim.join(2 * GENEROUS)
+    # The fault takes the next launch: the victim's prefill, or the decode rows that go before it.
     failed = [answer for answer in answers if answer.status_code != 200]
     well = [answer for answer in answers if answer.status_code == 200]
     assert len(failed) == 1 and len(well) == 1

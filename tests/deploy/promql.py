@@ -12,6 +12,7 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARDS = sorted((DEPLOY / "grafana/dashboards").glob("*.json"))
 RULES = sorted((DEPLOY / "prometheus/rules").glob("*.yml"))
+THRESHOLD = "reprise:threshold"
 _NAME = re.compile(r"\b(?:[a-z]+:)?(?:reprise|process|python)_[a-z0-9_]+(?::[a-z0-9_]+)?|\bup\b")
 _SELECTOR = re.compile(r"\b((?:reprise|process|python)_\w+)\{([^}]*)\}")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
@@ -22,7 +23,22 @@ def rules() -> list[dict[str, Any]]:
     return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
 
 
-def recorded() -> set[str]:
+def thresholds() -> dict[str, float]:
+    """What alerts compare with, by alert."""
+    found = {}
+    for rule in rules():
+        if rule.get("record") == THRESHOLD:
+            (value,) = re.fullmatch(r"vector\(([\d.]+)\)", rule["expr"]).groups()  # type: ignore[union-attr]
+            found[rule["labels"]["alert"]] = float(value)
+    return found
+
+
+def without_threshold(alert: str) -> str:
+    """What an alert compares: there is such data though nothing is wrong."""
+    return re.sub(r"\s*(?:==|>|<)\s+(?:[\d.]+|scalar\([^)]*\))", "", alert)
+
+
+def captured() -> set[str]:
     return {rule["record"] for rule in rules() if "record" in rule}
 
 
@@ -36,9 +52,19 @@ def queries() -> list[tuple[str, str]]:
     ]
 
 
+def annotations() -> list[tuple[str, str]]:
+    """(dashboard and annotation, expression) of every annotation."""
+    return [
+        (f"{path.stem}: {annotation['name']}", annotation["expr"])
+        for path in DASHBOARDS
+        for annotation in json.loads(path.read_text())["annotations"]["list"]
+    ]
+
+
 def expressions() -> list[tuple[str, str]]:
-    """(where it stands, expression) of every rule and panel."""
-    return [(rule.get("record") or rule["alert"], rule["expr"]) for rule in rules()] + queries()
+    """(where it stands, expression) of every rule, panel and annotation; thresholds are numbers."""
+    measured = [rule for rule in rules() if rule.get("record") != THRESHOLD]
+    return [(rule.get("record") or rule["alert"], rule["expr"]) for rule in measured] + queries() + annotations()
 
 
 def _without_values(expression: str) -> str:

@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from deploy.install.lock import TORCH_LOCK, read
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -65,13 +67,13 @@ def base(buildah: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every dependency for the base's Python, which has the version of this one."""
+    """What the locks name for the base's Python, which has the version of this one."""
     assert sys.version_info[:2] == (3, 11), f"Debian {SUITE} has Python 3.11, the tests run on {sys.version}"
     folder = tmp_path_factory.mktemp("wheels")
-    requirements = folder / "requirements.txt"
-    requirements.write_text(run(sys.executable, "deploy/docker/requirements.py", "pyproject.toml", cwd=ROOT))
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "-d", folder, "-c", ROOT / "constraints.txt"]
-    run(*pip, "-r", requirements, "hatchling", "pip", "setuptools", "wheel")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "-d", folder]
+    for lock in ("requirements.lock", "requirements-build.lock"):
+        run(*pip, "--no-deps", "--require-hashes", "-r", ROOT / lock)
+    run(*pip, "-c", ROOT / "requirements-torch.lock", "torch")
     return folder
 
 
@@ -90,6 +92,18 @@ def test_the_image_says_how_it_runs(buildah: list[str], image: str) -> None:
     assert config["Entrypoint"] == ["reprise"] and config["Cmd"] == ["serve"]
     assert "/ready" in config["Healthcheck"]["Test"][-1]
     assert not [name for name in config["Env"] if "KEY" in name or "TOKEN" in name]
+
+
+def test_the_image_holds_what_is_locked(buildah: list[str], image: str) -> None:
+    container = run(*buildah, "from", image).strip()
+    python = "/opt/reprise/bin/python"
+    listed = run(*buildah, "run", container, "--", python, "-m", "pip", "list", "--format", "json")
+    installed = {package["name"].lower().replace("_", "-"): package["version"] for package in json.loads(listed)}
+    for entry in [*read("requirements.lock"), *read(TORCH_LOCK)]:
+        asked = Requirement(entry.pin)
+        if asked.name in installed:
+            assert asked.specifier.contains(installed[asked.name]), f"{asked}, found {installed[asked.name]}"
+    assert installed.keys() >= {"torch", "fastapi", "reprise-server"} and not {"hatchling", "pytest"} & installed.keys()
 
 
 def test_the_image_serves_as_an_ordinary_user(buildah: list[str], image: str) -> None:

@@ -1,11 +1,11 @@
-"""What the compose file and the Kubernetes manifests promise, read from them."""
+"""What the compose files promise, read from them."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from service.settings import Settings
@@ -15,27 +15,37 @@ MARGIN = 10
 """Seconds beyond a drain until a service manager may kill."""
 
 
-def compose() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+def compose(name: str = "docker-compose.yml") -> dict[str, Any]:
+    return yaml.safe_load((ROOT / name).read_text())
 
 
-def started(profiles: set[str]) -> dict[str, Any]:
-    """Services that `docker compose up` starts with those profiles."""
-    services = compose()["services"].items()
-    return {
-        name: service for name, service in services if not service.get("profiles") or profiles & {*service["profiles"]}
-    }
+def test_a_plain_up_serves_on_the_cpu_and_the_second_file_turns_it_into_a_gpu() -> None:
+    """No profiles: podman-compose adds them to each other, which would start two servers on one port."""
+    services, changed = compose()["services"], compose("deploy/docker-compose.gpu.yml")["services"]
+    assert set(services) == {"server", "prometheus", "alertmanager", "grafana"}
+    assert set(changed) == {"server"}
+    assert not [name for name, service in services.items() if "profiles" in service]
+    plain, gpu = services["server"], changed["server"]
+    assert "DEVICE" not in plain["build"]["args"] and gpu["build"]["args"]["DEVICE"] == "cuda"
+    assert gpu["image"] != plain["image"] and "ports" not in gpu
+    (mount,), (other,) = plain["volumes"], gpu["volumes"]
+    assert mount.split(":")[1] == other.split(":")[1], "one takes the other's place"
 
 
-def test_a_plain_up_serves_on_the_cpu_and_the_profile_on_a_gpu_instead() -> None:
-    lines = (ROOT / ".env").read_text().splitlines()
-    variables = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
-    plain = set(variables["COMPOSE_PROFILES"].split(","))
-    assert set(started(plain)) == {"cpu", "prometheus", "grafana"}
-    assert set(started({"gpu"})) == {"gpu", "prometheus", "grafana"}
-    for services in (started(plain), started({"gpu"})):
-        ports = [port for service in services.values() for port in service["ports"]]
-        assert all(port.startswith("127.0.0.1:") for port in ports) and len(set(ports)) == len(ports)
+def test_ports_are_published_on_loopback() -> None:
+    ports = [port for service in compose()["services"].values() for port in service["ports"]]
+    assert len({port.rsplit(":", 2)[1] for port in ports}) == len(ports)
+    assert all(port.startswith(("127.0.0.1:", "${REPRISE_PUBLISH:-127.0.0.1}:")) for port in ports)
+
+
+def test_keys_are_variables_and_no_file_with_them_is_tracked() -> None:
+    environment = compose()["services"]["server"]["environment"]
+    assert environment["REPRISE_API_KEY"] == "${REPRISE_API_KEY:-}"
+    named = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
+    named |= set(re.findall(r"\$\{(\w+)", (ROOT / "deploy/docker-compose.gpu.yml").read_text()))
+    example = (ROOT / ".env.example").read_text().splitlines()
+    assert named | {"COMPOSE_FILE"} == {line.strip("# ").partition("=")[0] for line in example if "=" in line}
+    assert "/.env" in (ROOT / ".gitignore").read_text().splitlines() and all(line[:1] in ("", "#") for line in example)
 
 
 def test_services_are_pinned_checked_and_restarted() -> None:
@@ -46,30 +56,31 @@ def test_services_are_pinned_checked_and_restarted() -> None:
         assert "healthcheck" in service or "build" in service, f"{name}: our own image has its check"
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_containers_have_time_to_drain_and_no_more_rights_than_they_need(name: str) -> None:
-    service = compose()["services"][name]
+def test_containers_have_time_to_drain_and_no_more_rights_than_they_need() -> None:
+    service = compose()["services"]["server"]
     drain = Settings.model_fields["drain_timeout"].default
     assert int(service["stop_grace_period"].removesuffix("s")) >= drain + MARGIN
     assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["init"]
-    assert service["networks"]["default"]["aliases"] == ["server"]
     scrape = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"][0]
     assert scrape["job_name"] == "reprise" and scrape["static_configs"] == [{"targets": ["server:8000"]}]
 
 
+def test_alerts_reach_the_alertmanager_and_nobody_until_somebody_is_named() -> None:
+    service = compose()["services"]["alertmanager"]
+    scrape = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    (target,) = scrape["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
+    assert target == "alertmanager:9093" and service["ports"] == ["127.0.0.1:9093:9093"]
+    config = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())
+    receivers = {receiver.pop("name"): receiver for receiver in config["receivers"]}
+    assert config["route"]["receiver"] == "nobody" and receivers["nobody"] == {}
+    (webhook,) = receivers["webhook"]["webhook_configs"]
+    host, port = webhook["url"].split("/")[2].split(":")
+    assert any(entry.startswith(f"{host}:") for entry in service["extra_hosts"])
+    assert f"port {port}" in (ROOT / "docs/alerts.md").read_text()
+
+
 def test_environment_names_settings() -> None:
-    names = {name for service in compose()["services"].values() for name in service.get("environment", {})}
-    manifests = yaml.safe_load_all((ROOT / "deploy/kubernetes/reprise.yaml").read_text())
-    names |= {name for manifest in manifests if manifest["kind"] == "ConfigMap" for name in manifest["data"]}
+    files = (compose(), compose("deploy/docker-compose.gpu.yml"))
+    names = {name for file in files for service in file["services"].values() for name in service.get("environment", {})}
     ours = {name.removeprefix("REPRISE_").lower() for name in names if name.startswith("REPRISE_")}
     assert ours and ours <= set(Settings.model_fields)
-
-
-def test_pods_have_time_to_drain() -> None:
-    manifests = {m["kind"]: m for m in yaml.safe_load_all((ROOT / "deploy/kubernetes/reprise.yaml").read_text())}
-    settings = manifests["ConfigMap"]["data"]
-    drain = float(settings["REPRISE_DRAIN_DELAY"]) + float(settings["REPRISE_DRAIN_TIMEOUT"])
-    pod = manifests["Deployment"]["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] >= drain + MARGIN
-    probe = pod["containers"][0]["readinessProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] < float(settings["REPRISE_DRAIN_DELAY"])

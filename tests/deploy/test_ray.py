@@ -19,11 +19,13 @@ import httpx
 import pytest
 
 from benchmarks.footprint import children
+from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
-from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech, wait
+from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech
+from tests.support.waiting import GENEROUS, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore:::ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore:::ray")]
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -59,18 +61,18 @@ class Cluster:
 
     def replicas(self) -> list[str]:
         """Addresses."""
-        return [group["targets"][0] for group in httpx.get(f"{self.url}/metrics/targets", timeout=10).json()]
+        return [group["targets"][0] for group in httpx.get(f"{self.url}/metrics/targets", timeout=GENEROUS).json()]
 
     def metric(self, name: str) -> dict[str, float]:
         """By replica, summed over labels."""
         return {address: self.scrape(address, name) for address in self.replicas()}
 
     def scrape(self, address: str, name: str) -> float:
-        lines = httpx.get(f"http://{address}/metrics", timeout=10).text.splitlines()
+        lines = httpx.get(f"http://{address}/metrics", timeout=GENEROUS).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
     def ask(self, **fields: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/chat/completions", json=chat(**fields), timeout=60)
+        return httpx.post(f"{self.url}/v1/chat/completions", json=chat(**fields), timeout=2 * GENEROUS)
 
     def listen(self, body: dict[str, Any]) -> Listener:
         path = "/v1/chat/completions" if "messages" in body else "/v1/audio/speech"
@@ -78,10 +80,10 @@ class Cluster:
 
     def open(self, body: dict[str, Any]) -> contextlib.AbstractContextManager[httpx.Response]:
         """A stream that nobody reads."""
-        return httpx.stream("POST", f"{self.url}/v1/audio/speech", json=body, timeout=60)
+        return httpx.stream("POST", f"{self.url}/v1/audio/speech", json=body, timeout=2 * GENEROUS)
 
     def wait_idle(self) -> None:
-        wait(lambda: not any(self.metric(RUNNING).values()), 20, "no request runs")
+        wait(lambda: not any(self.metric(RUNNING).values()), GENEROUS, "no request runs")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,8 @@ def ray_cluster() -> Iterator[Cluster]:
         port = free_port()
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         settings = {
-            "model": f"{ROOT}/tests/golden/qwen2_vl {ROOT}/models/embedded/voxcpm2",
+            "model": f"{endless_checkpoint(folder)} {ROOT}/models/embedded/voxcpm2",
+            "kv_cache_tokens": ENDLESS_TOKENS,
             "device": "cpu",
             "decode_buckets": "8",
             "encoder_buckets": "256",
@@ -133,7 +136,7 @@ def ray_cluster() -> Iterator[Cluster]:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
     assert len(started) > 5
-    wait(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 15, f"{started} have ended")
+    wait(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], GENEROUS, f"{started} have ended")
 
 
 def before_the_picture(turn: int, seed: int) -> dict[str, Any]:
@@ -168,7 +171,7 @@ def test_streams_and_errors_pass_as_they_are(cluster: Cluster) -> None:
     )
     talk = SocketListener(cluster, TEXT, max_len=12)  # type: ignore[arg-type]
     for listener in (streamed, spoken, told, talk):
-        listener.join(60)
+        listener.join(2 * GENEROUS)
     assert [listener.status for listener in (streamed, spoken, told)] == [200] * 3
     assert said(streamed.data) == cluster.ask(tokens=40).json()["choices"][0]["message"]["content"]
     assert len(spoken.data) > 10_000 and b"speech.audio.done" in told.data
@@ -199,7 +202,7 @@ def updated(cluster: Cluster) -> list[Listener]:
     streams: list[Listener] = []
     while not all(cluster.metric(RUNNING).values()):
         streams.append(cluster.listen(chat("Go on.", image_part(seed=len(streams)), tokens=400, stream=True)))
-        assert len(streams) < 16 and streams[-1].begun.wait(20)
+        assert len(streams) < 16 and streams[-1].begun.wait(GENEROUS)
     update = threading.Thread(target=cluster.deploy, kwargs=SCALED)
     update.start()
     while update.is_alive():
@@ -211,7 +214,7 @@ def updated(cluster: Cluster) -> list[Listener]:
 
 def test_an_update_lets_streams_end(updated: list[Listener]) -> None:
     for stream in updated:
-        stream.join(60)
+        stream.join(2 * GENEROUS)
         assert stream.status == 200 and not stream.cut and stream.data.endswith(b"data: [DONE]\n\n")
         assert b'"finish_reason":"length"' in stream.data
 
@@ -231,8 +234,8 @@ def test_replicas_come_and_go_with_the_work(cluster: Cluster, updated: list[List
         wait(lambda: len(cluster.replicas()) == 1, 120, "a replica is given back")
         (gone,) = both - set(cluster.replicas())
         made = cluster.scrape(gone, SPOKEN)
-        wait(lambda: cluster.scrape(gone, SPOKEN) > made, 20, "the replica speaks on")
-    wait(lambda: not reachable(gone), 30, "the replica has ended")
+        wait(lambda: cluster.scrape(gone, SPOKEN) > made, GENEROUS, "the replica speaks on")
+    wait(lambda: not reachable(gone), GENEROUS, "the replica has ended")
 
 
 def reachable(address: str) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.settings import Settings
+from service.settings import Settings, SettingsError
 from tests.support.victims import chat, image_part, video_part
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray")]
@@ -88,8 +88,15 @@ async def front(answer: bytes, **settings: Any) -> AsyncIterator[tuple[httpx.Asy
 
     handle: Any = SimpleNamespace(choose_replica=choose_replica)
     app: Any = Front(Settings(**settings), 8, handle).__serve_build_asgi_app__()
-    async with server, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://cluster") as client:
+    async with server, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         yield client, heads
+
+
+def test_a_replica_has_one_api_process() -> None:
+    from deploy.ray.app import build
+
+    with pytest.raises(SettingsError, match="api_processes"):
+        build({"settings": {"api_processes": 2}})
 
 
 async def test_half_an_answer_does_not_look_complete() -> None:
@@ -121,3 +128,11 @@ async def test_keys_and_origins_are_asked_for_at_the_door() -> None:
         assert not heads
         assert (await client.options("/metrics/targets")).text == "good"  # the replica's to answer
         assert (await client.get("/v1/models", headers={"authorization": "Bearer k"})).text == "good"
+
+
+async def test_a_name_that_a_page_may_have_bound_is_refused_at_the_door() -> None:
+    foreign = {"host": "rebound.example"}
+    async with front(WHOLE) as (client, heads):
+        assert (await client.get("/v1/models", headers=foreign)).status_code == 421 and not heads
+    async with front(WHOLE, allowed_host=("rebound.example",)) as (client, _):
+        assert (await client.get("/v1/models", headers=foreign)).text == "good"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.metrics import SPECS
+from tests.deploy.kustomize import manifest_files
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -49,29 +50,33 @@ def test_dockerfile_passes_hadolint() -> None:
 
 
 def test_compose_file_fits_the_compose_specification() -> None:
-    run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", "docker-compose.yml")
+    files = ROOT / "docker-compose.yml", ROOT / "deploy/docker-compose.gpu.yml"
+    run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", *files)
+
+
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_podman_compose_starts_one_server_on_one_port(on_a_gpu: bool, tmp_path: Path) -> None:
+    """It merges files by rules of its own. Of podman it asks for its version alone."""
+    podman = tmp_path / "podman"
+    podman.write_text("#!/bin/sh\necho podman version 5.4.0\n")
+    podman.chmod(0o755)
+    files = ["docker-compose.yml", *(["deploy/docker-compose.gpu.yml"] if on_a_gpu else [])]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REPRISE_API_KEY": "of the environment"}
+    command = [tool("podman-compose"), *(part for name in files for part in ("-f", name)), "config"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    published = [port for service in services.values() for port in service["ports"]]
+    assert len(set(published)) == len(published) == 4
+    server = services["server"]
+    assert server["image"] == ("reprise:0.1.0-cuda" if on_a_gpu else "reprise:0.1.0")
+    assert server["volumes"] == ["models:/var/lib/reprise" if on_a_gpu else "state:/var/lib/reprise"]
+    assert server["ports"] == ["127.0.0.1:8000:8000"]
+    assert server["environment"]["REPRISE_API_KEY"] == "of the environment"
 
 
 def test_kubernetes_manifests_fit_their_schemas() -> None:
-    for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml")):
-        run(tool("kubernetes-validate"), "--strict", "--quiet", path)
-
-
-def test_monitoring_names_what_the_deployment_has() -> None:
-    """A PodMonitor is no part of Kubernetes itself: its schema is not at hand."""
-    manifests = [
-        manifest
-        for path in sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
-        for manifest in yaml.safe_load_all(path.read_text())
-    ]
-    kinds = {manifest["kind"]: manifest for manifest in manifests}
-    monitor, scaler, deployment = (kinds[kind] for kind in ("PodMonitor", "HorizontalPodAutoscaler", "Deployment"))
-    pod = deployment["spec"]["template"]
-    ports = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
-    assert pod["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "reprise", "alerts are about that job"
-    assert "replicas" not in deployment["spec"], "the autoscaler decides"
-    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
-    gauges = {f"reprise_{spec.name}" for spec in SPECS if spec.kind == "gauge"}
-    assert {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]} <= gauges
+    """A PodMonitor is no part of Kubernetes itself, nor is a kustomization: their schemas are not at hand."""
+    for path in manifest_files():
+        if "PodMonitor" not in path.read_text():
+            run(tool("kubernetes-validate"), "--strict", "--quiet", path)

@@ -45,9 +45,23 @@ class FakeWorker:
         return True
 
 
-def arbiter(*workers: FakeWorker) -> Arbiter:
+@dataclass
+class Launcher:
+    """Gives the turns of an arbiter, as the engine does."""
+
+    arbiter: Arbiter
+
+    def launch(self, now: float) -> bool:
+        for turn in self.arbiter.turns(now):
+            if turn.worker.tick(now, turn.allowance, must=turn.must):
+                self.arbiter.launched(turn.worker, now)
+                return True
+        return False
+
+
+def arbiter(*workers: FakeWorker) -> Launcher:
     made: list[ModelWorker] = list(workers)  # type: ignore[arg-type]
-    return Arbiter(made)
+    return Launcher(Arbiter(made))
 
 
 def test_without_listeners_workers_take_turns() -> None:
@@ -86,7 +100,7 @@ def test_an_idle_listener_still_bounds_the_others_but_the_gpu_does_not_wait_for_
 
 
 def test_a_listener_without_slack_whose_step_is_running_comes_next() -> None:
-    """On a GPU a talker asks for its next step shortly before the last one ends: nothing is put in between."""
+    """On a GPU a TTS model asks for its next step shortly before the last one ends: nothing is put in between."""
     chat, speech = FakeWorker("chat", 0.005), FakeWorker("speech", 0.02, deadline=0.01, work=False, waiting=0.015)
     both = arbiter(chat, speech)
     assert not both.launch(0.0)

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
 from service.engine.compilations import Compilations
-from service.graphs.accounting import Observations
-from service.graphs.buckets import octaves
+from service.graphs.buckets import powers_of_two
+from service.graphs.observations import Observations
 from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import request, segment
 from tests.media.samples import sound, tone
@@ -64,8 +64,8 @@ def test_on_a_cpu_triton_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("largest", "sizes"), [(1, [1]), (2, [1, 2]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
-def test_octaves(largest: int, sizes: list[int]) -> None:
-    assert octaves(largest) == sizes
+def test_powers_of_two(largest: int, sizes: list[int]) -> None:
+    assert powers_of_two(largest) == sizes
 
 
 def snapshot(tables: Iterable[Mapping[str, Tensor]]) -> list[Tensor]:
@@ -169,7 +169,7 @@ def load(url: str, seed: int) -> None:
 @pytest.mark.parametrize(
     "settings",
     [("--max-running", "12"), ("--max-running", "12", "--decode-buckets", "12"), ("--max-running", "6", "--no-graphs")],
-    ids=["default ladders", "one bucket", "eager"],
+    ids=["default bucket lists", "one bucket", "eager"],
 )
 def test_nothing_is_compiled_after_readiness(settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "START_SECONDS", START_SECONDS)

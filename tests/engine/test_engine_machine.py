@@ -61,7 +61,7 @@ def model() -> TinyChat:
 
 @cache
 def alone(ask: Ask) -> tuple[tuple[int, ...], str | None]:
-    """Tokens and finish reason from an engine without recordings, prefix hits, company or launches ahead."""
+    """Tokens and finish reason from an engine without captured graphs, prefix hits, batch-mates or launches ahead."""
     engine = InlineEngine(model(), graphs=False, page_size=16, overlapped=False)
     engine.submit("alone", ask.prompt(), **ask.params())
     engine.run()
@@ -82,7 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.mode = torch.inference_mode()
         self.mode.__enter__()
-        self.engine = InlineEngine(model(), num_pages=16, max_running=3, max_step_tokens=12, encoder_cache_bytes=4096)
+        self.engine = InlineEngine(model(), num_pages=16, max_running=3, max_step_tokens=12, encoder_cache=4096)
         self.sent: list[Sent] = []
 
     @rule(target=requests, ask=ASKS)
@@ -120,6 +120,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.run()
             self.engine.assert_nothing_left()
             assert not self.engine.failures()
+            eager = {kind for kind, route, _ in self.engine.steps() if route == "eager"}
+            assert not eager & {"prefill", "mixed"}, "chunks of at most a bucket's tokens are replayed"
             for sent in self.sent:
                 tokens, reason = alone(sent.ask)
                 got = tuple(self.engine.tokens(sent.name))

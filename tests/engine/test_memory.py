@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -7,9 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.config import EngineConfig, ModelConfig
-from service.engine.memory import MemoryPlanError, device_memory, left_for_pages, size_pages, split_pages
-from service.engine.worker import MemoryNeeds, ModelWorker
+from service.engine.memory import (
+    MemoryPlanError,
+    Reserved,
+    Room,
+    device_memory,
+    device_room,
+    plan_pages,
+    reserve,
+    split_pages,
+)
+from service.engine.worker import MemoryRequirements, ModelWorker
+from service.link.config import EngineConfig, ModelConfig
 
 GIB = 1 << 30
 
@@ -20,69 +30,97 @@ class FakeWorker:
     page_bytes: int
     max_pages: int = 10**9
     min_pages: int = 1
-    needs: MemoryNeeds = field(default_factory=MemoryNeeds)
+    required: MemoryRequirements = field(default_factory=MemoryRequirements)
 
-    def measure(self) -> MemoryNeeds:
-        return self.needs
+    def measure(self) -> MemoryRequirements:
+        return self.required
 
 
-def config(*models: tuple[str, float | None], **settings: object) -> EngineConfig:
-    return EngineConfig(models=tuple(ModelConfig(n, "", kv_share=share) for n, share in models), **settings)
+def config(*models: str, **settings: object) -> EngineConfig:
+    return EngineConfig(models=tuple(ModelConfig(name, "") for name in models), **settings)
 
 
 def workers(*made: FakeWorker) -> list[ModelWorker]:
     return list(made)  # type: ignore[arg-type]
 
 
-def test_shares_are_the_operators_and_the_rest_is_split_evenly() -> None:
-    three = config(("a", 0.5), ("b", None), ("c", None))
+def test_models_get_equal_shares_of_bytes() -> None:
     made = workers(FakeWorker("a", 100), FakeWorker("b", 100), FakeWorker("c", 50))
-    assert split_pages(three, made, 10_000) == {"a": 50, "b": 25, "c": 50}
+    assert split_pages(made, 12_000) == {"a": 40, "b": 40, "c": 80}
 
 
 def test_what_a_model_cannot_use_goes_to_the_others() -> None:
     made = workers(FakeWorker("a", 100, max_pages=5), FakeWorker("b", 100))
-    assert split_pages(config(("a", None), ("b", None)), made, 10_000) == {"a": 5, "b": 95}
+    assert split_pages(made, 10_000) == {"a": 5, "b": 95}
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 100)), min_size=1, max_size=5), st.integers(0, 10**5))
 def test_pages_never_take_more_than_is_left(sizes: list[tuple[int, int]], left: int) -> None:
     made = [FakeWorker(str(i), size, max_pages=most) for i, (size, most) in enumerate(sizes)]
-    pages = split_pages(config(*((w.name, None) for w in made)), workers(*made), left)
+    pages = split_pages(workers(*made), left)
     assert sum(pages[w.name] * w.page_bytes for w in made) <= left
     assert all(pages[w.name] <= w.max_pages for w in made)
 
 
-def test_memory_is_taken_in_order_and_shared_needs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def room(used: int, total: int) -> Callable[[], Room]:
+    return lambda: Room(total, used)
+
+
+def test_memory_is_taken_in_order_and_shared_needs_once() -> None:
+    made = workers(
+        FakeWorker("a", GIB, required=MemoryRequirements(workspace=3 * GIB, graphs=GIB, state=GIB)),
+        FakeWorker("b", GIB, required=MemoryRequirements(workspace=2 * GIB, graphs=2 * GIB, state=2 * GIB)),
+    )
+    both = config("a", "b", memory_share=0.9, graph_memory=4 * GIB)
+    full = room(20 * GIB, 80 * GIB)
+    assert reserve(both, made, full) == Reserved(72 * GIB, 20 * GIB, 3 * GIB, 4 * GIB, 3 * GIB)
+    assert plan_pages(both, made, full) == {"a": 21, "b": 21}
+    small = config("a", "b", graph_memory=GIB)
+    with pytest.raises(MemoryPlanError, match="captured graph of model 'b'"):
+        plan_pages(small, made, full)
+
+
+def test_a_devices_room_is_asked_for_after_the_measured_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * GIB, 80 * GIB))
-    needs = {
-        "a": MemoryNeeds(workspace=3 * GIB, graphs=GIB, state=GIB),
-        "b": MemoryNeeds(workspace=2 * GIB, graphs=2 * GIB, state=2 * GIB),
-    }
-    one = config(("a", None), ("b", None), memory_share=0.9, graph_memory_bytes=4 * GIB)
-    assert left_for_pages(one, needs, torch.device("cuda")) == 72 * GIB - (20 + 3 + 4 + 3) * GIB
-    small = config(("a", None), graph_memory_bytes=GIB)
-    with pytest.raises(MemoryPlanError, match="recording of model 'b'"):
-        left_for_pages(small, needs, torch.device("cuda"))
+    assert device_room(torch.device("cuda")) == Room(80 * GIB, 20 * GIB)
+    assert device_room(torch.device("cpu")) is None
+    happened: list[str] = []
+
+    class Worker(FakeWorker):
+        def measure(self) -> MemoryRequirements:
+            happened.append("measured")
+            return self.required
+
+    def asked() -> Room:
+        happened.append("asked")
+        return Room(80 * GIB, 20 * GIB)
+
+    plan_pages(config("a"), workers(Worker("a", GIB)), asked)
+    assert happened == ["measured", "asked"]
 
 
-def test_over_commitment_fails_and_names_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
-    cuda = torch.device("cuda")
-    two = config(("a", None), ("b", None))
+def test_over_commitment_fails_and_names_the_model() -> None:
+    full = room(70 * GIB, 80 * GIB)
+    two = config("a", "b")
     made = workers(FakeWorker("a", GIB, min_pages=0), FakeWorker("b", GIB, min_pages=3))
     with pytest.raises(MemoryPlanError, match="model 'b' gets 0 pages"):
-        size_pages(two, made, cuda)
-    fixed = config(("a", None), ("b", None), kv_cache_tokens=64)
-    with pytest.raises(MemoryPlanError, match="64 cache positions"):
-        size_pages(fixed, workers(FakeWorker("a", GIB), FakeWorker("b", GIB)), cuda)
+        plan_pages(two, made, full)
+    fixed = config("a", "b", kv_cache_tokens=64)
+    with pytest.raises(MemoryPlanError, match="kv_cache_tokens: 64 cache positions per model take"):
+        plan_pages(fixed, workers(FakeWorker("a", GIB), FakeWorker("b", GIB)), full)
+
+
+def test_too_few_positions_are_refused_by_the_setting_that_names_them() -> None:
+    few = config("a", kv_cache_tokens=320)
+    with pytest.raises(MemoryPlanError, match=r"kv_cache_tokens: 320 positions .* model 'a'.* at least 512"):
+        plan_pages(few, workers(FakeWorker("a", 100, min_pages=33)), lambda: None)
 
 
 def test_on_a_cpu_pages_are_sized_by_positions() -> None:
     made = workers(FakeWorker("a", 100), FakeWorker("b", 100, max_pages=7))
-    assert size_pages(config(("a", None), ("b", None)), made, torch.device("cpu")) == {"a": 1025, "b": 7}
-    few = config(("a", None), ("b", None), kv_cache_tokens=33)
-    assert size_pages(few, made, torch.device("cpu")) == {"a": 4, "b": 4}
+    assert plan_pages(config("a", "b"), made, lambda: None) == {"a": 1025, "b": 7}
+    few = config("a", "b", kv_cache_tokens=33)
+    assert plan_pages(few, made, lambda: None) == {"a": 4, "b": 4}
 
 
 def test_states_of_the_devices_memory_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

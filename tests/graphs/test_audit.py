@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.protocol import BufferSpec, Capacity
-from service.graphs.audit import AuditError, audit
+from models.protocol import Bucket, BufferSpec
+from tests.support.audit import AuditError, audit
 from tests.support.tiny_chat import tiny_model
 
 PARAMETER = torch.ones(4)
@@ -22,10 +22,10 @@ class Forward:
     def __init__(self, body: Callable[[Tensor], object]) -> None:
         self.body = body
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        return {"x": BufferSpec((capacity["rows"], 4), torch.float32)}
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return {"x": BufferSpec((bucket["rows"], 4), torch.float32)}
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         self.body(buffers["x"])
         return {"y": buffers["x"] * 2}
 
@@ -94,7 +94,7 @@ def test_the_audit_leaves_torch_as_it_was() -> None:
     assert torch.from_numpy(np.ones(2)).sum() == 2
 
 
-def test_an_encoder_passes_at_every_rung() -> None:
+def test_an_encoder_passes_at_every_bucket() -> None:
     encoder = tiny_model().encoder
-    for capacity in encoder.default_ladder():
-        assert audit(encoder, capacity)["embeds"].shape == (capacity["patches"] // 2, 32)
+    for bucket in encoder.default_buckets():
+        assert audit(encoder, bucket)["embeds"].shape == (bucket["patches"] // 2, 32)

@@ -3,19 +3,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.protocol import Capacity
-from service.graphs.buckets import cheapest, fits, row_ladder, shortfall
+from models.protocol import Bucket
+from service.graphs.buckets import cheapest, fits, row_buckets, shortfall
 from service.graphs.demand import Demand
 
-LADDER: list[Capacity] = [{"patches": p, "sequences": p // 8, "max_seqlen": p} for p in (256, 512, 1024, 4096)]
+BUCKETS: list[Bucket] = [{"patches": p, "sequences": p // 8, "max_seqlen": p} for p in (256, 512, 1024, 4096)]
 
 
 @given(st.integers(1, 5000), st.integers(1, 600), st.integers(1, 5000))
 def test_the_cheapest_capacity_that_holds_every_size(patches: int, sequences: int, longest: int) -> None:
     needed = {"patches": patches, "sequences": sequences, "max_seqlen": longest}
-    chosen = cheapest(reversed(LADDER), needed)
+    chosen = cheapest(reversed(BUCKETS), needed)
     fitting = [
-        c for c in LADDER if c["patches"] >= patches and c["sequences"] >= sequences and c["max_seqlen"] >= longest
+        c for c in BUCKETS if c["patches"] >= patches and c["sequences"] >= sequences and c["max_seqlen"] >= longest
     ]
     assert chosen == (fitting[0] if fitting else None)
 
@@ -27,47 +27,47 @@ def test_a_capacity_that_lacks_a_size_holds_nothing() -> None:
 
 @given(st.integers(1, 400))
 def test_batch_sizes_waste_at_most_half_and_little_when_large(largest: int) -> None:
-    ladder = row_ladder(largest)
-    assert ladder[-1] == largest and ladder == sorted(set(ladder))
+    bucket_list = row_buckets(largest)
+    assert bucket_list[-1] == largest and bucket_list == sorted(set(bucket_list))
     for rows in range(9, largest + 1):
-        bucket = next(size for size in ladder if size >= rows)
+        bucket = next(size for size in bucket_list if size >= rows)
         assert (bucket - rows) / bucket < 1 / 3
 
 
 def test_demand_proposes_what_saves_most_padding() -> None:
-    demand = Demand(LADDER)
+    demand = Demand(BUCKETS)
     for _ in range(50):
         demand.note({"patches": 1100, "sequences": 4, "max_seqlen": 1100})
     for _ in range(30):
         demand.note({"patches": 300, "sequences": 4, "max_seqlen": 100})
-    first = demand.propose(LADDER, [])
+    first = demand.propose(BUCKETS, [])
     assert first == {"patches": 1280, "sequences": 512, "max_seqlen": 4096}
-    second = demand.propose([*LADDER, first], [])
+    second = demand.propose([*BUCKETS, first], [])
     assert second is not None and second["patches"] == 320
-    assert demand.propose([*LADDER, first, second], []) is None
-    assert demand.propose(LADDER, [first, second]) is None
+    assert demand.propose([*BUCKETS, first, second], []) is None
+    assert demand.propose(BUCKETS, [first, second]) is None
 
 
-def test_demand_prefers_what_runs_eagerly_and_ignores_what_no_rung_holds() -> None:
-    demand = Demand(LADDER)
+def test_demand_prefers_what_runs_eagerly_and_ignores_what_no_bucket_holds() -> None:
+    demand = Demand(BUCKETS)
     for _ in range(40):
         demand.note({"patches": 250, "sequences": 1, "max_seqlen": 250})
         demand.note({"patches": 9999, "sequences": 1, "max_seqlen": 9999})
-    assert demand.propose(LADDER[1:], []) == {"patches": 256, "sequences": 32, "max_seqlen": 256}
-    assert demand.propose(LADDER, []) is None
+    assert demand.propose(BUCKETS[1:], []) == {"patches": 256, "sequences": 32, "max_seqlen": 256}
+    assert demand.propose(BUCKETS, []) is None
 
 
 def test_a_few_calls_are_no_demand() -> None:
-    demand = Demand(LADDER)
+    demand = Demand(BUCKETS)
     for _ in range(5):
         demand.note({"patches": 1100, "sequences": 4, "max_seqlen": 1100})
-    assert demand.propose(LADDER, []) is None
+    assert demand.propose(BUCKETS, []) is None
 
 
 def test_old_demand_fades() -> None:
-    demand = Demand(LADDER)
+    demand = Demand(BUCKETS)
     for _ in range(3000):
         demand.note({"patches": 1100, "sequences": 4, "max_seqlen": 1100})
     for _ in range(20000):
         demand.note({"patches": 256, "sequences": 4, "max_seqlen": 256})
-    assert demand.propose(LADDER, []) is None
+    assert demand.propose(BUCKETS, []) is None

@@ -21,7 +21,7 @@ def plan(device: str, **changes: object) -> Plan:
         "arrays": {"ids": np.array([4, 5]), "pixels": np.full((1, 7), 9, np.uint8)},
         "tensors": {"hidden": [torch.ones((1, 2), device=device), torch.full((2, 2), 3.0, device=device)]},
         "fills": {"ids": -1.0, "hidden": 0.5},
-        "needs": {},
+        "required": {},
     }
     return Plan(**(values | changes))  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def test_fills_in_flight_do_not_overwrite_each_other(device: str) -> None:
     sums = []
     for value in range(8):
         array = np.full(1 << 16, value)
-        sums.append(static.fill(layout, Plan(arrays={"ids": array}, needs={}))["ids"].sum())
+        sums.append(static.fill(layout, Plan(arrays={"ids": array}, required={}))["ids"].sum())
     assert [int(total) for total in sums] == [value << 16 for value in range(8)]
 
 

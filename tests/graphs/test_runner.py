@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.media import MediaItem
-from models.protocol import BufferSpec, Capacity, Plan
+from models.protocol import Bucket, BufferSpec, Plan
 from service.graphs import pool as pool_module
-from service.graphs.accounting import Observations
 from service.graphs.buckets import cheapest
 from service.graphs.buffers import StaticBuffers
+from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner, Run
 from tests.support.devices import DEVICES
@@ -37,7 +37,7 @@ def encoder_runner(device: str, **options: object) -> tuple[GraphRunner, Observa
     encoder = tiny_model(device).encoder
     observations = Observations()
     pool = GraphPool(torch.device(device), LIMIT)
-    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations, **options)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_buckets(), pool, observations, **options)
     while runner.capture_next(idle=False):
         pass
     observations.drain()
@@ -54,20 +54,20 @@ def shared_runner(device: str) -> GraphRunner:
 
 
 def poison(runner: GraphRunner) -> None:
-    """NaN in every static buffer and output, and in the pool: the largest recording is replayed on NaN."""
-    largest = runner.ladder[-1]
+    """NaN in every static buffer and output, and in the pool: the largest captured graph is replayed on NaN."""
+    largest = runner.bucket_list[-1]
     nan = torch.full((largest["patches"],), math.nan)
     ends = torch.tensor([0, largest["patches"]], dtype=torch.int32)
     pixels = torch.full((largest["patches"], 12), 255, dtype=torch.uint8)
     plan = Plan(
         arrays={"pixels": pixels.numpy(), "shift": nan.numpy(), "cu_seqlens": ends.numpy()},
         fills={"cu_seqlens": float(largest["patches"])},
-        needs=largest | {"sequences": 1},
+        required=largest | {"sequences": 1},
     )
     assert runner.run(plan).outputs["embeds"].isnan().all()
-    for bucket in runner._buckets.values():
+    for bucket in runner._graphs.values():
         bucket.static.device.fill_(0xFF)
-        for output in bucket.recording.outputs.values():
+        for output in bucket.capture.outputs.values():
             output.fill_(math.nan)
 
 
@@ -89,17 +89,17 @@ def test_replay_equals_eager_with_poison_everywhere(device: str, lengths: list[l
     expected, eager = encode(runner, items, eager="disabled")
     poison(runner)
     replayed, run = encode(runner, items)
-    fits = cheapest(runner.ladder, runner.capturable.plan(items).needs) is not None
+    fits = cheapest(runner.bucket_list, runner.capturable.plan(items).required) is not None
     assert (eager.route, run.route) == ("eager", "replay" if fits else "eager")
     torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rung", range(4))
-def test_a_bucket_is_filled_by_one_item_and_by_its_most_sequences(device: str, rung: int) -> None:
+@pytest.mark.parametrize("bucket", range(4))
+def test_a_bucket_is_filled_by_one_item_and_by_its_most_sequences(device: str, bucket: int) -> None:
     runner = shared_runner(device)
-    capacity = runner.ladder[rung]
-    patches, sequences = capacity["patches"], capacity["sequences"]
+    bucket = runner.bucket_list[bucket]
+    patches, sequences = bucket["patches"], bucket["sequences"]
     even = [patches // sequences // 2 * 2] * sequences
     for items in ([tiny_item(1, [patches])], [tiny_item(2, even)], [tiny_item(i, [even[0]]) for i in range(sequences)]):
         poison(runner)
@@ -113,12 +113,12 @@ def test_a_bucket_is_filled_by_one_item_and_by_its_most_sequences(device: str, r
 def test_every_route_is_counted_with_its_reason(device: str) -> None:
     runner, observations = encoder_runner(device)
     encode(runner, [tiny_item(0, [10])])
-    encode(runner, [tiny_item(0, [10])], eager="mixed")
+    encode(runner, [tiny_item(0, [10])], eager="mixed_route")
     encode(runner, [tiny_item(0, [100])])
     encode(runner, [tiny_item(0, [2] * 20)])
     events = observations.drain()
     steps = {(e.labels["route"], e.labels["reason"]): e.value for e in events if e.name == "steps_total"}
-    assert steps == {("replay", "captured"): 1, ("eager", "mixed"): 1, ("eager", "no_bucket"): 2}
+    assert steps == {("replay", "captured"): 1, ("eager", "mixed_route"): 1, ("eager", "no_bucket"): 2}
     rows = {e.name: e.value for e in events if e.name.endswith("rows_total")}
     assert rows == {"replayed_rows_total": 10, "padded_rows_total": 6}
     assert [e.value for e in events if e.name == "bucket_occupancy_ratio"] == [10 / 16]
@@ -128,25 +128,25 @@ def test_a_disabled_runner_captures_nothing_and_says_why() -> None:
     runner, observations = encoder_runner("cpu", enabled=False)
     encode(runner, [tiny_item(0, [10])])
     (event,) = observations.drain()
-    assert event.labels["reason"] == "disabled" and runner.recorded == []
+    assert event.labels["reason"] == "disabled" and runner.captured == []
 
 
-def test_the_recording_is_asserted_to_cover_what_the_plan_needs() -> None:
+def test_the_captured_graph_is_asserted_to_cover_what_the_plan_needs() -> None:
     runner = shared_runner("cpu")
     plan = runner.capturable.plan([tiny_item(0, [10])])
-    bucket = next(bucket for bucket in runner._buckets.values() if bucket.capacity["patches"] == 16)
+    bucket = next(bucket for bucket in runner._graphs.values() if bucket.bucket["patches"] == 16)
     with pytest.raises(AssertionError, match="max_seqlen 17 is over 16"):
-        runner._replay(bucket, replace(plan, needs=dict(plan.needs) | {"max_seqlen": 17}))
+        runner._replay(bucket, replace(plan, required=dict(plan.required) | {"max_seqlen": 17}))
     with pytest.raises(AssertionError, match="are needed"):
-        runner._replay(bucket, replace(plan, needs={"patches": 10}))
+        runner._replay(bucket, replace(plan, required={"patches": 10}))
 
 
 class Broken(TinyEncoder):
     """Cannot be captured above 20 patches."""
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
-        outputs = super().forward(buffers, capacity)
-        if capacity["patches"] in (32, 48):
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        outputs = super().forward(buffers, bucket)
+        if bucket["patches"] in (32, 48):
             if not outputs["embeds"].is_cuda:
                 raise RuntimeError("operation not permitted when stream is capturing")
             outputs["embeds"].sum().item()
@@ -158,31 +158,31 @@ def test_a_failed_capture_leaves_its_calls_eager_is_counted_and_not_tried_again(
     encoder = Broken().to(device).requires_grad_(False)
     observations = Observations()
     pool = GraphPool(torch.device(device), LIMIT)
-    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_buckets(), pool, observations)
     while runner.capture_next(idle=True):
         pass
     outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
     assert outcomes == {"captured": 2, "failed": 2}
-    assert [capacity["patches"] for capacity in runner.recorded] == [96, 16]
+    assert [bucket["patches"] for bucket in runner.captured] == [96, 16]
     poison_free, run = encode(runner, [tiny_item(0, [10])])
     assert run.route == "replay" and poison_free.isfinite().all()
-    runner._buckets.pop(next(key for key in runner._buckets if dict(key)["patches"] == 96))
+    runner._graphs.pop(next(key for key in runner._graphs if dict(key)["patches"] == 96))
     _, run = encode(runner, [tiny_item(0, [30])])
     assert run.route == "eager"
     assert [e.labels["reason"] for e in observations.drain() if e.labels.get("route") == "eager"] == ["capture_failed"]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_recordings_over_the_byte_limit_are_refused_and_smaller_ones_made(device: str) -> None:
+def test_captured_graphs_over_the_byte_limit_are_refused_and_smaller_ones_made(device: str) -> None:
     encoder = tiny_model(device).encoder
     observations = Observations()
     largest = sum(
         torch.Size(spec.shape).numel() * spec.dtype.itemsize + 256
-        for spec in encoder.buffer_specs(encoder.default_ladder()[1]).values()
+        for spec in encoder.buffer_specs(encoder.default_buckets()[1]).values()
     )
     limit = largest + 4096 if device == "cpu" else 0
     pool = GraphPool(torch.device(device), limit)
-    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_buckets(), pool, observations)
     while runner.capture_next(idle=True):
         pass
     outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
@@ -198,7 +198,7 @@ def test_memory_that_another_process_takes_during_a_capture_is_not_accounted(mon
     encoder = tiny_model("cuda").encoder
     observations = Observations()
     pool = GraphPool(torch.device("cuda"), 256 << 20)
-    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_buckets(), pool, observations)
     while runner.capture_next(idle=True):
         pass
     outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
@@ -209,7 +209,7 @@ def test_buffers_that_the_device_has_no_room_for_leave_their_calls_eager(monkeyp
     encoder = tiny_model("cpu").encoder
     observations = Observations()
     pool = GraphPool(torch.device("cpu"), LIMIT)
-    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_ladder(), pool, observations)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_buckets(), pool, observations)
 
     def full(num_bytes: int, device: torch.device) -> StaticBuffers:
         if num_bytes > 1500:
@@ -221,8 +221,8 @@ def test_buffers_that_the_device_has_no_room_for_leave_their_calls_eager(monkeyp
         pass
     outcomes = {e.labels["outcome"]: e.value for e in observations.drain() if e.name == "graph_captures_total"}
     assert outcomes == {"captured": 3, "refused": 1}
-    kept = {id(bucket.static): bucket.static for bucket in runner._buckets.values()}.values()
-    outputs = [output for bucket in runner._buckets.values() for output in bucket.recording.outputs.values()]
+    kept = {id(bucket.static): bucket.static for bucket in runner._graphs.values()}.values()
+    outputs = [output for bucket in runner._graphs.values() for output in bucket.capture.outputs.values()]
     assert pool.num_bytes == sum(s.num_bytes for s in kept) + sum(o.numel() * o.element_size() for o in outputs)
     _, run = encode(runner, [tiny_item(0, [90])])
     assert run.route == "eager"
@@ -236,11 +236,11 @@ class Counter:
     def __init__(self, device: str) -> None:
         self.table = torch.zeros((8, 4), device=device)
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
-        rows = capacity["rows"]
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        rows = bucket["rows"]
         return {"slots": BufferSpec((rows,), torch.int64), "hidden": BufferSpec((rows, 4), torch.float32)}
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         rows = self.table[buffers["slots"]] + buffers["hidden"]
         self.table.index_copy_(0, buffers["slots"], rows)
         return {"sums": rows.sum(dim=1)}
@@ -256,7 +256,7 @@ def test_slot_state_advances_in_place_and_padding_touches_scratch_alone(device: 
     hidden = torch.arange(1.0, 9.0, device=device).view(2, 4)
     for turn in range(1, 4):
         slots = torch.tensor([5, 2]).numpy()
-        plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden[:1], hidden[1:]]}, needs={"rows": 2})
+        plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden[:1], hidden[1:]]}, required={"rows": 2})
         run = runner.run(plan)
         assert run.route == "replay"
         assert run.outputs["sums"][:2].tolist() == [10.0 * turn, 26.0 * turn]
@@ -270,7 +270,7 @@ def test_an_idle_runner_captures_what_demand_shows(device: str) -> None:
         encode(runner, [tiny_item(0, [60])])
     assert runner.capture_next(idle=False) is False
     assert runner.capture_next(idle=True) is True
-    assert {capacity["patches"] for capacity in runner.recorded} == {16, 32, 48, 96, 64}
+    assert {bucket["patches"] for bucket in runner.captured} == {16, 32, 48, 96, 64}
     assert runner.capture_next(idle=True) is False
     expected, _ = encode(runner, [tiny_item(3, [60])], eager="disabled")
     poison(runner)
@@ -279,16 +279,16 @@ def test_an_idle_runner_captures_what_demand_shows(device: str) -> None:
     torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_warming_up_runs_what_has_no_recording_and_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, observations = encoder_runner("cpu", hot=tiny_model().encoder.default_ladder()[:1])
-    run: list[Capacity] = []
+def test_warming_up_runs_what_has_no_captured_graph_and_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, observations = encoder_runner("cpu", before_ready=tiny_model().encoder.default_buckets()[:1])
+    run: list[Bucket] = []
     forward = runner.capturable.forward
 
-    def spy(buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
-        run.append(capacity)
-        return forward(buffers, capacity)
+    def spy(buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        run.append(bucket)
+        return forward(buffers, bucket)
 
     monkeypatch.setattr(runner.capturable, "forward", spy)
-    runner.warm_up(runner.ladder)
-    assert run == runner.ladder[1:]
+    runner.warm_up(runner.bucket_list)
+    assert run == runner.bucket_list[1:]
     assert not observations.drain()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.errors import InputError
-from service.media.audio_decode import decode_clip
+from service.media.audio_decode import decode_samples
 from service.media.audio_in import decode_audio
 from service.media.audio_out import StreamingEncoder
 from service.media.limits import AudioLimits, WorkerLimits
@@ -18,7 +18,7 @@ LIMITS = AudioLimits(max_seconds=5.0)
 
 
 def decode(data: bytes, sample_rate: int = 16_000) -> np.ndarray:
-    return decode_clip(data, sample_rate=sample_rate, field=FIELD, limits=LIMITS)
+    return decode_samples(data, sample_rate=sample_rate, field=FIELD, limits=LIMITS)
 
 
 def refusal(data: bytes) -> str:
@@ -73,11 +73,11 @@ async def test_through_a_worker() -> None:
     data = sound(tone(440, 44_100), 44_100, "FLAC")
     samples = await decode_audio(pool, data, sample_rate=16_000, field=FIELD, limits=LIMITS)
     assert np.array_equal(samples, decode(data))
-    with pytest.raises(InputError, match="longer than 5 seconds") as caught:
+    with pytest.raises(InputError, match="too long: at most 5 seconds") as caught:
         clip = sound(tone(440, 8_000, 5.1), 8_000, "OGG", "VORBIS")
         await decode_audio(pool, clip, sample_rate=16_000, field=FIELD, limits=LIMITS)
     assert caught.value.field == FIELD
-    with pytest.raises(InputError, match="at most 10 are"):
+    with pytest.raises(InputError, match="at most 10 allowed"):
         await decode_audio(pool, data, sample_rate=16_000, field=FIELD, limits=AudioLimits(max_bytes=10))
     assert pool.workers_lost == 0
     pool.close()
@@ -97,8 +97,8 @@ def test_samples_are_counted_while_decoding() -> None:
     """Hours of silence in a few kilobytes: refused, with the clip's end never reached."""
     hour = sound(np.zeros(8000 * 3600, np.int16), 8000, "FLAC")
     assert len(hour) < 300_000
-    assert "longer than 5 seconds" in refusal(hour)
-    assert "longer than 5 seconds" in refusal(sound_by_av(tone(440, 48_000, 6), 48_000, "mp4", "aac"))
+    assert "too long: at most 5 seconds" in refusal(hour)
+    assert "too long: at most 5 seconds" in refusal(sound_by_av(tone(440, 48_000, 6), 48_000, "mp4", "aac"))
     assert decode(sound(tone(440, 8000, 5.0), 8000, "WAV")).size == 80_000
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -140,6 +141,8 @@ def test_speed_in_every_format() -> None:
 def test_wav_header() -> None:
     header = wav_header(24_000)
     assert len(header) == 44 and header[:4] == b"RIFF" and header[4:8] == header[40:44] == b"\xff\xff\xff\xff"
+    rate, bytes_a_second, bytes_a_sample, bits = struct.unpack("<IIHH", header[24:36])
+    assert (rate, bytes_a_second, bytes_a_sample, bits) == (24_000, 48_000, 2, 16)
     data = b"".join(stream(StreamingEncoder("wav", RATE, 24_000), speech(0.5)))
     assert data[:44] == header
     with soundfile.SoundFile(io.BytesIO(data)) as file:

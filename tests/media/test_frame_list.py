@@ -8,7 +8,7 @@ import pytest
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata
 from service.media.limits import ImageLimits, VideoLimits
-from service.media.video import Choose, decode_frame_list
+from service.media.video_in import Choose, decode_frame_list
 from tests.media import samples
 
 FIELD = "messages[0].content[0].video_url"
@@ -26,16 +26,31 @@ def frame_list(*frames: bytes) -> str:
     return ",".join(base64.b64encode(frame).decode() for frame in frames)
 
 
-def list_frames(payload: str, choose: Choose = ALL, limits: VideoLimits = LIMITS) -> VideoFrames:
-    return decode_frame_list(payload, choose, fps=2.0, field=FIELD, images=ImageLimits(), limits=limits)
+def list_frames(
+    payload: str, choose: Choose = ALL, limits: VideoLimits = LIMITS, times: list[float] | None = None
+) -> VideoFrames:
+    return decode_frame_list(payload, choose, fps=2.0, times=times, field=FIELD, images=ImageLimits(), limits=limits)
 
 
 def test_frame_list() -> None:
     pictures = [samples.picture(seed=seed) for seed in range(5)]
     video = list_frames(frame_list(*(samples.encoded(p, "JPEG") for p in pictures)), every(2))
-    assert video.metadata == VideoMetadata(5, 2.0, 2.5, 30, 40)
+    assert video.metadata == VideoMetadata(5, 2.0, 2.5, 30, 40, listed=True)
     assert video.indices == (0, 2, 4) and video.times == (0.0, 1.0, 2.0)
     assert abs(video.frames[1].astype(int) - np.asarray(pictures[2]).astype(int)).mean() < 12
+
+
+def test_times_of_a_frame_list_give_its_rate_and_stay_with_their_frames() -> None:
+    payload = frame_list(*[samples.encoded(samples.picture(), "JPEG")] * 5)
+    video = list_frames(payload, every(2), times=[10.0, 10.5, 13.0, 13.5, 18.0])
+    assert video.times == (10.0, 13.0, 18.0) and video.times_given
+    assert video.metadata.fps == 4 / 8 and video.metadata.duration == 10.0
+    assert not list_frames(payload).times_given
+    assert list_frames(payload, times=[3.0] * 5).metadata.fps == 2.0
+    with pytest.raises(InputError, match="4 times given for 5 frames"):
+        list_frames(payload, times=[0.0, 1.0, 2.0, 3.0])
+    with pytest.raises(InputError, match="too long: 4000 s given, at most 3600 s allowed"):
+        list_frames(payload, times=[0.0, 1.0, 2.0, 3.0, 4000.0])
 
 
 def test_wrapped_frames_are_taken_and_count_as_one_line() -> None:
@@ -46,7 +61,7 @@ def test_wrapped_frames_are_taken_and_count_as_one_line() -> None:
 
 def test_frame_list_limits() -> None:
     frame = samples.encoded(samples.picture(), "JPEG")
-    with pytest.raises(InputError, match="at most 2 are"):
+    with pytest.raises(InputError, match="at most 2 allowed"):
         list_frames(frame_list(*[frame] * 3), limits=VideoLimits(max_frames=2))
     with pytest.raises(InputError, match="at most 768"):
         list_frames("," * 10_000_000)

@@ -36,11 +36,13 @@ def itself(media: T, source: bytes) -> T:
     return media
 
 
-@pytest.fixture
-async def loader() -> AsyncIterator[MediaLoader]:
+@pytest.fixture(params=["shared", "isolated"])
+async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
+    """With pictures decoded in this process, and in confined ones."""
     pool = WorkerPool(1, WorkerLimits())
-    request = RequestLimits(max_items=3, max_bytes=200_000, max_decoded_bytes=100_000)
-    loader = MediaLoader(Fetcher(UrlPolicy()), pool, MediaLimits(request=request), image_threads=1)
+    images = WorkerPool(1, WorkerLimits()) if request.param == "isolated" else None
+    limits = MediaLimits(request=RequestLimits(max_items=3, max_bytes=200_000, max_decoded_bytes=100_000))
+    loader = MediaLoader(Fetcher(UrlPolicy()), pool, limits, image_threads=1, image_pool=images)
     yield loader
     await loader.close()
     pool.close()
@@ -50,7 +52,7 @@ def test_the_first_picture_imports_nothing() -> None:
     code = """
 import sys
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.images import decode_image
+from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits, MediaLimits, WorkerLimits
 from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
@@ -65,7 +67,7 @@ print(sorted(set(sys.modules) - before))
 """
     done = subprocess.run([sys.executable, "-c", code], input=IMAGE, stdout=subprocess.PIPE, check=True)
     assert done.stdout.decode().splitlines() == [
-        "not a readable image; JPEG, PNG, WebP, GIF and BMP are accepted",
+        "not readable as an image; JPEG, PNG, WebP, GIF and BMP are supported",
         "[]",
     ]
 
@@ -122,9 +124,9 @@ async def test_bytes_of_a_request_are_counted(loader: MediaLoader) -> None:
     budget = loader.budget()
     big = data_url(IMAGE + bytes(99_000))
     await loader.image(big, itself, field="f", budget=budget)
-    with pytest.raises(InputError, match="more than"):
+    with pytest.raises(InputError, match="too large: at most"):
         await loader.image(big, itself, field="f", budget=budget)
-    with pytest.raises(InputError, match="more than"):
+    with pytest.raises(InputError, match="too large: at most"):
         url = "data:video/jpeg;base64," + "A" * 400_000
         await loader.video(url, lambda m: [0], kept, frame_list_fps=1.0, field="f", budget=loader.budget())
 
@@ -157,7 +159,49 @@ async def test_items_loaded_at_once_share_the_budget(loader: MediaLoader) -> Non
 async def test_pixels_of_a_request_are_counted(loader: MediaLoader) -> None:
     budget = loader.budget()
     await loader.image(data_url(encoded(picture(170, 170), "PNG")), itself, field="f", budget=budget)
-    with pytest.raises(InputError, match="more than 33333 pixels"):
+    with pytest.raises(InputError, match="at most 33333 pixels"):
         await loader.video(data_url(video()), lambda m: [0, 1], kept, frame_list_fps=1.0, field="f", budget=budget)
-    with pytest.raises(InputError, match="more than 33333 pixels"):
+    with pytest.raises(InputError, match="at most 33333 pixels"):
         await loader.image(data_url(encoded(picture(170, 170), "PNG")), itself, field="f", budget=budget)
+
+
+async def test_isolated_pictures_are_not_decoded_in_this_process(
+    loader: MediaLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+
+    def opened(*args: object, **options: object) -> None:
+        decoded.append(1)
+        raise ValueError("no picture of a client is opened here")
+
+    monkeypatch.setattr("PIL.Image.open", opened)
+    url = data_url(IMAGE, "image/png")
+    frames = data_url(IMAGE, "video/jpeg")
+    calls = (
+        loader.image(url, itself, field="f", budget=loader.budget()),
+        loader.video(frames, lambda m: [0], kept, frame_list_fps=1.0, field="f", budget=loader.budget()),
+    )
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    if loader._image_pool is None:
+        assert len(decoded) == 2 and all(isinstance(outcome, InputError) for outcome in outcomes)
+    else:
+        assert decoded == [] and np.array_equal(outcomes[0], outcomes[1].frames[0])
+
+
+async def test_a_picture_that_ends_its_process_is_refused_and_the_next_one_is_taken() -> None:
+    images = WorkerPool(1, WorkerLimits())
+    loader = MediaLoader(Fetcher(UrlPolicy()), images, MediaLimits(), image_pool=images)
+    images.start()
+
+    def prepare(image: object, source: bytes) -> object:
+        return image
+
+    def killed(metadata: object, digest: bytes) -> object:
+        raise EOFError("as when the process dies")
+
+    url = data_url(IMAGE)
+    with pytest.raises(InputError, match="more memory or time to decode than allowed") as refused:
+        await loader.image(url, killed, field="f", budget=loader.budget())
+    assert refused.value.field == "f" and images.workers_lost == 1
+    assert await loader.image(url, prepare, field="f", budget=loader.budget())
+    await loader.close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.errors import InputError
-from models.media import ChatMessage, ContentPart, Span
+from models.media import ChatMessage, ContentPart, PlaceholderRange
 from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 
 PLACEHOLDER, ROW = 1, 2
@@ -27,17 +27,17 @@ def test_items_take_the_place_of_their_placeholders(
         expected += [*media.token_ids.tolist(), *text]
     message = ChatMessage("user", tuple(ContentPart(item=item) for _, item, _ in following))
     chat = tokenized_chat(tokens, [message], {PLACEHOLDER})
-    token_ids, spans = expand(chat, [media for media, _, _ in following])
+    token_ids, placeholders = expand(chat, [media for media, _, _ in following])
     assert token_ids.dtype == np.int32 and token_ids.tolist() == expected
-    assert [span.item for span in spans] == [item for media, item, _ in following for _ in media.runs]
-    rows = [index for span in spans for index in range(span.start, span.start + span.length)]
+    assert [run.item for run in placeholders] == [item for media, item, _ in following for _ in media.runs]
+    rows = [index for run in placeholders for index in range(run.start, run.start + run.length)]
     assert rows == [index for index, token in enumerate(expected) if token == ROW]
 
 
 def test_runs_that_meet_stay_apart() -> None:
     chat = tokenized_chat([PLACEHOLDER], [ChatMessage("user", (ContentPart(item=0),))], {PLACEHOLDER})
-    _, spans = expand(chat, [join([repeated(ROW, 2), repeated(ROW, 3)])])
-    assert spans == (Span(0, 0, 2), Span(0, 2, 3))
+    _, placeholders = expand(chat, [join([repeated(ROW, 2), repeated(ROW, 3)])])
+    assert placeholders == (PlaceholderRange(0, 0, 2), PlaceholderRange(0, 2, 3))
 
 
 @pytest.mark.parametrize("tokens", [[], [PLACEHOLDER] * 2])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from models.kimi_vl.tokenizer import load_tokenizer as load_kimi
 from models.tokenizer import load_tokenizer
-
-GOLDEN = Path(__file__).parents[1] / "golden"
+from tests.support.golden import GOLDEN
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "kimi_vl"])
@@ -22,21 +21,27 @@ def test_other_threads_run_meanwhile(family: str) -> None:
     else:
         encode = load_tokenizer(directory).encode_plain
     text = "some words of no weight " * 40_000
-    longest, over = 0.0, threading.Event()
+    # A busy machine may keep the other thread waiting once; a call that lets nobody run does it every time.
+    assert any(longest_pause(lambda: encode(text)) < 0.5 for _ in range(5))
 
-    def watch() -> None:
-        nonlocal longest
+
+def longest_pause(encode: Callable[[], list[int]]) -> float:
+    """The longest time that another thread had no turn, as a share of the time that the text took."""
+    pauses, over = [0.0], threading.Event()
+
+    def take_turns() -> None:
         last = time.monotonic()
-        while not over.wait(0.005):
+        while not over.wait(0.001):
             now = time.monotonic()
-            longest, last = max(longest, now - last), now
+            pauses.append(now - last)
+            last = now
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=take_turns)
     watcher.start()
     began = time.monotonic()
-    ids = encode(text)
+    count = len(encode())
     seconds = time.monotonic() - began
     over.set()
     watcher.join()
-    assert len(ids) > 40_000
-    assert longest < max(0.15, seconds / 2), f"{longest:.2f} of {seconds:.2f} s held all others up"
+    assert count > 40_000
+    return max(pauses) / seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ from torch import Tensor
 
 from models.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
 from models.processor import ChatProcessor
-from models.protocol import BufferSpec, Capacity, ChatModel, Plan, VisionEncoder
+from models.protocol import Bucket, BufferSpec, ChatModel, Plan, VisionEncoder
+from models.qwen2_vl.pictures import VideoLimits
+from tests.support.golden import GOLDEN as GOLDEN
+from tests.support.golden import inputs, read_json
 from tests.support.paged import PagedCache
 from tests.support.prompts import prompt_of
-
-GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def golden_prompt(processor: ChatProcessor, directory: Path, name: str, **options: Any) -> Prompt:
@@ -28,7 +28,7 @@ def golden_prompt(processor: ChatProcessor, directory: Path, name: str, **option
 
 
 def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tuple[list[ChatMessage], list[MediaItem]]:
-    prompt = json.loads((directory / "inputs.json").read_text())["prompts"][name]
+    prompt = inputs(directory)["prompts"][name]
     items: list[MediaItem] = []
     messages = []
     for message in prompt["messages"]:
@@ -39,7 +39,8 @@ def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tup
                 parts.append(ContentPart(text=piece["text"]))
                 continue
             if piece["type"] == "video":
-                items.append(processor.video(golden_video(directory, piece["video"])))
+                known = {name: piece[name] for name in ("fps", "frames_indices") if name in piece}
+                items.append(processor.video(golden_video(directory, piece["video"], **known)))
             else:
                 items.append(processor.image(Image.open(directory / piece["image"]).convert("RGB")))
             parts.append(ContentPart(item=len(items) - 1))
@@ -47,13 +48,22 @@ def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tup
     return messages, items
 
 
-def golden_video(directory: Path, files: Sequence[str], *, fps: float = 2.0) -> VideoFrames:
-    """A video of picture files, all of them decoded."""
+def golden_video(
+    directory: Path, files: Sequence[str], *, fps: float = 2.0, frames_indices: Sequence[int] | None = None
+) -> VideoFrames:
+    """A video of picture files. frames_indices: their numbers in the source, by default all of it."""
     frames = tuple(np.asarray(Image.open(directory / file).convert("RGB")) for file in files)
     height, width, _ = frames[0].shape
-    indices = tuple(range(len(frames)))
-    metadata = VideoMetadata(len(frames), fps, len(frames) / fps, height, width)
+    indices = tuple(frames_indices or range(len(frames)))
+    total = indices[-1] + 1
+    metadata = VideoMetadata(total, fps, total / fps, height, width)
     return VideoFrames(frames, indices, tuple(index / fps for index in indices), metadata)
+
+
+def golden_video_limits(directory: Path) -> VideoLimits:
+    """The reference patched the frames of Qwen2-VL at their own size, inside the limits of pictures."""
+    settings = read_json(directory, "preprocessor_config.json")
+    return VideoLimits(settings["min_pixels"], settings["max_pixels"], 10**9)
 
 
 def fill(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device, poison: float = 0.0) -> dict[str, Tensor]:
@@ -71,14 +81,30 @@ def fill(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.device, pois
 
 @torch.inference_mode()
 def encode(
-    encoder: VisionEncoder, items: Sequence[MediaItem], device: torch.device, capacity: Capacity | None = None
+    encoder: VisionEncoder, items: Sequence[MediaItem], device: torch.device, bucket: Bucket | None = None
 ) -> Tensor:
-    """Embeddings of all items, at the exact size or padded to `capacity`."""
+    """Embeddings of all items, at the exact size or padded to `bucket`."""
     plan = encoder.plan(items)
-    capacity = capacity or plan.needs
-    assert all(capacity[name] >= need for name, need in plan.needs.items())
-    embeds = encoder.forward(fill(encoder.buffer_specs(capacity), plan, device), capacity)["embeds"]
+    bucket = bucket or plan.required
+    assert all(bucket[name] >= need for name, need in plan.required.items())
+    embeds = encoder.forward(fill(encoder.buffer_specs(bucket), plan, device), bucket)["embeds"]
     return embeds[: sum(item.num_embeds for item in items)]
+
+
+@torch.inference_mode()
+def prompt_rows(model: ChatModel, prompt: Prompt, device: torch.device) -> Tensor:
+    """Embeddings of a prompt [n, hidden_size], those of its items in place; with items, room for their features."""
+    hidden = model.decoder.embed(torch.from_numpy(prompt.token_ids).long().to(device))
+    if not prompt.items:
+        return hidden
+    embeds = encode(model.encoder, prompt.items, device).to(hidden.dtype)
+    hidden = torch.nn.functional.pad(hidden, (0, embeds.shape[1] - hidden.shape[1]))
+    start = 0
+    for run in sorted(prompt.placeholders, key=lambda run: (run.item, run.start)):
+        hidden[run.start : run.start + run.length] = embeds[start : start + run.length]
+        start += run.length
+    assert start == embeds.shape[0]
+    return hidden
 
 
 @torch.inference_mode()
@@ -92,14 +118,7 @@ def generate(
     n = len(prompt.token_ids)
     cache = PagedCache(decoder.cache_specs(), device=device, dtype=weight.dtype)
     sequence = cache.new_sequence(n + tokens)
-    hidden = decoder.embed(torch.from_numpy(prompt.token_ids).long().to(device))
-    if prompt.items:
-        embeds = encode(model.encoder, prompt.items, device).to(hidden.dtype)
-        start = 0
-        for span in sorted(prompt.spans, key=lambda span: (span.item, span.start)):
-            hidden[span.start : span.start + span.length] = embeds[start : start + span.length]
-            start += span.length
-        assert start == embeds.shape[0]
+    hidden = prompt_rows(model, prompt, device)
     positions = torch.from_numpy(prompt.positions).to(device)
     outputs = []
     for begin in range(0, n, chunk or n):
@@ -117,6 +136,11 @@ def generate(
         batch = cache.batch(decodes=[sequence])
         logits = decoder.logits(decoder.forward(decoder.embed(torch.tensor(ids[-1:], device=device)), position, batch))
     return prompt_logits, torch.cat(steps), ids
+
+
+def rounding_error(value: Tensor, reference: Tensor) -> float:
+    """Norm of the difference of two tensors of one shape on any device, in float32."""
+    return float((value.float().cpu() - reference).norm())
 
 
 def largest_difference(actual: Tensor | np.ndarray, expected: Tensor | np.ndarray) -> float:

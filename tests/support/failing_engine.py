@@ -1,23 +1,25 @@
-"""The engine itself, whose launches fail when they are told to. `serve` is an EngineEntry.
+"""The engine itself, whose launches fail or wait when they are told to. `serve` is an EngineEntry.
 
 Faults are files of the directory REPRISE_TEST_FAULTS, each taken by one launch: KIND-oom runs out of memory, KIND-bug
-raises another error, with KIND one of chat, speech_prefill, speech, encoder.
+raises another error, with KIND one of chat, speech_prefill, speech, encoder. KIND-hold holds a number, which counts
+launches down; at 0 the next one waits until the file is gone.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from service.engine import engine
-from service.engine.chat_runner import ChatRunner
-from service.engine.config import Channel, EngineConfig
+from service.engine import start
+from service.engine.chat.runner import ChatRunner
 from service.engine.speech.runner import SpeechRunner
 from service.graphs.runner import GraphRunner
+from service.link.config import Channel, EngineConfig
 
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB"
 
@@ -33,7 +35,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
         (GraphRunner, "run", "encoder"),
     ):
         setattr(owner, method, _failing(getattr(owner, method), kind, faults))
-    engine.serve(config, channel)
+    start.serve(config, channel)
 
 
 def _failing(launch: Callable[..., Any], kind: str, faults: Path) -> Callable[..., Any]:
@@ -45,6 +47,15 @@ def _failing(launch: Callable[..., Any], kind: str, faults: Path) -> Callable[..
             if (fault := faults / f"{kind}-bug").exists():
                 fault.unlink()
                 raise ValueError("a bug")
+            _hold(faults / f"{kind}-hold")
         return launch(runner, *arguments, **options)
 
     return wrapped
+
+
+def _hold(file: Path) -> None:
+    if file.exists() and (left := int(file.read_text())):
+        file.write_text(str(left - 1))
+        return
+    while file.exists():
+        time.sleep(0.005)

@@ -11,7 +11,17 @@ import numpy as np
 from PIL import Image
 
 from models.errors import InputError
-from models.media import ChatMessage, MediaItem, MediaKind, Prompt, Span, TokenizedChat, VideoFrames, VideoMetadata
+from models.media import (
+    ChatMessage,
+    MediaItem,
+    MediaKind,
+    PlaceholderRange,
+    Prompt,
+    TokenizedChat,
+    Tool,
+    VideoFrames,
+    VideoMetadata,
+)
 from service.catalog import Catalog, HostedModel
 from service.hub import Checkpoint
 
@@ -25,7 +35,6 @@ class FakeProcessor:
     context_length = 4096
     vocab_size = 258
     reasoning_markers = ("<think>", "</think>")
-    max_item_embeds = 4
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
@@ -49,7 +58,12 @@ class FakeProcessor:
         return MediaItem(kind, frames, {"grid": np.ones(3, np.int32)}, 4, 1, 4, digest)
 
     def apply_chat_template(
-        self, messages: Sequence[ChatMessage], kinds: Sequence[MediaKind], *, options: Mapping[str, Any]
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
         if options.get("add_vision_id"):
             raise InputError("add_vision_id", "nothing is numbered")
@@ -64,10 +78,10 @@ class FakeProcessor:
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
         text = len(chat.token_ids) - len(items)
         ids = np.append(chat.token_ids, [IMAGE] * (3 * len(items))).astype(np.int32)
-        spans = tuple(Span(index, text + 4 * index, 4) for index in range(len(items)))
-        return Prompt(ids, np.arange(len(ids), dtype=np.int32)[None], len(ids), tuple(items), spans)
+        placeholders = tuple(PlaceholderRange(index, text + 4 * index, 4) for index in range(len(items)))
+        return Prompt(ids, np.arange(len(ids), dtype=np.int32)[None], len(ids), tuple(items), placeholders)
 
 
 def fake_catalog() -> Catalog:
     checkpoint = Checkpoint("tiny", Path("/nowhere"))
-    return Catalog([HostedModel(("tiny", "tiny-alias"), "chat", checkpoint, FakeProcessor(), 1, demo=True)])
+    return Catalog([HostedModel(("tiny", "tiny-alias"), "chat", checkpoint, FakeProcessor, 1, demo=True)])

@@ -1,18 +1,20 @@
 """An engine without a model: it answers a chat request with the request's own prompt ids, one token a tick.
 
-Prompts that start with a word of MOODS misbehave as the word says. `serve` is an EngineEntry.
+Prompts that start with a word of MOODS misbehave as the word says; "!endless" ends at no length. `serve` is an
+EngineEntry.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from service.engine.config import Channel, ConfigurationError, EngineConfig
-from service.engine.messages import (
+from service.graphs.observations import Observation
+from service.link.config import Channel, ConfigurationError, EngineConfig
+from service.link.messages import (
     Abort,
     ChatDelta,
     ChatRequest,
@@ -20,11 +22,12 @@ from service.engine.messages import (
     EngineState,
     Failed,
     ModelState,
-    Observation,
     Outputs,
+    PhaseTimes,
     ReferenceEncoded,
     SpeechDelta,
     SpeechRequest,
+    StepCounts,
     Stop,
     TokenInfo,
 )
@@ -38,6 +41,7 @@ SAMPLES_PER_TICK = 4800
 class Answer:
     request: ChatRequest
     produced: int = 0
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -117,14 +121,23 @@ def _tick(answer: Answer) -> ChatDelta | None:
     request, ids = answer.request, answer.request.prompt.token_ids
     index = answer.produced % len(ids) if mood == "!endless" else answer.produced
     if index >= len(ids):
-        return ChatDelta(request.request_id, (), finish_reason="stop", cached_tokens=1)
+        return ChatDelta(
+            request.request_id, (), finish_reason="stop", cached_tokens=1, steps=_counts(answer.produced + 1)
+        )
     answer.produced += 1
     token = int(ids[index])
-    finish = "length" if answer.produced >= request.sampling.max_tokens else None
+    finish = "length" if answer.produced >= request.sampling.max_tokens and mood != "!endless" else None
     infos = ()
     if (count := request.sampling.logprobs) is not None:
         infos = (TokenInfo(-0.5, tuple((token ^ n, -0.5 - n) for n in range(count))),)
-    return ChatDelta(request.request_id, (token,), infos, finish, 1)
+    counts = _counts(answer.produced) if finish else None
+    times = PhaseTimes(answer.began, time.monotonic()) if answer.produced == 1 else None
+    return ChatDelta(request.request_id, (token,), infos, finish, 1, counts, times)
+
+
+def _counts(steps: int) -> StepCounts:
+    """Of a request that was alone: its first step ran eagerly."""
+    return StepCounts(steps, steps - 1, steps, 0)
 
 
 def _speak(speech: Speech) -> SpeechDelta:
@@ -134,7 +147,8 @@ def _speak(speech: Speech) -> SpeechDelta:
     audio = (np.arange(start, start + SAMPLES_PER_TICK, dtype=np.float32) / 480_000) % 1.0 - 0.5
     limit = sum(segment.max_patches for segment in speech.request.segments)
     done = speech.patches >= limit
-    return SpeechDelta(speech.request.request_id, audio, 0, segment_done=done, finished=done)
+    counts = _counts(speech.patches) if done else None
+    return SpeechDelta(speech.request.request_id, audio, 0, segment_done=done, finished=done, steps=counts)
 
 
 def _state(config: EngineConfig, phase: str, running: int) -> EngineState:

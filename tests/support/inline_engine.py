@@ -6,16 +6,17 @@ import time
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from models.protocol import ChatModel
-from service.engine.chat import ChatWorker
-from service.engine.config import EngineConfig
+from service.engine.chat.worker import ChatWorker
 from service.engine.engine import Engine
-from service.engine.messages import Abort, ChatRequest, Command, Failed, Outputs, SamplingParams
 from service.engine.worker import WorkerContext
-from service.graphs.accounting import Observations
+from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
+from service.link.config import EngineConfig
+from service.link.messages import Abort, ChatRequest, Command, Failed, Outputs, SamplingParams
 from tests.support.tiny_chat import tiny_model, tiny_processor
 
 
@@ -52,7 +53,7 @@ class InlineEngine:
         settings = {"page_size": 4, "max_running": 4, "max_step_tokens": 24, **settings}
         self.config = EngineConfig(models=(), **settings)
         self.observations = Observations()
-        self.pool = GraphPool(where, self.config.graph_memory_bytes)
+        self.pool = GraphPool(where, self.config.graph_memory)
         context = WorkerContext(self.config, where, dtype, self.pool, self.observations, time.monotonic)
         self.model = model or tiny_model(where, dtype)
         self.worker = ChatWorker("tiny", processor or tiny_processor(), self.model, context)
@@ -61,9 +62,9 @@ class InlineEngine:
         self.engine = Engine([self.worker], self.pool, self.observations, self.channel, overlapped=overlapped)
         self.engine.capture_first()
 
-    def submit(self, name: str, prompt: Any, **sampling: Any) -> None:
+    def submit(self, name: str, prompt: Any, *, grammar: str = "", **sampling: Any) -> None:
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})
-        self.channel.commands.append(ChatRequest(name, "tiny", prompt, params, time.monotonic()))
+        self.channel.commands.append(ChatRequest(name, "tiny", prompt, params, time.monotonic(), grammar))
 
     def abort(self, name: str) -> None:
         self.channel.commands.append(Abort(name))
@@ -89,6 +90,19 @@ class InlineEngine:
         assert all(reason is None for reason in reasons[:-1])
         return reasons[-1] if reasons else None
 
+    def log_probabilities(self, name: str) -> np.ndarray:
+        """Of the tokens of a request that asked for them."""
+        deltas = [d for outputs in self.channel.outputs for d in outputs.chat if d.request_id == name]
+        return np.array([info.logprob for delta in deltas for info in delta.infos])
+
+    def cached_tokens(self) -> dict[str, int]:
+        """Prompt tokens of each request that the prefix cache held."""
+        return {d.request_id: d.cached_tokens for outputs in self.channel.outputs for d in outputs.chat}
+
+    def routes(self) -> set[tuple[str, str]]:
+        """(kind, route) of all steps."""
+        return {(kind, route) for kind, route, _ in self.steps()}
+
     def failures(self) -> dict[str, Failed]:
         return {failed.request_id: failed for outputs in self.channel.outputs for failed in outputs.failed}
 
@@ -113,5 +127,5 @@ class InlineEngine:
         assert scheduler.slots.num_used == 0
         assert worker._pages.num_used == 0
         worker._pages.check()
-        assert worker._vision.cache.num_pinned == 0 and worker._vision.cache.pinned_bytes == 0
+        assert worker._vision.cache.pinned_bytes == 0
         assert not worker._vision.has_work()

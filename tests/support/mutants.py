@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.media.samples import encoded, mutations, picture, sound, sound_by_av, tone, video
+from tests.support.tool_samples import ADD, TIME, WEATHER, asked, result
 from tests.support.victims import chat, data_url, image_part, speech, video_part
 
 CHAT_PATH = "/v1/chat/completions"
@@ -86,8 +87,28 @@ def _rich_chat() -> dict[str, Any]:
         "Look.", image_part(28, 28), video_part(2), tokens=2, stream=False, n=1, top_p=0.9, top_k=5, min_p=0.1,
         presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=1.1, logit_bias={"5": 1.0}, seed=3, stop=["zz"],
         stop_token_ids=[7], logprobs=True, top_logprobs=2, min_tokens=0, stream_options=None, response_format=None,
-        chat_template_kwargs={"enable_thinking": False}, user="u", tools=None, max_completion_tokens=2,
+        chat_template_kwargs={"enable_thinking": False}, user="u", max_completion_tokens=2,
     )  # fmt: skip
+
+
+def _chat_with_tools() -> dict[str, Any]:
+    body = chat(
+        "Look.", tokens=4, tools=[WEATHER, ADD, TIME], tool_choice={"type": "function", "function": {"name": "add"}},
+        parallel_tool_calls=False, stream=True,
+    )  # fmt: skip
+    calls = asked(("a", "get_weather", '{"city": "Rome", "days": [{"x": 1.5}]}'), ("b", "now", "{}"))
+    results = [{**result("b", ""), "content": [{"type": "text", "text": "Noon."}]}, result("a", "Sunny.")]
+    return {**body, "messages": [*body["messages"], calls, *results]}
+
+
+def _guided_chat() -> dict[str, Any]:
+    one = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"]}
+    many = {"type": "array", "items": {"anyOf": [one, {"enum": ["x", 1]}]}, "minItems": 1, "maxItems": 3}
+    name = {"type": "string", "pattern": "^(a|b)*c{1,3}$", "maxLength": 9}
+    schema = {**many, "$defs": {"b": {"allOf": [name, {"minLength": 2}]}, "n": {"type": "integer", "multipleOf": 3}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
+    others = {"json": None, "regex": None, "choice": None, "grammar": None}
+    return chat("List.", tokens=3, response_format=asked, structured_outputs=others, guided_choice=None)
 
 
 def _rich_speech() -> dict[str, Any]:
@@ -138,7 +159,7 @@ def _mutated_bytes(sources: list[bytes], seed: int) -> Iterator[bytes]:
 
 
 def mutants(counts: dict[str, int], seed: int) -> Iterator[Mutant]:
-    """counts: how many of picture, video, clip, chat, speech (reshaped bodies) and text (bytes of bodies)."""
+    """counts: how many of picture, video, clip, chat, tools, speech (reshaped bodies) and text (bytes of bodies)."""
 
     def wrapped(sources: list[bytes], body: Callable[[bytes], dict[str, Any]]) -> Iterator[bytes]:
         return (json.dumps(body(data)).encode() for data in _mutated_bytes(sources, seed))
@@ -148,7 +169,8 @@ def mutants(counts: dict[str, int], seed: int) -> Iterator[Mutant]:
         "picture": (CHAT_PATH, wrapped(_pictures(), _image_body)),
         "video": (CHAT_PATH, wrapped(_videos(), _video_body)),
         "clip": (SPEECH_PATH, wrapped(_clips(), _clip_body)),
-        "chat": (CHAT_PATH, _reshaped([_rich_chat(), chat("Hm.", tokens=2, stream=True)], seed)),
+        "chat": (CHAT_PATH, _reshaped([_rich_chat(), _guided_chat(), chat("Hm.", tokens=2, stream=True)], seed)),
+        "tools": (CHAT_PATH, _reshaped([_chat_with_tools()], seed)),
         "speech": (SPEECH_PATH, _reshaped([_rich_speech()], seed)),
         "text": ("", _mutated_bytes(texts, seed)),
     }

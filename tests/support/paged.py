@@ -37,8 +37,8 @@ class PagedCache:
         generator = torch.Generator().manual_seed(7)
         self.free = (torch.randperm(self.num_pages - 1, generator=generator) + 1).tolist()
 
-    def new_sequence(self, capacity: int) -> PagedSequence:
-        count = -(-capacity // self.page_size)
+    def new_sequence(self, bucket: int) -> PagedSequence:
+        count = -(-bucket // self.page_size)
         pages, self.free = self.free[:count], self.free[count:]
         assert len(pages) == count, "the test's cache is too small"
         return PagedSequence(pages)
@@ -58,13 +58,13 @@ class PagedCache:
         most = max((len(sequence.pages) for sequence in decodes), default=1)
         tables = [sequence.pages + [0] * (most - len(sequence.pages)) for sequence in decodes]
         has_past = any(sequence.length for sequence, _ in prefills)
-        cu_q, cu_k, key_rows = [0], [0], []
+        cu_q, cu_k, context_slots = [0], [0], []
         for sequence, count in prefills:
             slot_mapping += self.rows(sequence, sequence.length, sequence.length + count)
             sequence.length += count
             cu_q.append(cu_q[-1] + count)
             cu_k.append(cu_k[-1] + sequence.length)
-            key_rows += self.rows(sequence, 0, sequence.length)
+            context_slots += self.rows(sequence, 0, sequence.length)
         return PagedBatch(
             caches=self.caches,
             page_size=self.page_size,
@@ -74,7 +74,7 @@ class PagedCache:
             seq_lens=self._tensor([sequence.length for sequence in decodes], torch.int32) if decodes else None,
             cu_seqlens_q=self._tensor(cu_q, torch.int32) if prefills else None,
             cu_seqlens_k=self._tensor(cu_k, torch.int32) if prefills else None,
-            key_rows=self._tensor(key_rows, torch.int64) if has_past else None,
+            context_slots=self._tensor(context_slots, torch.int64) if has_past else None,
             max_seqlen_q=max((count for _, count in prefills), default=0),
             max_seqlen_k=max((sequence.length for sequence, _ in prefills), default=0),
         )

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import uvicorn
-
-from service.api.app import create_app, create_context
+from service.api.app import create_context
 from service.api.context import ServerContext
-from service.catalog import Catalog, engine_config
-from service.engine.config import EngineConfig
-from service.engine.supervisor import EngineLink, InlineLink
+from service.api.tracing import Tracing
+from service.catalog import Catalog
+from service.engine_config import engine_config
+from service.link.config import EngineConfig
+from service.link.supervisor import EngineLink, InlineLink
+from service.server import Server, server_config
 from service.settings import Settings, load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
+from tests.support.waiting import GENEROUS, wait
 
 MakeLink = Callable[[EngineConfig], EngineLink]
 
@@ -27,20 +29,16 @@ MakeLink = Callable[[EngineConfig], EngineLink]
 class RunningServer:
     """`url` ends without a slash."""
 
-    def __init__(
-        self, url: str, context: ServerContext, server: uvicorn.Server, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, url: str, context: ServerContext, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self.url = url
         self.context = context
         self.server = server
         self.loop = loop
 
-    def wait_idle(self, seconds: float = 5.0) -> None:
+    def wait_idle(self, seconds: float = GENEROUS) -> None:
         """Until no request is in progress; an answer is read a moment before its request is given back."""
-        deadline = time.monotonic() + seconds
-        while self.context.engine.in_flight or self.context.admission.in_flight:
-            assert time.monotonic() < deadline, "requests are still in progress"
-            time.sleep(0.01)
+        engine, admission = self.context.engine, self.context.admission
+        wait(lambda: not engine.in_flight and not admission.in_flight, seconds, "every request has ended")
         assert self.context.admission.pending_bytes == 0
 
 
@@ -50,9 +48,26 @@ def inline(config: EngineConfig) -> EngineLink:
 
 @contextmanager
 def running_server(
-    catalog: Catalog | None = None, make_link: MakeLink = inline, *, wait: bool = True, **flags: Any
+    catalog: Catalog | None = None,
+    make_link: MakeLink = inline,
+    *,
+    wait: bool = True,
+    tracing: Tracing | None = None,
+    **flags: Any,
 ) -> Iterator[RunningServer]:
-    """The whole application on a loopback port, stopped at the end."""
+    """The whole application on a loopback port, stopped at the end.
+
+    Unless flags name another, it has a folder of its own for voices: those of a fake engine are of no use to others.
+    """
+    with ExitStack() as stack:
+        flags.setdefault("voices_dir", stack.enter_context(tempfile.TemporaryDirectory()))
+        yield stack.enter_context(_running(catalog, make_link, wait, tracing, flags))
+
+
+@contextmanager
+def _running(
+    catalog: Catalog | None, make_link: MakeLink, wait: bool, tracing: Tracing | None, flags: dict[str, Any]
+) -> Iterator[RunningServer]:
     settings: Settings = load_settings({"port": 0, **flags})
     catalog = catalog or fake_catalog()
     config = engine_config(settings, catalog, "text")
@@ -62,9 +77,10 @@ def running_server(
 
     async def run() -> None:
         context = create_context(settings, catalog, lambda: make_link(config))
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(context), log_level="warning", timeout_graceful_shutdown=5, lifespan="on")
-        )
+        context.tracing = tracing
+        uvicorn_config = server_config(context)
+        uvicorn_config.timeout_graceful_shutdown = 5
+        server = Server(uvicorn_config, context)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         holder.append(RunningServer(url, context, server, asyncio.get_running_loop()))
         serving = asyncio.create_task(server.serve([listener]))
@@ -78,9 +94,9 @@ def running_server(
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="server")
     thread.start()
     try:
-        assert started.wait(20), "the server did not start"
+        assert started.wait(GENEROUS), "the server did not start"
         yield holder[0]
     finally:
         holder[0].server.should_exit = True
-        thread.join(20)
+        thread.join(GENEROUS)
         assert not thread.is_alive(), "the server did not stop"

@@ -1,6 +1,6 @@
 """A miniature engine for speech models: slots, pages, prefill, steps. Scratch (slot 0, page 0) holds NaN.
 
-Steps run eagerly over buffers of `rows` rows, or through recordings when `buckets` are given.
+Steps run eagerly over buffers of `rows` rows, or through captured graphs when `buckets` are given.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
 from models.processor import SpeechLayout
-from models.protocol import RESULT_FLAGS, Capacity, Capturable, Plan, SpeechModel
-from service.graphs.accounting import Observations
+from models.protocol import RESULT_FLAGS, Bucket, Capturable, Plan, SpeechModel
+from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 from tests.support.paged import PagedCache, PagedSequence
@@ -37,7 +37,7 @@ class Utterance:
 
 
 @dataclass
-class Seat:
+class SlotOwner:
     utterance: Utterance
     pages: PagedSequence
     done: int = 0
@@ -54,11 +54,11 @@ class SpeechRig:
         device: str = "cpu",
         page_size: int = 16,
         buckets: Sequence[int] = (),
-        prefills: Sequence[Capacity] = (),
+        prefills: Sequence[Bucket] = (),
     ) -> None:
-        """prefills: capacities of recorded prefills; every prefill of whole prompts alone must then be held by one."""
+        """prefills: buckets of captured prefills; every prefill of whole prompts alone must then fit one."""
         self.model = model
-        self.ladder: list[Capacity] = [{"rows": bucket} for bucket in buckets]
+        self.bucket_list: list[Bucket] = [{"rows": bucket} for bucket in buckets]
         self.prefills = prefills
         self.runners: dict[str, GraphRunner] = {}
         self.device = torch.device(device)
@@ -76,13 +76,13 @@ class SpeechRig:
         for layer in self.cache.caches:
             for values in layer.values():
                 values[:page_size] = float("nan")
-        self.seats: dict[int, Seat] = {}
+        self.owners: dict[int, SlotOwner] = {}
 
-    def seat(self, slot: int, utterance: Utterance) -> None:
+    def admit(self, slot: int, utterance: Utterance) -> None:
         """Take slot and pages; nothing is computed yet."""
         positions = len(utterance.layout.token_ids) + utterance.max_patches
         pages = self.cache.new_sequence(positions)
-        self.seats[slot] = Seat(utterance, pages)
+        self.owners[slot] = SlotOwner(utterance, pages)
         self.state["block_table"][slot] = 0
         self.state["block_table"][slot, : len(pages.pages)] = torch.tensor(pages.pages, dtype=torch.int32)
         self.state["vae"][slot] = 0.0
@@ -91,12 +91,12 @@ class SpeechRig:
 
     def clear(self) -> None:
         """All streams leave; nothing of them is left in the cache."""
-        pages = [page for seat in self.seats.values() for page in seat.pages.pages]
+        pages = [page for owner in self.owners.values() for page in owner.pages.pages]
         for layer in self.cache.caches:
             for values in layer.values():
                 values.unflatten(0, (-1, self.cache.page_size))[pages] = float("nan")
         self.cache.free += pages
-        self.seats.clear()
+        self.owners.clear()
 
     def prefill(self, chunks: Mapping[int, int], decodes: Sequence[int] = ()) -> tuple[list[int], Tensor]:
         """One backbone pass over `chunks` (slot -> positions; -1: all that are left) and decode rows.
@@ -105,18 +105,18 @@ class SpeechRig:
         """
         ids, positions, index, patches, last, parts, ready = [], [], [], [], [], [], []
         for slot, count in chunks.items():
-            seat = self.seats[slot]
-            layout = seat.utterance.layout
-            stop = len(layout.token_ids) if count < 0 else seat.done + count
-            mask = layout.audio_mask[seat.done : stop]
-            before = int(layout.audio_mask[: seat.done].sum())
+            owner = self.owners[slot]
+            layout = owner.utterance.layout
+            stop = len(layout.token_ids) if count < 0 else owner.done + count
+            mask = layout.audio_mask[owner.done : stop]
+            before = int(layout.audio_mask[: owner.done].sum())
             packed = sum(map(len, patches))
             index += list(np.where(mask, packed + np.cumsum(mask) - 1, -1))
-            patches.append(seat.utterance.patches[before : before + int(mask.sum())])
-            ids += list(layout.token_ids[seat.done : stop])
-            positions += list(range(seat.done, stop))
-            parts.append((seat.pages, stop - seat.done))
-            seat.done = stop
+            patches.append(owner.utterance.patches[before : before + int(mask.sum())])
+            ids += list(layout.token_ids[owner.done : stop])
+            positions += list(range(owner.done, stop))
+            parts.append((owner.pages, stop - owner.done))
+            owner.done = stop
             if stop == len(layout.token_ids):
                 last.append(len(ids) - 1)
                 ready.append(slot)
@@ -164,7 +164,7 @@ class SpeechRig:
     def speak(self, utterances: Mapping[int, Utterance], rows: int = 0) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """All utterances together from prefill to their end: patches and samples by slot."""
         for slot, utterance in utterances.items():
-            self.seat(slot, utterance)
+            self.admit(slot, utterance)
         slots, conditioning = self.prefill(dict.fromkeys(utterances, -1))
         patches: dict[int, list[Tensor]] = {slot: [] for slot in slots}
         audio: dict[int, list[Tensor]] = {slot: [] for slot in slots}
@@ -179,23 +179,23 @@ class SpeechRig:
                 out = self.decode(slots, rows)
         return {slot: torch.stack(p) for slot, p in patches.items()}, {slot: torch.cat(a) for slot, a in audio.items()}
 
-    def buffers(self, step: Capturable, capacity: Mapping[str, int]) -> dict[str, Tensor]:
+    def buffers(self, step: Capturable, bucket: Mapping[str, int]) -> dict[str, Tensor]:
         return {
             name: torch.zeros(spec.shape, dtype=spec.dtype, device=self.device)
-            for name, spec in step.buffer_specs(capacity).items()
+            for name, spec in step.buffer_specs(bucket).items()
         }
 
     def _run(
         self, step: Capturable, slots: Sequence[int], rows: int, inputs: Mapping[str, Tensor] = MappingProxyType({})
     ) -> dict[str, Tensor]:
-        if self.ladder:
+        if self.bucket_list:
             return self._replay(step, slots, inputs)
-        capacity = {"rows": max(rows, len(slots))}
-        buffers = self.buffers(step, capacity)
+        bucket = {"rows": max(rows, len(slots))}
+        buffers = self.buffers(step, bucket)
         buffers["slots"][: len(slots)] = self._int64(slots)
         for name, values in inputs.items():
             buffers[name][: len(slots)] = values
-        return {name: value[: len(slots)] for name, value in step.forward(buffers, capacity).items()}
+        return {name: value[: len(slots)] for name, value in step.forward(buffers, bucket).items()}
 
     def _replay_prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
         assert batch.cu_seqlens_q is not None
@@ -203,27 +203,27 @@ class SpeechRig:
         runner = self._runner(self.model.prefill_step(self.cache.caches, self.cache.page_size), self.prefills)
         arrays = {name: plan[name].cpu().numpy() for name in plan}
         arrays |= {"slot_mapping": batch.slot_mapping.cpu().numpy(), "cu_seqlens": batch.cu_seqlens_q.cpu().numpy()}
-        needs = {"tokens": tokens, "audio": len(plan["patches"]), "sequences": sequences}
-        bucket = runner.bucket_for(needs)
+        required = {"tokens": tokens, "audio": len(plan["patches"]), "sequences": sequences}
+        bucket = runner.graph_for(required)
         assert bucket is not None
         # What an earlier call left must not show: NaN in every float, indices out of range.
         bucket.static.device.fill_(0xFF)
-        bucket.recording.outputs["conditioning"].fill_(float("nan"))
-        run = runner.run(Plan(arrays, needs, fills={"patch_index": -1, "cu_seqlens": tokens}))
+        bucket.capture.outputs["conditioning"].fill_(float("nan"))
+        run = runner.run(Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": tokens}))
         assert run.route == "replay"
         return run.outputs["conditioning"][:sequences].clone()
 
-    def _runner(self, step: Capturable, ladder: Sequence[Capacity]) -> GraphRunner:
+    def _runner(self, step: Capturable, bucket_list: Sequence[Bucket]) -> GraphRunner:
         runner = self.runners.get(step.name)
         if runner is None:
             pool = GraphPool(self.device, 8 << 30)
-            runner = self.runners[step.name] = GraphRunner("test", step.name, step, ladder, pool, Observations())
+            runner = self.runners[step.name] = GraphRunner("test", step.name, step, bucket_list, pool, Observations())
             while runner.capture_next(idle=True):
                 pass
         return runner
 
     def _replay(self, step: Capturable, slots: Sequence[int], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        runner = self._runner(step, self.ladder)
+        runner = self._runner(step, self.bucket_list)
         tensors = {name: [values] for name, values in inputs.items()}
         plan = Plan({"slots": np.array(slots, dtype=np.int64)}, {"rows": len(slots)}, tensors)
         run = runner.run(plan)
@@ -231,7 +231,7 @@ class SpeechRig:
         return {name: value[: len(slots)] for name, value in run.outputs.items()}
 
     def _admit(self, slot: int) -> None:
-        utterance = self.seats[slot].utterance
+        utterance = self.owners[slot].utterance
         state, patches = self.state, utterance.patches
         state["last_patch"][slot] = patches[-1] if utterance.prompt_patches else 0.0
         state["length"][slot] = len(utterance.layout.token_ids)

@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from models.decoder import CausalDecoder, DecoderConfig
 from models.layers.attention import varlen_attention
 from models.layers.block import BlockConfig
-from models.media import MediaItem, Prompt, Span
-from models.protocol import BufferSpec, Capacity, Plan
+from models.media import MediaItem, PlaceholderRange, Prompt
+from models.protocol import Bucket, BufferSpec, Plan
 
 VOCABULARY = 89
 PADDED_VOCABULARY = 96
 WIDTH = 32
 MEDIA_TOKEN = 88
+END_TOKEN = 87
+ALPHABET = "\n" + "".join(chr(code) for code in range(32, 127) if chr(code) not in "#$%&;<>@^")
+"""Characters of the tokens below END_TOKEN."""
 CONTEXT = 256
 PATCH_VALUES = 12
 
@@ -41,7 +44,7 @@ class TinyEncoder(nn.Module):
         self.fail_on: bytes | None = None
         """Digest of an item that plan rejects."""
 
-    def needs(self, items: Sequence[MediaItem]) -> Capacity:
+    def required(self, items: Sequence[MediaItem]) -> Bucket:
         lengths = [int(length) for item in items for length in item.arrays["lengths"]]
         return {"patches": sum(lengths), "sequences": len(lengths), "max_seqlen": max(lengths, default=0)}
 
@@ -58,10 +61,10 @@ class TinyEncoder(nn.Module):
                 "cu_seqlens": ends,
             },
             fills={"cu_seqlens": float(ends[-1])},
-            needs=self.needs(items),
+            required=self.required(items),
         )
 
-    def split(self, item: MediaItem, limit: Capacity) -> list[MediaItem]:
+    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         parts, start = [], 0
         lengths = item.arrays["lengths"]
         while start < len(lengths):
@@ -88,21 +91,21 @@ class TinyEncoder(nn.Module):
             digest=hashlib.sha256(item.digest + bytes([start, stop])).digest(),
         )
 
-    def default_ladder(self) -> list[Capacity]:
+    def default_buckets(self) -> list[Bucket]:
         return [{"patches": p, "sequences": max(2, p // 8), "max_seqlen": p} for p in (16, 32, 48, 96)]
 
-    def buffer_specs(self, capacity: Capacity) -> dict[str, BufferSpec]:
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         return {
-            "pixels": BufferSpec((capacity["patches"], PATCH_VALUES), torch.uint8),
-            "shift": BufferSpec((capacity["patches"],), torch.float32),
-            "cu_seqlens": BufferSpec((capacity["sequences"] + 1,), torch.int32),
+            "pixels": BufferSpec((bucket["patches"], PATCH_VALUES), torch.uint8),
+            "shift": BufferSpec((bucket["patches"],), torch.float32),
+            "cu_seqlens": BufferSpec((bucket["sequences"] + 1,), torch.int32),
         }
 
-    def forward(self, buffers: Mapping[str, Tensor], capacity: Capacity) -> dict[str, Tensor]:
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         x = self.embed(buffers["pixels"].to(self.embed.weight.dtype) / 255)
         x = x + buffers["shift"][:, None].to(x.dtype)
         q, k, v = self.qkv(x).view(-1, 3, 2, WIDTH // 2).unbind(1)
-        cu_seqlens, longest = buffers["cu_seqlens"], capacity["max_seqlen"]
+        cu_seqlens, longest = buffers["cu_seqlens"], bucket["max_seqlen"]
         x = x + varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest).flatten(1)
         return {"embeds": self.out(x.view(-1, 2 * WIDTH))}
 
@@ -117,8 +120,8 @@ def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
     """Seeded weights: the decoder's so large that greedy tokens vary; the encoder's so small that its softmax is not
     sharp, where the order of float32 sums would show in the fifth digit."""
     block = BlockConfig(
-        width=WIDTH,
-        inner_width=48,
+        hidden_size=WIDTH,
+        intermediate_size=48,
         num_heads=4,
         num_kv_heads=2,
         head_dim=16,
@@ -148,9 +151,20 @@ def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
     return model
 
 
+def tiny_text(token_ids: Sequence[int]) -> bytes:
+    """Each id below END_TOKEN is a character of ALPHABET."""
+    return "".join(ALPHABET[token] for token in token_ids if token < END_TOKEN).encode()
+
+
 def tiny_processor() -> SimpleNamespace:
     """What a worker reads of a processor."""
-    return SimpleNamespace(vocab_size=VOCABULARY, context_length=CONTEXT)
+    return SimpleNamespace(
+        vocab_size=VOCABULARY,
+        context_length=CONTEXT,
+        stop_token_ids=frozenset({END_TOKEN}),
+        detokenize=tiny_text,
+        tokenize=lambda text: [ALPHABET.index(character) for character in text if character in ALPHABET],
+    )
 
 
 def tiny_item(seed: int, lengths: Sequence[int]) -> MediaItem:
@@ -173,12 +187,12 @@ def tiny_prompt(pieces: Sequence[Sequence[int] | MediaItem], *, axes: int = 3) -
     ids: list[int] = []
     columns: list[np.ndarray] = []
     items: list[MediaItem] = []
-    spans: list[Span] = []
+    placeholders: list[PlaceholderRange] = []
     position = 0
     for piece in pieces:
         if isinstance(piece, MediaItem):
             length = piece.num_embeds
-            spans.append(Span(len(items), len(ids), length))
+            placeholders.append(PlaceholderRange(len(items), len(ids), length))
             items.append(piece)
             ids += [MEDIA_TOKEN] * length
             columns.append(np.stack([np.full(length, position), *[position + np.arange(length)] * 2])[-axes:])
@@ -192,5 +206,5 @@ def tiny_prompt(pieces: Sequence[Sequence[int] | MediaItem], *, axes: int = 3) -
         np.concatenate(columns, axis=1).astype(np.int32),
         position,
         tuple(items),
-        tuple(spans),
+        tuple(placeholders),
     )

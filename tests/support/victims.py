@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import signal
 import socket
@@ -21,8 +22,12 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from benchmarks.footprint import Footprint, footprint, wait_settled
+from service.api.chat.grammar_checks import WORKERS
 from tests.media.samples import encoded, picture, sound, tone, video
+from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
+from tests.support.endless import FLAGS as ENDLESS_FLAGS
 from tests.support.processes import ROOT, ServerProcess
+from tests.support.waiting import GENEROUS, wait
 
 CHAT = "qwen2_vl"
 SPEECH = "voxcpm2"
@@ -30,8 +35,18 @@ SMALL = (
     *("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(ROOT / "models/embedded/voxcpm2")),
     *("--decode-buckets", "8", "--encoder-buckets", "256", "--max-running", "8"),
 )
-"""Two small models and one recording of each step: ready within seconds."""
+"""Two small models and one captured graph of each step: ready within seconds."""
+
+
+def small_and_endless(target: Path) -> tuple[str, ...]:
+    """SMALL with the checkpoint that `endless` needs, written to `target`."""
+    return ("--model", str(endless_checkpoint(target)), *SMALL[2:], *ENDLESS_FLAGS)
+
+
 QUESTION = "What is to be seen?"
+REQUEST_SECONDS = 2 * GENEROUS
+HEARTBEAT_SECONDS = 1.2
+"""Longer than between two heartbeats of an idle engine, or two settings of the event loop's gauges."""
 TEXT = "A short sentence, spoken while others fall."
 
 
@@ -56,8 +71,8 @@ def video_part(frames: int = 8) -> dict[str, Any]:
 
 
 def endless(**fields: Any) -> dict[str, Any]:
-    """A stream that lasts longer than any test lets it."""
-    return chat(tokens=1900, stream=True, **fields)
+    """A stream that lasts longer than any test lets it, of a server on tests.support.endless' checkpoint."""
+    return chat(tokens=ENDLESS_TOKENS, stream=True, **fields)
 
 
 def speech(text: str = TEXT, **fields: Any) -> dict[str, Any]:
@@ -78,11 +93,11 @@ class Patient:
         self.url = server.url
         self.pid = server.process.pid
         self.temporary = temporary
+        self._grammars = itertools.count()
         self._warm_up()
         self.answer = self.ask()
         self.sound = self.speak()
-        time.sleep(1.2)  # the gauges of heartbeat and event loop have been set since
-        self.before: Footprint = footprint(self.pid, self.url, temporary)
+        self.before: Footprint = self._steady()
 
     def _warm_up(self) -> None:
         """Everything that is started with its first use."""
@@ -96,9 +111,36 @@ class Patient:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(REQUEST_SECONDS)
+        wait(self._both_checkers, what="both processes that check grammars run")
 
-    def post(self, path: str, body: dict[str, Any], timeout: float = 60) -> httpx.Response:
+    def _both_checkers(self) -> bool:
+        """The second one starts when a grammar comes while the first is busy with another."""
+
+        def check() -> None:
+            words = [f"word{next(self._grammars)}-{index}" for index in range(500)]
+            self.post("/v1/chat/completions", chat("Yes?", tokens=1, guided_choice=words))
+
+        threads = [threading.Thread(target=check) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(REQUEST_SECONDS)
+        return footprint(self.pid, self.url, self.temporary).processes.get("grammars") == WORKERS
+
+    def _steady(self) -> Footprint:
+        """What an idle server holds: two looks a heartbeat apart that agree, gauges included."""
+        seen = [footprint(self.pid, self.url, self.temporary)]
+
+        def settled() -> bool:
+            time.sleep(HEARTBEAT_SECONDS)
+            seen.append(footprint(self.pid, self.url, self.temporary))
+            return not seen[-1].left_over(seen[-2]) and not seen[-2].left_over(seen[-1])
+
+        wait(settled, what="an idle server holds the same from heartbeat to heartbeat")
+        return seen[-1]
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = REQUEST_SECONDS) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=timeout)
 
     def ask(self) -> str:
@@ -111,7 +153,7 @@ class Patient:
         assert response.status_code == 200, response.text
         return response.content
 
-    def assert_well(self, seconds: float = 15.0) -> None:
+    def assert_well(self, seconds: float = GENEROUS) -> None:
         """Nothing is left over, and answers are what they were."""
         wait_settled(self.pid, self.url, self.temporary, self.before, seconds)
         assert self.ask() == self.answer
@@ -124,8 +166,10 @@ class Patient:
         over = threading.Event()
 
         def work(is_usual: Callable[[], bool]) -> None:
-            while not over.is_set():
+            while True:
                 heard.append(is_usual())
+                if over.is_set():
+                    return
 
         clients = [
             threading.Thread(target=work, args=(lambda: self.ask() == self.answer,)),
@@ -138,20 +182,17 @@ class Patient:
         finally:
             over.set()
             for client in clients:
-                client.join(60)
+                client.join(REQUEST_SECONDS)
         assert len(heard) >= 2 and all(heard), f"{heard.count(False)} of {len(heard)} survivors got another answer"
 
     def status(self, path: str) -> int:
-        return httpx.get(self.url + path, headers={"connection": "close"}, timeout=5).status_code
+        return httpx.get(self.url + path, headers={"connection": "close"}, timeout=GENEROUS).status_code
 
-    def wait_status(self, path: str, status: int, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self.status(path) != status:
-            assert time.monotonic() < deadline, f"{path} did not turn {status} within {seconds:g} s"
-            time.sleep(0.05)
+    def wait_status(self, path: str, status: int, seconds: float = REQUEST_SECONDS) -> None:
+        wait(lambda: self.status(path) == status, seconds, f"{path} turns {status}")
 
     def metric(self, start: str) -> float:
-        text = httpx.get(f"{self.url}/metrics", headers={"connection": "close"}, timeout=5).text
+        text = httpx.get(f"{self.url}/metrics", headers={"connection": "close"}, timeout=GENEROUS).text
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(start))
 
     @property
@@ -163,13 +204,13 @@ class Patient:
         connection = socket.socket()
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        connection.settimeout(20)
+        connection.settimeout(GENEROUS)
         connection.connect(self.address)
         return connection
 
 
 def same_sound(one: bytes, other: bytes) -> bool:
-    """Company changes the order of sums, which may round a 16-bit sample to its neighbour."""
+    """Batch-mates change the order of sums, which may round a 16-bit sample to its neighbour."""
     if len(one) != len(other):
         return False
     left, right = (np.frombuffer(pcm, np.int16).astype(np.int32) for pcm in (one, other))
@@ -178,7 +219,7 @@ def same_sound(one: bytes, other: bytes) -> bool:
 
 def raw_request(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
 
 
 DOOMED = """
@@ -237,7 +278,9 @@ class Listener(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._patient.url + self._path, json=self._body, timeout=60) as response:
+            with httpx.stream(
+                "POST", self._patient.url + self._path, json=self._body, timeout=REQUEST_SECONDS
+            ) as response:
                 self.status = response.status_code
                 self.retry_after = response.headers.get("retry-after")
                 for piece in response.iter_bytes():
@@ -272,7 +315,7 @@ class SocketListener(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with connect(self._url, open_timeout=10) as ws, contextlib.suppress(ConnectionClosed):
+        with connect(self._url, open_timeout=GENEROUS) as ws, contextlib.suppress(ConnectionClosed):
             config = {"model": SPEECH, "response_format": "pcm", "seed": 7, **self._config}
             ws.send(json.dumps({"type": "session.config", **config}))
             ws.send(json.dumps({"type": "input.text", "text": self._text}))
@@ -290,10 +333,3 @@ class SocketListener(threading.Thread):
 
     def types(self) -> list[str]:
         return [message["type"] for message in self.messages]
-
-
-def wait(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.02)

@@ -1,5 +1,5 @@
-"""Gated activation, finite scalar quantization, and two tensors side by side. Twins: silu_mul, quantize and concatenate
-of models.layers.fused."""
+"""Gated activation, finite scalar quantization, and two tensors side by side. References: silu_mul, quantize and
+concatenate of models.layers.fused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -25,7 +25,7 @@ def _silu_mul_kernel(x_ptr, out_ptr, rows, INNER: tl.constexpr, BLOCK: tl.conste
     tl.store(out_ptr + index, (gated * up).to(kind), mask=here)
 
 
-def silu_mul_cuda(gate_up: Tensor) -> Tensor:
+def silu_mul(gate_up: Tensor) -> Tensor:
     """[..., 2 * inner] -> [..., inner]."""
     gate_up = gate_up.contiguous()
     inner = gate_up.shape[-1] // 2
@@ -33,18 +33,17 @@ def silu_mul_cuda(gate_up: Tensor) -> Tensor:
     total = out.numel()
     if total == 0:
         return out
-    pdl = dependent_launch()
     # Whole blocks inside a row keep the loads wide.
     block = 1024 if inner % 1024 == 0 else 512
-    _silu_mul_kernel[(triton.cdiv(total, block),)](
+    launch(
+        _silu_mul_kernel,
+        (triton.cdiv(total, block),),
         gate_up,
         out,
         total // inner,
         INNER=inner,
         BLOCK=block,
-        PDL=pdl,
         num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
     )
     return out
 
@@ -66,17 +65,14 @@ def _quantize_kernel(x_ptr, out_ptr, count, SCALE: tl.constexpr, BLOCK: tl.const
     tl.store(out_ptr + index, tl.div_rn(whole, tl.full((BLOCK,), SCALE, tl.float32)).to(kind), mask=here)
 
 
-def quantize_cuda(x: Tensor, scale: int) -> Tensor:
+def quantize(x: Tensor, scale: int) -> Tensor:
     """round(tanh(x) * scale) / scale, like x."""
     x = x.contiguous()
     out = torch.empty_like(x)
     count = x.numel()
     if count == 0:
         return out
-    pdl = dependent_launch()
-    _quantize_kernel[(triton.cdiv(count, 512),)](
-        x, out, count, SCALE=scale, BLOCK=512, PDL=pdl, num_warps=4, **({"launch_pdl": True} if pdl else {})
-    )
+    launch(_quantize_kernel, (triton.cdiv(count, 512),), x, out, count, SCALE=scale, BLOCK=512, num_warps=4)
     return out
 
 
@@ -95,7 +91,7 @@ def _concatenate_kernel(
     tl.store(out + WIDTH, tl.load(b_ptr + row * stride_b + column, mask=here), mask=here)
 
 
-def concatenate_cuda(a: Tensor, b: Tensor) -> Tensor:
+def concatenate(a: Tensor, b: Tensor) -> Tensor:
     """a and b [rows, width] -> [rows, 2 * width]. torch.cat is no dependent launch."""
     rows, width = a.shape
     if a.stride(1) != 1 or b.stride(1) != 1:
@@ -103,8 +99,9 @@ def concatenate_cuda(a: Tensor, b: Tensor) -> Tensor:
     out = torch.empty((rows, 2 * width), device=a.device, dtype=a.dtype)
     if rows == 0:
         return out
-    pdl = dependent_launch()
-    _concatenate_kernel[(rows, triton.cdiv(width, 1024))](
+    launch(
+        _concatenate_kernel,
+        (rows, triton.cdiv(width, 1024)),
         a,
         b,
         out,
@@ -112,8 +109,6 @@ def concatenate_cuda(a: Tensor, b: Tensor) -> Tensor:
         b.stride(0),
         WIDTH=width,
         BLOCK=1024,
-        PDL=pdl,
         num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
     )
     return out

@@ -1,5 +1,6 @@
-"""Products of single vectors, on plain arithmetic units: bound by reading the weight once, with what stands before and
-after the product inside. Twins: F.linear around models.layers.fused.rms_norm, silu_mul and the residual sum.
+"""GEMVs, on plain arithmetic units: bound by reading the weight once, with what stands before and after inside.
+
+Reference: models.layers.gemm.gemv.
 
 A vector may take its weight from a stack by an index that is read on the device (the experts of a mixture).
 """
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def is_vector(x: Tensor) -> bool:
     return x.numel() == x.shape[-1]
 
 
-def vector_linear_cuda(
+def vector_gemm(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -107,13 +108,13 @@ def vector_linear_cuda(
     residual: Tensor | None = None,
     silu_mul: bool = False,
 ) -> Tensor:
-    """gemv_cuda of the one vector in x [..., K] -> [..., N]."""
+    """gemv of the one vector in x [..., K] -> [..., N]."""
     flat = residual.reshape(1, -1) if residual is not None else None
-    out = gemv_cuda(x.reshape(1, -1), weight, bias, residual=flat, silu_mul=silu_mul)
+    out = gemv(x.reshape(1, -1), weight, bias, residual=flat, silu_mul=silu_mul)
     return out.view(*x.shape[:-1], -1)
 
 
-def gemv_cuda(
+def gemv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -142,8 +143,9 @@ def gemv_cuda(
         block_n //= 2
     if x.stride(1) != 1 or weight.stride(-1) != 1:
         raise ValueError(f"gemv: rows must be contiguous, strides {x.stride()} and {weight.stride()}")
-    pdl = dependent_launch()
-    _gemv_kernel[(outputs // block_n, vectors)](
+    launch(
+        _gemv_kernel,
+        (outputs // block_n, vectors),
         x,
         weight,
         index if index is not None else x,
@@ -166,8 +168,6 @@ def gemv_cuda(
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         PADDED=triton.next_power_of_2(inputs),
-        PDL=pdl,
         num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
     )
     return out

@@ -1,4 +1,4 @@
-"""Between the projections of latent attention and its decode. Twin: models.layers.mla.rotate_and_cache_latent."""
+"""Between the projections of latent attention and its decode. Reference: models.layers.mla.rotate_and_cache_latent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def _latent_kernel(
     tl.store(cache + RANK + HALF + d, (k_second * cos + k_first * sin).to(kind), mask=wide)
 
 
-def rotate_and_cache_latent_cuda(
+def rotate_and_cache_latent(
     q: Tensor,
     kv: Tensor,
     norm_weight: Tensor,
@@ -82,8 +82,9 @@ def rotate_and_cache_latent_cuda(
         raise ValueError("latent attention: heads of q must lie together, rows of kv and the query be contiguous")
     if rows == 0:
         return
-    pdl = dependent_launch()
-    _latent_kernel[(rows,)](
+    launch(
+        _latent_kernel,
+        (rows,),
         q,
         kv,
         norm_weight,
@@ -103,7 +104,5 @@ def rotate_and_cache_latent_cuda(
         BLOCK_H=triton.next_power_of_2(heads),
         BLOCK_R=triton.next_power_of_2(rank),
         BLOCK_D=triton.next_power_of_2(half),
-        PDL=pdl,
         num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
     )

@@ -1,4 +1,4 @@
-"""Routing of a mixture of experts, and the sum over the chosen. Twins: models.layers.moe."""
+"""Routing of a mixture of experts, and the sum over the chosen. References: models.layers.moe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit
@@ -50,14 +50,15 @@ def _route_kernel(
     tl.store(weights_ptr + row * TOP_K + place, weights * scale, mask=place < TOP_K)
 
 
-def route_cuda(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: bool) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: bool) -> tuple[Tensor, Tensor]:
     """logits float32 [n, experts] -> weights float32 and experts int64 [n, top_k]."""
     rows, experts = logits.shape
     weights = torch.empty((rows, top_k), device=logits.device)
     chosen = torch.empty((rows, top_k), dtype=torch.int64, device=logits.device)
     if rows:
-        pdl = dependent_launch()
-        _route_kernel[(rows,)](
+        launch(
+            _route_kernel,
+            (rows,),
             logits.contiguous(),
             bias,
             weights,
@@ -68,9 +69,63 @@ def route_cuda(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise
             TOP_K=top_k,
             PADDED_K=triton.next_power_of_2(top_k),
             NORMALISE=normalise,
-            PDL=pdl,
             num_warps=1,
-            **({"launch_pdl": True} if pdl else {}),
+        )
+    return weights, chosen
+
+
+@triton.jit
+def _route_softmax_kernel(
+    logits_ptr,
+    weights_ptr,
+    experts_ptr,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row. The first chosen is the largest, so that no power overflows."""
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    here = expert < EXPERTS
+    release_next(PDL)
+    wait_for_previous(PDL)
+    logits = tl.load(logits_ptr + row * EXPERTS + expert, mask=here, other=float("-inf"))
+    keys = logits
+    largest = tl.max(logits, 0)
+    place = tl.arange(0, PADDED_K)
+    chosen = tl.zeros((PADDED_K,), tl.int64)
+    weights = tl.zeros((PADDED_K,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        # A NaN is no key: the row takes expert 0 and stays inside the stack.
+        best = tl.min(tl.where(keys == tl.max(keys, 0), expert, BLOCK), 0)
+        best = tl.where(best < EXPERTS, best, 0)
+        weight = tl.exp(tl.sum(tl.where(expert == best, logits, 0.0), 0) - largest)
+        chosen = tl.where(place == k, best, chosen)
+        weights = tl.where(place == k, weight, weights)
+        keys = tl.where(expert == best, float("-inf"), keys)
+    tl.store(experts_ptr + row * TOP_K + place, chosen, mask=place < TOP_K)
+    tl.store(weights_ptr + row * TOP_K + place, weights / tl.sum(weights, 0), mask=place < TOP_K)
+
+
+def route_softmax(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """logits float32 [n, experts] -> weights float32 and experts int64 [n, top_k]."""
+    rows, experts = logits.shape
+    weights = torch.empty((rows, top_k), device=logits.device)
+    chosen = torch.empty((rows, top_k), dtype=torch.int64, device=logits.device)
+    if rows:
+        launch(
+            _route_softmax_kernel,
+            (rows,),
+            logits.contiguous(),
+            weights,
+            chosen,
+            EXPERTS=experts,
+            BLOCK=triton.next_power_of_2(experts),
+            TOP_K=top_k,
+            PADDED_K=triton.next_power_of_2(top_k),
+            num_warps=1,
         )
     return weights, chosen
 
@@ -101,13 +156,14 @@ def _combine_kernel(
     tl.store(out_ptr + row * WIDTH + column, (total.to(kind).to(tl.float32) + shared).to(kind), mask=here)
 
 
-def combine_cuda(chosen: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
+def combine(chosen: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
     """shared + sum over k of weights [n, k] * chosen [n * k, width], summed in float32 -> like shared [n, width]."""
     rows, width = shared.shape
     out = torch.empty_like(shared)
     if rows:
-        pdl = dependent_launch()
-        _combine_kernel[(rows, triton.cdiv(width, 512))](
+        launch(
+            _combine_kernel,
+            (rows, triton.cdiv(width, 512)),
             chosen,
             weights,
             shared,
@@ -115,8 +171,6 @@ def combine_cuda(chosen: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
             WIDTH=width,
             TOP_K=weights.shape[1],
             BLOCK=512,
-            PDL=pdl,
             num_warps=2,
-            **({"launch_pdl": True} if pdl else {}),
         )
     return out

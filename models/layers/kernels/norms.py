@@ -1,6 +1,6 @@
-"""RMSNorm with what stands before it: a residual, or a residual and the partial products of a split linear layer.
+"""RMSNorm with what stands before it: a residual, or a residual and the partial sums of a split-K GEMM.
 
-Twins: models.layers.fused.rms_norm, add_rms_norm and linear_add_rms_norm.
+References: models.layers.fused.rms_norm, add_rms_norm and linear_add_rms_norm.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def _rms_norm_kernel(
     tl.store(out_ptr + row * WIDTH + columns, normalised * weight, mask=here)
 
 
-def rms_norm_cuda(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., width], any row stride when two-dimensional."""
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     out = torch.empty(rows.shape, device=x.device, dtype=x.dtype)
@@ -68,7 +68,7 @@ def rms_norm_cuda(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out.view(x.shape)
 
 
-def add_rms_norm_cuda(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(normed, total), both like x. residual: any strides between rows."""
     rows = x.reshape(-1, x.shape[-1])
     out, total = torch.empty_like(rows), torch.empty_like(rows)
@@ -76,7 +76,7 @@ def add_rms_norm_cuda(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -
     return out.view(x.shape), total.view(x.shape)
 
 
-def sum_add_rms_norm_cuda(
+def sum_add_rms_norm(
     partial: Tensor, bias: Tensor | None, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """partial float32 [splits, rows, width], residual [..., width] of as many rows, any strides between them ->
@@ -113,10 +113,11 @@ def _launch(
         return
     if x.stride(1) != 1:
         raise ValueError(f"RMSNorm: rows must be contiguous, strides {x.stride()}")
-    pdl = dependent_launch()
     block = triton.next_power_of_2(width)
     added, group, stride_group, stride_residual = (x, 1, 0, 0) if residual is None else _grouped(residual)
-    _rms_norm_kernel[(rows,)](
+    launch(
+        _rms_norm_kernel,
+        (rows,),
         x,
         added,
         bias if bias is not None else x,
@@ -134,7 +135,5 @@ def _launch(
         GROUP=group,
         ADD=residual is not None,
         BIAS=bias is not None,
-        PDL=pdl,
         num_warps=min(8, max(1, block // 256)),
-        **({"launch_pdl": True} if pdl else {}),
     )

@@ -1,4 +1,4 @@
-"""Element-wise chains over packed rows. Twins: models.layers.packed and models.layers.rotary.rotary_cos_sin."""
+"""Element-wise chains over packed rows. References: models.layers.packed and models.layers.rotary.rotary_cos_sin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def _layer_norm_kernel(
     tl.store(out_ptr + row * WIDTH + columns, (centred * rstd * weight + bias).to(kind), mask=here)
 
 
-def add_layer_norm_cuda(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def residual_layer_norm(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x [n, width], rows contiguous; residual [n, width] contiguous, updated in place, None for the norm of x alone."""
     rows, width = x.shape
     out = torch.empty((rows, width), device=x.device, dtype=x.dtype)
@@ -52,9 +52,10 @@ def add_layer_norm_cuda(x: Tensor, residual: Tensor | None, weight: Tensor, bias
         return out
     if x.stride(1) != 1 or (residual is not None and not residual.is_contiguous()):
         raise ValueError("layer norm: rows of x and the whole residual must be contiguous")
-    pdl = dependent_launch()
     block = triton.next_power_of_2(width)
-    _layer_norm_kernel[(rows,)](
+    launch(
+        _layer_norm_kernel,
+        (rows,),
         x,
         residual if residual is not None else x,
         weight,
@@ -65,9 +66,7 @@ def add_layer_norm_cuda(x: Tensor, residual: Tensor | None, weight: Tensor, bias
         WIDTH=width,
         BLOCK=block,
         ADD=residual is not None,
-        PDL=pdl,
         num_warps=min(8, max(1, block // 512)),
-        **({"launch_pdl": True} if pdl else {}),
     )
     return out
 
@@ -103,16 +102,17 @@ def _rotate_packed_kernel(
     tl.store(x + HALF, (second * cos + first * sin).to(kind), mask=here)
 
 
-def rotate_packed_cuda(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> None:
+def rotate_packed(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> None:
     """qkv [n, heads, D], contiguous along D; cos and sin float32 [n, D / 2], contiguous."""
     rows, _, width = qkv.shape
     if qkv.stride(2) != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
         raise ValueError("rotary: heads, cosines and sines must be contiguous")
     if rows == 0:
         return
-    pdl = dependent_launch()
     block_h = min(32, triton.next_power_of_2(num_heads))
-    _rotate_packed_kernel[(rows, triton.cdiv(num_heads, block_h))](
+    launch(
+        _rotate_packed_kernel,
+        (rows, triton.cdiv(num_heads, block_h)),
         qkv,
         cos,
         sin,
@@ -122,9 +122,7 @@ def rotate_packed_cuda(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) ->
         HALF=width // 2,
         BLOCK_D=triton.next_power_of_2(width // 2),
         BLOCK_H=block_h,
-        PDL=pdl,
         num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
     )
 
 
@@ -139,22 +137,21 @@ def _add_quick_gelu_kernel(x_ptr, bias_ptr, rows, WIDTH: tl.constexpr, BLOCK: tl
     tl.store(x_ptr + index, (x * tl.sigmoid(1.702 * x)).to(x_ptr.dtype.element_ty), mask=here)
 
 
-def add_quick_gelu_cuda(x: Tensor, bias: Tensor) -> Tensor:
+def add_quick_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """quick GELU of x [n, width] + bias, in place; rounded once, where op by op PyTorch rounds three times."""
     if not x.is_contiguous():
         raise ValueError(f"quick GELU: x must be contiguous, strides {x.stride()}")
     total = x.numel()
     if total:
-        pdl = dependent_launch()
-        _add_quick_gelu_kernel[(triton.cdiv(total, 2048),)](
+        launch(
+            _add_quick_gelu_kernel,
+            (triton.cdiv(total, 2048),),
             x,
             bias,
             x.shape[0],
             WIDTH=bias.shape[0],
             BLOCK=2048,
-            PDL=pdl,
             num_warps=4,
-            **({"launch_pdl": True} if pdl else {}),
         )
     return x
 
@@ -170,13 +167,15 @@ def _byte_lookup_kernel(
     tl.store(out_ptr + index, tl.load(table_ptr + channel * 256 + byte, mask=here, other=0.0), mask=here)
 
 
-def byte_lookup_cuda(pixels: Tensor, table: Tensor) -> Tensor:
+def byte_lookup(pixels: Tensor, table: Tensor) -> Tensor:
     """pixels uint8 [n, channels * values] contiguous, table [channels, 256] -> [n, channels * values]."""
     out = torch.empty(pixels.shape, device=pixels.device, dtype=table.dtype)
     total = pixels.numel()
     if total:
         channels = table.shape[0]
-        _byte_lookup_kernel[(triton.cdiv(total, 1024),)](
+        launch(
+            _byte_lookup_kernel,
+            (triton.cdiv(total, 1024),),
             pixels,
             table,
             out,
@@ -216,14 +215,16 @@ def _rotary_cos_sin_kernel(
     tl.store(sin_ptr + row * HALF + j, tl.sin(angle) * scale, mask=here)
 
 
-def rotary_cos_sin_cuda(
-    positions: Tensor, frequencies: Tensor, axes: Tensor | None, scale: float
+def rotary_cos_sin(
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None = None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """positions [n] or [axes, n] of any strides -> cosines and sines float32 [n, head_dim / 2]."""
     rows, half = positions.shape[-1], frequencies.shape[0]
     cos, sin = (torch.empty((rows, half), device=positions.device) for _ in range(2))
     if rows:
-        _rotary_cos_sin_kernel[(rows,)](
+        launch(
+            _rotary_cos_sin_kernel,
+            (rows,),
             positions,
             frequencies,
             axes if axes is not None else positions,

@@ -1,6 +1,6 @@
 """Paged decode attention, split along the keys, with the rotation and the cache's new row inside where there is one.
 
-Twins: models.layers.attention.paged_decode_attention_reference and rotary_paged_decode_attention_reference.
+References: models.layers.attention.paged_decode_attention_reference and rotary_paged_decode_attention_reference.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from models.layers.kernels.gpu import current_gpu
 from models.layers.kernels.launch import (
-    dependent_launch,
-    num_processors,
-    product_precision,
+    dot_precision,
+    launch,
+    num_sms,
     release_next,
     split_width,
     wait_for_previous,
@@ -25,6 +26,8 @@ _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 64
 _BLOCK_N = 32
 """Keys that a program reads at a time."""
+_HEAVIEST = 112 << 10
+"""Bytes of shared memory for blocks of the widest heads in float32."""
 _SPLITS_TOGETHER = 16
 """That are combined at a time: sequences are mostly short, and their splits few."""
 
@@ -149,37 +152,37 @@ def _decode_kernel(
     cached = end
     if NEWEST:
         # Without branches: all loads are in flight together, and the accumulators keep the layout of the product.
-        newest = (begin < end) & (end == length)
+        current_kv = (begin < end) & (end == length)
         cached = tl.minimum(end, length - 1)
         new_k = new_k_ptr + row.to(tl.int64) * stride_new_k + kv_head * NEW_K_HEAD
         new_v = new_v_ptr + row.to(tl.int64) * stride_new_v + kv_head * NEW_V_HEAD
         slot = tl.load(slots_ptr + row).to(tl.int64)
         k_slot = k_ptr + slot * stride_k + kv_head * K_HEAD + 0 * group[:, None]
         v_slot = v_ptr + slot * stride_v + kv_head * V_HEAD
-        stored = newest & (group[:, None] == 0)
+        stored = current_kv & (group[:, None] == 0)
         key1 = _rotated(new_k, columns, here1, cos1, sin1, D, ROTATE)
-        value1 = tl.load(new_v + v_columns, mask=newest & (v_columns < DV), other=0.0)
+        value1 = tl.load(new_v + v_columns, mask=current_kv & (v_columns < DV), other=0.0)
         score = tl.sum(q1.to(tl.float32) * key1.to(tl.float32), 1)
         acc1 += value1.to(tl.float32)
         tl.store(k_slot + columns, key1, mask=stored & here1)
-        tl.store(v_slot + v_columns, value1, mask=newest & (v_columns < DV))
+        tl.store(v_slot + v_columns, value1, mask=current_kv & (v_columns < DV))
         if D2 > 0:
             key2 = _rotated(new_k, rest, here2, cos2, sin2, D, ROTATE)
             score += tl.sum(q2.to(tl.float32) * key2.to(tl.float32), 1)
             tl.store(k_slot + rest, key2, mask=stored & here2)
         if V2 > 0:
-            value2 = tl.load(new_v + v_rest, mask=newest & (v_rest < DV), other=0.0)
+            value2 = tl.load(new_v + v_rest, mask=current_kv & (v_rest < DV), other=0.0)
             acc2 += value2.to(tl.float32)
-            tl.store(v_slot + v_rest, value2, mask=newest & (v_rest < DV))
-        peak = tl.where(newest, score * scale_log2, float("-inf"))
-        total += tl.where(newest, 1.0, 0.0)
+            tl.store(v_slot + v_rest, value2, mask=current_kv & (v_rest < DV))
+        peak = tl.where(current_kv, score * scale_log2, float("-inf"))
+        total += tl.where(current_kv, 1.0, 0.0)
     table = table_ptr + row.to(tl.int64) * stride_table
     for first in range(begin, cached, BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
         present = positions < cached
         pages = tl.load(table + positions // PAGE, mask=present, other=0)
-        cache_rows = (pages.to(tl.int64) * PAGE + positions % PAGE)[:, None]
-        k_rows = k_ptr + cache_rows * stride_k + kv_head * K_HEAD
+        slot_mapping = (pages.to(tl.int64) * PAGE + positions % PAGE)[:, None]
+        k_rows = k_ptr + slot_mapping * stride_k + kv_head * K_HEAD
         k1 = tl.load(k_rows + columns, mask=present[:, None] & (columns < D), other=0.0)
         scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
         if D2 > 0:
@@ -196,7 +199,7 @@ def _decode_kernel(
         if VALUES_IN_KEYS:
             v1 = k1
         else:
-            v_rows = v_ptr + cache_rows * stride_v + kv_head * V_HEAD
+            v_rows = v_ptr + slot_mapping * stride_v + kv_head * V_HEAD
             v1 = tl.load(v_rows + v_columns, mask=present[:, None] & (v_columns < DV), other=0.0)
         acc1 = tl.dot(weights, v1, acc=acc1 * decay[:, None], input_precision=PRECISION)
         if V2 > 0:
@@ -264,9 +267,9 @@ def _combine_kernel(
     tl.store(out_row + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
 
 
-class Newest(NamedTuple):
+class CurrentKV(NamedTuple):
     """What is not in the cache yet: k and v [rows, Hkv, D] of each row's last position, cosines and sines float32
-    [rows, D / 2] that turn it and the queries (None: as they are), and its cache rows, int64 [rows]."""
+    [rows, D / 2] that turn it and the queries (None: as they are), and its KV slots, int64 [rows]."""
 
     k: Tensor
     v: Tensor
@@ -274,7 +277,7 @@ class Newest(NamedTuple):
     slot_mapping: Tensor
 
 
-def paged_decode_attention_cuda(
+def attend_pages(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -283,14 +286,14 @@ def paged_decode_attention_cuda(
     page_size: int,
     scale: float,
     *,
-    newest: Newest | None = None,
+    current_kv: CurrentKV | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """models.layers.attention.paged_decode_attention on a GPU, with `newest` rotary_paged_decode_attention. v_cache may
-    be the first columns of k_cache (MLA)."""
+    """models.layers.attention.attend_pages, of the keys in the cache and, with `current_kv`, of the current step's.
+    v_cache may be the first columns of k_cache (MLA)."""
     rows, heads, width = q.shape
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
-    new = newest or Newest(q, q, None, seq_lens)
+    new = current_kv or CurrentKV(q, q, None, seq_lens)
     cos, sin = new.rotary or (q, q)
     if any(x.stride(-1) != 1 for x in (q, k_cache, v_cache, block_tables, new.k, new.v)):
         raise ValueError("paged decode attention: q, k, v, caches and block_tables must be contiguous in the last dim")
@@ -300,22 +303,24 @@ def paged_decode_attention_cuda(
     if rows == 0:
         return out
     (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
-    wide, full_precision = width > 256, q.dtype == torch.float32
+    wide_heads, full_precision = width > 256, q.dtype == torch.float32
     if splits is None:
         splits = number_of_splits(rows * kv_heads, block_tables.shape[1] * page_size)
     # Wide heads and float32 fill registers and shared memory sooner; a block of a wide head takes as long as two.
-    heavy = wide + full_precision
+    heavy = wide_heads + full_precision
     num_warps, num_stages = (8, 3 - heavy) if heavy else (4, 5)
-    least = 1 if wide else 2
+    least = 1 if wide_heads else 2
+    # A block of wide float32 keys and the queries take 108 KiB: half of it fits GPUs of 99.
+    block_n = _BLOCK_N // 2 if heavy == 2 and current_gpu().shared_memory < _HEAVIEST else _BLOCK_N
     values_in_keys = (
         v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
     )
     group = heads // kv_heads
     partial = torch.empty((rows, heads, splits, value_width) if splits > 1 else (0,), device=q.device)
     log_sum = torch.empty((rows, heads, splits) if splits > 1 else (0,), device=q.device)
-    pdl = dependent_launch()
-    launch = {"launch_pdl": True} if pdl else {}
-    _decode_kernel[(rows, kv_heads, splits)](
+    launch(
+        _decode_kernel,
+        (rows, kv_heads, splits),
         q,
         new.k,
         new.v,
@@ -352,20 +357,20 @@ def paged_decode_attention_cuda(
         V1=v1,
         V2=v2,
         PAGE=page_size,
-        BLOCK_N=_BLOCK_N,
+        BLOCK_N=block_n,
         SPLIT=splits > 1,
         LEAST=least,
-        NEWEST=newest is not None,
+        NEWEST=current_kv is not None,
         ROTATE=new.rotary is not None,
         VALUES_IN_KEYS=values_in_keys,
-        PRECISION=product_precision(q),
-        PDL=pdl,
+        PRECISION=dot_precision(q),
         num_warps=num_warps,
         num_stages=num_stages,
-        **launch,
     )
     if splits > 1:
-        _combine_kernel[(rows, heads)](
+        launch(
+            _combine_kernel,
+            (rows, heads),
             partial,
             log_sum,
             seq_lens,
@@ -374,21 +379,19 @@ def paged_decode_attention_cuda(
             HEADS=heads,
             DV=value_width,
             BLOCK_V=triton.next_power_of_2(value_width),
-            BLOCK_N=_BLOCK_N,
+            BLOCK_N=block_n,
             LEAST=least,
             TOGETHER=_SPLITS_TOGETHER,
-            PDL=pdl,
             num_warps=max(1, triton.next_power_of_2(value_width) // 128),
-            **launch,
         )
     return out
 
 
 def number_of_splits(sequences: int, longest: int) -> int:
-    """Shares of every sequence's keys, `sequences` counting each key head.
+    """Splits of every sequence's keys, `sequences` counting each key head.
 
-    Two programs for each processor, so that loads of one hide behind products of the other, and no share of less than
+    Two thread blocks for each SM, so that loads of one hide behind arithmetic of the other, and no split of less than
     two blocks of the longest sequence that the table has room for. How long the sequences are is not known when a step
-    is recorded: shares beyond a sequence's last block end at once.
+    is captured: splits beyond a sequence's last block end at once.
     """
-    return max(1, min(_MAX_SPLITS, 2 * num_processors() // sequences, longest // (2 * _BLOCK_N)))
+    return max(1, min(_MAX_SPLITS, 2 * num_sms() // sequences, longest // (2 * _BLOCK_N)))

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import dependent_launch, release_next, wait_for_previous
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
 @triton.jit
@@ -58,22 +58,12 @@ def _philox_normal_kernel(seeds, steps, out, count, BLOCKS: tl.constexpr, TWO_PI
     tl.store(base + 3, radius1 * tl.sin(angle1), mask=mask)
 
 
-def philox_normal_cuda(seeds: Tensor, steps: Tensor, count: int) -> Tensor:
+def philox_normal(seeds: Tensor, steps: Tensor, count: int) -> Tensor:
     if count % 4:
         raise ValueError(f"count {count} is not a multiple of 4")
     out = torch.empty((seeds.shape[0], count), dtype=torch.float32, device=seeds.device)
     blocks = triton.next_power_of_2(count // 4)
     if seeds.shape[0] == 0:
         return out
-    pdl = dependent_launch()
-    _philox_normal_kernel[(seeds.shape[0],)](
-        seeds,
-        steps,
-        out,
-        count,
-        BLOCKS=blocks,
-        TWO_PI=2.0 * math.pi,
-        PDL=pdl,
-        **({"launch_pdl": True} if pdl else {}),
-    )
+    launch(_philox_normal_kernel, (seeds.shape[0],), seeds, steps, out, count, BLOCKS=blocks, TWO_PI=2.0 * math.pi)
     return out

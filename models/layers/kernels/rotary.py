@@ -1,4 +1,5 @@
-"""Rotary embedding fused with what follows it. Twins: models.layers.fused.rotate_and_cache, rotary_dense_attention."""
+"""Rotary embedding fused with what follows it. References: models.layers.rotary.rotate_and_cache,
+models.layers.attention.rotary_paged_decode_attention, models.layers.fused.rotary_dense_attention."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.launch import (
-    dependent_launch,
-    num_processors,
-    product_precision,
+    dot_precision,
+    launch,
+    num_sms,
     release_next,
     wait_for_previous,
 )
+from models.layers.kernels.paged_decode import CurrentKV, attend_pages
 
 _LOG2_E = 1.4426950408889634
 
@@ -80,7 +82,7 @@ def _rotate_and_cache_kernel(
     tl.store(v_out + HALF, v_second, mask=kv_here)
 
 
-def rotate_and_cache_cuda(
+def rotate_and_cache(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -99,8 +101,9 @@ def rotate_and_cache_cuda(
     if rows == 0:
         return out
     cos, sin = rotary if rotary is not None else (q, q)
-    pdl = dependent_launch()
-    _rotate_and_cache_kernel[(rows,)](
+    launch(
+        _rotate_and_cache_kernel,
+        (rows,),
         q,
         k,
         v,
@@ -122,11 +125,27 @@ def rotate_and_cache_cuda(
         HALF=width // 2,
         BLOCK_D=triton.next_power_of_2(width // 2),
         ROTATE=rotary is not None,
-        PDL=pdl,
         num_warps=4,
-        **({"launch_pdl": True} if pdl else {}),
     )
     return out
+
+
+def rotary_paged_decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+) -> Tensor:
+    """attend_pages, which rotates and stores the current step's k and v itself."""
+    current_kv = CurrentKV(k, v, rotary, slot_mapping)
+    scale = q.shape[-1] ** -0.5
+    return attend_pages(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale, current_kv=current_kv)
 
 
 @triton.jit
@@ -212,13 +231,13 @@ def _heads_of_a_program(queries: int, group: int) -> int:
     return here
 
 
-def rotary_dense_attention_cuda(
+def rotary_dense_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cos: Tensor,
     sin: Tensor,
-    first_query: int,
+    first_query: int = 0,
     *,
     heads_here: int | None = None,
 ) -> Tensor:
@@ -232,10 +251,11 @@ def rotary_dense_attention_cuda(
         return out
     block_r = max(16, triton.next_power_of_2(heads_here * queries))
     programs = sequences * heads // heads_here
-    # With the 168 registers a thread that a tile of 64 takes, three programs share a processor; here a fourth has work.
-    limit = {"maxnreg": 128} if block_r == 64 and programs > 3 * num_processors() else {}
-    pdl = dependent_launch()
-    _local_attention_kernel[(sequences, heads // heads_here)](
+    # With the 168 registers a thread that a tile of 64 takes, three thread blocks share an SM; here a fourth has work.
+    limit = {"maxnreg": 128} if block_r == 64 and programs > 3 * num_sms() else {}
+    launch(
+        _local_attention_kernel,
+        (sequences, heads // heads_here),
         q,
         k,
         v,
@@ -262,10 +282,8 @@ def rotary_dense_attention_cuda(
         BLOCK_R=block_r,
         BLOCK_L=max(16, triton.next_power_of_2(keys)),
         BLOCK_D=max(16, triton.next_power_of_2(width // 2)),
-        PRECISION=product_precision(q),
-        PDL=pdl,
+        PRECISION=dot_precision(q),
         num_warps=8 if block_r >= 128 else 4,
         **limit,
-        **({"launch_pdl": True} if pdl else {}),
     )
     return out

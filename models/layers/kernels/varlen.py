@@ -1,4 +1,4 @@
-"""Packed variable-length attention; twin: models.layers.attention.varlen_attention_reference."""
+"""Packed variable-length attention; reference: models.layers.attention.varlen_attention_reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.kernels.launch import product_precision, split_width
+from models.layers.kernels.launch import dot_precision, launch, split_width
 
 _LOG2_E = 1.4426950408889634
 _FEW_SEGMENTS, _MANY_SEGMENTS = 32, 256
@@ -190,7 +190,7 @@ def _varlen_kernel(
         tl.store(out_rows + v_rest, (acc2 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_rest < DV))
 
 
-def varlen_attention_cuda(
+def attend_segments(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -201,7 +201,7 @@ def varlen_attention_cuda(
     *,
     tile: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
-    """models.layers.attention.varlen_attention on a GPU, for any head dims; rows of a head must be contiguous.
+    """models.layers.attention.attend_segments for any head dims; rows of a head must be contiguous.
 
     tile: queries, keys, warps and pipeline stages of one program. The default beats FlashAttention 2 inside PyTorch at
     every measured shape (benchmarks/results/kernels/attention.json).
@@ -218,7 +218,9 @@ def varlen_attention_cuda(
     segments = cu_seqlens_q.shape[0] - 1
     if num_rows == 0:
         return out
-    _varlen_kernel[(heads, num_rows // block_m + segments + 1)](
+    launch(
+        _varlen_kernel,
+        (heads, num_rows // block_m + segments + 1),
         q,
         k,
         v,
@@ -246,7 +248,7 @@ def varlen_attention_cuda(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_S=_FEW_SEGMENTS if segments < _FEW_SEGMENTS else _MANY_SEGMENTS,
-        PRECISION=product_precision(q),
+        PRECISION=dot_precision(q),
         num_warps=num_warps,
         num_stages=num_stages,
     )

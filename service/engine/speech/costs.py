@@ -1,24 +1,25 @@
-"""What launches cost, measured: the scheduler compares these seconds with the streams' slack."""
+"""What launches of a speech model cost in seconds, measured: the scheduler compares them with the streams' slack."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from typing import Literal
 
-Kind = Literal["prefill", "text_prefill", "clip_prefill", "tail", "decode", "vae", "clip"]
-"""prefill is the eager pass; the other two are replayed: rungs for text alone, and rungs that hold patches."""
+Kind = Literal["prefill", "text_prefill", "audio_prefill", "tail", "decode", "vae", "clip"]
+"""prefill is the eager one; text_prefill (text alone) and audio_prefill (with patches) are replayed. clip: encoding a
+piece of reference audio."""
 
 _WEIGHT = 0.2
 _DEVIATIONS = 2.0
 
 
-class CostModel:
-    """Running means of seconds per (kind, solver steps, size), with the deviations that make them safe bounds.
+class SpeechCosts:
+    """Running means of seconds by (kind, solver steps, size), with deviations for safe bounds.
 
-    Size is tokens for "prefill", the rung's tokens for replayed prefills, bucket rows for a step and 1 for a piece of
-    a clip; solver steps is 0 where a cost has none. Means and deviations are exponentially weighted, as TCP estimates
-    a round trip (RFC 6298). A size never seen is interpolated
-    between its neighbours; above the largest seen, cost grows in proportion; below the smallest, it stays.
+    Size is tokens for "prefill", the bucket's tokens for replayed prefills, the bucket's rows for a step and 1 for a
+    piece of reference audio; solver steps is 0 where a cost has none. Means and deviations are exponentially weighted,
+    as TCP estimates a round trip (RFC 6298). A size without a measurement is interpolated between its neighbours; above
+    the largest measured size cost grows in proportion, below the smallest it stays the same.
     """
 
     def __init__(self, prior: float = 0.02) -> None:
@@ -35,7 +36,7 @@ class CostModel:
         sizes[size] = (mean + _WEIGHT * (seconds - mean), deviation)
 
     def mean(self, kind: Kind, steps: int, size: int) -> float:
-        """Expected seconds; 0 for size 0, the prior when nothing of this kind was ever seen."""
+        """Expected seconds; 0 for size 0, the prior when nothing of this kind was measured."""
         return self._estimate(kind, steps, size, 0.0)
 
     def bound(self, kind: Kind, steps: int, size: int) -> float:
@@ -63,6 +64,6 @@ class CostModel:
         return at(index - 1) + share * (at(index) - at(index - 1))
 
     def _nearest_steps(self, kind: Kind, steps: int) -> dict[int, tuple[float, float]] | None:
-        """Costs measured with another number of solver steps, while there are none with this one."""
+        """Costs at the nearest number of solver steps that was measured, while there are none for this one."""
         others = [key for key in self._seen if key[0] == kind]
         return self._seen[min(others, key=lambda key: abs(key[1] - steps))] if others else None

@@ -1,6 +1,6 @@
-"""What is to come, in seconds: steps from the measured costs of their parts, streams from what they have left to do.
+"""Predicted seconds: of steps from the measured costs of their parts, of streams from the patches they have left.
 
-It knows neither the queue nor the clock: the scheduler asks, and decides.
+It knows neither the queue nor the clock; the scheduler asks it and decides.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from service.engine.speech.costs import CostModel
+from models.protocol import Bucket
+from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.prefill import (
-    Capacity,
+    FindCapturedBucket,
     PrefillChunk,
-    Recorded,
     eager_prefill,
-    prefill_needs,
     replayed_prefill,
+    required_prefill,
 )
 from service.engine.speech.stream import Stream
 
 _LEAST_IDLE = 0.1
-"""Share of the GPU that prefills are taken to get, however many listen."""
+"""Least share of the GPU that prefills are assumed to get, however many listen."""
 _LEAST_RETRY = 1.0
 _LENGTH_WEIGHT = 0.05
 
@@ -30,15 +30,15 @@ _LENGTH_WEIGHT = 0.05
 class Forecast:
     """Seconds that steps and streams will take.
 
-    buckets, prefill_tokens: as in the policy: rows and tokens of the largest steps.
+    buckets, prefill_tokens: batch sizes, and most tokens of a prefill, as in the policy.
     patch_seconds: audio of a patch.
-    codec_beside: the codec takes its time beside the next step, not before it.
+    codec_beside: the codec runs beside the next step, not before it.
     """
 
     def __init__(
         self,
-        costs: CostModel,
-        recorded: Recorded,
+        costs: SpeechCosts,
+        captured: FindCapturedBucket,
         *,
         buckets: tuple[int, ...],
         patch_seconds: float,
@@ -46,7 +46,7 @@ class Forecast:
         codec_beside: bool,
     ) -> None:
         self.costs = costs
-        self._recorded = recorded
+        self._captured = captured
         self._buckets = buckets
         self._patch_seconds = patch_seconds
         self._prefill_tokens = prefill_tokens
@@ -62,31 +62,31 @@ class Forecast:
         return self._with_codec(self.costs.mean("decode", steps, bucket), self.costs.mean("vae", 0, bucket))
 
     def decode_bound(self, steps: int, rows: int) -> float:
-        """Seconds to the audio of a decode step of `rows`, rarely exceeded."""
+        """Seconds until the audio of a decode step of `rows`; rarely exceeded."""
         bucket = self._bucket(rows)
         return self.costs.bound("decode", steps, bucket) + self.costs.bound("vae", 0, bucket)
 
-    def prefill(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream] = ()) -> float:
-        """Expected seconds to the step after a pass over chunks and decode rows, with one tail for each number of
+    def prefill(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream] = ()) -> float:
+        """Expected seconds until the next step, of a pass over chunks and decode rows with one tail for each number of
         solver steps."""
-        return self._chunks(chunks, riders, bound=False)
+        return self._chunks(chunks, decodes, bound=False)
 
-    def prefill_bound(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream] = ()) -> float:
-        """Seconds to the audio of such a pass, rarely exceeded."""
-        return self._chunks(chunks, riders, bound=True)
+    def prefill_bound(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream] = ()) -> float:
+        """Seconds until the audio of such a pass; rarely exceeded."""
+        return self._chunks(chunks, decodes, bound=True)
 
-    def recording(self, chunks: Sequence[PrefillChunk]) -> Capacity | None:
-        """Capacity of what replays a pass over chunks alone."""
-        needs = prefill_needs(chunks)
-        return None if needs is None else self._recorded(needs)
+    def captured_bucket(self, chunks: Sequence[PrefillChunk]) -> Bucket | None:
+        """Bucket of the captured graph that would replay a pass over chunks alone."""
+        required = required_prefill(chunks)
+        return None if required is None else self._captured(required)
 
     def replayable(self, tokens: int, audio: int) -> bool:
-        """A prompt of these sizes, in a pass of its own and whole, is replayed."""
-        needs = {"tokens": tokens, "audio": audio, "sequences": 1}
-        return tokens <= self._prefill_tokens and self._recorded(needs) is not None
+        """A whole prompt of these sizes in a pass of its own would be replayed."""
+        required = {"tokens": tokens, "audio": audio, "sequences": 1}
+        return tokens <= self._prefill_tokens and self._captured(required) is not None
 
     def joins(self, chunks: Sequence[PrefillChunk], chunk: PrefillChunk) -> bool:
-        """A pass over all of them costs less than two: a prompt does not turn a replayed pass into an eager one."""
+        """One pass over all of them costs less than two. It would not if `chunk` made a replayed pass an eager one."""
         if len(chunks) >= self._buckets[-1] or sum(c.length for c in chunks) + chunk.length > self._prefill_tokens:
             return False
         return self.prefill([*chunks, chunk]) < self.prefill(chunks) + self.prefill([chunk])
@@ -97,29 +97,30 @@ class Forecast:
             return 0
         return next((bucket for bucket in self._buckets if bucket >= rows), self._buckets[-1])
 
-    def _chunks(self, chunks: Sequence[PrefillChunk], riders: Sequence[Stream], *, bound: bool) -> float:
+    def _chunks(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream], *, bound: bool) -> float:
         emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
-        emitting.update(stream.solver_steps for stream in riders)
-        tokens = sum(chunk.length for chunk in chunks) + len(riders)
-        return self._pass(tokens, None if riders else self.recording(chunks), emitting, bound=bound)
+        emitting.update(stream.solver_steps for stream in decodes)
+        tokens = sum(chunk.length for chunk in chunks) + len(decodes)
+        return self._pass(tokens, None if decodes else self.captured_bucket(chunks), emitting, bound=bound)
 
-    def _pass(self, tokens: int, recording: Capacity | None, emitting: Counter[int], *, bound: bool) -> float:
+    def _pass(self, tokens: int, capture: Bucket | None, emitting: Counter[int], *, bound: bool) -> float:
         of = self.costs.bound if bound else self.costs.mean
-        kind, size = eager_prefill(tokens) if recording is None else replayed_prefill(recording)
+        kind, size = eager_prefill(tokens) if capture is None else replayed_prefill(capture)
         cost = of(kind, 0, size) + sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
         codec = of("vae", 0, self._bucket(emitting.total()))
         return cost + codec if bound else self._with_codec(cost, codec)
 
     def _with_codec(self, step: float, codec: float) -> float:
-        """Seconds of a step of a steady flow, in which the codec takes `codec`."""
+        """Seconds from one step to the next in steady state, with a codec step of `codec` seconds."""
         return max(step, codec) if self._codec_beside else step + codec
 
     # Streams
 
     def load(self, live: Iterable[Stream]) -> float:
-        """Seconds of decode steps that one second of every live stream takes.
+        """Seconds of decode steps that one second of playback of all live streams takes.
 
-        Who listens faster needs more steps: those of the fastest alone, then together with the next, and so on.
+        Listeners at higher speed need more steps: some with the fastest rows alone, then with the next fastest, and so
+        on.
         """
         speeds: defaultdict[int, Counter[float]] = defaultdict(Counter)
         for stream in live:
@@ -138,30 +139,30 @@ class Forecast:
         return full * self.decode(steps, self._buckets[-1]) + self.decode(steps, rest)
 
     def first_audio(self, stream: Stream, ahead: Sequence[Stream], running: int, load: float) -> float:
-        """Seconds to the first audio of a stream that has room: the step under way, then the prefills `ahead` and its
-        own in the share of time that `load` leaves, and the codec."""
+        """Seconds until the first audio of a stream that has a slot: the running step, then the prefills `ahead` and
+        its own in the share of time that `load` leaves, then the codec."""
         largest = min(max(1, running), self._buckets[-1])
         under_way = self.decode(stream.solver_steps, largest) if running else 0.0
         codec = self.costs.mean("vae", 0, self._buckets[0]) if self._codec_beside else 0.0
         return under_way + self._prompts([*ahead, stream]) / max(_LEAST_IDLE, 1.0 - load) + codec
 
     def _prompts(self, streams: Sequence[Stream]) -> float:
-        """Expected seconds of what is left of their prompts, in about the passes that the scheduler makes of them."""
+        """Expected seconds to prefill what is left of their prompts, grouped about as the scheduler groups them."""
         total = 0.0
         tokens, audio, emitting = 0, 0, Counter[int]()
-        recording: Capacity | None = None
+        capture: Bucket | None = None
         for stream in streams:
             count = emitting.total()
             left, patches = stream.prompt_left, stream.prompt_audio
             more = {"tokens": tokens + left, "audio": audio + patches, "sequences": count + 1}
-            joint = self._recorded(more)
-            if count and (more["tokens"] > self._prefill_tokens or (joint is None and recording is not None)):
-                total += self._pass(tokens, recording, emitting, bound=False)
+            joint = self._captured(more)
+            if count and (more["tokens"] > self._prefill_tokens or (joint is None and capture is not None)):
+                total += self._pass(tokens, capture, emitting, bound=False)
                 tokens, audio, emitting = 0, 0, Counter()
-                joint = self._recorded({"tokens": left, "audio": patches, "sequences": 1})
-            tokens, audio, recording = tokens + left, audio + patches, joint
+                joint = self._captured({"tokens": left, "audio": patches, "sequences": 1})
+            tokens, audio, capture = tokens + left, audio + patches, joint
             emitting[stream.solver_steps] += 1
-        return total + self._pass(tokens, recording, emitting, bound=False)
+        return total + self._pass(tokens, capture, emitting, bound=False)
 
     def room(self, running: Sequence[Stream], slots: int, pages: int) -> float:
         """Seconds until enough of the running streams are expected to have ended for `slots` and `pages` more."""
@@ -175,7 +176,7 @@ class Forecast:
         return wait
 
     def next_finish(self, running: Sequence[Stream]) -> float:
-        """Seconds after which it is worth asking again: one of them is expected to have ended, and at least one."""
+        """Retry-After: seconds until one of them is expected to end, at least one second."""
         return max(_LEAST_RETRY, min((seconds for _, seconds in self._remaining(running)), default=_LEAST_RETRY))
 
     def _remaining(self, running: Sequence[Stream]) -> list[tuple[Stream, float]]:
@@ -189,9 +190,9 @@ class Forecast:
         return [(stream, self.patches_left(stream) * a_patch[stream.solver_steps]) for stream in running]
 
     def patches_left(self, stream: Stream) -> float:
-        """Expected, of its current segment."""
+        """Expected patches of the current segment that are still to be launched."""
         return max(1.0, self._used_of_cap * stream.max_patches - stream.launched)
 
     def learn_length(self, used_of_cap: float) -> None:
-        """A segment ended after this share of its cap."""
+        """A segment has ended after this share of its length cap."""
         self._used_of_cap += _LENGTH_WEIGHT * (used_of_cap - self._used_of_cap)

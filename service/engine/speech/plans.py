@@ -1,4 +1,4 @@
-"""What goes up to the device for a pass: host arrays from scheduled chunks and sequences, and the tables they fill."""
+"""Inputs of a speech model's passes: host arrays from scheduled chunks and sequences, and the slot-state tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pages_for(positions: int, page_size: int) -> int:
 
 
 def slot_state(model: SpeechModel, max_streams: int, max_pages: int, device: torch.device) -> dict[str, Tensor]:
-    """The model's tables and the block table, one row per slot and the scratch row."""
+    """The model's tables and the block table, one row per slot and the scratch slot."""
     rows = max_streams + 1
     state = {
         name: torch.zeros((rows, *spec.shape), dtype=spec.dtype, device=device)
@@ -33,7 +33,7 @@ def slots_of(sequences: Sequence[SpeechSequence]) -> np.ndarray:
 
 
 def slots_plan(slots: np.ndarray) -> Plan:
-    return Plan(arrays={"slots": slots}, needs={"rows": len(slots)})
+    return Plan(arrays={"slots": slots}, required={"rows": len(slots)})
 
 
 def ragged_plan(
@@ -49,13 +49,13 @@ def ragged_plan(
         mask = prompt.audio_mask[chunk.start : stop]
         before = int(prompt.audio_mask[: chunk.start].sum())
         at = np.arange(stop)
-        key_rows = np.array(sequence.stream.pages, dtype=np.int64)[at // page_size] * page_size + at % page_size
+        context_slots = np.array(sequence.stream.pages, dtype=np.int64)[at // page_size] * page_size + at % page_size
         ids.append(prompt.token_ids[chunk.start : stop])
         positions.append(at[chunk.start :])
         index.append(np.where(mask, audio + np.cumsum(mask) - 1, -1))
         patches.append(prompt.patches[before : before + int(mask.sum())])
-        rows.append(key_rows[chunk.start :])
-        keys.append(key_rows)
+        rows.append(context_slots[chunk.start :])
+        keys.append(context_slots)
         lengths_q.append(chunk.length)
         lengths_k.append(stop)
         packed += chunk.length
@@ -75,14 +75,14 @@ def ragged_plan(
         "cu_seqlens_k": np.cumsum([0, *lengths_k], dtype=np.int32),
     }
     if any(chunk.start for chunk, _ in chunks):
-        batch["key_rows"] = np.concatenate(keys)
+        batch["context_slots"] = np.concatenate(keys)
     return plan, batch, max(lengths_q), max(lengths_k)
 
 
-def seat_arrays(
+def slot_state_arrays(
     sequences: Sequence[SpeechSequence], max_pages: int, patch_shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Slot-state rows at the end of a prompt, as models.protocol.SpeechModel lists them."""
+    """Rows of the slot state after a prompt, as models.protocol.SpeechModel lists them."""
     count = len(sequences)
     prompts = [sequence.prompt for sequence in sequences]
     last_patch = np.zeros((count, *patch_shape), dtype=np.float32)

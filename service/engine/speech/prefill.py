@@ -1,10 +1,11 @@
-"""A prefill in the terms that scheduler, forecasts and runner share: chunks, needs, and the kind of its cost."""
+"""A prefill as scheduler, forecast and runner see it: its chunks, the bucket it requires, the key of its cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from models.protocol import Bucket
 from service.engine.speech.costs import Kind
 from service.engine.speech.stream import Stream
 
@@ -27,13 +28,13 @@ class PrefillChunk:
         return min(self.length, self.stream.prompt_audio)
 
 
-Capacity = Mapping[str, int]
-Recorded = Callable[[Capacity], Capacity | None]
-"""Capacity of the recording that would replay a prefill of these needs; None when it would run eagerly."""
+FindCapturedBucket = Callable[[Bucket], Bucket | None]
+"""Bucket of the captured graph that would replay a prefill of these sizes; None when it would run eagerly."""
 
 
-def prefill_needs(chunks: Sequence[PrefillChunk]) -> Capacity | None:
-    """What a recorded prefill must hold (models.protocol.SpeechModel.prefill_step); None where a chunk has a past."""
+def required_prefill(chunks: Sequence[PrefillChunk]) -> Bucket | None:
+    """What a captured prefill must hold (models.protocol.SpeechModel.prefill_step); None where a chunk has cached
+    context."""
     if any(chunk.start for chunk in chunks):
         return None
     return {
@@ -43,9 +44,9 @@ def prefill_needs(chunks: Sequence[PrefillChunk]) -> Capacity | None:
     }
 
 
-def replayed_prefill(capacity: Capacity) -> tuple[Kind, int]:
-    """Kind and size under which the cost of a recorded prefill is known."""
-    return ("clip_prefill" if capacity["audio"] else "text_prefill", capacity["tokens"])
+def replayed_prefill(bucket: Bucket) -> tuple[Kind, int]:
+    """Kind and size under which the cost of a replayed prefill is kept."""
+    return ("audio_prefill" if bucket["audio"] else "text_prefill", bucket["tokens"])
 
 
 def eager_prefill(tokens: int) -> tuple[Kind, int]:

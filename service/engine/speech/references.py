@@ -1,4 +1,4 @@
-"""Clips on their way to patches: encoded piece by piece between the steps of live streams."""
+"""Reference audio waiting to be encoded to patches, piece by piece between the steps of live streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from models.protocol import SpeechModel
-from service.engine.messages import EncodeReference
+from service.link.messages import EncodeReference
 
 
 @dataclass(eq=False)
@@ -23,8 +23,8 @@ class _Job:
     begun: bool = False
 
 
-class ClipQueue:
-    """Encodes clips in order of arrival, one piece per launch. At most `max_waiting` of them have not begun."""
+class ReferenceQueue:
+    """Encodes reference audio in order of arrival, one piece per launch. At most `max_waiting` have not begun."""
 
     def __init__(self, model: SpeechModel, device: torch.device, max_waiting: int) -> None:
         self._model = model
@@ -42,7 +42,7 @@ class ClipQueue:
         self._jobs.append(_Job(request.request_id, request.arrival, self._model.encode_reference_pieces(wave, pad)))
 
     def arrived_before(self, limit: float) -> list[str]:
-        """Requests of clips that came before `limit` and have not begun."""
+        """Requests that arrived before `limit` and have not begun."""
         return [job.request_id for job in self._jobs if not job.begun and job.arrival < limit]
 
     def abort(self, request_id: str) -> None:
@@ -53,11 +53,11 @@ class ClipQueue:
 
     @property
     def next_id(self) -> str:
-        """Request of the piece that comes next."""
+        """The request whose piece comes next."""
         return self._jobs[0].request_id
 
     def launch(self) -> Tensor | None:
-        """Launches the next piece; the clip's patches float32 [n, frames, channels] when there is none left."""
+        """Launches the next piece; all patches float32 [n, frames, channels] when there is none left."""
         job = self._jobs[0]
         job.begun = True
         piece = next(job.pieces, None)

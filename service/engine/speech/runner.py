@@ -1,8 +1,8 @@
 """Runs a scheduled step on the model: slot state, prefill, then tail or decode step, then the codec.
 
-What has one row per stream (tail, decode step, codec) goes through recordings, and so do prefills of prompts without a
-past. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has a stream of its own:
-a step's patches become sound beside the next step. One packed upload per pass, one packed copy down per step.
+Computations with one row per stream (tail, decode step, codec) are replayed, and so are prefills without cached
+context. Other prefills run eagerly in one ragged pass, decode rows included. On a GPU the codec has its own CUDA
+stream: a step's patches are decoded to audio while the next step runs. One upload per pass, one readback per step.
 """
 
 from __future__ import annotations
@@ -10,38 +10,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.protocol import RESULT_FLAGS, Capturable, Plan, SpeechModel
-from service.engine.arrival import Arrival
+from models.protocol import RESULT_FLAGS, Bucket, Capturable, Plan, SpeechModel
 from service.engine.faults import prefill_errors
+from service.engine.readback import Readback
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import Kind
-from service.engine.speech.plans import pages_for, ragged_plan, seat_arrays, slot_state, slots_of, slots_plan
-from service.engine.speech.prefill import Capacity, PrefillChunk, eager_prefill, prefill_needs, replayed_prefill
+from service.engine.speech.plans import pages_for, ragged_plan, slot_state, slot_state_arrays, slots_of, slots_plan
+from service.engine.speech.prefill import PrefillChunk, eager_prefill, replayed_prefill, required_prefill
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.worker import WorkerContext
-from service.graphs.accounting import Route
 from service.graphs.buffers import upload
+from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
 
 _PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
-"""Rungs of recorded prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens
-launches, and not the GPU, bound an eager prefill."""
-_HOT_PREFILLS = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
-"""Tokens of the rungs that are recorded before readiness: for text alone, with patches."""
+"""Buckets of captured prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens
+kernel launches, not the GPU, bound an eager prefill."""
+_PREFILLS_BEFORE_READY = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
+"""Tokens of the buckets that are captured before readiness: for text alone, with patches."""
 _PREFILL_SEQUENCES = 16
 _RARE_STRIDE = 4
-"""Of the rungs for numbers of solver steps that few ask for, every so many are recorded before there is demand."""
+"""For numbers of solver steps other than the default, the bucket list holds only every fourth batch size."""
 
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """What was timed, in the cost model's terms, and its marks."""
+    """A timed part of a launch, under the key of its cost, with clock marks at begin and end."""
 
     kind: Kind
     solver_steps: int
@@ -51,18 +52,18 @@ class Timing:
 
 
 @dataclass(eq=False)
-class Flight:
+class InFlightStep:
     """A step that was launched. rows: the sequence and segment of every row, in the order of the copied arrays."""
 
     rows: list[tuple[SpeechSequence, int]]
-    arrival: Arrival
+    readback: Readback
     predicted: float
-    launched: float
+    launched_at: float
     kind: str
     route: str
     timings: list[Timing] = field(default_factory=list)
-    clip: str | None = None
-    """Request whose clip arrives with this launch."""
+    reference_id: str | None = None
+    """The EncodeReference request that this launch completes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class Outcome:
 
 
 class SpeechRunner:
-    """Owns caches, slot state and recordings of one speech model.
+    """Owns caches, slot state and captured graphs of one speech model.
 
     decode, tail: by number of solver steps. What runs them before there are requests is in scratch.py.
     """
@@ -95,6 +96,7 @@ class SpeechRunner:
     ) -> None:
         self.model = model
         self.buckets = tuple(buckets)
+        self.solver_steps = context.config.solver_steps or model.solver_steps
         self._name = name
         self._context = context
         self.device, self.dtype = context.device, context.dtype
@@ -105,32 +107,38 @@ class SpeechRunner:
             spec.allocate(num_pages, self.page_size, context.device, context.dtype) for spec in model.cache_specs()
         ]
         self.state = slot_state(model, max_streams, self._max_pages, context.device)
+        self._codec_starts: WeakKeyDictionary[SpeechSequence, Tensor] = WeakKeyDictionary()
+        """The codec's streaming state before the current segment, of later segments that may be drawn again."""
         self._codec_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         rows = [{"rows": bucket} for bucket in self.buckets]
-        default, rare = model.solver_steps[0], rows[::-_RARE_STRIDE]
+        default, rare = self.solver_steps[0], rows[::-_RARE_STRIDE]
 
         def by_steps(kind: str, step: Callable[[int], Capturable]) -> dict[int, GraphRunner]:
             return {
-                steps: self._runner(kind, step(steps), rows, hot=None)
+                steps: self._runner(kind, step(steps), rows, before_ready=None)
                 if steps == default
-                else self._runner(kind, step(steps), rare, hot=())
-                for steps in model.solver_steps
+                else self._runner(kind, step(steps), rare, before_ready=())
+                for steps in self.solver_steps
             }
 
         self.decode = by_steps(
             "decode", lambda steps: model.decode_step(steps, self.state, self.caches, self.page_size)
         )
         self.tail = by_steps("tail", lambda steps: model.tail(steps, self.state))
-        self.vae = self._runner("vae", model.vae_step(self.state), rows, hot=None, stream=self._codec_stream)
-        ladder, hot = prefill_ladder(context.device.type, context.config.max_step_tokens)
-        self.prefill = self._runner("prefill", model.prefill_step(self.caches, self.page_size), ladder, hot=hot)
+        self.vae = self._runner("vae", model.vae_step(self.state), rows, before_ready=None, stream=self._codec_stream)
+        bucket_list, before_ready = prefill_buckets(
+            "cpu" if context.device.type == "cpu" else "cuda", context.config.max_step_tokens
+        )
+        self.prefill = self._runner(
+            "prefill", model.prefill_step(self.caches, self.page_size), bucket_list, before_ready=before_ready
+        )
 
     def _runner(
         self,
         kind: str,
         capturable: Capturable,
-        ladder: Sequence[Capacity],
-        hot: Sequence[Capacity] | None,
+        bucket_list: Sequence[Bucket],
+        before_ready: Sequence[Bucket] | None,
         stream: torch.cuda.Stream | None = None,
     ) -> GraphRunner:
         context = self._context
@@ -138,11 +146,11 @@ class SpeechRunner:
             self._name,
             kind,
             capturable,
-            ladder,
+            bucket_list,
             context.pool,
             context.observations,
             enabled=context.config.graphs,
-            hot=hot,
+            before_ready=before_ready,
             stream=stream,
         )
 
@@ -153,8 +161,8 @@ class SpeechRunner:
 
     @contextmanager
     def codec_turn(self) -> Iterator[None]:
-        """What is launched inside goes to the codec's stream, behind everything launched before. It alone touches the
-        codec's memory."""
+        """Launches inside go to the codec's CUDA stream, after everything launched before. No other stream touches the
+        codec's streaming state."""
         if self._codec_stream is None:
             yield
             return
@@ -166,17 +174,17 @@ class SpeechRunner:
     def graph_runners(self) -> list[GraphRunner]:
         return [*self.decode.values(), *self.tail.values(), self.vae, self.prefill]
 
-    def recorded_prefill(self, needs: Capacity) -> Capacity | None:
-        """Capacity of the recording that replays a prefill of these needs."""
-        bucket = self.prefill.bucket_for(needs)
-        return None if bucket is None else bucket.capacity
+    def captured_prefill(self, required: Bucket) -> Bucket | None:
+        """Bucket of the captured graph that would replay this prefill."""
+        graph = self.prefill.graph_for(required)
+        return None if graph is None else graph.bucket
 
     # Steps
 
     def launch_decode(
         self, sequences: Sequence[SpeechSequence], solver_steps: int, *, predicted: float, now: float
-    ) -> Flight:
-        """One decode step of all rows and its audio. Rows share the number of solver steps."""
+    ) -> InFlightStep:
+        """One decode step of all rows and their audio. Rows share the number of solver steps."""
         slots = slots_of(sequences)
         start = self.clock.mark()
         run = self.decode[solver_steps].run(slots_plan(slots))
@@ -187,35 +195,36 @@ class SpeechRunner:
     def launch_prefill(
         self,
         chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
-        riders: Sequence[SpeechSequence],
+        decodes: Sequence[SpeechSequence],
         *,
         predicted: float,
         now: float,
-    ) -> Flight:
+    ) -> InFlightStep:
         """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit.
 
-        Raises PrefillError when the pass failed: the decode rows are as they were.
+        Raises PrefillError when the pass failed: the decode rows are unchanged.
         """
-        needs = prefill_needs([chunk for chunk, _ in chunks])
-        capacity = None if needs is None or riders else self.recorded_prefill(needs)
+        required = required_prefill([chunk for chunk, _ in chunks])
+        bucket = None if required is None or decodes else self.captured_prefill(required)
         start = self.clock.mark()
         with prefill_errors():
-            self._reset_codec([sequence for chunk, sequence in chunks if chunk.start == 0 and sequence.segment == 0])
-            if needs is None or capacity is None:
-                conditioning = self._backbone(chunks, riders)
+            self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
+            if required is None or bucket is None:
+                conditioning = self._backbone(chunks, decodes)
             else:
-                conditioning = self._replay_prompts(chunks, needs)
+                conditioning = self._replay_prompts(chunks, required)
         ready = [sequence for chunk, sequence in chunks if chunk.last]
-        self._seat(ready)
-        kind = "mixed" if riders else "prefill"
-        route: Route = "eager" if capacity is None else "replay"
-        if capacity is None:
-            part, size = eager_prefill(sum(chunk.length for chunk, _ in chunks) + len(riders))
-            self._context.observations.count_eager_step("ragged", model=self._name, kind=kind)
+        self._initialise_slots(ready)
+        kind = "mixed" if decodes else "prefill"
+        route: Route = "eager" if bucket is None else "replay"
+        if bucket is None:
+            part, size = eager_prefill(sum(chunk.length for chunk, _ in chunks) + len(decodes))
+            reason: EagerReason = "ragged" if self._context.config.graphs else "disabled"
+            self._context.observations.count_eager_step(reason, model=self._name, kind=kind)
         else:
-            part, size = replayed_prefill(capacity)
+            part, size = replayed_prefill(bucket)
         timings = [Timing(part, 0, size, start, self.clock.mark())]
-        emitting = [*riders, *ready]
+        emitting = [*decodes, *ready]
         runs: list[tuple[Run, list[int]]] = []
         for solver_steps in sorted({sequence.request.solver_steps for sequence in emitting}):
             rows = [i for i, sequence in enumerate(emitting) if sequence.request.solver_steps == solver_steps]
@@ -226,7 +235,7 @@ class SpeechRunner:
         return self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
 
     def _timing(self, kind: Kind, solver_steps: int, rows: int, before: Sequence[Timing]) -> Timing:
-        """Of the part that has just been launched, behind those `before`."""
+        """Timing of the part that was just launched, after those `before`."""
         return Timing(kind, solver_steps, self._bucket(rows), before[-1].end, self.clock.mark())
 
     def _deliver(
@@ -239,11 +248,11 @@ class SpeechRunner:
         now: float,
         kind: str,
         route: Route,
-    ) -> Flight:
-        """Codec step of the rows, then everything down in one copy: patch, stopped, finished, audio per row."""
+    ) -> InFlightStep:
+        """Codec step of the rows, then one readback: patch, stopped, finished, audio per row."""
         if not sequences:
-            return Flight([], Arrival({}, self.device), predicted, now, kind, route, timings)
-        # Copies: the next step overwrites what the runs put out while the codec still reads.
+            return InFlightStep([], Readback({}, self.device), predicted, now, kind, route, timings)
+        # Copies, since the next step overwrites the outputs while the codec still reads them.
         parts = [run.outputs["results"][: len(rows)] for run, rows in runs]
         results = parts[0].clone() if len(parts) == 1 else torch.cat(parts)
         order = [row for _, rows in runs for row in rows]
@@ -254,16 +263,16 @@ class SpeechRunner:
             run = self.vae.run(plan)
             end = self.clock.mark()
             down = torch.cat([results[:, :-1], run.outputs["audio"][: len(order)]], dim=1)
-            arrival = Arrival({"packed": down}, self.device)
+            readback = Readback({"packed": down}, self.device)
         if self._codec_stream is not None:
             results.record_stream(self._codec_stream)
         timings.append(Timing("vae", 0, self._bucket(len(order)), start, end))
         rows = [(sequences[row], sequences[row].segment) for row in order]
-        return Flight(rows, arrival, predicted, now, kind, route, timings)
+        return InFlightStep(rows, readback, predicted, now, kind, route, timings)
 
-    def outcomes(self, flight: Flight) -> list[Outcome]:
-        """Results of a flight that has arrived, as copies."""
-        if not flight.rows:
+    def outcomes(self, launch: InFlightStep) -> list[Outcome]:
+        """Results of a launch that have arrived, as copies."""
+        if not launch.rows:
             return []
         shape = self.model.patch_shape
         values = shape[0] * shape[1]
@@ -276,39 +285,57 @@ class SpeechRunner:
                 stopped=bool(row[values]),
                 finished=bool(row[values + 1]),
             )
-            for (sequence, segment), row in zip(flight.rows, flight.arrival.read()["packed"], strict=True)
+            for (sequence, segment), row in zip(launch.rows, launch.readback.read()["packed"], strict=True)
         ]
 
     # Parts of a prefill
 
+    def _begin_takes(self, sequences: Sequence[SpeechSequence]) -> None:
+        """Prepares the codec's streaming state for takes that begin. It goes on from one segment to the next, and a
+        further take of a segment goes on from where the first one did."""
+        for sequence in sequences:
+            sequence.begins = False
+        self._reset_codec([sequence for sequence in sequences if sequence.segment == 0])
+        later = [sequence for sequence in sequences if sequence.segment and sequence.request.retries]
+        if not later:
+            return
+        with self.codec_turn():
+            for sequence in later:
+                state = self.state["vae"][sequence.stream.slot]
+                if sequence.attempt:
+                    state.copy_(self._codec_starts[sequence])
+                else:
+                    self._codec_starts[sequence] = state.clone()
+
     def _reset_codec(self, sequences: Sequence[SpeechSequence]) -> None:
-        """The codec's memory of new streams: silence, or the end of the clip that they continue, decoded unheard."""
+        """Initialises the codec's streaming state of new streams: zeros, or what decoding the end of the audio that
+        they continue leaves, which is not sent."""
         if not sequences:
             return
         with self.codec_turn():
             slots = upload({"slots": slots_of(sequences)}, self.device)["slots"]
             self.state["vae"].index_fill_(0, slots, 0.0)
-            for turn in range(max(len(sequence.prompt.primed) for sequence in sequences)):
-                group = [sequence for sequence in sequences if turn < len(sequence.prompt.primed)]
+            for turn in range(max(len(sequence.prompt.priming) for sequence in sequences)):
+                group = [sequence for sequence in sequences if turn < len(sequence.prompt.priming)]
                 plan = slots_plan(slots_of(group))
-                plan.arrays["results"] = emitted(np.stack([sequence.prompt.primed[turn] for sequence in group]))
+                plan.arrays["results"] = emitted(np.stack([sequence.prompt.priming[turn] for sequence in group]))
                 self.vae.run(plan)
 
     def _backbone(
-        self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], riders: Sequence[SpeechSequence]
+        self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], decodes: Sequence[SpeechSequence]
     ) -> Tensor:
-        """Conditioning [riders + prompts that end, width]."""
+        """Conditioning [decodes + prompts that end, width]."""
         plan, batch_arrays, max_q, max_k = ragged_plan(chunks, self.page_size, self.model.patch_shape)
-        return self.ragged(plan | batch_arrays | {"riders": slots_of(riders)}, plan.keys(), max_q, max_k)
+        return self.ragged(plan | batch_arrays | {"decode_slots": slots_of(decodes)}, plan.keys(), max_q, max_k)
 
-    def _replay_prompts(self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], needs: Capacity) -> Tensor:
+    def _replay_prompts(self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], required: Bucket) -> Tensor:
         """Conditioning of the prompts that end, in the leading rows."""
         inputs, batch, _, _ = ragged_plan(chunks, self.page_size, self.model.patch_shape)
         arrays = inputs | {"slot_mapping": batch["slot_mapping"], "cu_seqlens": batch["cu_seqlens_q"]}
-        return self.prefill.run(prefill_plan(arrays, needs)).outputs["conditioning"]
+        return self.prefill.run(prefill_plan(arrays, required)).outputs["conditioning"]
 
     def ragged(self, arrays: Mapping[str, np.ndarray], inputs: Iterable[str], max_q: int, max_k: int) -> Tensor:
-        """The model's pass over these arrays; `inputs` names those that are its own."""
+        """The model's pass over these arrays; `inputs` names those of its plan, the others describe the batch."""
         device = upload(arrays, self.device)
         batch = PagedBatch(
             caches=self.caches,
@@ -317,20 +344,20 @@ class SpeechRunner:
             num_decode_rows=0,
             cu_seqlens_q=device["cu_seqlens_q"],
             cu_seqlens_k=device["cu_seqlens_k"],
-            key_rows=device.get("key_rows"),
+            context_slots=device.get("context_slots"),
             max_seqlen_q=max_q,
             max_seqlen_k=max_k,
         )
         plan = {name: device[name] for name in inputs}
-        if len(device["riders"]):
-            return self.model.mixed(plan, batch, self.state, device["riders"])
+        if len(device["decode_slots"]):
+            return self.model.mixed(plan, batch, self.state, device["decode_slots"])
         return self.model.prefill(plan, batch)
 
-    def _seat(self, sequences: Sequence[SpeechSequence]) -> None:
-        """Writes the slots' rows of streams whose prompt is in the cache; their first patch comes next."""
+    def _initialise_slots(self, sequences: Sequence[SpeechSequence]) -> None:
+        """Writes the slot state of streams whose prefill is complete; their first patch comes next."""
         if not sequences:
             return
-        arrays = seat_arrays(sequences, self._max_pages, self.model.patch_shape)
+        arrays = slot_state_arrays(sequences, self._max_pages, self.model.patch_shape)
         device = upload(arrays, self.device)
         slots = device.pop("slots")
         for name, values in device.items():
@@ -342,29 +369,29 @@ class SpeechRunner:
 
 
 def emitted(patches: np.ndarray) -> np.ndarray:
-    """Results of steps that put out these patches float32 [n, frames, channels] and went on."""
+    """Step results that hold these patches float32 [n, frames, channels] and did not stop."""
     flags = np.array([name == "emitted" for name in RESULT_FLAGS], dtype=np.float32)
     return np.hstack([patches.reshape(len(patches), -1), np.tile(flags, (len(patches), 1))])
 
 
 def consecutive(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """Ascending rows of x, as one view where they have no gaps: each view is a copy to launch."""
+    """Ascending rows of x, as one view where they have no gaps, since each view costs a copy launch."""
     if rows[-1] - rows[0] + 1 == len(rows):
         return [x[rows[0] : rows[-1] + 1]]
     return [x[row : row + 1] for row in rows]
 
 
-def prefill_ladder(device: str, most: int) -> tuple[list[Capacity], list[Capacity]]:
-    """Capacities of recorded prefills of at most `most` tokens, and those of them to record before readiness."""
+def prefill_buckets(device: str, most: int) -> tuple[list[Bucket], list[Bucket]]:
+    """Buckets of captured prefills of at most `most` tokens, and those to capture before readiness."""
 
-    def rungs(tokens: Sequence[int], *, audio: bool) -> list[Capacity]:
+    def buckets(tokens: Sequence[int], *, audio: bool) -> list[Bucket]:
         sizes = sorted({min(size, most) for size in tokens})
         return [{"tokens": n, "audio": n if audio else 0, "sequences": min(n, _PREFILL_SEQUENCES)} for n in sizes]
 
-    ladder = [rung for audio in (False, True) for rung in rungs(_PREFILL_TOKENS[device], audio=audio)]
-    text, clips = _HOT_PREFILLS[device]
-    return ladder, [*rungs(text, audio=False), *rungs(clips, audio=True)]
+    bucket_list = [bucket for audio in (False, True) for bucket in buckets(_PREFILL_TOKENS[device], audio=audio)]
+    text, patches = _PREFILLS_BEFORE_READY[device]
+    return bucket_list, [*buckets(text, audio=False), *buckets(patches, audio=True)]
 
 
-def prefill_plan(arrays: dict[str, np.ndarray], needs: Capacity) -> Plan:
-    return Plan(arrays, needs, fills={"patch_index": -1, "cu_seqlens": needs["tokens"]})
+def prefill_plan(arrays: dict[str, np.ndarray], required: Bucket) -> Plan:
+    return Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"]})

@@ -1,9 +1,9 @@
-"""Playback-aware scheduling: who may use the GPU next, decided by how long each listener can still wait.
+"""Playback-aware scheduling: which streams run next, decided by how long each listener can still wait.
 
-A live stream's slack is the audio that its listener has and has not heard yet. Prefills are admitted while the least
-slack covers their measured cost; streams ahead of playback give up their rows first to keep the batch inside a bucket
-that costs less for each row, then to rows that nobody listens to live. A row is held back only when another needs its
-place: as long as any stream can run, there is a step.
+A live stream's slack is the audio that its listener has received and not heard yet. Prefills are admitted while the
+least slack covers their measured cost. Streams far ahead of playback leave a decode batch first, to keep it in a bucket
+that costs less per row or to make place for streams that nobody hears live. There is a step as long as any stream can
+run.
 
 Pure Python on the caller's clock; times are seconds of one monotonic clock.
 """
@@ -18,23 +18,21 @@ from typing import Literal
 
 from service.engine.pages import PagePool
 from service.engine.slots import SlotPool
-from service.engine.speech.costs import CostModel
 from service.engine.speech.forecast import Forecast
-from service.engine.speech.prefill import PrefillChunk, Recorded
+from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.stream import Phase, Stream
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What an operator decides, with what the hardware offers.
+    """Limits set by the operator and by the hardware.
 
     buckets: ascending batch sizes; the last is the largest batch.
     first_audio_target: seconds after which a listener without audio counts as waiting in silence.
     refuse_after: seconds; a request whose first audio is predicted to come later is refused.
     max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
     guard: seconds of slack never spent (transport, jitter of the host).
-    far_ahead: a stream with more slack than this gives its row to work that nobody listens to live.
-    codec_beside: the GPU makes a step's sound beside the next step.
+    far_ahead: streams with more slack than this come after streams that nobody hears live.
     """
 
     buckets: tuple[int, ...]
@@ -48,12 +46,12 @@ class Policy:
     far_ahead: float = 2.0
     prefill_tokens: int = 2048
     min_chunk: int = 64
-    codec_beside: bool = False
 
 
 @dataclass(frozen=True)
 class Step:
-    """One batch: prompt chunks, rows that advance one patch, or both (mixed). Decode-only rows share solver steps."""
+    """One batch: prompt chunks, decode rows (one patch each), or both (mixed). Rows of a decode-only batch share the
+    number of solver steps."""
 
     prefills: tuple[PrefillChunk, ...]
     decodes: tuple[Stream, ...]
@@ -74,18 +72,11 @@ class Refusal:
 
 
 class SpeechScheduler:
-    """Holds every stream of one model from submission to release."""
+    """Holds every stream of one model from submission to release. forecast: of the same model and limits."""
 
-    def __init__(self, policy: Policy, costs: CostModel, pages: PagePool, recorded: Recorded) -> None:
+    def __init__(self, policy: Policy, forecast: Forecast, pages: PagePool) -> None:
         self.policy = policy
-        self.forecast = Forecast(
-            costs,
-            recorded,
-            buckets=policy.buckets,
-            patch_seconds=policy.patch_seconds,
-            prefill_tokens=policy.prefill_tokens,
-            codec_beside=policy.codec_beside,
-        )
+        self.forecast = forecast
         self._pages = pages
         self._slots = SlotPool(policy.max_streams)
         self._waiting: list[Stream] = []
@@ -106,7 +97,7 @@ class SpeechScheduler:
         """Queues a stream, or says why it is refused."""
         policy = self.policy
         if self._pages_for(stream.positions) > self._pages.num_pages - 1:
-            return Refusal("too_long", "the text and its clips need more positions than the cache holds", None)
+            return Refusal("too_long", "text and reference audio need more positions than the cache holds", None)
         if len(self._waiting) >= policy.max_waiting:
             return Refusal("queue_full", f"{policy.max_waiting} requests are waiting already", 1.0)
         if stream.live:
@@ -142,7 +133,7 @@ class SpeechScheduler:
         return delay + self._wait_for_room(stream)
 
     def _wait_for_room(self, stream: Stream) -> float:
-        """Seconds until a slot and the pages of this stream are expected to be free, behind the listeners waiting."""
+        """Seconds until a slot and pages are expected to be free for this stream, after the live streams that wait."""
         waiting = [other for other in self._waiting if other.live]
         slots = 1 + len(waiting) - self._slots.num_free
         pages = sum(self._pages_for(other.positions) for other in (*waiting, stream)) - self._pages.num_available
@@ -151,11 +142,11 @@ class SpeechScheduler:
     # The next step
 
     def least_slack(self, start: float) -> float:
-        """Seconds that other work may take from `start` on before a listener notices; infinite without listeners."""
+        """Seconds that other work may take from `start` on before a listener runs out of audio; infinity if none."""
         return min((slack for _, slack in self._slacks(start)), default=math.inf) - self.policy.guard
 
     def _slacks(self, start: float) -> list[tuple[Stream, float]]:
-        """Slack of every live stream that has begun and can go on."""
+        """Slack of every live stream that has begun to play and can run."""
         return [
             (stream, stream.playback.end(start) - start)
             for stream in self._running
@@ -169,7 +160,7 @@ class SpeechScheduler:
         """The best batch to launch for a GPU that is free at `start`; None when no stream can run."""
         slacks = dict(self._slacks(start))
         candidates = self._candidates(start, slacks)
-        if self._gathers(candidates, slacks):
+        if self._collects_prompts(candidates, slacks):
             return self._decode_step(slacks, cheapest=False)
         step = self._prefill_step(candidates, slacks, start) if candidates else None
         if step is None:
@@ -178,11 +169,12 @@ class SpeechScheduler:
             step = self._prefill_step(candidates, {}, start)
         return step
 
-    def _gathers(self, candidates: Sequence[Stream], slacks: dict[Stream, float]) -> bool:
-        """Where many rows wait, a decode step goes between two prefills: more prompts come together for the second.
+    def _collects_prompts(self, candidates: Sequence[Stream], slacks: dict[Stream, float]) -> bool:
+        """With many decode rows waiting, a decode step runs between two prefills, so that the second holds more
+        prompts.
 
-        A prompt alone costs nearly as much as several, and under load that is what the decode rows then lack. An eager
-        prefill takes rows along instead (`_with_riders`).
+        A prefill of one prompt costs nearly as much as one of several, and under load the decode rows need that time.
+        An eager prefill includes decode rows instead (`_with_decode_rows`).
         """
         many = 2 * sum(stream.decodable for stream in self._running) >= self.policy.buckets[-1]
         return (
@@ -193,7 +185,7 @@ class SpeechScheduler:
         )
 
     def launch(self, step: Step, start: float) -> None:
-        """Books a step as launched for a GPU that is free at `start`."""
+        """Updates the streams of a step that is launched on a GPU free at `start`."""
         self._prefilled_last = bool(step.prefills)
         for chunk in step.prefills:
             if chunk.stream.phase is Phase.WAITING:
@@ -209,16 +201,16 @@ class SpeechScheduler:
                 stream.phase = Phase.IDLE
 
     def undo(self, stream: Stream) -> None:
-        """A decode row of a launched step did not run after all."""
+        """Undoes `launch` for a decode row that did not run."""
         stream.launched -= 1
         stream.playback.drop(self.policy.patch_seconds)
         stream.phase = Phase.DECODE
 
     def _candidates(self, start: float, slacks: dict[Stream, float]) -> list[Stream]:
-        """Streams with prompt positions to compute, most urgent first; live ones alone if there are any.
+        """Streams with prompt positions to compute, most urgent first; only live ones if there are any.
 
-        Waiting streams are admitted (slot, pages to the length cap) in order of arrival until one does not fit; a
-        quarter of the slots is for listeners only.
+        Waiting streams follow in order of arrival while slots and pages (to the length cap) suffice. A quarter of the
+        slots is reserved for live streams.
         """
         begun = [s for s in self._running if s.phase is Phase.PREFILL and not s.paused]
         begun.sort(key=lambda s: (not s.live, slacks.get(s, s.arrival + self.policy.first_audio_target - start)))
@@ -235,10 +227,10 @@ class SpeechScheduler:
         return live or candidates
 
     def _prefill_step(self, candidates: Iterable[Stream], slacks: dict[Stream, float], start: float) -> Step | None:
-        """As many prompt chunks as the least slack covers, with the rows that could not wait for them.
+        """As many prompt chunks as the least slack covers, with the decode rows that cannot wait for them.
 
-        A stream between two segments is itself a listener: its own slack does not hold its prefill back. A listener
-        who waits in silence already holds back only those who are less late.
+        A live stream between two segments has slack itself, which does not delay its own prefill. A listener whose
+        audio has run out delays only prefills of streams that are less late.
         """
         policy = self.policy
         chunks: list[PrefillChunk] = []
@@ -251,7 +243,7 @@ class SpeechScheduler:
             if len(chunks) >= policy.buckets[-1]:
                 break
             whole = stream.prefilled == 0 and self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio)
-            # What is left of a prompt that was cut runs eagerly, so one that can be replayed is not cut.
+            # The rest of a split prompt runs eagerly, so a prompt that can be replayed whole is not split.
             least = stream.prompt_left if whole else policy.min_chunk
             length = min(stream.prompt_left, policy.prefill_tokens - sum(chunk.length for chunk in chunks))
             if length < stream.prompt_left and whole:
@@ -265,7 +257,7 @@ class SpeechScheduler:
             chunks.append(chunk)
         if not chunks:
             return None
-        return self._with_riders(chunks, slacks)
+        return self._with_decode_rows(chunks, slacks)
 
     def _grown_bound(self, chunks: Sequence[PrefillChunk], stream: Stream, length: int) -> float:
         return self.forecast.prefill_bound([*chunks, PrefillChunk(stream, stream.prefilled, length)])
@@ -276,11 +268,12 @@ class SpeechScheduler:
         largest = self.policy.buckets[-1]
         return sum(self.forecast.decode_bound(steps, min(count, largest)) for steps, count in decoding.items())
 
-    def _with_riders(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
-        """Rows that would have to run right after an eager prefill anyway run inside it: the tail and the VAE are
-        shared. A replayed one takes none: it is over before the rows would be, and they go in a full batch after it.
+    def _with_decode_rows(self, chunks: list[PrefillChunk], slacks: dict[Stream, float]) -> Step:
+        """Adds the decode rows that would have to run right after an eager prefill: they share its tail and VAE.
+
+        A replayed prefill takes none: it is short, and the rows run in a full batch after it.
         """
-        if self.forecast.recording(chunks) is not None:
+        if self.forecast.captured_bucket(chunks) is not None:
             return Step(tuple(chunks), (), self.forecast.prefill(chunks))
         alone, bound = self.forecast.prefill_bound(chunks), self.forecast.decode_bound
         ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
@@ -289,15 +282,15 @@ class SpeechScheduler:
         for count in range(len(soon), 0, -1):
             cost = self.forecast.prefill_bound(chunks, soon[:count])
             if cost + self.policy.guard <= max(0.0, slacks[soon[0]]):
-                riders = tuple(soon[:count])
-                return Step(tuple(chunks), riders, self.forecast.prefill(chunks, riders))
+                decodes = tuple(soon[:count])
+                return Step(tuple(chunks), decodes, self.forecast.prefill(chunks, decodes))
         return Step(tuple(chunks), (), self.forecast.prefill(chunks))
 
     def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
-        """The group of one solver-step value whose listener is nearest to silence, in the bucket that pays best.
+        """The most urgent stream with others of its number of solver steps, in the bucket with most rows per second.
 
-        While a listener waits for a slot or pages, rows that can spare the time go by what they have left to do, so
-        that one ends soon. cheapest: new streams wait for slack, so take no more than the rows that need it.
+        While a live stream waits for a slot or pages, streams with enough slack are ordered by the patches they have
+        left, so that one ends soon. cheapest: new streams wait for slack, so only rows that need the step take part.
         """
         policy = self.policy
         ready = [stream for stream in self._running if stream.decodable]
@@ -337,7 +330,7 @@ class SpeechScheduler:
     # Life of a stream
 
     def _admit(self, stream: Stream) -> None:
-        """Takes a waiting stream in: a slot, and pages to its length cap."""
+        """Admits a waiting stream: a slot, and pages up to its length cap."""
         self._waiting.remove(stream)
         self._running.append(stream)
         stream.slot = self._slots.take()
@@ -345,7 +338,7 @@ class SpeechScheduler:
         stream.phase = Phase.PREFILL
 
     def reserve(self, stream: Stream, positions: int) -> bool:
-        """Grows a stream's reservation for a longer segment that came later. False when there is no room."""
+        """Allocates more pages for a longer segment that was appended. False when there is no room."""
         if stream.phase is Phase.WAITING:
             stream.positions = max(stream.positions, positions)
             return self._pages_for(stream.positions) < self._pages.num_pages
@@ -360,9 +353,9 @@ class SpeechScheduler:
     def begin_segment(
         self, stream: Stream, prompt_tokens: int, prompt_audio: int, max_patches: int, cached: int = 0
     ) -> None:
-        """A stream whose segment has ended gets the next one; `cached` leading positions are in its cache already.
+        """Starts the next segment of a stream; its `cached` leading positions have keys already.
 
-        They are computed again where the whole prompt is replayed: a pass behind a past is an eager one.
+        They are computed again when the whole prompt can be replayed: prefills with cached context run eagerly.
         """
         stream.prompt_tokens, stream.prompt_audio, stream.max_patches = prompt_tokens, prompt_audio, max_patches
         stream.prefilled = 0 if self.forecast.replayable(prompt_tokens, prompt_audio) else cached
@@ -370,10 +363,10 @@ class SpeechScheduler:
         stream.phase = Phase.PREFILL
 
     def end_segment(self, stream: Stream, patches: int) -> None:
-        """The model stopped after `patches` real patches of the current segment; later launches were surplus."""
-        surplus = stream.launched - patches
-        if surplus:
-            stream.playback.drop(surplus * self.policy.patch_seconds)
+        """The current segment ended after `patches` patches; rows launched later were overrun rows."""
+        overrun = stream.launched - patches
+        if overrun:
+            stream.playback.drop(overrun * self.policy.patch_seconds)
         self.forecast.learn_length(patches / stream.max_patches)
         stream.phase = Phase.IDLE
 

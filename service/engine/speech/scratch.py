@@ -1,5 +1,5 @@
-"""Passes of a speech runner over the scratch slot and page, before there are requests: they measure costs and memory,
-and compile what may run eagerly."""
+"""Runs of a speech runner's steps over the scratch slot and page at start: they measure costs and memory, and compile
+the kernels of eager runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.protocol import Plan, SpeechModel
-from service.engine.speech.costs import CostModel
+from models.protocol import Bucket, Plan, SpeechModel
+from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.plans import slots_plan
-from service.engine.speech.prefill import Capacity, replayed_prefill
+from service.engine.speech.prefill import replayed_prefill
 from service.engine.speech.runner import SpeechRunner, prefill_plan
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
-from service.graphs.buckets import octaves
+from service.graphs.buckets import powers_of_two
 
 
-def calibrate(runner: SpeechRunner, costs: CostModel, buckets: Sequence[int], prompt_lengths: Sequence[int]) -> None:
-    """Measures the default solver steps: the first requests are scheduled by numbers, too."""
-    steps = runner.model.solver_steps[0]
+def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], prompt_lengths: Sequence[int]) -> None:
+    """Measures costs at the default number of solver steps, so that the first requests are scheduled by them."""
+    steps = runner.solver_steps[0]
     for bucket in buckets:
         plan, tail = _rows(bucket), _tail_rows(runner, bucket)
         costs.observe("decode", steps, bucket, _timed(runner, partial(runner.decode[steps].run, plan)))
@@ -30,14 +30,14 @@ def calibrate(runner: SpeechRunner, costs: CostModel, buckets: Sequence[int], pr
             costs.observe("vae", 0, bucket, _timed(runner, partial(runner.vae.run, plan)))
     for length in prompt_lengths:
         costs.observe("prefill", 0, length, _timed(runner, partial(scratch_prefill, runner, [length])))
-    for capacity in runner.prefill.recorded:
-        kind, size = replayed_prefill(capacity)
-        plan = _full_prompt(runner.model, capacity)
+    for captured in runner.prefill.captured:
+        kind, size = replayed_prefill(captured)
+        plan = _full_prompt(runner.model, captured)
         costs.observe(kind, 0, size, _timed(runner, partial(runner.prefill.run, plan)))
 
 
 def _timed(runner: SpeechRunner, launch: Callable[[], object]) -> float:
-    """Seconds of the second run: the first one may compile or allocate."""
+    """Seconds of the second run, since the first may compile or allocate."""
     launch()
     start = runner.clock.mark()
     launch()
@@ -48,35 +48,36 @@ def _timed(runner: SpeechRunner, launch: Callable[[], object]) -> float:
 
 
 def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> None:
-    """What may run eagerly: steps and prefills of each octave, prefills with a past, of many prompts and beside decode
-    rows. Numbers of solver steps share their kernels."""
-    steps = runner.model.solver_steps[0]
-    rows = octaves(max_rows)
+    """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context, of many
+    prompts, and beside decode rows. All numbers of solver steps use the same kernels."""
+    steps = runner.solver_steps[0]
+    rows = powers_of_two(max_rows)
     for part in (runner.decode[steps], runner.tail[steps], runner.vae):
         part.warm_up({"rows": count} for count in rows)
-    for length in octaves(min(step_tokens, WARM_TOKENS)):
+    for length in powers_of_two(min(step_tokens, WARM_TOKENS)):
         scratch_prefill(runner, [length])
-    scratch_prefill(runner, [1, 2], past=runner.page_size)
+    scratch_prefill(runner, [1, 2], cached=runner.page_size)
     scratch_prefill(runner, [1] * WARM_SEQUENCES)
     for count in rows:
-        scratch_prefill(runner, [1], riders=count)
+        scratch_prefill(runner, [1], decodes=count)
 
 
-def largest_shapes(runner: SpeechRunner, tokens: int, clip_samples: int) -> None:
-    """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a clip's piece."""
+def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) -> None:
+    """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a piece of reference
+    audio."""
     plan, tail = _rows(runner.buckets[-1]), _tail_rows(runner, runner.buckets[-1])
     scratch_prefill(runner, [tokens])
-    steps = runner.model.solver_steps[0]
+    steps = runner.solver_steps[0]
     runner.decode[steps].run(plan, eager="disabled")
     runner.tail[steps].run(tail, eager="disabled")
     with runner.codec_turn():
         runner.vae.run(plan, eager="disabled")
-    clip = torch.zeros(clip_samples, device=runner.device)
-    next(iter(runner.model.encode_reference_pieces(clip, "right")))
+    wave = torch.zeros(reference_samples, device=runner.device)
+    next(iter(runner.model.encode_reference_pieces(wave, "right")))
 
 
-def scratch_prefill(runner: SpeechRunner, lengths: Sequence[int], *, past: int = 0, riders: int = 0) -> Tensor:
-    """Prompts of audio positions alone, the costliest, each behind `past` keys, and decode rows beside them."""
+def scratch_prefill(runner: SpeechRunner, lengths: Sequence[int], *, cached: int = 0, decodes: int = 0) -> Tensor:
+    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys, with decode rows."""
     model, sizes = runner.model, np.array(lengths)
     length = int(sizes.sum())
     inputs: dict[str, np.ndarray] = {
@@ -89,12 +90,12 @@ def scratch_prefill(runner: SpeechRunner, lengths: Sequence[int], *, past: int =
     arrays = inputs | {
         "slot_mapping": np.zeros(length, dtype=np.int64),
         "cu_seqlens_q": np.cumsum([0, *sizes], dtype=np.int32),
-        "cu_seqlens_k": np.cumsum([0, *(sizes + past)], dtype=np.int32),
-        "riders": np.zeros(riders, dtype=np.int64),
+        "cu_seqlens_k": np.cumsum([0, *(sizes + cached)], dtype=np.int32),
+        "decode_slots": np.zeros(decodes, dtype=np.int64),
     }
-    if past:
-        arrays["key_rows"] = np.zeros(int((sizes + past).sum()), dtype=np.int64)
-    return runner.ragged(arrays, inputs.keys(), max(lengths), max(lengths) + past)
+    if cached:
+        arrays["context_slots"] = np.zeros(int((sizes + cached).sum()), dtype=np.int64)
+    return runner.ragged(arrays, inputs.keys(), max(lengths), max(lengths) + cached)
 
 
 def _rows(rows: int) -> Plan:
@@ -108,12 +109,12 @@ def _tail_rows(runner: SpeechRunner, rows: int) -> Plan:
     return plan
 
 
-def _full_prompt(model: SpeechModel, capacity: Capacity) -> Plan:
-    """A prompt that fills a recorded prefill."""
-    tokens, audio = capacity["tokens"], capacity["audio"]
+def _full_prompt(model: SpeechModel, bucket: Bucket) -> Plan:
+    """A prompt that fills a captured prefill."""
+    tokens, audio = bucket["tokens"], bucket["audio"]
     arrays = {
         "positions": np.arange(tokens) % model.max_positions,
         "patch_index": np.where(np.arange(tokens) < audio, np.arange(tokens), -1),
         "cu_seqlens": np.array([0, tokens], dtype=np.int32),
     }
-    return prefill_plan(arrays, capacity)
+    return prefill_plan(arrays, bucket)

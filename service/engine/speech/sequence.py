@@ -1,4 +1,4 @@
-"""A speech request in the engine: its segments, the prompt of each, and what has come of them."""
+"""A speech request in the engine: its segments, their prompts, and the patches received."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import numpy as np
 
 from models.errors import InputError
 from models.processor import SpeechProcessor
-from service.engine.messages import SpeechRequest, SpeechSegment
 from service.engine.speech.stream import Playback, Stream
+from service.engine.tally import StepTally
+from service.link.messages import SpeechRequest, SpeechSegment
 
+MAX_SEED = 2**63 - 1
 CONTINUITY_PATCHES = 64
 """Patches of the first segment (10 s) that condition the voice of those after it."""
 
@@ -22,13 +24,13 @@ class SegmentPrompt:
     """One segment laid out on the time axis.
 
     token_ids int64 [n], audio_mask bool [n], patches float32 [audio positions, frames, channels] in order of the
-    masked positions; primed: patches that the codec's memory starts from.
+    masked positions; priming: patches that initialise the codec's streaming state.
     """
 
     token_ids: np.ndarray
     audio_mask: np.ndarray
     patches: np.ndarray
-    primed: np.ndarray
+    priming: np.ndarray
     min_patches: int
     max_patches: int
 
@@ -53,32 +55,41 @@ class SegmentPrompt:
 class SpeechSequence:
     """Speaks the segments of a request one after the other.
 
-    The first segment's prompt is what the request says. Later ones take as their reference the request's clip (that of
-    the voice, if there is another one to continue) and the first segment's own patches, up to CONTINUITY_PATCHES of
-    them: the voice stays.
+    The first segment's prompt is that of the request. To keep the voice, later segments use as their reference the
+    request's reference audio (or else the audio to continue) and up to CONTINUITY_PATCHES patches of the first segment.
     """
 
     def __init__(
         self, request: SpeechRequest, processor: SpeechProcessor, patch_shape: tuple[int, int], priming_patches: int
     ) -> None:
-        """Raises InputError when the first segment does not fit the context."""
+        """Raises InputError when the first segment does not fit the context, or for a reference of another shape."""
         self.request = request
         self.open = request.open
+        self.tally = StepTally()
         self.idle = False
         """The current segment has ended, and there is no next one yet."""
         self.segment = 0
+        self.attempt = 0
+        """Takes of the current segment that were thrown away."""
+        self.heard = False
+        """Audio of the current segment has been sent."""
+        self.begins = True
+        """No step of the current take has been launched. Ended by the runner."""
         self.segments: deque[SpeechSegment] = deque(request.segments[1:])
         self.patches = 0
-        """Real patches of the current segment that have come."""
+        """Patches of the current segment that were received."""
         self._processor = processor
         self._none = np.zeros((0, *patch_shape), dtype=np.float32)
         self._reference = self._none if request.reference is None else request.reference
-        clip = self._none if request.prompt is None else request.prompt
-        self._voice = self._reference if len(self._reference) else clip
+        continued = self._none if request.prompt is None else request.prompt
+        for patches in (self._reference, continued):
+            if patches.shape[1:] != patch_shape:
+                raise InputError("voice", "was kept for another checkpoint than this one; upload it again")
+        self._voice = self._reference if len(self._reference) else continued
         self._opening: list[np.ndarray] = []
         first = request.segments[0]
-        text_ids = request.transcript_ids if len(clip) else first.text_ids
-        self.prompt = self._lay_out(first, text_ids, self._reference, clip, priming_patches)
+        text_ids = request.transcript_ids if len(continued) else first.text_ids
+        self.prompt = self._lay_out(first, text_ids, self._reference, continued, priming_patches)
         for segment in self.segments:
             self.later_positions(segment)
         self.stream = Stream(
@@ -95,10 +106,12 @@ class SpeechSequence:
 
     @property
     def seed(self) -> int:
-        """Noise seed of the current segment: the request's own for the first, derived from it for the others."""
+        """Noise seed of the current segment: the request's own for the first, derived from it for the others. Each
+        further take is that of the next seed."""
+        seed = (self.request.seed + self.attempt) & MAX_SEED
         if self.segment == 0:
-            return self.request.seed
-        digest = hashlib.blake2b(f"{self.request.seed}/{self.segment}".encode(), digest_size=8).digest()
+            return seed
+        digest = hashlib.blake2b(f"{seed}/{self.segment}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1
 
     @property
@@ -107,7 +120,7 @@ class SpeechSequence:
         return bool(self.segments) or self.open
 
     def keep(self, patch: np.ndarray) -> None:
-        """Takes a patch float32 [frames, channels] that came for the current segment."""
+        """Counts a patch float32 [frames, channels] of the current segment, and keeps it where later ones need it."""
         self.patches += 1
         if self.segment == 0 and self.may_continue and len(self._opening) < CONTINUITY_PATCHES:
             self._opening.append(patch)
@@ -116,9 +129,24 @@ class SpeechSequence:
         """Makes the next segment the current one."""
         segment = self.segments.popleft()
         self.segment += 1
-        self.patches = 0
+        self.patches = self.attempt = 0
+        self.heard, self.begins = False, True
         reference = np.concatenate([self._voice, np.stack(self._opening)])
         self.prompt = self._lay_out(segment, segment.text_ids, reference, self._none, 0)
+
+    @property
+    def may_draw_again(self) -> bool:
+        """Another take of the current segment is allowed and may end sooner, and nobody has heard this one."""
+        may_stop = self.prompt.min_patches < self.prompt.max_patches
+        return may_stop and not self.heard and self.attempt < self.request.retries
+
+    def draw_again(self) -> None:
+        """Throws the patches of the current segment away."""
+        self.attempt += 1
+        self.patches = 0
+        self.begins = True
+        if self.segment == 0:
+            self._opening.clear()
 
     def later_positions(self, segment: SpeechSegment) -> int:
         """Most positions of a segment after the first; InputError when the context is shorter."""
@@ -131,19 +159,22 @@ class SpeechSequence:
         segment: SpeechSegment,
         text_ids: tuple[int, ...],
         reference: np.ndarray,
-        clip: np.ndarray,
+        continued: np.ndarray,
         priming_patches: int,
     ) -> SegmentPrompt:
-        layout = self._processor.layout(text_ids, reference_patches=len(reference), prompt_patches=len(clip))
+        layout = self._processor.layout(text_ids, reference_patches=len(reference), prompt_patches=len(continued))
         room = self._processor.context_length - len(layout.token_ids)
         if segment.min_patches >= room:
-            raise InputError("input", f"text and clips leave {room} patches of the context to speak in")
-        patches = np.concatenate([reference, clip]).astype(np.float32, copy=False)
+            left = max(0, room)
+            raise InputError(
+                "input", f"too long: text and reference audio leave {left} patches of the context for speech"
+            )
+        patches = np.concatenate([reference, continued]).astype(np.float32, copy=False)
         return SegmentPrompt(
             token_ids=layout.token_ids.astype(np.int64),
             audio_mask=layout.audio_mask,
             patches=patches,
-            primed=patches[-priming_patches:] if len(clip) and priming_patches else self._none,
+            priming=patches[-priming_patches:] if len(continued) and priming_patches else self._none,
             min_patches=segment.min_patches,
             max_patches=min(segment.max_patches, room),
         )

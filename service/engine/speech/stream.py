@@ -1,4 +1,4 @@
-"""One speech request as the scheduler sees it: how far it is, and how far its listener is."""
+"""One speech request as the scheduler sees it: its progress, and that of its listener."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from enum import Enum
 class Playback:
     """The listener's clock. Playing starts with the first audio and stalls when audio comes too late.
 
-    speed: seconds of audio that are heard in a second; what is kept here are seconds of listening. `pending` is what
-    has been launched and not yet delivered; the scheduler counts on it.
+    speed: seconds of audio heard per second; all times here are seconds of listening. `pending` is audio that was
+    launched and not delivered yet; the scheduler counts on it. `unsent` is the part of what was delivered that waits in
+    the engine and could be sent at once.
     """
 
     def __init__(self, speed: float = 1.0) -> None:
@@ -18,6 +19,7 @@ class Playback:
         self.started: float | None = None
         self.delivered = 0.0
         self.pending = 0.0
+        self.unsent = 0.0
         self.underrun = 0.0
 
     def end(self, start: float) -> float:
@@ -25,15 +27,15 @@ class Playback:
         return (start if self.started is None else self.started) + self.delivered + self.pending
 
     def launch(self, seconds: float) -> None:
-        """Takes note of seconds of audio."""
+        """Seconds of audio were launched."""
         self.pending += seconds / self.speed
 
     def drop(self, seconds: float) -> None:
-        """A launched patch turned out to be surplus: it follows its segment's end."""
+        """Launched audio was of an overrun row, after its segment's end."""
         self.pending -= seconds / self.speed
 
     def deliver(self, now: float, seconds: float) -> float:
-        """Takes delivery and returns how many seconds the listener waited in silence for it."""
+        """Delivers audio, unsent as yet; returns the seconds of silence that the listener heard before it."""
         seconds /= self.speed
         self.pending -= seconds
         if self.started is None:
@@ -41,8 +43,24 @@ class Playback:
         late = max(0.0, now - (self.started + self.delivered))
         self.started += late
         self.delivered += seconds
+        self.unsent += seconds
         self.underrun += late
         return late
+
+    def send(self) -> None:
+        """Everything delivered has been sent."""
+        self.unsent = 0.0
+
+    def take_back(self) -> None:
+        """What was not sent is not delivered either."""
+        self.delivered -= self.unsent
+        self.unsent = 0.0
+        if not self.delivered:
+            self.started = None
+
+    def in_hand(self, now: float) -> float:
+        """Seconds of sound that the listener has, `now`, of what was sent."""
+        return 0.0 if self.started is None else max(0.0, self.started + self.delivered - self.unsent - now)
 
 
 class Phase(Enum):
@@ -60,8 +78,8 @@ class Stream:
     """Written by the scheduler, except where a field says so.
 
     live: a listener plays the audio while it is made.
-    prompt_audio: those of the prompt's positions that hold patches.
-    positions: most cache positions that any segment known so far needs, prompt and patches together.
+    prompt_audio: prompt positions that hold patches.
+    positions: most cache positions of any segment known so far, prompt and patches together.
     paused: the transport takes no more (set by the worker).
     """
 
@@ -78,7 +96,7 @@ class Stream:
     pages: list[int] = field(default_factory=list)
     prefilled: int = 0
     launched: int = 0
-    """Patches of the current segment that were launched, surplus ones included."""
+    """Patches of the current segment that were launched, overrun ones included."""
     last_launch: float = 0.0
     paused: bool = False
     playback: Playback = field(default_factory=Playback)

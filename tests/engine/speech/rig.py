@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,13 +12,13 @@ import torch
 
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.config import EngineConfig, ModelConfig
-from service.engine.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
-from service.engine.speech.runner import Flight, Outcome
+from service.engine.speech.runner import InFlightStep, Outcome
 from service.engine.speech.worker import SpeechWorker, create_worker
 from service.engine.worker import Control, Request, WorkerContext
-from service.graphs.accounting import Observations
+from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
+from service.link.config import EngineConfig, ModelConfig
+from service.link.messages import Failed, ReferenceEncoded, SpeechDelta, SpeechRequest
 
 
 @dataclass
@@ -50,6 +50,8 @@ class WorkerRig:
         target: float | None = None,
         device: str = "cpu",
         capture_all: bool = False,
+        solver_steps: tuple[int, ...] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = EngineConfig(
             models=(ModelConfig("tts", "unused"),),
@@ -60,12 +62,14 @@ class WorkerRig:
             max_speech_load=1e9,
             max_step_tokens=step_tokens,
             graphs=graphs,
+            solver_steps=solver_steps,
         )
         where = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
         self.observations = Observations()
         pool = GraphPool(where, 1 << 30)
-        context = WorkerContext(config, where, dtype, pool, self.observations, time.monotonic)
+        context = WorkerContext(config, where, dtype, pool, self.observations, clock)
+        self._clock = clock
         self.worker: SpeechWorker = create_worker("tts", processor, model, context)
         self.worker.allocate(1 + tokens // config.page_size)
         while self.worker.capture_next(idle=capture_all):
@@ -78,11 +82,11 @@ class WorkerRig:
         runner = self.worker._runner
         outcomes = runner.outcomes
 
-        def spy(flight: Flight) -> list[Outcome]:
-            results = outcomes(flight)
+        def spy(launch: InFlightStep) -> list[Outcome]:
+            results = outcomes(launch)
             for outcome in results:
                 sequence = outcome.sequence
-                alive = self.worker._sequences.get(sequence.request.request_id) is sequence
+                alive = self.worker._requests.get(sequence.request.request_id) is sequence
                 if alive and outcome.segment == sequence.segment and not sequence.idle:
                     self.heard[sequence.request.request_id].patches.append(outcome.patch)
             return results
@@ -91,7 +95,7 @@ class WorkerRig:
 
     def turn(self) -> bool:
         """One turn of the engine loop; False when there was nothing to do."""
-        now = time.monotonic()
+        now = self._clock()
         launched = self.worker.has_work() and self.worker.tick(now, float("inf"))
         self.ticks += launched
         waiting = not launched and self.worker.oldest_launch() is not None
@@ -127,5 +131,5 @@ class WorkerRig:
         """Nothing is left of any request."""
         state = self.worker.state()
         assert (state.running, state.waiting, state.pages_used) == (0, 0, 0)
-        assert not self.worker._sequences and not self.worker._flights
+        assert not len(self.worker._requests) and not self.worker._in_flight
         self.worker._pages.check()

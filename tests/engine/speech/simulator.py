@@ -1,4 +1,4 @@
-"""A virtual GPU with recorded costs, a clock that only it moves, and the two policies that other engines use."""
+"""A virtual GPU with measured costs, a clock that only it moves, and the two policies that other engines use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.engine.pages import PagePool
-from service.engine.speech.costs import CostModel, Kind
-from service.engine.speech.prefill import Capacity, PrefillChunk, Recorded, prefill_needs, replayed_prefill
+from service.engine.speech.costs import Kind, SpeechCosts
+from service.engine.speech.forecast import Forecast
+from service.engine.speech.prefill import Bucket, FindCapturedBucket, PrefillChunk, replayed_prefill, required_prefill
 from service.engine.speech.scheduler import Policy, Refusal, SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream
 
@@ -18,7 +19,7 @@ BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 PATCH_SECONDS = 0.16
 
 # Seconds on an H100 at 10 solver steps: a plain graph of the decode step, its tail, the VAE step, an eager backbone.
-RECORDED: dict[Kind, dict[int, float]] = {
+MEASURED: dict[Kind, dict[int, float]] = {
     "decode": {1: 0.0125, 8: 0.0164, 16: 0.0191, 32: 0.0245, 64: 0.0342},
     "tail": {1: 0.0096, 8: 0.0125, 16: 0.0145, 32: 0.0190, 64: 0.0270},
     "vae": {1: 0.0013, 8: 0.0022, 32: 0.0056, 64: 0.0113},
@@ -33,31 +34,31 @@ FUSED: dict[Kind, dict[int, float]] = {
     "vae": {1: 0.0004, 8: 0.0008, 32: 0.0025, 64: 0.0047, 128: 0.0094},
     "prefill": {1: 0.020, 512: 0.020, 2048: 0.040},
     "text_prefill": {32: 0.0027, 1024: 0.0086},
-    "clip_prefill": {32: 0.0037, 1024: 0.0156},
+    "audio_prefill": {32: 0.0037, 1024: 0.0156},
 }
 FUSED_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
-RUNGS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+PREFILL_BUCKETS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-def recorded_costs(scale: float = 1.0, recorded: dict[Kind, dict[int, float]] = RECORDED) -> CostModel:
-    costs = CostModel()
-    for kind, sizes in recorded.items():
+def measured_costs(scale: float = 1.0, measured: dict[Kind, dict[int, float]] = MEASURED) -> SpeechCosts:
+    costs = SpeechCosts()
+    for kind, sizes in measured.items():
         for size, seconds in sizes.items():
             costs.observe(kind, 10 if kind in ("decode", "tail") else 0, size, seconds * scale)
     return costs
 
 
-def eager(needs: Capacity) -> Capacity | None:
-    """No prefill is recorded."""
+def eager(required: Bucket) -> Bucket | None:
+    """No prefill is captured."""
     return None
 
 
-def replayed(needs: Capacity) -> Capacity | None:
-    """The recordings of a GPU: 16 prompts, for text alone or with patches."""
-    tokens = next((rung for rung in RUNGS if rung >= needs["tokens"]), None)
-    if tokens is None or needs["sequences"] > 16:
+def replayed(required: Bucket) -> Bucket | None:
+    """The captured graphs of a GPU: 16 prompts, for text alone or with patches."""
+    tokens = next((bucket for bucket in PREFILL_BUCKETS if bucket >= required["tokens"]), None)
+    if tokens is None or required["sequences"] > 16:
         return None
-    return {"tokens": tokens, "audio": tokens if needs["audio"] else 0, "sequences": 16}
+    return {"tokens": tokens, "audio": tokens if required["audio"] else 0, "sequences": 16}
 
 
 @dataclass(eq=False)
@@ -112,6 +113,19 @@ class Outcome:
         return sum(self.underruns)
 
 
+def forecast_of(
+    policy: Policy, costs: SpeechCosts, captured: FindCapturedBucket, *, codec_beside: bool = False
+) -> Forecast:
+    return Forecast(
+        costs,
+        captured,
+        buckets=policy.buckets,
+        patch_seconds=policy.patch_seconds,
+        prefill_tokens=policy.prefill_tokens,
+        codec_beside=codec_beside,
+    )
+
+
 class Simulation:
     """Runs a trace to its end. Stops are known one step late, as results are read."""
 
@@ -128,8 +142,8 @@ class Simulation:
         seed: int = 0,
         far_ahead: float = 2.0,
         buckets: tuple[int, ...] = BUCKETS,
-        costs: dict[Kind, dict[int, float]] = RECORDED,
-        recorded: Recorded = eager,
+        costs: dict[Kind, dict[int, float]] = MEASURED,
+        captured: FindCapturedBucket = eager,
     ) -> None:
         self.trace = sorted(trace, key=lambda arrival: arrival.time)
         policy = Policy(
@@ -143,9 +157,11 @@ class Simulation:
         )
         self.pages = PagePool(pages + 1, page_size=16)
         self.buckets = buckets
-        self.recorded = recorded
-        self.true = recorded_costs(scale, costs)
-        self.scheduler = SpeechScheduler(policy, recorded_costs(scale, costs), self.pages, recorded)
+        self.captured = captured
+        self.true = measured_costs(scale, costs)
+        self.scheduler = SpeechScheduler(
+            policy, forecast_of(policy, measured_costs(scale, costs), captured), self.pages
+        )
         self.random = random.Random(seed)
         self.jitter = jitter
         self.outcome = Outcome()
@@ -157,10 +173,10 @@ class Simulation:
         if not step.prefills:
             total += sum(mean("decode", steps, self.bucket(count)) for steps, count in rows.items())
         else:
-            needs = None if step.decodes else prefill_needs(step.prefills)
-            capacity = None if needs is None else self.recorded(needs)
+            required = None if step.decodes else required_prefill(step.prefills)
+            bucket = None if required is None else self.captured(required)
             tokens = sum(chunk.length for chunk in step.prefills) + len(step.decodes)
-            kind, size = ("prefill", tokens) if capacity is None else replayed_prefill(capacity)
+            kind, size = ("prefill", tokens) if bucket is None else replayed_prefill(bucket)
             total += mean(kind, 0, size)
             total += sum(mean("tail", steps, self.bucket(count)) for steps, count in rows.items())
         return total * (1 + self.random.uniform(-self.jitter, self.jitter))

@@ -1,4 +1,4 @@
-"""The scheduler alone, on a virtual clock with recorded costs."""
+"""The scheduler alone, on a virtual clock with measured costs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.pages import PagePool
-from service.engine.speech.prefill import PrefillChunk, Recorded
+from service.engine.speech.prefill import FindCapturedBucket, PrefillChunk
 from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.stream import Phase, Playback, Stream
 from tests.engine.speech.simulator import (
     BUCKETS,
     FUSED,
     FUSED_BUCKETS,
+    MEASURED,
     PATCH_SECONDS,
-    RECORDED,
     Arrival,
     DecodeFirst,
     Outcome,
     PrefillFirst,
     Simulation,
     eager,
-    recorded_costs,
+    forecast_of,
+    measured_costs,
     replayed,
 )
 
@@ -45,20 +46,28 @@ def poisson(
     return trace
 
 
-def scheduler(streams: int = 64, pages: int = 10_000, recorded: Recorded = eager, **policy: float) -> SpeechScheduler:
+def scheduler(
+    streams: int = 64,
+    pages: int = 10_000,
+    captured: FindCapturedBucket = eager,
+    *,
+    codec_beside: bool = False,
+    **policy: float,
+) -> SpeechScheduler:
     settings_ = Policy(buckets=BUCKETS, max_streams=streams, patch_seconds=PATCH_SECONDS, **policy)  # type: ignore[arg-type]
-    costs = recorded_costs(recorded=RECORDED | {"text_prefill": FUSED["text_prefill"]})
-    return SpeechScheduler(settings_, costs, PagePool(pages + 1, page_size=16), recorded)
+    costs = measured_costs(measured=MEASURED | {"text_prefill": FUSED["text_prefill"]})
+    forecast = forecast_of(settings_, costs, captured, codec_beside=codec_beside)
+    return SpeechScheduler(settings_, forecast, PagePool(pages + 1, page_size=16))
 
 
 def test_a_codec_beside_the_next_step_takes_no_time_of_the_steps_but_delays_their_audio() -> None:
-    between, beside = scheduler(recorded=replayed), scheduler(recorded=replayed, codec_beside=True)
-    decode, vae = RECORDED["decode"][8], RECORDED["vae"][8]
+    between, beside = scheduler(captured=replayed), scheduler(captured=replayed, codec_beside=True)
+    decode, vae = MEASURED["decode"][8], MEASURED["vae"][8]
     assert between.forecast.decode(10, 8) == pytest.approx(decode + vae)
     assert beside.forecast.decode(10, 8) == pytest.approx(decode)
     assert beside.forecast.decode_bound(10, 8) == between.forecast.decode_bound(10, 8)
     prompt = [PrefillChunk(stream(), 0, 40)]
-    one = RECORDED["vae"][1]
+    one = MEASURED["vae"][1]
     assert between.forecast.prefill(prompt) - beside.forecast.prefill(prompt) == pytest.approx(one)
     assert beside.forecast.prefill_bound(prompt) == between.forecast.prefill_bound(prompt)
     alone = stream()
@@ -154,7 +163,7 @@ def test_with_replayed_prefills_first_audio_comes_earlier_than_with_the_policies
     """Prompts of text alone are so short now that all policies but decode-first treat them alike."""
 
     def simulation() -> Simulation:
-        return Simulation(trace, slots=128, buckets=FUSED_BUCKETS, costs=FUSED, recorded=replayed)
+        return Simulation(trace, slots=128, buckets=FUSED_BUCKETS, costs=FUSED, captured=replayed)
 
     ours = simulation().run()
     assert ours.underrun_seconds == 0
@@ -184,14 +193,14 @@ def test_admission_keeps_the_promise_under_overload() -> None:
     assert len(outcome.refused) + outcome.finished == len(trace)
 
 
-def open_loop(trace: list[Arrival], recorded: Recorded, **options: float) -> Outcome:
+def open_loop(trace: list[Arrival], captured: FindCapturedBucket, **options: float) -> Outcome:
     """A server's policy on the measured costs of the fused kernels."""
     return Simulation(
         trace,
         slots=128,
         buckets=FUSED_BUCKETS,
         costs=FUSED,
-        recorded=recorded,
+        captured=captured,
         target=2.0,
         max_load=0.8,
         **options,  # type: ignore[arg-type]
@@ -224,7 +233,7 @@ def test_eager_prefills_do_not_carry_it() -> None:
 
 
 def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
-    sched = scheduler(recorded=replayed)
+    sched = scheduler(captured=replayed)
     for index in range(18):
         sched.submit(stream(f"new {index}"), 0.0)
     first = sched.next_step(0.0)
@@ -239,7 +248,7 @@ def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
 
 
 def test_a_prompt_that_can_be_replayed_is_not_cut() -> None:
-    sched = scheduler(recorded=replayed, prefill_tokens=1000)
+    sched = scheduler(captured=replayed, prefill_tokens=1000)
     sched.submit(stream("a", prompt=600), 0.0)
     sched.submit(stream("b", prompt=600), 0.0)
     step = sched.next_step(0.0)
@@ -248,16 +257,16 @@ def test_a_prompt_that_can_be_replayed_is_not_cut() -> None:
 
 
 def test_what_is_cached_of_a_prompt_is_computed_again_where_that_is_a_replay() -> None:
-    for recorded, prefilled in ((replayed, 0), (eager, 50)):
-        sched = scheduler(recorded=recorded)
-        (talker,) = playing(sched, 1, slack=1.0)
-        sched.end_segment(talker, talker.launched)
-        sched.begin_segment(talker, prompt_tokens=90, prompt_audio=40, max_patches=100, cached=50)
-        assert talker.prefilled == prefilled
+    for captured, prefilled in ((replayed, 0), (eager, 50)):
+        sched = scheduler(captured=captured)
+        (speaker,) = playing(sched, 1, slack=1.0)
+        sched.end_segment(speaker, speaker.launched)
+        sched.begin_segment(speaker, prompt_tokens=90, prompt_audio=40, max_patches=100, cached=50)
+        assert speaker.prefilled == prefilled
 
 
 def test_under_load_a_decode_step_lets_prompts_gather() -> None:
-    sched = scheduler(recorded=replayed)
+    sched = scheduler(captured=replayed)
     playing(sched, 40, slack=1.0)
     prompts: list[int] = []
     for index in range(4):
@@ -392,13 +401,13 @@ def test_a_paused_stream_holds_its_place_and_costs_nothing() -> None:
 
 def test_the_next_segment_of_a_stream_goes_before_new_streams() -> None:
     sched = scheduler()
-    (talker,) = playing(sched, 1, slack=0.03)
-    sched.end_segment(talker, talker.launched)
+    (speaker,) = playing(sched, 1, slack=0.03)
+    sched.end_segment(speaker, speaker.launched)
     assert sched.least_slack(100.0) == math.inf
-    sched.begin_segment(talker, prompt_tokens=60, prompt_audio=0, max_patches=100)
+    sched.begin_segment(speaker, prompt_tokens=60, prompt_audio=0, max_patches=100)
     sched.submit(stream(arrival=90.0), 100.0)
     step = sched.next_step(100.0)
-    assert step is not None and step.prefills[0].stream is talker
+    assert step is not None and step.prefills[0].stream is speaker
 
 
 def test_pages_are_reserved_to_the_cap_and_come_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -13,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models.voxcpm2.model import VoxCPM2, load_model
-from service.engine.messages import (
+from service.engine.speech.scheduler import Step
+from service.engine.worker import Control, Request
+from service.link.messages import (
     Abort,
     EncodeReference,
     Pause,
@@ -21,8 +24,6 @@ from service.engine.messages import (
     SpeechRequest,
     SpeechSegment,
 )
-from service.engine.speech.scheduler import Step
-from service.engine.worker import Control, Request
 from tests.engine.speech.rig import Heard, WorkerRig
 from tests.models.voxcpm2 import golden
 
@@ -74,6 +75,15 @@ def golden_request(mode: str, **changes: object) -> SpeechRequest:
     )
 
 
+def test_the_first_audio_says_when_its_phases_were(rig: WorkerRig) -> None:
+    began = time.monotonic()
+    heard = rig.alone(request("timed", segment(TEXTS[0], 3, 3), segment(TEXTS[1], 3, 3)))
+    first, *others = heard.deltas
+    assert first.times is not None and not any(delta.times for delta in others)
+    assert began <= first.times.scheduled <= first.times.computed <= time.monotonic()
+    assert first.times.encoder is None
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
 def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
     """All modes in one worker, arriving one after the other, with the recorded noise."""
@@ -89,10 +99,26 @@ def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
         audio = heard[name.split(".")[0]].audio[: count * SAMPLES]
         np.testing.assert_allclose(audio, expected[name][0].numpy(), atol=AUDIO, rtol=0)
     rig.assert_clean()
-    routes = {(o.labels["kind"], o.labels["route"]) for o in rig.observations.drain() if o.name == "steps_total"}
+    steps = [event.labels for event in rig.observations.drain() if event.name == "steps_total"]
+    routes = {(labels["kind"], labels["route"]) for labels in steps}
     assert {kind for kind, route in routes if route == "replay"} == (
         {"prefill", "tail", "decode", "vae"} if graphs else set()
     )
+    assert graphs or {labels["reason"] for labels in steps} == {"disabled"}
+
+
+def test_the_server_names_the_numbers_of_solver_steps(model: VoxCPM2) -> None:
+    """Those that are captured; streams of different numbers share prefills and go in decode steps of their own."""
+    rig = WorkerRig(model, golden.processor(), solver_steps=(5, 32), capture_all=True)
+    both = [request("few", solver_steps=5), request("many", solver_steps=32)]
+    heard = rig.run({0: both})
+    for name, steps in (("few", 5), ("many", 32)):
+        alone = WorkerRig(model, golden.processor(), solver_steps=(steps,), graphs=False)
+        expected = alone.run({0: [request(name, solver_steps=steps)]})[name]
+        np.testing.assert_allclose(np.stack(heard[name].patches), np.stack(expected.patches), atol=HIDDEN, rtol=0)
+        alone.assert_clean()
+    assert np.abs(np.stack(heard["few"].patches) - np.stack(heard["many"].patches)).max() > 10 * HIDDEN
+    rig.assert_clean()
 
 
 def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
@@ -107,7 +133,7 @@ def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
     rig.assert_clean()
 
 
-def test_a_natural_stop_ends_the_stream_without_its_surplus_patch() -> None:
+def test_a_natural_stop_ends_the_stream_without_its_overrun_patch() -> None:
     rig = WorkerRig(golden.model(), golden.processor())
     heard = rig.alone(
         request(
@@ -292,7 +318,7 @@ def test_clips_are_encoded_piece_by_piece_between_the_steps_of_a_live_stream(
     encoded = heard["clip"].encoded
     assert encoded is not None and heard["clip 2"].encoded is not None
     with torch.inference_mode():
-        expected = model.encode_reference(torch.from_numpy(wave), "left").numpy()
+        expected = torch.cat(list(model.encode_reference_pieces(torch.from_numpy(wave), "left"))).numpy()
     np.testing.assert_allclose(encoded.patches, expected, atol=HIDDEN, rtol=0)
     assert len(heard["talking"].deltas) == 12
     kinds = [event.labels["kind"] for event in rig.observations.drain() if event.name == "step_duration_seconds"]
@@ -310,7 +336,7 @@ def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monk
     rig.turn()
     rig.worker.submit(clips[3])  # There is room for it: the first has begun.
     timeout = rig.worker._context.config.queue_timeout
-    rig.worker.end_waits(timeout + 1.5)
+    rig.worker.fail_timed_out(timeout + 1.5)
     heard = rig.run({})
     failures = [
         (one.failed.status, one.failed.code) if (one := heard[clip.request_id]).failed else None for clip in clips
@@ -318,7 +344,7 @@ def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monk
     assert failures == [None, (503, "queue_timeout"), (503, "overloaded"), None]
     assert all(failed.retry_after for clip in clips if (failed := heard[clip.request_id].failed) is not None)
     assert [heard[clip.request_id].encoded is not None for clip in clips] == [True, False, False, True]
-    assert len(rig.worker._clips) == 0
+    assert len(rig.worker._references) == 0
     rig.assert_clean()
 
 
@@ -326,6 +352,8 @@ def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
     clip = np.zeros((4000, 4, 8), dtype=np.float32)
     failed = rig.alone(request("clip", reference=clip)).failed
     assert failed is not None and (failed.status, failed.field) == (400, "input")
+    failed = rig.alone(request("other", reference=np.zeros((3, 4, 2), dtype=np.float32))).failed
+    assert failed is not None and (failed.status, failed.field) == (400, "voice")
     small = WorkerRig(rig.worker._model, golden.processor(), tokens=128)  # type: ignore[arg-type]
     failed = small.alone(request("long", segment(TEXTS[0], 300))).failed
     assert failed is not None and (failed.status, failed.code) == (400, "context_length_exceeded")
@@ -378,8 +406,8 @@ def test_decode_rows_that_ride_in_every_prefill_change_nothing(
         if step is None or not step.prefills:
             return step
         prefilled = {chunk.stream for chunk in step.prefills}
-        riders = tuple(stream for stream in scheduler.running if stream.decodable and stream not in prefilled)
-        return Step(step.prefills, riders, step.predicted)
+        decodes = tuple(stream for stream in scheduler.running if stream.decodable and stream not in prefilled)
+        return Step(step.prefills, decodes, step.predicted)
 
     monkeypatch.setattr(scheduler, "next_step", mixed)
     # How many steps there are between two prompts, and how many prompts join, is not for a busy machine to decide.

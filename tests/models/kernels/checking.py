@@ -16,7 +16,7 @@ def relative_error(out: Tensor, reference: Tensor) -> float:
     return float(difference.norm() / reference.double().cpu().norm())
 
 
-def wide(*tensors: Any) -> list[Any]:
+def upcast(*tensors: Any) -> list[Any]:
     """Tensors on the CPU, floating ones as float64; the rest as it is. Functions that dispatch run their reference."""
     return [t.cpu() if isinstance(t, Tensor) else t for t in wide_in_place(*tensors)]
 
@@ -46,7 +46,7 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 def replayed(device: torch.device, run: Callable[[], Any]) -> Any:
-    """On a GPU, run inside a recording with poisoned allocations and return the outputs of its replay."""
+    """On a GPU, run inside a captured graph with poisoned allocations and return the outputs of its replay."""
     with poisoned_allocations():
         if device.type != "cuda":
             return run()

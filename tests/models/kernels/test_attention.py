@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.layers.attention import paged_decode_attention_reference, varlen_attention_reference
-from models.layers.kernels.paged_decode import paged_decode_attention_cuda
-from models.layers.kernels.varlen import varlen_attention_cuda
+from models.layers.attention import attend_pages, attend_prefill_pages, attend_segments
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
@@ -26,8 +24,8 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     k, v = torch.randn(60, kv_heads, width, device=device), torch.randn(60, kv_heads, value_width, device=device)
     k[52:], v[52:] = float("nan"), float("nan")
     scale = width**-0.5
-    out = replayed(device, lambda: varlen_attention_cuda(q, k, v, cu_q, cu_k, scale, causal))
-    reference = varlen_attention_reference(*wide_in_place(q, k, v), cu_q, cu_k, scale, causal)
+    out = replayed(device, lambda: attend_segments.kernel(q, k, v, cu_q, cu_k, scale, causal))
+    reference = attend_segments.reference(*wide_in_place(q, k, v), cu_q, cu_k, scale, causal)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[46:].any()
 
@@ -58,9 +56,9 @@ def test_varlen(width, value_width, heads, kv_heads, causal, dtype) -> None:
     v = torch.randn(rows_k, kv_heads, value_width, device=device, dtype=dtype)
     q[total_q:], k[total_k:], v[total_k:] = (float("nan"),) * 3
     scale = width**-0.5
-    out = replayed(device, lambda: varlen_attention_cuda(q, k, v, cu_q, cu_k, scale, causal))
+    out = replayed(device, lambda: attend_segments.kernel(q, k, v, cu_q, cu_k, scale, causal))
     k[total_k:], v[total_k:] = 0, 0
-    reference = varlen_attention_reference(*(t.double() for t in (q, k, v)), cu_q, cu_k, scale, causal)
+    reference = attend_segments.reference(*(t.double() for t in (q, k, v)), cu_q, cu_k, scale, causal)
     assert relative_error(out[:total_q], reference[:total_q]) < TOLERANCE[dtype]
     assert not out[total_q:].any()
 
@@ -80,9 +78,9 @@ def test_paged_decode_tiny(device, width, value_width, heads, kv_heads, splits) 
     scale = width**-0.5
     out = replayed(
         device,
-        lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
+        lambda: attend_pages.kernel(q, k_cache, v_cache, tables, lengths, page, scale, splits=splits),
     )
-    reference = paged_decode_attention_reference(*wide_in_place(q, k_cache, v_cache), tables, lengths, page, scale)
+    reference = attend_pages.reference(*wide_in_place(q, k_cache, v_cache), tables, lengths, page, scale)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
     assert not out[0].any()
 
@@ -103,8 +101,75 @@ def test_paged_decode(rows, width, value_width, heads, kv_heads) -> None:
     lengths = torch.randint(0, pages * page + 1, (rows,), dtype=torch.int32, device=device)
     lengths[0] = pages * page if rows == 1 else 0
     scale = width**-0.5
-    out = replayed(device, lambda: paged_decode_attention_cuda(q, k_cache, v_cache, tables, lengths, page, scale))
+    out = replayed(device, lambda: attend_pages.kernel(q, k_cache, v_cache, tables, lengths, page, scale))
     wide_caches = (k_cache.double(), v_cache.double())
-    reference = paged_decode_attention_reference(q.double(), *wide_caches, tables, lengths, page, scale)
+    reference = attend_pages.reference(q.double(), *wide_caches, tables, lengths, page, scale)
     assert relative_error(out, reference) < TOLERANCE[dtype]
     assert not out[lengths == 0].any()
+
+
+def paged_chunks(device: torch.device, lengths: list[tuple[int, int]], page: int, pages: int, padded: int = 0):
+    """Block tables, ends of the packed chunks and lengths with the chunks, of (cached, new) tokens of each sequence;
+    then `padded` sequences without a chunk."""
+    tables = (torch.randperm(len(lengths) * pages) + 1).view(-1, pages).int()
+    tables = torch.cat((tables, tables.new_zeros(padded, pages)))
+    new = [new for _, new in lengths] + [0] * padded
+    whole = [cached + new for cached, new in lengths] + [0] * padded
+    return tables.to(device), segments(*new).to(device), torch.tensor(whole, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize(
+    ("width", "value_width", "heads", "kv_heads", "tile"),
+    [
+        (12, 12, 4, 2, None),
+        (16, 16, 6, 2, (16, 16, 4, 1)),
+        (40, 24, 7, 1, (16, 32, 4, 1)),
+        (24, 16, 3, 1, (16, 16, 4, 1)),
+    ],
+)
+def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile) -> None:
+    # Fresh and continued chunks of ragged lengths, a whole page and block, one token, padding; unused slots hold NaN.
+    page, pages = 4, 16
+    lengths = [(0, 9), (13, 1), (16, 16), (0, 1), (31, 6), (1, 40)]
+    tables, cu_q, seq_lens = paged_chunks(device, lengths, page, pages, padded=2)
+    rows = int(cu_q[-1])
+    q = torch.randn(rows + 7, heads, width, device=device)
+    k_cache = torch.full(((len(lengths) * pages + 1) * page, kv_heads, width), float("nan"), device=device)
+    v_cache = torch.full((*k_cache.shape[:2], value_width), float("nan"), device=device)
+    q[rows:] = float("nan")
+    in_keys = width == 24  # multi-head latent attention
+    for table, length in zip(tables, seq_lens.tolist(), strict=True):
+        held = (table.long()[:, None] * page + torch.arange(page, device=device)).flatten()[:length]
+        k_cache[held] = torch.randn(length, kv_heads, width, device=device)
+        v_cache[held] = torch.randn(length, kv_heads, value_width, device=device)
+    if in_keys:
+        v_cache = k_cache[..., :value_width]
+    scale = width**-0.5
+    arguments = (tables, cu_q, seq_lens, page, scale)
+    out = replayed(device, lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, tile=tile))
+    reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *arguments)
+    assert relative_error(out, reference) < TOLERANCE[q.dtype]
+    assert not out[rows:].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("width", "value_width", "heads", "kv_heads"),
+    [(128, 128, 12, 2), (128, 128, 28, 4), (128, 128, 32, 8), (96, 96, 8, 8), (576, 512, 16, 1)],
+)
+def test_paged_prefill(width, value_width, heads, kv_heads, dtype) -> None:
+    device, page, pages = torch.device("cuda"), 16, 96
+    lengths = [(0, 300), (700, 1), (1024, 129), (16, 64), (0, 1), (1111, 333)]
+    tables, cu_q, seq_lens = paged_chunks(device, lengths, page, pages, padded=58)
+    rows = int(cu_q[-1])
+    q = torch.randn(rows + 77, heads, width, device=device, dtype=dtype)
+    k_cache = torch.randn((len(lengths) * pages + 1) * page, kv_heads, width, device=device, dtype=dtype)
+    v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
+    q[rows:], k_cache[:page], v_cache[:page] = (float("nan"),) * 3
+    arguments = (tables, cu_q, seq_lens, page, width**-0.5)
+    out = replayed(device, lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments))
+    few = (tables[: len(lengths)], cu_q[: len(lengths) + 1], seq_lens[: len(lengths)], *arguments[3:])
+    reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *few)
+    assert relative_error(out[:rows], reference[:rows]) < TOLERANCE[dtype]
+    assert not out[rows:].any()

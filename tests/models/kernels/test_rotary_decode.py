@@ -1,4 +1,5 @@
-"""The decode kernel that rotates, stores the new token and attends to it; twin: rotate_and_cache, then the decode."""
+"""The decode kernel that rotates, stores the new token and attends to it; reference: rotate_and_cache, then the
+decode."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.layers.attention import rotary_paged_decode_attention_reference
-from models.layers.kernels.paged_decode import Newest, paged_decode_attention_cuda
+from models.layers.attention import attend_pages, rotary_paged_decode_attention
+from models.layers.kernels.paged_decode import CurrentKV
 from models.layers.rotary import rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
@@ -35,7 +36,7 @@ class Step:
     page: int
 
     def run(self, **options: Any) -> Tensor:
-        return paged_decode_attention_cuda(
+        return attend_pages.kernel(
             self.q,
             self.k_cache,
             self.v_cache,
@@ -43,7 +44,7 @@ class Step:
             self.lengths,
             self.page,
             self.q.shape[2] ** -0.5,
-            newest=Newest(self.k, self.v, self.rotary, self.slots),
+            current_kv=CurrentKV(self.k, self.v, self.rotary, self.slots),
             **options,
         )
 
@@ -72,10 +73,10 @@ def make_step(
     slots = torch.zeros(rows, dtype=torch.int64)
     for row, length in enumerate(lengths):
         positions = torch.arange(length)
-        cache_rows = tables[row, positions // page].long() * page + positions % page
-        caches[:, cache_rows[:-1]] = torch.randn(2, max(length - 1, 0), kv_heads, width)
+        slot_mapping = tables[row, positions // page].long() * page + positions % page
+        caches[:, slot_mapping[:-1]] = torch.randn(2, max(length - 1, 0), kv_heads, width)
         if length:
-            slots[row] = cache_rows[-1]
+            slots[row] = slot_mapping[-1]
     q, k, v = torch.randn(rows, heads + 2 * kv_heads, width).split((heads, kv_heads, kv_heads), dim=1)
     angles = 6 * torch.rand(rows, width // 2, device=device)
     qkv = torch.cat((q, k, v), dim=1).to(device, dtype).split((heads, kv_heads, kv_heads), dim=1)
@@ -90,7 +91,7 @@ def check(step: Step, **options: Any) -> None:
     before = step.k_cache.clone(), step.v_cache.clone()
     out = replayed(step.q.device, lambda: step.run(**options))
     q, k, v, k_cache, v_cache = wide_in_place(step.q, step.k, step.v, *before)
-    reference = rotary_paged_decode_attention_reference(
+    reference = rotary_paged_decode_attention.reference(
         q, k, v, step.rotary, k_cache, v_cache, step.slots, step.tables, step.lengths, step.page
     )
     active = step.lengths > 0

@@ -1,4 +1,4 @@
-"""The kernels around the networks of VoxCPM2's step against their plain twins, on the golden checkpoint."""
+"""The kernels around the networks of VoxCPM2's step against their reference, on the golden checkpoint."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.layers.fused import quantize_reference
-from models.layers.kernels.elementwise import concatenate_cuda, quantize_cuda
-from models.layers.kernels.gemv import gemv_cuda
-from models.layers.kernels.linear import narrow_linear_cuda
-from models.layers.kernels.random import philox_normal_cuda
-from models.layers.kernels.speech_solve import FlowTokens, settle_cuda
-from models.layers.random import philox_normal_reference
+from models.layers.fused import concatenate, quantize
+from models.layers.gemm import gemv
+from models.layers.kernels.gemm import narrow_gemm
+from models.layers.random import philox_normal
 from models.protocol import RESULT_FLAGS
+from models.voxcpm2.kernels.flow_solver import FlowTokens, settle
 from models.voxcpm2.model import VoxCPM2, load_model
-from models.voxcpm2.patch import make_patch_cuda, make_patch_reference
-from models.voxcpm2.rows import step_inputs_cuda, step_inputs_reference
+from models.voxcpm2.patch import make_patch
+from models.voxcpm2.rows import step_inputs
 from models.voxcpm2.solver import guided_euler_step
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 from tests.models.voxcpm2.golden import DIRECTORY
 
 SLOTS, PAGES, PAGE = 9, 16, 16
-SURPLUS = 3
+OVERRUN = 3
 """A slot whose stream has ended."""
-ROWS = {"one": [4], "padded": [4, SURPLUS, 1, 7, SURPLUS, 0, 0], "more": [9, 2, 5, 0]}
+ROWS = {"one": [4], "padded": [4, OVERRUN, 1, 7, OVERRUN, 0, 0], "more": [9, 2, 5, 0]}
 
 State = dict[str, Tensor]
 
@@ -66,7 +64,7 @@ def random_state(model: VoxCPM2, device: torch.device) -> State:
     for name, most in (("step", 8), ("min_patches", 6), ("max_patches", 12)):
         state[name].random_(0, most)
     state["active"].fill_(True)
-    state["active"][[0, SURPLUS]] = False
+    state["active"][[0, OVERRUN]] = False
     for name in ("last_patch", "cfg", "temperature"):
         state[name][0] = float("nan")
     return {name: table.to(device) for name, table in state.items()}
@@ -97,16 +95,16 @@ def nearly(actual: Tensor, expected: Tensor, exact: bool = False) -> None:
 def test_inputs_of_a_step(device: torch.device, dtype: torch.dtype, rows: str) -> None:
     model = voice(device, dtype)
     state, slots = random_state(model, device), torch.tensor(ROWS[rows], device=device)
-    twin = copied(state)
-    ours = replayed_once(state, device, lambda: step_inputs_cuda(model.network, state, slots, PAGE))
-    plain = step_inputs_reference(model.network, twin, slots, PAGE)
+    expected_state = copied(state)
+    ours = replayed_once(state, device, lambda: step_inputs.kernel(slots, model.network, state, PAGE))
+    plain = step_inputs.reference(slots, model.network, expected_state, PAGE)
     for name, mine, expected in zip(ours._fields, ours, plain, strict=True):
         if name in ("tokens", "normed"):
             nearly(mine, expected, dtype == torch.float32)
         else:
             assert mine.dtype == expected.dtype
             assert torch.equal(mine, expected), name
-    same(state, twin)
+    same(state, expected_state)
 
 
 def replayed_once(state: State, device: torch.device, run):
@@ -132,8 +130,8 @@ def test_tokens_through_a_solve(device: torch.device, dtype: torch.dtype, rows: 
     count, exact = len(slots), dtype == torch.float32
     noise = torch.randn(count, *model.patch_shape[::-1], device=device)
     mu = torch.randn(2, count, dit.in_proj.out_features, device=device).to(dtype)
-    velocities = torch.randn(len(solver.schedule.widths), 2 * count, *model.patch_shape, device=device).to(dtype)
-    steps = list(zip(velocities[:-1], solver.schedule.widths[:-1], solver.time_table[1:], strict=True))
+    velocities = torch.randn(len(solver.schedule.step_sizes), 2 * count, *model.patch_shape, device=device).to(dtype)
+    steps = list(zip(velocities[:-1], solver.schedule.step_sizes[:-1], solver.time_table[1:], strict=True))
 
     def ours() -> list[tuple[Tensor, Tensor, Tensor]]:
         flow = FlowTokens(state, slots, dit.cond_proj, dit.in_proj, dit.decoder.first_norm)
@@ -180,19 +178,19 @@ def compare_patches(device: torch.device, dtype: torch.dtype, solver_steps: int,
     state, index = random_state(model, device), torch.tensor(slots, device=device)
     noise = torch.randn(len(slots), *model.patch_shape[::-1], device=device)
     lm, residual = torch.randn(len(slots), model.conditioning_width, device=device).to(dtype).chunk(2, dim=-1)
-    twin = copied(state)
-    ours = replayed_once(state, device, lambda: make_patch_cuda(network, solver, state, index, noise, lm, residual))
-    plain = make_patch_reference(network, solver, twin, index, noise, lm, residual)
+    expected_state = copied(state)
+    ours = replayed_once(state, device, lambda: make_patch.kernel(index, network, solver, state, noise, lm, residual))
+    plain = make_patch.reference(index, network, solver, expected_state, noise, lm, residual)
     flags = len(RESULT_FLAGS)
     assert ours.dtype == torch.float32 and torch.equal(ours[:, -flags:], plain[:, -flags:])
     live = [row for row, slot in enumerate(slots) if slot]
     tolerance = 1e-4 if dtype == torch.float32 else 0.15
     torch.testing.assert_close(ours[live], plain[live], rtol=0, atol=tolerance)
-    patches = {name: s.pop("last_patch") for name, s in (("ours", state), ("twin", twin))}
-    torch.testing.assert_close(patches["ours"], patches["twin"], rtol=0, atol=tolerance, equal_nan=True)
-    same(state, twin)
+    patches = {name: s.pop("last_patch") for name, s in (("ours", state), ("expected", expected_state))}
+    torch.testing.assert_close(patches["ours"], patches["expected"], rtol=0, atol=tolerance, equal_nan=True)
+    same(state, expected_state)
     for row, slot in enumerate(slots):
-        if slot not in (0, SURPLUS):
+        if slot not in (0, OVERRUN):
             torch.testing.assert_close(patches["ours"][slot].flatten().float(), ours[row, :-flags], rtol=0, atol=0)
 
 
@@ -216,7 +214,7 @@ def test_stop_head(device: torch.device, dtype: torch.dtype, zero: bool) -> None
     }
     before, slots = copied(state), torch.arange(rows, device=device).flip(0)
     x, velocity = (torch.randn(n, 3, 4, device=device).to(dtype) for n in (rows, 2 * rows))
-    results = replayed_once(state, device, lambda: settle_cuda(state, slots, x, velocity, 0.1, hidden, stop))
+    results = replayed_once(state, device, lambda: settle(state, slots, x, velocity, 0.1, hidden, stop))
     logits = torch.nn.functional.linear(torch.nn.functional.silu(hidden), stop)
     active, step = before["active"][slots], before["step"][slots]
     stopped = active & (logits[:, 1] > logits[:, 0]) & (step > before["min_patches"][slots])
@@ -236,21 +234,21 @@ def test_quantizer(device: torch.device, dtype: torch.dtype, shape: tuple[int, i
     if dtype != torch.float32:
         x.view(-1)[:19] = torch.atanh(torch.arange(-9, 10, device=device) / 18).to(dtype)
     x.view(-1)[19:22] = torch.tensor([-40.0, 0.0, 40.0])
-    out = replayed(device, lambda: quantize_cuda(x, 9))
-    assert torch.equal(out.cpu(), quantize_reference(x.cpu(), 9))
+    out = replayed(device, lambda: quantize.kernel(x, 9))
+    assert torch.equal(out.cpu(), quantize.reference(x.cpu(), 9))
 
 
 def test_concatenation(device: torch.device, dtype: torch.dtype) -> None:
     for rows, width in ((1, 2048), (3, 72), (64, 1100)):
         both = torch.randn(rows, 2 * width, device=device).to(dtype)
         a, b = both.chunk(2, dim=1)
-        out = replayed(device, lambda a=a, b=b: concatenate_cuda(b, a))
+        out = replayed(device, lambda a=a, b=b: concatenate.kernel(b, a))
         assert torch.equal(out, torch.cat((b, a), dim=1))
 
 
 def test_narrow_products(device: torch.device) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
-    for rows, make in ((8, gemv_cuda), (72, narrow_linear_cuda), (130, narrow_linear_cuda)):
+    for rows, make in ((8, gemv.kernel), (72, narrow_gemm), (130, narrow_gemm)):
         x, weight, bias = (torch.randn(s, device=device).to(kind) for s in ((rows, 256), (64, 256), (64,)))
         out = replayed(device, lambda x=x, w=weight, b=bias, make=make: make(x, w, b))
         assert relative_error(out, torch.nn.functional.linear(*wide_in_place(x, weight, bias))) < 8e-3
@@ -259,5 +257,5 @@ def test_narrow_products(device: torch.device) -> None:
 def test_normals(device: torch.device) -> None:
     seeds, steps = torch.randint(-(2**63), 2**63 - 1, (5,)), torch.arange(5, dtype=torch.int32)
     there = seeds.to(device), steps.to(device)
-    out = replayed(device, lambda: philox_normal_cuda(*there, 256))
-    torch.testing.assert_close(out.cpu(), philox_normal_reference(seeds, steps, 256), rtol=1e-5, atol=1e-5)
+    out = replayed(device, lambda: philox_normal.kernel(*there, 256))
+    torch.testing.assert_close(out.cpu(), philox_normal.reference(seeds, steps, 256), rtol=1e-5, atol=1e-5)

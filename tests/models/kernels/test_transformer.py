@@ -3,15 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.layers.fused import add_rms_norm_reference as add_rms_norm
-from models.layers.fused import rms_norm_reference as rms_norm
-from models.layers.fused import rotary_dense_attention_reference
-from models.layers.fused import silu_mul_reference as silu_mul
-from models.layers.kernels.elementwise import silu_mul_cuda
-from models.layers.kernels.linear import linear_add_rms_norm_cuda, linear_cuda, linear_silu_mul_cuda
-from models.layers.kernels.norms import add_rms_norm_cuda, rms_norm_cuda
-from models.layers.kernels.rotary import rotary_dense_attention_cuda, rotate_and_cache_cuda
-from models.layers.rotary import rotate_half_split
+from models.layers.fused import add_rms_norm, rms_norm, rotary_dense_attention, silu_mul
+from models.layers.kernels.tiled_gemm import split_gemm_add_norm, tiled_gemm
+from models.layers.rotary import rotate_and_cache, rotate_half_split
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
 EPS = 1e-5
@@ -29,18 +23,18 @@ LIMIT = 8e-3
 @pytest.mark.parametrize(("rows", "width"), [(3, 96), (22, 1024)])
 def test_norms(device, rows, width) -> None:
     x, residual, weight = (torch.randn(shape, device=device) for shape in ((rows, width), (rows, width), (width,)))
-    out = replayed(device, lambda: rms_norm_cuda(x, weight, EPS))
-    assert relative_error(out, rms_norm(*wide_in_place(x, weight), EPS)) < 1e-6
-    normed, total = replayed(device, lambda: add_rms_norm_cuda(x, residual, weight, EPS))
-    expected_normed, expected_total = add_rms_norm(*wide_in_place(x, residual, weight), EPS)
+    out = replayed(device, lambda: rms_norm.kernel(x, weight, EPS))
+    assert relative_error(out, rms_norm.reference(*wide_in_place(x, weight), EPS)) < 1e-6
+    normed, total = replayed(device, lambda: add_rms_norm.kernel(x, residual, weight, EPS))
+    expected_normed, expected_total = add_rms_norm.reference(*wide_in_place(x, residual, weight), EPS)
     assert relative_error(normed, expected_normed) < 1e-6
     assert relative_error(total, expected_total) < 1e-6
 
 
-def test_norm_rounds_like_its_twin(device, kind) -> None:
+def test_norm_rounds_like_its_reference(device, kind) -> None:
     x, residual, weight = (torch.randn(s, device=device).to(kind) for s in ((5, 96), (5, 96), (96,)))
-    normed, total = replayed(device, lambda: add_rms_norm_cuda(x, residual, weight, EPS))
-    expected_normed, expected_total = add_rms_norm(x, residual, weight, EPS)
+    normed, total = replayed(device, lambda: add_rms_norm.kernel(x, residual, weight, EPS))
+    expected_normed, expected_total = add_rms_norm.reference(x, residual, weight, EPS)
     torch.testing.assert_close(total, expected_total, rtol=0, atol=0)
     # rsqrt may differ in its last bit, which moves a rounding now and then.
     assert (normed != expected_normed).float().mean() < 0.02
@@ -51,8 +45,8 @@ def test_residuals_need_not_lie_together(device) -> None:
     whole, weight = torch.randn(3, 11, 96, device=device), torch.randn(96, device=device)
     for residual in (whole[:, 7:11], whole[:, ::3], whole.transpose(0, 1)):
         x = torch.randn(residual.shape, device=device)
-        normed, total = replayed(device, lambda: add_rms_norm_cuda(x, residual, weight, EPS))  # noqa: B023
-        expected_normed, expected_total = add_rms_norm(*wide_in_place(x, residual, weight), EPS)
+        normed, total = replayed(device, lambda: add_rms_norm.kernel(x, residual, weight, EPS))  # noqa: B023
+        expected_normed, expected_total = add_rms_norm.reference(*wide_in_place(x, residual, weight), EPS)
         assert relative_error(normed, expected_normed) < 1e-6
         assert relative_error(total, expected_total) < 1e-6
 
@@ -64,14 +58,14 @@ def test_linear(device, kind, rows, inputs, width, split) -> None:
     weight = (torch.randn(width, inputs, device=device) * inputs**-0.5).to(kind)
     bias, residual, norm_weight = (torch.randn(s, device=device).to(kind) for s in ((width,), (rows, width), (width,)))
     product = torch.nn.functional.linear(*wide_in_place(x, weight))
-    out = replayed(device, lambda: linear_cuda(x, weight, bias))
+    out = replayed(device, lambda: tiled_gemm(x, weight, bias))
     assert relative_error(out, product + bias.double()) < LIMIT
-    out = replayed(device, lambda: linear_silu_mul_cuda(x, weight))
-    assert relative_error(out, silu_mul(product)) < LIMIT
+    out = replayed(device, lambda: tiled_gemm(x, weight, epilogue="silu_mul"))
+    assert relative_error(out, silu_mul.reference(product)) < LIMIT
     normed, total = replayed(
-        device, lambda: linear_add_rms_norm_cuda(x, weight, bias, residual, norm_weight, EPS, split=split)
+        device, lambda: split_gemm_add_norm(x, weight, bias, residual, norm_weight, EPS, split=split)
     )
-    expected = add_rms_norm(product + bias.double(), *wide_in_place(residual, norm_weight), EPS)
+    expected = add_rms_norm.reference(product + bias.double(), *wide_in_place(residual, norm_weight), EPS)
     assert relative_error(normed, expected[0]) < LIMIT
     assert relative_error(total, expected[1]) < LIMIT
 
@@ -86,17 +80,22 @@ def test_linear_at_size(rows, inputs, width) -> None:
     residual = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
     norm_weight = torch.randn(width, device=device, dtype=torch.bfloat16)
     product = x.double() @ weight.double().T
-    assert relative_error(replayed(device, lambda: linear_cuda(x, weight, None)), product) < LIMIT
-    assert relative_error(replayed(device, lambda: linear_silu_mul_cuda(x, weight)), silu_mul(product)) < LIMIT
-    normed, total = replayed(device, lambda: linear_add_rms_norm_cuda(x, weight, None, residual, norm_weight, EPS))
-    expected = add_rms_norm(product, residual.double(), norm_weight.double(), EPS)
+    assert relative_error(replayed(device, lambda: tiled_gemm(x, weight, None)), product) < LIMIT
+    assert (
+        relative_error(
+            replayed(device, lambda: tiled_gemm(x, weight, epilogue="silu_mul")), silu_mul.reference(product)
+        )
+        < LIMIT
+    )
+    normed, total = replayed(device, lambda: split_gemm_add_norm(x, weight, None, residual, norm_weight, EPS))
+    expected = add_rms_norm.reference(product, residual.double(), norm_weight.double(), EPS)
     assert relative_error(normed, expected[0]) < LIMIT
     assert relative_error(total, expected[1]) < LIMIT
 
 
 def test_silu_mul(device) -> None:
     x = torch.randn(3, 2, 1024, device=device)
-    assert relative_error(replayed(device, lambda: silu_mul_cuda(x)), silu_mul(*wide_in_place(x))) < 1e-6
+    assert relative_error(replayed(device, lambda: silu_mul.kernel(x)), silu_mul.reference(*wide_in_place(x))) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -108,8 +107,8 @@ def test_local_attention(device, sequences, length, heads, kv_heads, width, firs
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
     q = q[:, first:]
     cos, sin = torch.randn(length, width // 2, device=device), torch.randn(length, width // 2, device=device)
-    out = replayed(device, lambda: rotary_dense_attention_cuda(q, k, v, cos, sin, first, heads_here=heads_here))
-    reference = rotary_dense_attention_reference(*wide_in_place(q, k, v, cos, sin), first)
+    out = replayed(device, lambda: rotary_dense_attention.kernel(q, k, v, cos, sin, first, heads_here=heads_here))
+    reference = rotary_dense_attention.reference(*wide_in_place(q, k, v, cos, sin), first)
     assert relative_error(out, reference) < 2e-6
 
 
@@ -122,8 +121,8 @@ def test_local_attention_at_size(sequences, length) -> None:
     q, k, v = qkv.split((16, 2, 2), dim=2)
     angles = torch.rand(length, 64, device=device) * 6
     cos, sin = angles.cos(), angles.sin()
-    out = replayed(device, lambda: rotary_dense_attention_cuda(q, k, v, cos, sin, 0))
-    reference = rotary_dense_attention_reference(*wide_in_place(q, k, v, cos, sin), 0)
+    out = replayed(device, lambda: rotary_dense_attention.kernel(q, k, v, cos, sin, 0))
+    reference = rotary_dense_attention.reference(*wide_in_place(q, k, v, cos, sin), 0)
     assert relative_error(out, reference) < LIMIT
 
 
@@ -136,7 +135,7 @@ def test_rotate_and_cache(device, rotate) -> None:
     k_before = k_cache.clone()
     slots = torch.tensor([3, 0, 7, 9], device=device)
     rotary = (cos, sin) if rotate else None
-    out = replayed(device, lambda: rotate_and_cache_cuda(q, k, v, rotary, k_cache, v_cache, slots))
+    out = replayed(device, lambda: rotate_and_cache.kernel(q, k, v, rotary, k_cache, v_cache, slots))
     turn = (lambda x: rotate_half_split(x, cos, sin)) if rotate else (lambda x: x)
     assert relative_error(out, turn(q)) < 1e-6
     assert relative_error(k_cache[slots], turn(k)) < 1e-6

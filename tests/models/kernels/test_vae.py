@@ -1,18 +1,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.codec_precision import PUBLISHED, decibels, latents, random_codec, streamed
-from models.layers.kernels.vae import UnitTile, residual_unit_cuda, snake_samples_cuda, snake_upsample_cuda
-from models.layers.precision import PRECISIONS, Precision
+from models.layers.precision import Precision
 from models.voxcpm2 import audio_vae, vae_layers
-from models.voxcpm2.audio_vae import Decoder
-from models.voxcpm2.vae_layers import residual_unit_reference, snake_samples_reference, snake_upsample_reference
+from models.voxcpm2.audio_vae import CodecDecoder
+from models.voxcpm2.kernels.vae import UnitTile
+from models.voxcpm2.vae_layers import residual_unit, snake_samples, snake_upsample
 from models.voxcpm2.vae_weights import round_product_weights
 from tests.models.kernels.checking import poisoned_allocations, relative_error, wide_in_place
 
@@ -57,13 +57,13 @@ def check_unit(rows, width, length, dilation, device, precision, limit, tile=Non
     given = (x, alpha_in, weight, bias, dilation, alpha_out, operand(pointwise[0], precision), pointwise[1])
     arguments = (x, alpha_in, weight, bias, dilation, alpha_out, *pointwise)
     wide_table = table.double()
-    expected = residual_unit_reference(*wide_in_place(*arguments), memory_of(wide_table, width, pad), slots)
+    expected = residual_unit.reference(*wide_in_place(*arguments), memory_of(wide_table, width, pad), slots)
     with poisoned_allocations():
-        out = residual_unit_cuda(*given, memory_of(table, width, pad), slots, precision=precision, unit_tile=tile)
-        fresh = residual_unit_cuda(*given, precision=precision, unit_tile=tile)
+        out = residual_unit.kernel(*given, memory_of(table, width, pad), slots, precision=precision, unit_tile=tile)
+        fresh = residual_unit.kernel(*given, precision=precision, unit_tile=tile)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, residual_unit_reference(*wide_in_place(*arguments))) < limit
+    assert relative_error(fresh, residual_unit.reference(*wide_in_place(*arguments))) < limit
 
 
 def check_upsample(rows, width, length, stride, device, precision, limit) -> None:
@@ -78,13 +78,13 @@ def check_upsample(rows, width, length, stride, device, precision, limit) -> Non
 
     arguments = (x, scale, shift, alpha, weight, bias, stride)
     given = (x, scale, shift, alpha, operand(weight, precision), bias, stride)
-    expected = snake_upsample_reference(*wide_in_place(*arguments), memory_of(wide_table, width, 1), slots)
+    expected = snake_upsample.reference(*wide_in_place(*arguments), memory_of(wide_table, width, 1), slots)
     with poisoned_allocations():
-        out = snake_upsample_cuda(*given, memory_of(table, width, 1), slots, precision=precision)
-        fresh = snake_upsample_cuda(*given, precision=precision)
+        out = snake_upsample.kernel(*given, memory_of(table, width, 1), slots, precision=precision)
+        fresh = snake_upsample.kernel(*given, precision=precision)
     assert relative_error(out, expected) < limit
     assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, snake_upsample_reference(*wide_in_place(*arguments))) < limit
+    assert relative_error(fresh, snake_upsample.reference(*wide_in_place(*arguments))) < limit
 
 
 def check_samples(rows, width, length, device) -> None:
@@ -94,13 +94,13 @@ def check_samples(rows, width, length, device) -> None:
     slots = torch.randperm(rows + 3, device=device)[:rows]
     wide_table = table.double()
     arguments = (x, alpha, weight, bias)
-    expected = snake_samples_reference(*wide_in_place(*arguments), memory_of(wide_table, width, 6), slots)
+    expected = snake_samples.reference(*wide_in_place(*arguments), memory_of(wide_table, width, 6), slots)
     with poisoned_allocations():
-        out = snake_samples_cuda(*arguments, memory_of(table, width, 6), slots)
-        fresh = snake_samples_cuda(*arguments)
+        out = snake_samples.kernel(*arguments, memory_of(table, width, 6), slots)
+        fresh = snake_samples.kernel(*arguments)
     assert relative_error(out, expected) < 1e-6
     assert relative_error(table, wide_table) < 1e-6
-    assert relative_error(fresh, snake_samples_reference(*wide_in_place(*arguments))) < 1e-6
+    assert relative_error(fresh, snake_samples.reference(*wide_in_place(*arguments))) < 1e-6
 
 
 def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
@@ -108,12 +108,12 @@ def test_tf32_products_keep_the_strength_of_a_signal(device) -> None:
     x, scale, weight = (torch.rand(shape, device=device) for shape in ((3, 64, 24), (64,), (64, 32, 4)))
     weight = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
     arguments = (x, scale, scale, scale + 0.5, weight, scale[:32], 2)
-    out = snake_upsample_cuda(*arguments, precision="tf32").double()
-    expected = snake_upsample_reference(*wide_in_place(*arguments))
+    out = snake_upsample.kernel(*arguments, precision="tf32").double()
+    expected = snake_upsample.reference(*wide_in_place(*arguments))
     assert abs(float((out * expected).sum() / expected.square().sum()) - 1) < 2e-5
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize(
     ("width", "length", "dilation"), [(32, 40, 1), (32, 20, 9), (64, 24, 3), (96, 70, 9), (128, 8, 1), (256, 5, 3)]
 )
@@ -131,7 +131,7 @@ def test_walks_of_a_residual_unit(device, dilation, length, tile) -> None:
     check_unit(2, 32, length, dilation, device, "float16", LIMITS["float16"], tile)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize(("width", "length", "stride"), [(64, 4, 8), (32, 12, 5), (64, 24, 2), (96, 3, 6)])
 def test_upsample_tiny(device, width, length, stride, precision) -> None:
     check_upsample(3, width, length, stride, device, precision, LIMITS[precision])
@@ -150,16 +150,16 @@ def test_float16_saturates(device) -> None:
     memory, slots = torch.zeros(1, 32, 6, device=device), torch.zeros(1, dtype=torch.int64, device=device)
     for sign in (1, -1):
         rest = (depthwise, bias, 1, alpha, eye, bias, memory, slots)
-        out = residual_unit_cuda(sign * x, alpha, *rest, precision="float16")
+        out = residual_unit.kernel(sign * x, alpha, *rest, precision="float16")
         torch.testing.assert_close(out, sign * (x + 65504.0))
         assert memory[0, 0, -1].item() == pytest.approx(sign * 1e6, rel=1e-5)
         memory.zero_()
     weight = torch.ones(32, 1, 4, device=device, dtype=torch.float16)
-    out = snake_upsample_cuda(x, alpha, bias, alpha, weight, bias[:1], 2, precision="float16")
+    out = snake_upsample.kernel(x, alpha, bias, alpha, weight, bias[:1], 2, precision="float16")
     torch.testing.assert_close(out[0, 0, -1], torch.tensor(64 * 65504.0, device=device))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", get_args(Precision))
 def test_parts_of_a_signal_equal_the_whole(device, precision) -> None:
     """Whatever the products' precision: memories hold what the taps would compute."""
     x, *rest = unit_inputs(2, 64, 48, device)
@@ -167,14 +167,14 @@ def test_parts_of_a_signal_equal_the_whole(device, precision) -> None:
     alpha_in, weight, bias, alpha_out, pointwise, pointwise_bias = rest
     for dilation in (1, 9):
         given = (alpha_in, weight, bias, dilation, alpha_out, pointwise, pointwise_bias)
-        whole = residual_unit_cuda(x, *given, precision=precision)
+        whole = residual_unit.kernel(x, *given, precision=precision)
         memory, slots = torch.zeros(2, 64, 6 * dilation, device=device), torch.tensor([1, 0], device=device)
-        parts = [residual_unit_cuda(part, *given, memory, slots, precision=precision) for part in x.split(16, dim=-1)]
+        parts = [residual_unit.kernel(part, *given, memory, slots, precision=precision) for part in x.split(16, dim=-1)]
         torch.testing.assert_close(torch.cat(parts, -1), whole, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture
-def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
+def decoder(monkeypatch: pytest.MonkeyPatch) -> CodecDecoder:
     """A small one whose modules go to the kernels wherever they run; made before that, on the CPU, as it is loaded."""
     codec = random_codec(SMALL, seed=0)
     round_product_weights(codec)
@@ -182,16 +182,16 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
     def unit(*given: Any) -> Tensor:
         *arguments, precision = given
         arguments[6] = operand(arguments[6], precision)
-        return residual_unit_cuda(*arguments, precision=precision)
+        return residual_unit.kernel(*arguments, precision=precision)
 
     def upsample(*given: Any) -> Tensor:
         *arguments, precision = given
         arguments[4] = operand(arguments[4], precision)
-        return snake_upsample_cuda(*arguments, precision=precision)
+        return snake_upsample.kernel(*arguments, precision=precision)
 
     monkeypatch.setattr(vae_layers, "residual_unit", unit)
     monkeypatch.setattr(vae_layers, "snake_upsample", upsample)
-    monkeypatch.setattr(audio_vae, "snake_samples", snake_samples_cuda)
+    monkeypatch.setattr(audio_vae, "snake_samples", snake_samples.kernel)
     return codec.decoder
 
 

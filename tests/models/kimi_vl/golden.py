@@ -16,12 +16,16 @@ from torch import Tensor
 from models.kimi_vl.model import KimiVLModel, load_model
 from models.kimi_vl.processor import KimiVLProcessor, load_processor
 from models.media import MediaItem, Prompt, media_digest
-from tests.support.chat_golden import GOLDEN, golden_prompt
+from tests.support.chat_golden import golden_prompt
+from tests.support.golden import GOLDEN, inputs, media_files, numbered, prompts, with_fewest, with_most
 
 DIRECTORY = GOLDEN / "kimi_vl"
-PROMPTS = ("text", "single", "multi")
-TOKENS = 16
+PROMPTS = prompts(DIRECTORY)
+TOKENS = inputs(DIRECTORY)["max_new_tokens"]
 """Greedy tokens of every golden prompt; end ids and other special ids are among them."""
+
+SINGLE, MULTI = with_fewest(DIRECTORY), with_most(DIRECTORY)
+"""Prompts with one picture or few, and with several."""
 
 PUBLISHED_TEXT = {
     "vocab_size": 163840,
@@ -67,6 +71,15 @@ def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> KimiVLMode
 @cache
 def prompt(name: str) -> Prompt:
     return golden_prompt(processor(), DIRECTORY, name)
+
+
+def pictures() -> list[str]:
+    """image.0, image.1, ..."""
+    return numbered(expected(), "image.", ".grid_hw")
+
+
+def pictures_of(name: str) -> list[str]:
+    return [Path(file).stem.replace("image", "image.") for file in media_files(DIRECTORY, name)]
 
 
 def golden_tokens(name: str) -> list[int]:

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from models.chat_template import ChatTemplate
 from models.errors import CheckpointError, InputError
+from models.kimi_vl.chat import PUBLISHED_TEMPLATE
 from models.kimi_vl.processor import ImageSettings, KimiVLProcessor, _fit, load_processor
 from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
 from tests.models.kimi_vl.golden import DIRECTORY, PUBLISHED_TEXT, processor, write_config
@@ -90,17 +92,34 @@ def padded_patches(widths: np.ndarray, heights: np.ndarray, limit: int) -> np.nd
 
 @pytest.mark.parametrize(("limit", "found"), [(4096, 5280), (16384, 17856)])
 def test_a_random_search_stays_under_the_bound(limit: int, found: int) -> None:
-    """Thin pictures exceed the limit by most; the search finds the sizes that the ladder must hold."""
+    """Thin pictures exceed the limit by most; the search finds the sizes that the bucket list must hold."""
     rng = np.random.default_rng(0)
     longest = 512 * PATCH
     widths = rng.integers(longest // 2, longest * 3, 2_000_000)
     heights = rng.integers(1, 4 * PATCH * limit // 512, widths.size)
     most = padded_patches(widths, heights, limit).max()
     bound = ImageSettings(PATCH, limit, (0.5,) * 3, (0.5,) * 3).most_patches
-    assert found <= most <= bound <= 1.1 * found
+    # A bound for 64 patches more would be 1.054 times what is found.
+    assert found <= most <= bound <= 1.045 * found
     for width, height in ((640, 480), (1024, 1024), (6000, 4000), (100, 7000)):
         rows, columns = grid(width, height, limit) or (0, 0)
         assert padded_patches(np.array([width]), np.array([height]), limit)[0] == rows * columns
+
+
+@pytest.mark.parametrize(
+    ("size", "detail", "whole", "fitted"),
+    [((477, 434), "auto", 34 * 31, (32, 34)), ((253, 210), "low", 18 * 15, (16, 18))],
+)
+def test_the_limit_is_in_tokens_and_exact(
+    tmp_path: Path, size: tuple[int, int], detail: str, whole: int, fitted: tuple[int, int]
+) -> None:
+    """A few patches over in_token_limit, or over its quarter, and the picture is shrunk by the published rule: it
+    would have two columns more if it were not."""
+    limit = 1024 if detail == "auto" else 256
+    width, height = size
+    assert limit < whole == (width // PATCH) * (height // PATCH) < limit + 32
+    item = of(tmp_path, limit=1024).image(blank(width, height), detail=detail)
+    assert item.arrays["grids"].tolist() == [list(fitted)]
 
 
 def test_padding_is_black_and_right_and_below() -> None:
@@ -162,8 +181,8 @@ def test_a_video_is_its_frames_as_pictures() -> None:
     parts = (*(ContentPart(item=index) for index in range(3)), spoken)
     as_pictures = prompt_of(owner, [ChatMessage("user", parts)], pictures)
     assert np.array_equal(as_video.token_ids, as_pictures.token_ids)
-    assert [span.start for span in as_video.spans] == [span.start for span in as_pictures.spans]
-    assert {span.item for span in as_video.spans} == {0}
+    assert [run.start for run in as_video.placeholders] == [run.start for run in as_pictures.placeholders]
+    assert {run.item for run in as_video.placeholders} == {0}
     for frame, picture in zip(video.frames, pictures, strict=True):
         assert np.array_equal(frame, picture.frames[0])
 
@@ -187,8 +206,8 @@ def test_special_strings_in_messages_are_text() -> None:
 
 
 def test_roles() -> None:
-    with pytest.raises(InputError, match="'tool'") as refused:
-        prompt_of(processor(), [ChatMessage("tool", (ContentPart(text="x"),))])
+    with pytest.raises(InputError, match="'function'") as refused:
+        prompt_of(processor(), [ChatMessage("function", (ContentPart(text="x"),))])
     assert refused.value.field == "messages"
 
 
@@ -209,6 +228,59 @@ def test_answers_end_at_the_end_of_a_turn(tmp_path: Path) -> None:
     changed = of(tmp_path)
     assert changed.stop_token_ids == turn_ends | {9}
     assert changed.generation_defaults == {"temperature": 0.6}
+
+
+def test_sampling_that_the_makers_recommend_where_the_files_name_none(tmp_path: Path) -> None:
+    cache = tmp_path / "models--moonshotai--Kimi-VL-A3B-Thinking" / "snapshots" / ("c" * 40)
+    names = {"Kimi-VL-A3B-Instruct": 0.2, "my-kimi-vl-a3b-thinking": 0.6, "Kimi-VL-A3B-Thinking-2506": 0.8, cache: 0.6}
+    for name, temperature in names.items():
+        (tmp_path / name).mkdir(parents=True)
+        assert of(tmp_path / name).generation_defaults == {"temperature": temperature}
+        (tmp_path / name / "generation_config.json").write_text('{"top_p": 0.9, "eos_token_id": 301}')
+        assert of(tmp_path / name).generation_defaults == {"top_p": 0.9}
+    (tmp_path / "other").mkdir()
+    assert of(tmp_path / "other").generation_defaults == {}
+
+
+TEXTS = ("", "hi", " <|im_end|>", "◁think▷ <|media_pad|>", "你好\n\n", "<|im_", "end|>")
+ROLES = ("system", "user", "assistant", "developer")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(ROLES), st.lists(st.sampled_from((*TEXTS, 0)), max_size=5)), min_size=1, max_size=5
+    )
+)
+def test_the_template_in_the_code_renders_as_the_published_one(turns: list[tuple[str, list[str | int]]]) -> None:
+    golden = processor()
+    own = KimiVLProcessor(golden.config, golden.tokenizer, ChatTemplate(PUBLISHED_TEMPLATE, {}), golden.images, {})
+    count = 0
+    messages = []
+    for role, pieces in turns:
+        parts = []
+        for piece in pieces:
+            parts.append(ContentPart(text=piece) if isinstance(piece, str) else ContentPart(item=count))
+            count += isinstance(piece, int)
+        messages.append(ChatMessage(role, tuple(parts)))
+    chats = [owner.apply_chat_template(messages, ["image"] * count, options={}) for owner in (golden, own)]
+    assert chats[0].token_ids.tolist() == chats[1].token_ids.tolist()
+    assert chats[0].placeholders == chats[1].placeholders and len(chats[0].placeholders) == count
+
+
+def test_the_template_is_that_of_the_files(tmp_path: Path) -> None:
+    said = ChatMessage("user", (ContentPart(text="x"), ContentPart(item=0)))
+    item = processor().image(blank(56, 28))
+    usual = prompt_of(of(tmp_path), [said], [item]).token_ids.tolist()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    source = config["chat_template"]
+    other = source.replace("You are a helpful assistant", "Be brief")
+    (tmp_path / "chat_template.jinja").write_text(other)
+    changed = load_processor(tmp_path)
+    ids = prompt_of(changed, [said], [item]).token_ids.tolist()
+    assert ids != usual and b"Be brief" in changed.detokenize(ids)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
+    assert prompt_of(load_processor(tmp_path), [said], [item]).token_ids.tolist() == usual
 
 
 def test_a_generation_config_without_sampling_is_greedy(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def cu(lengths: list[int], tail: int = 0) -> Tensor:
 @settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5),
-    past=st.integers(0, 6),
+    cached=st.integers(0, 6),
     tail=st.integers(0, 3),
     poisoned=st.integers(0, 4),
     heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
@@ -49,10 +49,10 @@ def cu(lengths: list[int], tail: int = 0) -> Tensor:
     seed=st.integers(0, 1000),
 )
 def test_varlen_matches_naive(
-    lengths: list[int], past: int, tail: int, poisoned: int, heads: tuple[int, int], causal: bool, seed: int
+    lengths: list[int], cached: int, tail: int, poisoned: int, heads: tuple[int, int], causal: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    key_lengths = [length + past for length in lengths]
+    key_lengths = [length + cached for length in lengths]
     q = torch.randn(sum(lengths) + poisoned, heads[0], 8, generator=generator)
     k = torch.randn(sum(key_lengths) + poisoned, heads[1], 8, generator=generator)
     v = torch.randn(sum(key_lengths) + poisoned, heads[1], 6, generator=generator)
@@ -93,8 +93,8 @@ def test_paged_decode_matches_naive(page_size: int) -> None:
         tables[row, : len(sequence.pages)] = torch.tensor(sequence.pages, dtype=torch.int32)
         keys.append(torch.randn(length, 2, 8))
         values.append(torch.randn(length, 2, 6))
-        cache_rows = torch.tensor(cache.rows(sequence, 0, length), dtype=torch.int64)
-        k_cache[cache_rows], v_cache[cache_rows] = keys[-1], values[-1]
+        slot_mapping = torch.tensor(cache.rows(sequence, 0, length), dtype=torch.int64)
+        k_cache[slot_mapping], v_cache[slot_mapping] = keys[-1], values[-1]
     q = torch.randn(5, 4, 8)
     seq_lens = torch.tensor(lengths, dtype=torch.int32)
     out = paged_decode_attention(q, k_cache, v_cache, tables, seq_lens, page_size)

@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.layers.attention import (
-    paged_decode_attention,
-    paged_decode_attention_reference,
-    varlen_attention,
-    varlen_attention_reference,
-)
+from models.layers.attention import attend_pages, attend_segments, paged_decode_attention, varlen_attention
 
 NAN = float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float64: 1e-12}
@@ -55,8 +50,8 @@ def test_packed_segments(
     q[rows:], k[keys:], v[keys:] = NAN, NAN, NAN
     scale = width**-0.5
     out = varlen_attention(q, k, v, cu_q, cu_k, 9, 9, scale=scale, causal=causal)
-    wide = (x.double().nan_to_num(0.0) for x in (q, k, v))
-    assert_close(out, varlen_attention_reference(*wide, cu_q, cu_k, scale, causal))
+    upcast = (x.double().nan_to_num(0.0) for x in (q, k, v))
+    assert_close(out, attend_segments.reference(*upcast, cu_q, cu_k, scale, causal))
     assert not out[rows:].any()
 
 
@@ -81,12 +76,12 @@ def test_pages(lengths: list[int], heads: tuple[int, int, int, int], dtype: torc
     q = torch.randn(len(lengths), query_heads, width).to(dtype)
     scale = width**-0.5
     out = paged_decode_attention(q, cache, values, tables, seq_lens, page, scale=scale)
-    wide = (x.double().nan_to_num(0.0) for x in (q, cache, values))
-    assert_close(out, paged_decode_attention_reference(*wide, tables, seq_lens, page, scale))
+    upcast = (x.double().nan_to_num(0.0) for x in (q, cache, values))
+    assert_close(out, attend_pages.reference(*upcast, tables, seq_lens, page, scale))
 
 
 @pytest.mark.parametrize("pictures", [1, 8])
-def test_a_picture_costs_the_same_in_company(pictures: int) -> None:
+def test_a_picture_costs_the_same_in_a_batch(pictures: int) -> None:
     """Pairs of rows of different pictures are not computed."""
     patches, heads, width = 64, 2, 16
     cu = ends([patches] * pictures)

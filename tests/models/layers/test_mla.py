@@ -8,10 +8,11 @@ from torch import Tensor
 
 from models.checkpoint import fill_random
 from models.layers.mla import LatentAttention, LatentAttentionConfig, half_split_rows
-from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split, rotate_interleaved
+from models.layers.rotary import inverse_frequencies, rotary_cos_sin, rotate_half_split
 from tests.support.paged import PagedCache
+from tests.support.rotation import rotate_interleaved
 
-CONFIG = LatentAttentionConfig(width=48, num_heads=3, rank=20, nope_dim=12, rope_dim=8, value_dim=10)
+CONFIG = LatentAttentionConfig(hidden_size=48, num_heads=3, rank=20, nope_dim=12, rope_dim=8, value_dim=10)
 
 
 def _rotary(start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -21,7 +22,7 @@ def _rotary(start: int, stop: int) -> tuple[Tensor, Tensor]:
 def test_absorbed_decode_equals_unabsorbed_prefill() -> None:
     layer = LatentAttention(CONFIG).requires_grad_(False)
     fill_random(layer, 0)
-    x = torch.randn(23, CONFIG.width, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(23, CONFIG.hidden_size, generator=torch.Generator().manual_seed(1))
     whole = PagedCache([CONFIG.cache_spec], page_size=4)
     sequence = whole.new_sequence(23)
     expected = layer(x, _rotary(0, 23), 0, whole.batch(prefills=[(sequence, 23)]))
@@ -39,14 +40,14 @@ def test_prefill_against_float64(scale: float) -> None:
     """Latents of the small scale show the norm's eps, 1e-6 whatever rms_norm_eps says."""
     layer = LatentAttention(CONFIG).requires_grad_(False)
     fill_random(layer, 3)
-    x = scale * torch.randn(11, CONFIG.width, generator=torch.Generator().manual_seed(4))
+    x = scale * torch.randn(11, CONFIG.hidden_size, generator=torch.Generator().manual_seed(4))
     cache = PagedCache([CONFIG.cache_spec], page_size=4)
     actual = layer(x, _rotary(0, 11), 0, cache.batch(prefills=[(cache.new_sequence(11), 11)]))
     exact = LatentAttention(CONFIG).double().requires_grad_(False)
     exact.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
-    wide = x.double()
-    q = exact.q(wide).view(11, CONFIG.num_heads, -1)
-    latent, k_rope = exact.kv_down(wide).split((CONFIG.rank, CONFIG.rope_dim), -1)
+    upcast = x.double()
+    q = exact.q(upcast).view(11, CONFIG.num_heads, -1)
+    latent, k_rope = exact.kv_down(upcast).split((CONFIG.rank, CONFIG.rope_dim), -1)
     latent = latent / (latent.square().mean(-1, keepdim=True) + 1e-6).sqrt() * exact.latent_norm.weight
     up = exact.kv_up(latent).view(11, CONFIG.num_heads, -1)
     cos, sin = (table.double() for table in _rotary(0, 11))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from models.layers.fused import rms_norm_reference
+from models.layers.fused import rms_norm
 from models.layers.moe import experts_dense
-from models.layers.precision import wide
-from models.layers.rotary import rotate_half_split, rotate_interleaved
+from models.layers.precision import upcast
+from models.layers.rotary import rotate_half_split
+from tests.support.rotation import rotate_interleaved
 
 EXACT = {"rtol": 1e-13, "atol": 1e-13}
 
@@ -18,12 +19,12 @@ def normal(*shape: int) -> torch.Tensor:
 
 def test_wide() -> None:
     dtypes = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float64: torch.float64}
-    assert {dtype: wide(torch.ones(2, dtype=dtype)).dtype for dtype in dtypes} == dtypes
+    assert {dtype: upcast(torch.ones(2, dtype=dtype)).dtype for dtype in dtypes} == dtypes
 
 
 def test_norm() -> None:
     x = normal(5, 64)
-    normed = rms_norm_reference(x, torch.ones(64, dtype=torch.float64), 0.0)
+    normed = rms_norm.reference(x, torch.ones(64, dtype=torch.float64), 0.0)
     torch.testing.assert_close(normed.square().mean(-1), torch.ones(5, dtype=torch.float64), **EXACT)
 
 

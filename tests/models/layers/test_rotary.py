@@ -11,9 +11,9 @@ from models.layers.rotary import (
     longrope_inverse_frequencies,
     rotary_cos_sin,
     rotate_half_split,
-    rotate_interleaved,
     section_axes,
 )
+from tests.support.rotation import rotate_interleaved
 
 
 def test_rotations_are_complex_products() -> None:
@@ -74,6 +74,17 @@ def test_rms_norm_multiplies_the_weight_in_the_dtype_of_the_model() -> None:
     norm = RMSNorm(64, 1e-6)
     norm.weight.data = torch.randn(64).bfloat16()
     x = torch.randn(7, 64).bfloat16()
-    wide = x.double()
-    normalised = (wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()).bfloat16()
+    upcast = x.double()
+    normalised = (upcast / (upcast.square().mean(-1, keepdim=True) + 1e-6).sqrt()).bfloat16()
     assert torch.equal(norm(x), normalised * norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("sections", "axes"),
+    [
+        ((4, 2, 1), [0, 1, 2, 0, 1, 0, 0]),
+        ((24, 20, 20), [0, 1, 2] * 20 + [0] * 4),
+    ],
+)
+def test_interleaved_sections_take_turns_and_time_has_the_rest(sections: tuple[int, ...], axes: list[int]) -> None:
+    assert section_axes(sections, interleaved=True).tolist() == axes

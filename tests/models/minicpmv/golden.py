@@ -17,24 +17,16 @@ from models.media import ChatMessage, ContentPart, MediaItem, Prompt
 from models.minicpmv.config import load_config
 from models.minicpmv.processor import NO_TIME, MiniCPMVProcessor, load_processor
 from models.published import read_optional_json
+from tests.support.golden import GOLDEN, prompts
 from tests.support.prompts import prompt_of
 
-GOLDEN = Path(__file__).resolve().parents[2] / "golden"
-VERSIONS = ("2.5", "2.6", "4.0", "4.5")
-PROMPTS = [
-    (version, prompt)
-    for version, prompts in {
-        "2.5": ("images", "image_thin"),
-        "2.6": ("images", "image_thin", "video", "video_sliced"),
-        "4.0": ("images", "image_thin", "video"),
-        "4.5": ("images", "image_thin", "video_fused", "video_sliced", "mixed", "video_unfused"),
-    }.items()
-    for prompt in prompts
-]
+FOLDERS = {path.name.removeprefix("minicpmv_").replace("_", "."): path for path in sorted(GOLDEN.glob("minicpmv_*"))}
+VERSIONS = tuple(FOLDERS)
+PROMPTS = [(version, name) for version in VERSIONS for name in prompts(FOLDERS[version])]
 
 
 def directory(version: str) -> Path:
-    return GOLDEN / f"minicpmv_{version.replace('.', '_')}"
+    return FOLDERS[version]
 
 
 @cache

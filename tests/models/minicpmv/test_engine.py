@@ -1,4 +1,4 @@
-"""The golden prompts through the engine: all four versions hosted at once, every request in company, both routes."""
+"""The golden prompts through the engine: all four versions hosted at once, every request in a batch, both routes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import time
 import pytest
 import torch
 
-from service.engine.config import EngineConfig, ModelConfig
-from service.engine.engine import build_engine
-from service.engine.messages import ChatRequest, SamplingParams
-from service.graphs.accounting import Observations
-from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt
+from service.engine.start import build_engine
+from service.graphs.observations import Observations
+from service.link.config import EngineConfig, ModelConfig
+from service.link.messages import ChatRequest, SamplingParams
+from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt, inputs
 from tests.support.inline_engine import ListChannel
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_greedy_tokens_in_company(graphs: bool) -> None:
+@pytest.mark.parametrize(("graphs", "max_step_tokens"), [(True, 2048), (False, 2048), (True, 48)])
+def test_greedy_tokens_in_a_batch(graphs: bool, max_step_tokens: int) -> None:
+    """Whole prompts, and chunks with cached context, which captured prefills hold."""
     config = EngineConfig(
         models=tuple(ModelConfig(version, str(directory(version))) for version in VERSIONS),
         device="cpu",
         kv_cache_tokens=4096,
         max_running=8,
+        max_step_tokens=max_step_tokens,
         graphs=graphs,
         # The longest video has 12 slices and goes in two parts.
         encoder_buckets=(210, 420),
@@ -32,11 +34,11 @@ def test_greedy_tokens_in_company(graphs: bool) -> None:
         engine = build_engine(config, channel, torch.device("cpu"), Observations())
         engine.capture_first()
         for version, name in PROMPTS:
-            sampling = SamplingParams(max_tokens=16, temperature=0.0)
+            sampling = SamplingParams(max_tokens=inputs(version)["max_new_tokens"], temperature=0.0)
             prompt = golden_prompt(version, name)
             channel.commands.append(ChatRequest(f"{version} {name}", version, prompt, sampling, time.monotonic()))
         tokens: dict[str, list[int]] = {f"{version} {name}": [] for version, name in PROMPTS}
-        running = set(tokens)
+        running, chunks = set(tokens), set()
         while running:
             engine.turn()
             for outputs in channel.outputs:
@@ -48,6 +50,10 @@ def test_greedy_tokens_in_company(graphs: bool) -> None:
                 for event in outputs.observations:
                     if event.name == "steps_total" and event.labels["kind"] == "encoder":
                         assert event.labels["route"] == ("replay" if graphs else "eager")
+                    if event.name == "steps_total" and event.labels["kind"] in ("cached_prefill", "prefill", "mixed"):
+                        chunks.add((event.labels["kind"], event.labels["route"]))
             channel.outputs.clear()
     for version, name in PROMPTS:
         assert tokens[f"{version} {name}"] == expectations(version, name)["generated_ids"].tolist()
+    if max_step_tokens == 48:
+        assert chunks == {("prefill", "replay"), ("cached_prefill", "replay")}

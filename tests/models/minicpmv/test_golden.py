@@ -34,7 +34,7 @@ def test_encoder(version: str, name: str) -> None:
         buffers = {buffer: torch.from_numpy(array) for buffer, array in plan.arrays.items()}
         patches = encoder.pixel_table[buffers["pixels"].int()]
         with torch.inference_mode():
-            hidden = encoder.tower(patches, buffers["position_ids"], buffers["cu_slices"], plan.needs["max_seqlen"])
+            hidden = encoder.tower(patches, buffers["position_ids"], buffers["cu_slices"], plan.required["max_seqlen"])
         assert largest_difference(hidden, reference["tower_hidden"]) <= EMBEDS_TOLERANCE
 
 
@@ -42,7 +42,7 @@ def test_encoder(version: str, name: str) -> None:
 def test_logits_and_greedy_tokens(version: str, name: str) -> None:
     reference, prompt = expectations(version, name), golden_prompt(version, name)
     generated = reference["generated_ids"].tolist()
-    # Two chunks, so that the second one meets a past.
+    # Two chunks, so that the second one has cached context.
     chunk = len(prompt.token_ids) // 2 + 1
     logits, steps, ids = generate(model(version), prompt, len(generated), chunk=chunk)
     if "logits" in reference:

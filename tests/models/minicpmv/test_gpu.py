@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -10,20 +11,17 @@ import torch
 from torch import Tensor
 
 from models.minicpmv.model import MiniCPMVModel, load_model
-from models.protocol import Capacity, Plan
-from service.graphs.accounting import Observations
-from service.graphs.buffers import exact_buffers
-from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
+from models.protocol import Bucket, Plan
 from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt
 from tests.support.chat_golden import encode, generate, largest_difference
+from tests.support.encoder_replay import CapturedEncoder
 
 pytestmark = pytest.mark.gpu
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-TWIN_FACTOR = 1.5
-LARGEST: Capacity = {"patches": 512, "sequences": 16, "groups": 16, "max_seqlen": 64, "max_group_keys": 256}
-SMALLER: Capacity = {"patches": 256, "sequences": 8, "groups": 8, "max_seqlen": 64, "max_group_keys": 256}
+REFERENCE_FACTOR = 1.5
+LARGEST: Bucket = {"patches": 512, "sequences": 16, "groups": 16, "max_seqlen": 64, "max_group_keys": 256}
+SMALLER: Bucket = {"patches": 256, "sequences": 8, "groups": 8, "max_seqlen": 64, "max_group_keys": 256}
 UNREAD = 70 * 70 - 1
 
 
@@ -56,7 +54,7 @@ def test_float32(version: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "name"), PROMPTS)
-def test_bfloat16_is_as_close_as_its_plain_twin(version: str, name: str) -> None:
+def test_bfloat16_is_as_close_as_its_reference(version: str, name: str) -> None:
     reference = expectations(version, name)
 
     def errors(device: torch.device) -> tuple[float, float]:
@@ -65,21 +63,17 @@ def test_bfloat16_is_as_close_as_its_plain_twin(version: str, name: str) -> None
             error(logits(version, name, device, torch.bfloat16), reference["generated_logits"]),
         )
 
-    for ours, twin in zip(errors(CUDA), errors(CPU), strict=True):
-        assert ours <= TWIN_FACTOR * twin
+    for ours, host in zip(errors(CUDA), errors(CPU), strict=True):
+        assert ours <= REFERENCE_FACTOR * host
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_replay_equals_eager_on_a_poisoned_pool(version: str, dtype: torch.dtype) -> None:
-    """Before each replay the largest graph runs on NaN in every row, so that its intermediates fill the pool."""
     encoder = load_model(directory(version), CUDA, dtype).encoder
     encoder.tower.position_embedding.weight[UNREAD] = float("nan")
-    route = GraphRunner("test", "encoder", encoder, [SMALLER, LARGEST], GraphPool(CUDA, 1 << 30), Observations())
-    while route.capture_next(idle=True):
-        pass
-    assert route.recorded == [LARGEST, SMALLER]
+    captured = CapturedEncoder(encoder, [SMALLER, LARGEST], CUDA)
     rows, slices = LARGEST["patches"], LARGEST["sequences"]
     bounds = np.linspace(0, rows, slices + 1).astype(np.int32)
     poison = Plan(
@@ -88,19 +82,10 @@ def test_replay_equals_eager_on_a_poisoned_pool(version: str, dtype: torch.dtype
             "cu_slices": bounds,
             "cu_groups": bounds,
         },
-        needs=LARGEST,
+        required=LARGEST,
     )
-    for owner, name in PROMPTS:
-        if owner != version:
-            continue
-        items = golden_prompt(version, name).items
-        assert route.run(poison).outputs["embeds"].isnan().all()
-        plan = encoder.plan(items)
-        run = route.run(plan)
-        assert run.route == "replay"
-        replayed = run.outputs["embeds"][: sum(item.num_embeds for item in items)].clone()
-        buffers = exact_buffers(encoder.buffer_specs(plan.needs), plan, CUDA)
-        plain = encoder.forward(buffers, plan.needs)["embeds"]
-        assert torch.isfinite(replayed).all()
+    mixes = [golden_prompt(version, name).items for owner, name in PROMPTS if owner == version]
+    for rows, plain in captured.replays_on_a_poisoned_pool(mixes, lambda _: nullcontext(poison)):
+        assert torch.isfinite(rows[: len(plain)]).all()
         tolerance = 1e-5 if dtype == torch.float32 else 0.05
-        torch.testing.assert_close(replayed, plain, atol=tolerance, rtol=0)
+        torch.testing.assert_close(rows[: len(plain)], plain, atol=tolerance, rtol=0)

@@ -16,6 +16,7 @@ from models.minicpmv.model import MiniCPMVModel, load_model
 from models.published import read_json
 from models.registry import family_of
 from tests.models.minicpmv.golden import VERSIONS, directory, golden_prompt
+from tests.support.golden import prompts
 
 CPU = torch.device("cpu")
 
@@ -63,9 +64,9 @@ def test_dropped_last_vision_layer(tmp_path: Path, keep: bool) -> None:
 def test_random_weights_make_finite_embeddings(version: str) -> None:
     with torch.inference_mode():
         encoder = load_model(directory(version), CPU, torch.float32, "random").encoder
-        plan = encoder.plan(golden_prompt(version, "images").items)
+        plan = encoder.plan(golden_prompt(version, prompts(directory(version))[0]).items)
         buffers = {name: torch.from_numpy(array) for name, array in plan.arrays.items()}
-        embeds = encoder.forward(buffers, plan.needs)["embeds"]
+        embeds = encoder.forward(buffers, plan.required)["embeds"]
     assert torch.isfinite(embeds).all()
     assert embeds.std() > 0.1
 

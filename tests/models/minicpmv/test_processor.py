@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from models.errors import CheckpointError, InputError
 from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
 from models.minicpmv.config import load_config
+from models.minicpmv.processor import load_processor
 from models.published import read_json
 from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt, picture, processor
 from tests.support.prompts import prompt_of
@@ -24,9 +26,9 @@ from tests.support.prompts import prompt_of
 def test_golden_prompts(version: str, name: str) -> None:
     prompt, reference = golden_prompt(version, name), expectations(version, name)
     np.testing.assert_array_equal(prompt.token_ids, reference["input_ids"])
-    bounds = [[span.start, span.start + span.length] for span in prompt.spans]
+    bounds = [[run.start, run.start + run.length] for run in prompt.placeholders]
     np.testing.assert_array_equal(bounds, reference["image_bound"])
-    assert [span.item for span in prompt.spans] == sorted(span.item for span in prompt.spans)
+    assert [run.item for run in prompt.placeholders] == sorted(run.item for run in prompt.placeholders)
     assert prompt.positions.tolist() == [list(range(prompt.next_position))]
 
 
@@ -42,7 +44,7 @@ def test_golden_slices(version: str, name: str) -> None:
     np.testing.assert_array_equal(times, reference.get("slice_temporal_ids", np.full(len(times), -1)))
     assert sum(item.num_patches for item in prompt.items) == sum(rows * columns for rows, columns in sizes)
     assert sum(item.num_sequences for item in prompt.items) == len(slices)
-    assert sum(item.num_embeds for item in prompt.items) == sum(span.length for span in prompt.spans)
+    assert sum(item.num_embeds for item in prompt.items) == sum(run.length for run in prompt.placeholders)
     if "pixel_u8" in reference:
         patches = [
             frame.reshape(rows, 14, columns, 14, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 588)
@@ -65,7 +67,7 @@ def test_text_cannot_inject_markers(version: str) -> None:
     attacked = prompt_of(owner, [user(hostile, 0)], [item])
     special = np.array(list(owner.tokenizer.special_ids.values()))
     assert np.isin(attacked.token_ids, special).sum() == np.isin(honest.token_ids, special).sum()
-    assert len(attacked.spans) == len(honest.spans) == len(item.arrays["group_sizes"])
+    assert len(attacked.placeholders) == len(honest.placeholders) == len(item.arrays["group_sizes"])
     assert hostile in owner.detokenize(attacked.token_ids.tolist()).decode()
     assert not set(owner.tokenize(hostile)) & set(special.tolist())
 
@@ -102,7 +104,7 @@ def test_conversation_follows_the_published_template(version: str) -> None:
     has_opening = version == "2.5"
     prompt = prompt_of(owner, messages)
     assert prompt.token_ids.tolist() == reference.encode(text, add_special_tokens=not has_opening).ids
-    assert prompt.spans == ()
+    assert prompt.placeholders == ()
 
 
 def test_thinking() -> None:
@@ -137,8 +139,8 @@ def test_versions_without_reasoning_refuse_it(version: str) -> None:
 
 def test_roles_and_length_are_checked() -> None:
     owner = processor("2.6")
-    with pytest.raises(InputError, match="role 'tool'"):
-        prompt_of(owner, [ChatMessage("tool", (ContentPart(text="x"),))])
+    with pytest.raises(InputError, match="role 'function'"):
+        prompt_of(owner, [ChatMessage("function", (ContentPart(text="x"),))])
     with pytest.raises(InputError, match="context of 2048"):
         prompt_of(owner, [user("x " * 3000)])
 
@@ -150,7 +152,7 @@ def test_pictures_are_numbered_and_videos_are_not() -> None:
     frames = tuple(np.asarray(picture("2.6", f"images/frame_{i}.png").convert("RGB")) for i in range(2))
     video = owner.video(VideoFrames(frames, (0, 1), (0.0, 1.0), clip))
     prompt = prompt_of(owner, [user(0, 1, 2, "x")], [image, video, image])
-    assert [span.item for span in prompt.spans] == [0, 1, 1, 2]
+    assert [run.item for run in prompt.placeholders] == [0, 1, 1, 2]
     ids = prompt.token_ids.tolist()
     marker = owner.tokenizer.special_ids["<image_id>"]
     numbers = [owner.detokenize(ids[i + 1 : i + 2]) for i, token in enumerate(ids) if token == marker]
@@ -161,7 +163,7 @@ def test_items_may_stand_in_any_order() -> None:
     owner = processor("4.0")
     items = [owner.image(picture("4.0", f"images/image{i}.png")) for i in (0, 1)]
     prompt = prompt_of(owner, [user(1, "and", 0)], items)
-    assert [span.item for span in prompt.spans] == [1] * len(items[1].frames) + [0]
+    assert [run.item for run in prompt.placeholders] == [1] * len(items[1].frames) + [0]
 
 
 def test_detail_low_is_one_slice() -> None:
@@ -187,6 +189,63 @@ def test_stop_tokens_and_defaults() -> None:
         "top_k": 100,
         "repetition_penalty": 1.05,
     }
+
+
+def changed(tmp_path: Path, version: str, **files: dict[str, object]) -> Path:
+    """The golden directory with fields of its JSON files changed; None drops one."""
+    shutil.copytree(directory(version), tmp_path / version, ignore=shutil.ignore_patterns("images", "*.safetensors"))
+    for name, fields in files.items():
+        path = tmp_path / version / f"{name}.json"
+        content = {**read_json(path.parent, path.name), **fields}
+        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    return tmp_path / version
+
+
+@pytest.mark.parametrize(("version", "penalty"), [("2.5", 1.05), ("4.5", 1.03)])
+def test_sampling_that_the_makers_recommend_where_the_file_names_none(
+    tmp_path: Path, version: str, penalty: float
+) -> None:
+    unnamed = dict.fromkeys(("temperature", "top_p", "top_k", "repetition_penalty"))
+    path = changed(tmp_path, version, generation_config=unnamed)
+    assert load_processor(path).generation_defaults == {
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "top_k": 100,
+        "repetition_penalty": penalty,
+    }
+    (path / "generation_config.json").write_text('{"temperature": 0.1}')
+    assert load_processor(path).generation_defaults == {"temperature": 0.1}
+
+
+def test_slices_follow_the_preprocessors_file(tmp_path: Path) -> None:
+    path = changed(
+        tmp_path,
+        "2.6",
+        preprocessor_config={"max_slice_nums": 4, "scale_resolution": 112, "use_image_id": False},
+        config={"slice_config": {"max_slice_nums": 9, "scale_resolution": 84}, "use_image_id": True},
+    )
+    config = load_config(path)
+    assert (config.slicing.max_slices, config.slicing.scale_resolution, config.use_image_id) == (4, 112, False)
+    large = picture("2.6", "images/big_0.png").resize((900, 900))
+    assert load_processor(path).image(large).num_sequences == 5 < processor("2.6").image(large).num_sequences
+    (path / "preprocessor_config.json").write_text(json.dumps({"slice_mode": False}))
+    whole = load_processor(path)
+    assert whole.config.slicing.scale_resolution == 84 and whole.image(large).num_sequences == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_size": 16}, "patch_size is 16, config.json says 14"),
+        ({"image_feature_size": 96}, "image_feature_size is 96, config.json says 8"),
+        ({"norm_mean": [0.5, 0.4, 0.5]}, "norm_mean must be the same for all channels"),
+    ],
+)
+def test_a_preprocessors_file_that_does_not_fit_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"preprocessor_config\.json: {message}"):
+        load_config(changed(tmp_path, "2.6", preprocessor_config=change))
 
 
 def test_processor_needs_no_torch() -> None:

@@ -3,62 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from models.media import Prompt
-from models.protocol import Capacity
-from models.qwen2_vl.model import Qwen2VL, load_model
-from models.qwen2_vl.pictures import VideoLimits
-from models.qwen2_vl.processor import load_processor
-from service.graphs.accounting import Observations
-from service.graphs.pool import GraphPool
-from service.graphs.runner import GraphRunner
-from tests.support.chat_golden import GOLDEN, encode, generate, golden_messages
-from tests.support.prompts import prompt_of
+from models.protocol import Bucket
+from models.qwen2_vl.model import load_model
+from tests.models.qwen2_vl.golden import DIRECTORY, PROMPTS, VIDEO_PROMPT, expected, golden_tokens, model, prompt
+from tests.support.chat_golden import encode, generate, rounding_error
+from tests.support.encoder_replay import CapturedEncoder, bytes_of_nan
+from tests.support.golden import golden_parts, media_files
+from tests.support.inference import no_gradients as no_gradients
 
 pytestmark = pytest.mark.gpu
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-DIRECTORY = GOLDEN / "qwen2_vl"
-PROMPTS: dict[str, dict[str, bool]] = json.loads((DIRECTORY / "inputs.json").read_text())["prompts"]
-TWIN_FACTOR = 1.5
-LARGEST: Capacity = {"patches": 512, "sequences": 16, "max_seqlen": 512}
-SMALLER: Capacity = {"patches": 256, "sequences": 8, "max_seqlen": 256}
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@cache
-def expected() -> dict[str, Tensor]:
-    return load_file(DIRECTORY / "expected.safetensors")
-
-
-@cache
-def model(device: torch.device, dtype: torch.dtype) -> Qwen2VL:
-    return load_model(DIRECTORY, device, dtype)
-
-
-@cache
-def prompt(name: str) -> Prompt:
-    processor = load_processor(DIRECTORY, video_limits=VideoLimits(3136, 9408, 10**9))
-    messages, items = golden_messages(processor, DIRECTORY, name)
-    return prompt_of(processor, messages, items, options={"add_vision_id": PROMPTS[name]["add_vision_id"]})
+REFERENCE_FACTOR = 1.5
+LARGEST: Bucket = {"patches": 512, "sequences": 16, "max_seqlen": 512}
+SMALLER: Bucket = {"patches": 256, "sequences": 8, "max_seqlen": 256}
 
 
 def forced(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Logits of the prompt, and of the reference's tokens fed one by one."""
-    ids = expected()[f"prompt.{name}.generated_ids"].tolist()
+    ids = golden_tokens(name)
     logits, steps, _ = generate(model(device, dtype), prompt(name), len(ids), forced=ids)
     return logits.cpu(), steps.cpu()
 
@@ -70,57 +40,43 @@ def test_float32(name: str) -> None:
     torch.testing.assert_close(steps, expected()[f"prompt.{name}.generated_logits"], atol=1e-4, rtol=0)
 
 
-ITEMS = (
-    ("images", ("image.0", "image.1", "image.2")),
-    ("video", ("video.short", "image.2")),
-    ("long_video", ("video.long", "image.2")),
-)
+ITEMS = [name for name in PROMPTS if media_files(DIRECTORY, name) or media_files(DIRECTORY, name, "video")]
 
 
-def error(value: Tensor, reference: Tensor) -> float:
-    return float((value.float().cpu() - reference).norm())
+def reference_embeds(name: str) -> Tensor:
+    """Of a prompt's items: recorded by the names of their files."""
+    files = [part.get("video", [part.get("image")])[0] for part in golden_parts(DIRECTORY, name)]
+    stems = [Path(file).stem for file in files]
+    names = [f"video.{s.split('_video_')[0]}" if "_video_" in s else s.replace("image", "image.") for s in stems]
+    return torch.cat([expected()[f"{item}.embeds"] for item in names])
 
 
-@pytest.mark.parametrize(("name", "items"), ITEMS)
-def test_bfloat16_embeddings_are_as_close_as_their_plain_twin(name: str, items: tuple[str, ...]) -> None:
-    reference = torch.cat([expected()[f"{item}.embeds"] for item in items])
-    ours, twin = (
-        error(encode(model(device, torch.bfloat16).encoder, prompt(name).items, device), reference)
+@pytest.mark.parametrize("name", ITEMS)
+def test_bfloat16_embeddings_are_as_close_as_their_reference(name: str) -> None:
+    reference = reference_embeds(name)
+    ours, host = (
+        rounding_error(encode(model(device, torch.bfloat16).encoder, prompt(name).items, device), reference)
         for device in (CUDA, CPU)
     )
-    assert ours <= TWIN_FACTOR * twin
+    assert ours <= REFERENCE_FACTOR * host
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_bfloat16_logits_are_as_close_as_their_plain_twin(name: str) -> None:
-    ours, twin = (forced(name, device, torch.bfloat16) for device in (CUDA, CPU))
-    for part, mine, plain in zip(("logits", "generated_logits"), ours, twin, strict=True):
+def test_bfloat16_logits_are_as_close_as_their_reference(name: str) -> None:
+    ours, host = (forced(name, device, torch.bfloat16) for device in (CUDA, CPU))
+    for part, mine, plain in zip(("logits", "generated_logits"), ours, host, strict=True):
         reference = expected()[f"prompt.{name}.{part}"]
-        assert error(mine, reference) <= TWIN_FACTOR * error(plain, reference), part
+        assert rounding_error(mine, reference) <= REFERENCE_FACTOR * rounding_error(plain, reference), part
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_replay_equals_eager_on_a_poisoned_pool(dtype: torch.dtype) -> None:
-    """Before each replay the largest graph runs with NaN in every row, so that its intermediates fill the pool."""
-    encoder = load_model(DIRECTORY, CUDA, dtype).encoder
-    route = GraphRunner("test", "encoder", encoder, [SMALLER, LARGEST], GraphPool(CUDA, 1 << 30), Observations())
-    while route.capture_next(idle=True):
-        pass
-    assert route.recorded == [LARGEST, SMALLER]
-    values = encoder.byte_values.clone()
-    for name, _ in ITEMS:
-        items = prompt(name).items
-        plan = encoder.plan(items)
-        encoder.byte_values.fill_(float("nan"))
-        largest = type(plan)(plan.arrays, LARGEST, plan.tensors, plan.fills)
-        assert route.run(largest).outputs["embeds"].isnan().all()
-        encoder.byte_values.copy_(values)
-        run = route.run(plan)
-        assert run.route == "replay"
-        replayed = run.outputs["embeds"][: sum(item.num_embeds for item in items)].clone()
-        assert run.outputs["embeds"].isfinite().all()
-        plain = encode(encoder, items, CUDA)
-        torch.testing.assert_close(replayed, plain, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0)
+    captured = CapturedEncoder(load_model(DIRECTORY, CUDA, dtype).encoder, [SMALLER, LARGEST], CUDA)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    mixes = [prompt(name).items for name in ITEMS]
+    for rows, plain in captured.replays_on_a_poisoned_pool(mixes, partial(bytes_of_nan, captured.encoder, LARGEST)):
+        assert rows.isfinite().all()
+        torch.testing.assert_close(rows[: len(plain)], plain, atol=tolerance, rtol=0)
 
 
 def test_random_weights_of_full_size_are_made_on_the_device(tmp_path: Path) -> None:
@@ -141,5 +97,5 @@ def test_random_weights_of_full_size_are_made_on_the_device(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps(config))
     made = load_model(tmp_path, CUDA, torch.bfloat16, "random")
     assert sum(parameter.numel() for parameter in made.parameters()) == 2_208_985_600
-    logits, _, _ = generate(made, prompt("video"), 2)
+    logits, _, _ = generate(made, prompt(VIDEO_PROMPT), 2)
     assert logits.isfinite().all()

@@ -9,15 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.embedded.make_qwen2_vl import DIRECTORY, SPECIAL_TOKENS
+from models.embedded.make_qwen2_vl import DIRECTORY
+from models.embedded.world.vocabulary import SPECIAL_TOKENS
 from models.errors import InputError
 from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata, source_digest
 from models.qwen2_vl.pictures import official_video_limits, sample_frames, smart_resize
 from models.qwen2_vl.positions import mrope_positions
 from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from tests.support.golden import GOLDEN
 from tests.support.prompts import prompt_of
 
-GOLDEN = Path(__file__).parents[2] / "golden/qwen2_vl"
 PUBLISHED = {"factor": 28, "min_pixels": 3136, "max_pixels": 12_845_056}
 
 
@@ -216,8 +217,8 @@ def test_a_default_system_turn_and_the_roles(processor: Qwen2VLProcessor) -> Non
     assert processor.detokenize(ids_of(processor, say("developer", "Short."), say("user", "Hi"))).decode() == (
         "system\nShort.\nuser\nHi\nassistant\n"
     )
-    with pytest.raises(InputError, match="'tool' is not one of"):
-        ids_of(processor, say("tool", "x"))
+    with pytest.raises(InputError, match="'function' is not one of"):
+        ids_of(processor, say("function", "x"))
 
 
 pieces = st.sampled_from([*SPECIAL_TOKENS, "<|im_", "end|>", "<", "|>", "\ufdd0", "\ufdd1", "a", " ", "\n", "user"])
@@ -244,12 +245,12 @@ def test_media_in_any_order_with_numbers(processor: Qwen2VLProcessor) -> None:
     video = processor.video(video_of([np.zeros((56, 56, 3), np.uint8)] * 4))
     content = (ContentPart(item=1), ContentPart(text="and"), ContentPart(item=0), ContentPart(item=0))
     prompt = prompt_of(processor, [ChatMessage("user", content)], [picture, video], options={"add_vision_id": True})
-    assert [span.item for span in prompt.spans] == [1, 0, 0]
-    for span in prompt.spans:
-        item = prompt.items[span.item]
-        assert span.length == item.num_embeds
+    assert [run.item for run in prompt.placeholders] == [1, 0, 0]
+    for run in prompt.placeholders:
+        item = prompt.items[run.item]
+        assert run.length == item.num_embeds
         placeholder = {"image": processor.config.image_token_id, "video": processor.config.video_token_id}[item.kind]
-        assert set(prompt.token_ids[span.start : span.start + span.length].tolist()) == {placeholder}
+        assert set(prompt.token_ids[run.start : run.start + run.length].tolist()) == {placeholder}
     text = processor.detokenize(prompt.token_ids.tolist()).decode()
     assert "Video 1: andPicture 1: Picture 2: " in text
 
@@ -266,7 +267,6 @@ def test_generation_defaults_and_stops(processor: Qwen2VLProcessor) -> None:
     assert processor.generation_defaults == {"temperature": 0.01, "top_p": 0.001, "top_k": 1, "repetition_penalty": 1.0}
     special = processor.tokenizer.special_ids
     assert processor.stop_token_ids == {special["<|im_end|>"], special["<|endoftext|>"]}
-    assert processor.max_item_embeds == processor.context_length
 
 
 def test_answers_end_at_a_turns_end_whatever_the_files_say(tmp_path: Path) -> None:
@@ -279,5 +279,5 @@ def test_answers_end_at_a_turns_end_whatever_the_files_say(tmp_path: Path) -> No
 
 
 def test_padding_rows_of_the_embedding_are_no_tokens() -> None:
-    golden = load_processor(GOLDEN)
+    golden = load_processor(GOLDEN / "qwen2_vl")
     assert golden.vocab_size == 1 + golden.tokenizer.special_ids["<|video_pad|>"] < golden.config.text["vocab_size"]

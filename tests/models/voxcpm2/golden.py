@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import re
 import wave
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,15 +13,17 @@ from torch import Tensor
 
 from models.voxcpm2.model import VoxCPM2, load_model
 from models.voxcpm2.processor import VoxCPM2Processor, load_processor
+from tests.support.golden import GOLDEN, inputs, read_json
 from tests.support.speech import Utterance
 
-DIRECTORY = Path(__file__).parents[2] / "golden" / "voxcpm2"
-MODES = ("zero_shot", "reference", "continuation", "combined")
+DIRECTORY = GOLDEN / "voxcpm2"
 PREFILLS = [
     {"tokens": tokens, "audio": audio, "sequences": 16} for tokens in (32, 64, 128, 256, 512) for audio in (0, tokens)
 ]
-"""Capacities of recorded prefills."""
-INPUTS = json.loads((DIRECTORY / "inputs.json").read_text())
+"""Buckets of captured prefills."""
+INPUTS = inputs(DIRECTORY)
+MODES = tuple(INPUTS["modes"])
+CONFIG = read_json(DIRECTORY, "config.json")
 
 
 @cache
@@ -37,11 +38,16 @@ def processor() -> VoxCPM2Processor:
 
 @cache
 def model(dtype: torch.dtype = torch.float32, device: str = "cpu") -> VoxCPM2:
-    """Noise of `seed` s is the recording of mode s."""
+    """Noise of `seed` s is the captured graph of mode s."""
     loaded = load_model(DIRECTORY, torch.device(device), dtype)
     table = torch.stack([expected()[f"{mode}.noise"] for mode in MODES]).to(device)
     loaded.noise = lambda seeds, steps: table[seeds.clamp(0, len(MODES) - 1), steps.long().clamp(0, table.shape[1] - 1)]
     return loaded
+
+
+def captured(pattern: str) -> list[re.Match[str]]:
+    """Names of recorded values that match as a whole."""
+    return [match for name in sorted(expected()) if (match := re.fullmatch(pattern, name))]
 
 
 def clip(name: str) -> Tensor:
@@ -53,8 +59,9 @@ def clip(name: str) -> Tensor:
 def utterance(mode: str, **changes: int) -> Utterance:
     """The request of a golden mode, from text and clips through the processor and the codec."""
     options = INPUTS["modes"][mode]
+    nothing = torch.zeros(0, CONFIG["patch_size"], CONFIG["feat_dim"])
     reference, prompt = (
-        model().encode_reference(clip(options[key]), pad) if key in options else torch.zeros(0, 4, 8)
+        torch.cat(list(model().encode_reference_pieces(clip(options[key]), pad))) if key in options else nothing
         for key, pad in (("reference_wav", "right"), ("prompt_wav", "left"))
     )
     text = options.get("prompt_text", "") + INPUTS["target_text"]

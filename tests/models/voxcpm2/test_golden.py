@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from models.voxcpm2.solver import euler_times, sinusoid, time_span
-from tests.models.voxcpm2.golden import INPUTS, MODES, PREFILLS, clip, expected, model, utterance
+from tests.models.voxcpm2.golden import CONFIG, INPUTS, MODES, PREFILLS, captured, clip, expected, model, utterance
 from tests.support.paged import PagedCache
 from tests.support.speech import SpeechRig
 
 HIDDEN, AUDIO = 1e-4, 2e-4
 BF16, BF16_SOLVE = 0.06, 0.15
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+STEPS = INPUTS["inference_timesteps"]
+SOLVES = [(int(match[1]), float(match[2])) for match in captured(r"fp32\.cfm\.patch_n(\d+)_cfg(.+)")]
 
 
 def close(actual: Tensor, name: str, tolerance: float) -> None:
@@ -42,18 +44,19 @@ def tolerance(kind: str) -> float:
 
 def test_rotary_table_is_the_references(kind: str) -> None:
     network = model(DTYPES[kind]).network
-    table = torch.cat((network.cos, network.cos), dim=-1)[:32]
+    rows = len(expected()[f"{kind}.rope.cos"])
+    table = torch.cat((network.cos, network.cos), dim=-1)[:rows]
     close(table.to(DTYPES[kind]), f"{kind}.rope.cos", 0.0 if kind == "bf16" else 1e-6)
 
 
 def test_schedule_and_sinusoid(kind: str) -> None:
     dtype = DTYPES[kind]
     exact = 0.0 if kind == "bf16" else 1e-5
-    times = torch.stack(euler_times(10, dtype)[0])
-    close(time_span(10, dtype), f"{kind}.cfm.t_span_10", exact)
-    close(time_span(4, dtype), f"{kind}.cfm.t_span_4", exact)
+    for span in captured(rf"{kind}\.cfm\.t_span_(\d+)"):
+        close(time_span(int(span[1]), dtype), span[0], exact)
+    times = torch.stack(euler_times(STEPS, dtype)[0])
     close(times, f"{kind}.cfm.t_values", exact)
-    close(sinusoid(times, 48), f"{kind}.dit.sinusoid", exact)
+    close(sinusoid(times, expected()[f"{kind}.dit.sinusoid"].shape[1]), f"{kind}.dit.sinusoid", exact)
     close(model(dtype).network.feat_decoder.time_embedding(times), f"{kind}.dit.time_embed", tolerance(kind))
 
 
@@ -71,10 +74,11 @@ def test_quantizer_and_stop_head(kind: str) -> None:
 
 def test_language_models(kind: str) -> None:
     speech = model(DTYPES[kind])
-    network, cache = speech.network, PagedCache(speech.cache_specs(), 8, 4, dtype=DTYPES[kind])
-    batch = cache.batch(prefills=[(cache.new_sequence(7), 7)])
     embeds = component_input("tslm.embeds", kind)[0]
-    close(network.semantic(embeds, network.rotary(torch.arange(7)), batch), f"{kind}.tslm.hidden", tolerance(kind))
+    length = len(embeds)
+    network, cache = speech.network, PagedCache(speech.cache_specs(), 2 + length // 4, 4, dtype=DTYPES[kind])
+    batch = cache.batch(prefills=[(cache.new_sequence(length), length)])
+    close(network.semantic(embeds, network.rotary(torch.arange(length)), batch), f"{kind}.tslm.hidden", tolerance(kind))
     hidden = network.residual(component_input("ralm.embeds", kind)[0], batch)
     close(hidden, f"{kind}.ralm.hidden", tolerance(kind))
 
@@ -90,7 +94,7 @@ def test_velocity(kind: str) -> None:
     close(patches_of(velocity), f"{kind}.dit.velocity", tolerance(kind))
 
 
-@pytest.mark.parametrize(("steps", "cfg"), [(10, 2.0), (4, 1.5)])
+@pytest.mark.parametrize(("steps", "cfg"), SOLVES)
 def test_flow_solve(kind: str, steps: int, cfg: float) -> None:
     z = component_input("cfm.z", kind)
     patch = (
@@ -117,7 +121,8 @@ def test_prompt_layout_and_hidden_states(mode: str) -> None:
     torch.testing.assert_close(request.patches, expected()[f"{mode}.feat"][mask], atol=HIDDEN, rtol=0)
 
     network, cache = speech.network, PagedCache(speech.cache_specs())
-    sequence, length = cache.new_sequence(64), len(layout.token_ids)
+    length = len(layout.token_ids)
+    sequence = cache.new_sequence(length + INPUTS["max_len"])
     lm, residual = network.prompt_backbone(
         torch.from_numpy(layout.token_ids).long(),
         torch.where(mask, mask.cumsum(0) - 1, -1),
@@ -144,10 +149,8 @@ def test_free_running(mode: str, rows: int, buckets: tuple[int, ...]) -> None:
     rig = SpeechRig(model(), buckets=buckets, prefills=PREFILLS if buckets else ())
     patches, audio = rig.speak({5: utterance(mode)}, rows)
     close(patches[5], f"{mode}.patches", HIDDEN)
-    recorded = {"zero_shot": "audio", "continuation": "audio_first1", "combined": "audio_first3"}.get(mode)
-    if recorded is not None:
-        length = expected()[f"{mode}.{recorded}"].shape[-1]
-        close(audio[5][:length], f"{mode}.{recorded}", AUDIO)
+    for name in captured(rf"{mode}\.audio(_first\d+)?"):
+        close(audio[5][: expected()[name[0]].shape[-1]], name[0], AUDIO)
 
 
 @pytest.mark.parametrize(("rows", "buckets"), [(0, ()), (7, ()), (0, (3, 8))], ids=["exact", "padded", "replayed"])
@@ -170,8 +173,9 @@ def test_natural_stop() -> None:
 def test_codec_encodes() -> None:
     latent = model().vae.encode(expected()["vae.encode.wav"][0])
     close(latent, "vae.encode.latent", HIDDEN)
-    close(model().encode_reference(clip("reference.wav"), "right"), "vae.reference_patches", HIDDEN)
-    close(model().encode_reference(clip("prompt.wav"), "left"), "vae.prompt_patches", HIDDEN)
+    for side, kind in (("right", "reference"), ("left", "prompt")):
+        file = next(mode[f"{kind}_wav"] for mode in INPUTS["modes"].values() if f"{kind}_wav" in mode)
+        close(torch.cat(list(model().encode_reference_pieces(clip(file), side))), f"vae.{kind}_patches", HIDDEN)
 
 
 def test_codec_decodes_at_once() -> None:
@@ -179,7 +183,7 @@ def test_codec_decodes_at_once() -> None:
 
 
 def test_codec_streams() -> None:
-    rig, latents = SpeechRig(model()), expected()["vae.decode.z"][0].T.unflatten(0, (-1, 4))
+    rig, latents = SpeechRig(model()), expected()["vae.decode.z"][0].T.unflatten(0, (-1, CONFIG["patch_size"]))
     chunks = []
     for latent in latents:
         chunks.append(rig.vae([4], {"patch": latent[None], "emitted": torch.ones(1, dtype=torch.bool)}, rows=3))
@@ -188,19 +192,22 @@ def test_codec_streams() -> None:
 
 
 def test_unprimed_continuation_is_the_references_cold_start() -> None:
+    ((name, mode),) = [(match[0], match[1]) for match in captured(r"(\w+)\.audio_stream_first\d+")]
     rig = SpeechRig(model())
-    request = utterance("continuation")
-    rig.seat(1, request)
+    request = utterance(mode)
+    rig.admit(1, request)
     rig.state["vae"][1] = 0.0
     slots, conditioning = rig.prefill({1: -1})
     chunks = []
-    for step in range(3):
+    for step in range(len(expected()[name])):
         out = rig.decode(slots) if step else rig.tail(slots, conditioning)
         chunks.append(rig.vae(slots, out))
-    close(torch.stack(chunks), "continuation.audio_stream_first3", AUDIO)
+    close(torch.stack(chunks), name, AUDIO)
 
 
 def test_samples_per_patch() -> None:
-    speech = model()
-    assert (speech.sample_rate, speech.samples_per_patch) == (48000, 7680)
-    assert math.prod(speech.patch_shape) == 32
+    speech, codec = model(), CONFIG["audio_vae_config"]
+    frames = CONFIG["patch_size"]
+    assert speech.sample_rate == codec["out_sample_rate"]
+    assert speech.samples_per_patch == frames * math.prod(codec["decoder_rates"])
+    assert math.prod(speech.patch_shape) == frames * CONFIG["feat_dim"]

@@ -1,4 +1,4 @@
-"""The golden reference and streams in company through the CUDA kernels and real graphs."""
+"""The golden reference and streams in a batch through the CUDA kernels and real graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
 from models.voxcpm2.model import load_model
-from tests.models.voxcpm2.company import check, serve
+from tests.models.voxcpm2.batching import check, serve
 from tests.models.voxcpm2.golden import DIRECTORY, MODES, PREFILLS, expected, model, utterance
 from tests.models.voxcpm2.test_streams import EDGES, PROMPTS, compare_prefills
 from tests.support.speech import SpeechRig
@@ -35,8 +35,8 @@ def test_free_running(buckets: tuple[int, ...]) -> None:
     patches, audio = rig.speak({slot: utterance(mode) for slot, mode in slots.items()})
     for slot, mode in slots.items():
         torch.testing.assert_close(patches[slot].cpu(), expected()[f"{mode}.patches"], atol=1e-4, rtol=0)
-    recorded = expected()["zero_shot.audio"][0]
-    torch.testing.assert_close(audio[3].cpu(), recorded, atol=AUDIO, rtol=0)
+    captured = expected()["zero_shot.audio"][0]
+    torch.testing.assert_close(audio[3].cpu(), captured, atol=AUDIO, rtol=0)
 
 
 def to_tf32(x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def to_tf32(x: Tensor) -> Tensor:
 def test_the_codec_is_as_close_as_products_rounded_to_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the reference's audio: the kernels, and plain products of operands that are rounded to TF32."""
     latents = expected()["zero_shot.patches"].flatten(0, 1).T[None]
-    recorded = expected()["zero_shot.audio"][0]
+    captured = expected()["zero_shot.audio"][0]
     with torch.inference_mode():
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
         codec = load_model(DIRECTORY, torch.device("cuda"), torch.float32).vae.decoder
@@ -61,16 +61,16 @@ def test_the_codec_is_as_close_as_products_rounded_to_tf32(monkeypatch: pytest.M
 
             monkeypatch.setattr(F, name, rounded)
         ideal = model().vae.decoder(latents)[0, 0]
-    assert (ours - recorded).norm() <= 1.5 * (ideal - recorded).norm()
-    assert float(ours @ recorded / (recorded @ recorded)) == pytest.approx(1.0, abs=1e-3)
+    assert (ours - captured).norm() <= 1.5 * (ideal - captured).norm()
+    assert float(ours @ captured / (captured @ captured)) == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33])
-def test_streams_in_company(count: int) -> None:
+def test_streams_in_a_batch(count: int) -> None:
     arrivals: list[list[int]] = [[] for _ in range(5)]
     for number in range(count):
         arrivals[number * number % 5].append(number)
-    takes = serve(arrivals, seats=33, buckets=(1, 2, 4, 8, 16, 32, 40), device="cuda")
+    takes = serve(arrivals, slots=33, buckets=(1, 2, 4, 8, 16, 32, 40), device="cuda")
     assert len(takes) == count
     check(takes, "cuda")
 
@@ -88,7 +88,7 @@ def test_bfloat16_replay_equals_eager(solver_steps: int) -> None:
         prefills = PREFILLS if buckets else ()
         rig = SpeechRig(model(torch.bfloat16, "cuda"), device="cuda", buckets=buckets, prefills=prefills)
         for slot, mode in enumerate(MODES, start=1):
-            rig.seat(slot, utterance(mode))
+            rig.admit(slot, utterance(mode))
         slots, conditioning = rig.prefill(dict.fromkeys(range(1, 5), -1))
         first = rig.tail(slots, conditioning, steps=solver_steps)["patch"].clone()
         # Both routes go on from the same patch: bfloat16 trajectories drift apart.

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.processor import SpeechLayout
-from service.graphs.audit import audit
-from tests.models.voxcpm2.company import TOLERANCE, check, request, serve, voice
+from tests.models.voxcpm2.batching import TOLERANCE, check, request, serve, voice
+from tests.support.audit import audit
 from tests.support.speech import SpeechRig, Utterance
 
 
@@ -35,10 +35,10 @@ def test_any_arrival_order(ticks: list[int], rows: int) -> None:
 @pytest.mark.parametrize("sizes", [(1, 30, -1), (7, 7, -1), (33, -1)])
 def test_prefill_in_chunks(sizes: tuple[int, ...]) -> None:
     whole = SpeechRig(voice())
-    whole.seat(1, request(3))
+    whole.admit(1, request(3))
     _, expected = whole.prefill({1: -1})
     rig = SpeechRig(voice())
-    rig.seat(2, request(3))
+    rig.admit(2, request(3))
     for size in sizes:
         ready, conditioning = rig.prefill({2: size})
         assert bool(ready) == (size < 0)
@@ -47,7 +47,7 @@ def test_prefill_in_chunks(sizes: tuple[int, ...]) -> None:
 
 PROMPTS = st.lists(st.tuples(st.integers(1, 16), st.integers(0, 8), st.booleans()), min_size=1, max_size=16)
 EDGES = st.sampled_from([None, -1, 0, 1])
-RUNGS = [
+PREFILL_BUCKETS = [
     {"tokens": tokens, "audio": audio, "sequences": 16}
     for tokens in (32, 64, 96, 192, 288, 386)
     for audio in (0, tokens)
@@ -58,7 +58,8 @@ RUNGS = [
 def prefill_rigs(device: str) -> tuple[SpeechRig, SpeechRig]:
     """One that runs prefills eagerly and one that replays them."""
     eager, replaying = (
-        SpeechRig(voice(device), num_slots=18, num_pages=200, prefills=rungs, device=device) for rungs in ((), RUNGS)
+        SpeechRig(voice(device), num_slots=18, num_pages=200, prefills=buckets, device=device)
+        for buckets in ((), PREFILL_BUCKETS)
     )
     return eager, replaying
 
@@ -73,17 +74,17 @@ def prompt(number: int, text: int, clip: int, *, continued: bool) -> Utterance:
 
 
 def compare_prefills(prompts: list[tuple[int, int, bool]], edge: int | None, device: str = "cpu") -> None:
-    """Any mix of prompts; with `edge`, the last one grows to the next rung or a token around it."""
+    """Any mix of prompts; with `edge`, the last one grows to the next bucket or a token around it."""
     if edge is not None:
         tokens = sum(text + clip for text, clip, _ in prompts)
-        rung = next(rung["tokens"] for rung in RUNGS if rung["tokens"] > tokens)
+        bucket = next(bucket["tokens"] for bucket in PREFILL_BUCKETS if bucket["tokens"] > tokens)
         text, clip, continued = prompts[-1]
-        prompts = [*prompts[:-1], (text + min(rung + edge, RUNGS[-1]["tokens"]) - tokens, clip, continued)]
+        prompts = [*prompts[:-1], (text + min(bucket + edge, PREFILL_BUCKETS[-1]["tokens"]) - tokens, clip, continued)]
     results = []
     for rig in prefill_rigs(device):
         rig.clear()
         for slot, (text, clip, continued) in enumerate(prompts, start=1):
-            rig.seat(slot, prompt(slot, text, clip, continued=continued))
+            rig.admit(slot, prompt(slot, text, clip, continued=continued))
         slots, conditioning = rig.prefill(dict.fromkeys(range(1, len(prompts) + 1), -1))
         # The next step reads the keys that the prefill wrote.
         results.append((conditioning, rig.tail(slots, conditioning)["patch"], rig.decode(slots)["patch"]))
@@ -101,11 +102,11 @@ def test_replayed_prefill_equals_eager(prompts: list[tuple[int, int, bool]], edg
     compare_prefills(prompts, edge)
 
 
-def test_surplus_rows_change_nothing() -> None:
+def test_overrun_rows_change_nothing() -> None:
     rig = SpeechRig(voice())
     rig.speak({3: request(1)})
     before = {name: table[3].clone() for name, table in rig.state.items()}
-    pages = rig.seats[3].pages.pages
+    pages = rig.owners[3].pages.pages
     keys = rig.cache.caches[0]["k"].view(-1, 16, *rig.cache.caches[0]["k"].shape[1:])[pages].clone()
     out = rig.decode([3], rows=4)
     audio = rig.vae([3], out, rows=2)
@@ -121,7 +122,7 @@ def test_surplus_rows_change_nothing() -> None:
 def test_priming_leaves_other_slots() -> None:
     rig = SpeechRig(voice())
     rig.state["vae"][1:] = 7.0
-    rig.seat(3, request(2))
+    rig.admit(3, request(2))
     assert (rig.state["vae"][[1, 2, 4, 5, 6, 7]] == 7.0).all()
     assert not (rig.state["vae"][3] == 7.0).any()
 
@@ -130,7 +131,7 @@ def test_solver_steps_change_the_patch() -> None:
     patches = []
     for steps in voice().solver_steps:
         rig = SpeechRig(voice())
-        rig.seat(1, request(0))
+        rig.admit(1, request(0))
         slots, conditioning = rig.prefill({1: -1})
         patches.append(rig.tail(slots, conditioning, steps=steps)["patch"])
     assert all(torch.isfinite(patch).all() for patch in patches)
@@ -150,12 +151,12 @@ def test_steps_can_be_captured() -> None:
     made = {"results": ((3, 4 * 8 + 3), torch.float32)}
     prefill = voice().prefill_step(rig.cache.caches, rig.cache.page_size)
     conditioning = {"conditioning": ((3, voice().conditioning_width), torch.float32)}
-    for step, capacity, outputs in (
+    for step, bucket, outputs in (
         (voice().decode_step(10, rig.state, rig.cache.caches, rig.cache.page_size), rows, made),
         (voice().tail(10, rig.state), rows, made),
         (prefill, {"tokens": 64, "audio": 0, "sequences": 3}, conditioning),
         (prefill, {"tokens": 64, "audio": 32, "sequences": 3}, conditioning),
         (voice().vae_step(rig.state), rows, {"audio": ((3, 7680), torch.float32)}),
     ):
-        audited = audit(step, capacity)
+        audited = audit(step, bucket)
         assert {name: (spec.shape, spec.dtype) for name, spec in audited.items()} == outputs

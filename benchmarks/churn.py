@@ -1,0 +1,132 @@
+"""Thousands of short requests of every kind, one after the other, and what they leave behind: nothing.
+
+    python -m benchmarks.churn [--requests 30000] [--clients 8] [-- server flags]
+
+The requests are those of benchmarks/mixed_traffic.py, of each kind as many: answers, aborts, uploads of voices, bad
+media, connections that are cut. Slots, KV blocks, descriptors, tasks, processes, shared memory and files have to be
+what they were before; resident memory may be GROWTH_RATIO more. Where a soak looks for what grows with time, this looks
+for what grows with each request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.footprint import Footprint, footprint
+from benchmarks.mixed_traffic import Kind, MixedTraffic
+from benchmarks.record import table, write
+from benchmarks.server import Server, serve
+from benchmarks.soak import facts_of
+
+TOKENS, PATCHES = 6, 4
+"""Of the longest answers: what is counted is requests, not work."""
+WARM_REQUESTS = 1280
+"""After which pools and caches are as large as they get."""
+GROWTH_RATIO = 0.05
+"""Of a process' resident memory, from the end of the warm-up to the end."""
+SETTLE_SECONDS = 60.0
+PROGRESS = 500
+"""Requests between two lines of it."""
+
+
+async def drive(traffic: MixedTraffic, url: str, requests: int, clients: int) -> None:
+    """Sends so many requests, of each kind in turn."""
+    kinds: Iterator[tuple[int, Kind]] = enumerate(islice(cycle(traffic.kinds), requests))
+    began = time.monotonic()
+
+    async def client() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+            for number, kind in kinds:
+                await traffic.send(kind, http)
+                if number % PROGRESS == PROGRESS - 1:
+                    print(f"{number + 1} requests, {time.monotonic() - began:.0f} s", flush=True)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+
+
+async def settled(server: Server, temporary: Path, before: Footprint | None = None) -> Footprint:
+    """The footprint once nothing is in progress and, where there is a `before`, nothing is left over; or that after
+    SETTLE_SECONDS."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        os.kill(server.pid, signal.SIGUSR1)  # benchmarks/trimmed_server.py
+        await asyncio.sleep(1.5)  # longer than between two heartbeats, by which gauges are set
+        now = await asyncio.to_thread(footprint, server.pid, server.url, temporary)
+        if not (now.busy if before is None else now.left_over(before)) or time.monotonic() > deadline:
+            return now
+
+
+def faults(before: Footprint, after: Footprint) -> list[str]:
+    """What did not return to where it was. Both of an idle server."""
+    found = after.left_over(before)
+    for role, held in before.resident_bytes.items():
+        now = after.resident_bytes.get(role, 0)
+        if now > held * (1 + GROWTH_RATIO):
+            found.append(f"resident bytes of {role}: {held} -> {now}")
+    return found
+
+
+async def run(server: Server, temporary: Path, requests: int, clients: int) -> dict[str, Any]:
+    """The result of a churn: rows by kind, both footprints, what is at fault."""
+    await drive(MixedTraffic(server, 1, tokens=TOKENS, patches=PATCHES), server.url, WARM_REQUESTS, clients)
+    await asyncio.to_thread(server.wait_for_captures)
+    before = await settled(server, temporary)
+    traffic = MixedTraffic(server, 2, tokens=TOKENS, patches=PATCHES)
+    began = time.monotonic()
+    await drive(traffic, server.url, requests, clients)
+    seconds = time.monotonic() - began
+    after = await settled(server, temporary, before)
+    restarts = server.metric("reprise_engine_restarts_total")
+    found = [*faults(before, after), *(f"request: {problem}" for problem in traffic.problems)]
+    return {
+        "rows": traffic.rows(),
+        "requests": requests,
+        "clients": clients,
+        "seconds": round(seconds, 1),
+        "faults": [*found, *([f"the engine was restarted {restarts:g} times"] if restarts else [])],
+        "before": facts_of(before),
+        "after": facts_of(after),
+    }
+
+
+def churn(requests: int, clients: int, flags: Sequence[str] = ()) -> dict[str, Any]:
+    """`run` on a server of its own, with the models of the package."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        flags = [*flags, "--voices-dir", str(folder / "voices")]
+        program = ("benchmarks.trimmed_server", "serve")
+        server = stack.enter_context(serve(*flags, environment={"TMPDIR": str(temporary)}, program=program))
+        return asyncio.run(run(server, temporary, requests, clients))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=30_000)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("flags", nargs="*", help="of the server, after --")
+    arguments = parser.parse_args()
+    result = churn(arguments.requests, arguments.clients, arguments.flags)
+    rows = result.pop("rows")
+    print(write("churn_cpu", rows, flags=arguments.flags, **result))
+    print(table([{key: str(value) for key, value in row.items()} for row in rows]))
+    print("\n".join(result["faults"]) or "nothing is left over")
+    return 1 if result["faults"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

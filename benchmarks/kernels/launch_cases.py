@@ -1,0 +1,336 @@
+"""Launches of every kernel, at the sizes of the published models, on the meta device: nothing is computed.
+
+What compiles or counts kernels puts something of its own in their place first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from models.layers.kernels import (
+    elementwise,
+    gemm,
+    gemv,
+    latent,
+    moe,
+    norms,
+    packed,
+    paged_decode,
+    paged_prefill,
+    random,
+    rotary,
+    varlen,
+)
+from models.layers.norms import RMSNorm
+from models.layers.precision import Precision
+from models.voxcpm2.kernels import flow_solver as speech_solve
+from models.voxcpm2.kernels import step_inputs as speech_inputs
+from models.voxcpm2.kernels import vae
+from service.engine.chat import filter_kernels, step_kernels
+from service.engine.chat.slot_state import SlotState
+
+META = torch.device("meta")
+EPS = 1e-6
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def rows_of_int64(rows: int) -> Tensor:
+    return empty(rows, dtype=torch.int64)
+
+
+def stack(rows: int, width: int, inner: int, heads: int, kv_heads: int = 2) -> None:
+    """The GEMMs and norms of a block."""
+    x, residual = empty(rows, width), empty(rows, width)
+    qkv, gate_up, down = empty(heads * 128, width), empty(2 * inner, width), empty(width, inner)
+    norm = empty(width)
+    norms.rms_norm(x, norm, EPS)
+    if rows == 1:
+        gemv.gemv(x, qkv, norm=(norm, EPS))
+        gemv.gemv(gemv.gemv(x, gate_up, silu_mul=True), down, residual=residual)
+        return
+    attended = empty(rows, (heads - 2 * kv_heads) * 128)
+    after = residual, norm, EPS
+    gemm.gemm(x, qkv, None)
+    normed, _ = gemm.gemm_add_deferrable_norm(attended, empty(width, attended.shape[1]), None, *after)
+    hidden = gemm.gemm(normed, gate_up, None, "silu_mul")
+    gemm.gemm(gemm.gemm_add_deferrable_norm(hidden, down, None, *after)[0], qkv, None)
+
+
+def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
+    cache = empty(64, kv_heads, 128)
+    tables, lengths = empty(rows, pages, dtype=torch.int32), empty(rows, dtype=torch.int32)
+    paged_decode.attend_pages(empty(rows, heads, 128), cache, cache, tables, lengths, 16, 0.1)
+    q, k, v = empty(rows, heads + 2 * kv_heads, 128).split((heads, kv_heads, kv_heads), dim=1)
+    angles = empty(rows, 64, dtype=torch.float32)
+    values = empty(64, 2 * kv_heads, 128)[:, :kv_heads]  # on the meta device everything lies at 0
+    for angle_pair in ((angles, angles), None):
+        current_kv = paged_decode.CurrentKV(k, v, angle_pair, rows_of_int64(rows))
+        paged_decode.attend_pages(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
+
+
+def ragged_attention(rows: int, segments: int) -> None:
+    ends = empty(segments + 1, dtype=torch.int32)
+    q, k, v = empty(rows, 16, 128), empty(rows, 2, 128), empty(rows, 20, 128)[:, 18:]
+    varlen.attend_segments(q, k, v, ends, ends, 0.1, True)
+
+
+def paged_prefill_attention(rows: int, heads: int, kv_heads: int, sequences: int) -> None:
+    cache = empty(64, kv_heads, 128)
+    tables, ends = empty(sequences, 2048, dtype=torch.int32), empty(sequences + 1, dtype=torch.int32)
+    q = empty(rows, heads, 128)
+    paged_prefill.attend_prefill_pages(q, cache, empty(64, kv_heads, 128), tables, ends, ends[1:], 16, 0.1)
+
+
+def rotations(rows: int) -> None:
+    positions = empty(3, rows, dtype=torch.int64)
+    half = empty(64, dtype=torch.float32)
+    cos, sin = packed.rotary_cos_sin(positions, half, empty(64, dtype=torch.int64), 1.0)
+    packed.rotary_cos_sin(positions[:1].expand(3, -1), half, empty(64, dtype=torch.int64), 1.0)
+    packed.rotary_cos_sin(positions[0], half, None, 1.0)
+    qkv, cache = empty(rows, 20, 128), empty(64, 2, 128)
+    q, k, v = qkv.split((16, 2, 2), dim=1)
+    rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, rows_of_int64(rows))
+    after = [x[1:] for x in (q, k, v, cos, sin, rows_of_int64(rows))]  # behind the decode rows of a mixed batch
+    rotary.rotate_and_cache(*after[:3], (after[3], after[4]), cache, cache, after[5])
+
+
+def local_attention(sequences: int, length: int, first: int) -> None:
+    qkv = empty(sequences, length, 20, 128)
+    q, k, v = qkv.split((16, 2, 2), dim=2)
+    cos = empty(length, 64, dtype=torch.float32)
+    rotary.rotary_dense_attention(q[:, first:], k, v, cos, cos, first)
+
+
+def vision(rows: int) -> None:
+    x, residual, norm = empty(rows, 1152), empty(rows, 1152), empty(1152)
+    packed.residual_layer_norm(x, residual, norm, norm, EPS)
+    packed.rotate_packed(empty(rows, 48, 72), 32, *(empty(rows, 36, dtype=torch.float32) for _ in range(2)))
+    packed.add_quick_gelu(empty(rows, 5120), empty(5120))
+    packed.byte_lookup(empty(rows, 588, dtype=torch.uint8), empty(1, 256))
+    packed.byte_lookup(empty(rows, 1176, dtype=torch.uint8), empty(3, 256))
+
+
+def deepstack_tower(rows: int) -> None:
+    """What Qwen3-VL's towers launch besides: norms of 1,024 columns and of four patches side by side, heads of 64."""
+    for width in (1024, 4096, 4608):
+        x, norm = empty(rows, width), empty(width)
+        packed.residual_layer_norm(x, None, norm, norm, EPS)
+    packed.residual_layer_norm(empty(rows, 1024), empty(rows, 1024), empty(1024), empty(1024), EPS)
+    packed.rotate_packed(empty(rows, 48, 64), 32, *(empty(rows, 32, dtype=torch.float32) for _ in range(2)))
+    packed.byte_lookup(empty(rows, 1536, dtype=torch.uint8), empty(3, 256))
+
+
+def many_experts(rows: int) -> None:
+    """Of Qwen3-VL-30B-A3B: 8 of 128 chosen by softmax, added to the residual."""
+    weights, chosen = moe.route_softmax(empty(rows, 128, dtype=torch.float32), 8)
+    if rows <= 4:
+        gate_up, down = empty(128, 1536, 2048), empty(128, 2048, 768)
+        hidden = gemv.gemv(empty(rows, 2048), gate_up, index=chosen.flatten(), fan_out=8, silu_mul=True)
+        moe.combine(gemv.gemv(hidden, down, index=chosen.flatten()), weights, empty(rows, 2048))
+
+
+def windowed_vision(rows: int) -> None:
+    """What Qwen2.5-VL's tower adds: RMSNorms of its width, SwiGLU of its inner width, heads of 80."""
+    x, residual, norm = empty(rows, 1280), empty(rows, 1280), empty(1280)
+    norms.rms_norm(x, norm, EPS)
+    packed.rotate_packed(empty(rows, 48, 80), 32, *(empty(rows, 40, dtype=torch.float32) for _ in range(2)))
+    after = residual, norm, EPS
+    normed, _ = gemm.gemm_add_deferrable_norm(x, empty(1280, 1280), norm, *after)
+    hidden = gemm.gemm(normed, empty(6912, 1280), empty(6912), "silu_mul")
+    gemm.gemm_add_norm(hidden, empty(1280, 3456), norm, *after)
+
+
+def experts(rows: int) -> None:
+    logits = empty(rows, 64, dtype=torch.float32)
+    weights, chosen = moe.route(logits, empty(64, dtype=torch.float32), 6, 2.446, True)
+    if rows <= 4:
+        hidden = gemv.gemv(empty(rows, 2048), empty(64, 2816, 2048), index=chosen.flatten(), fan_out=6, silu_mul=True)
+        moe.combine(hidden, weights, empty(rows, 2048))
+    q, query, cache = empty(rows, 16, 192), empty(rows, 16, 576), empty(64, 1, 576)
+    half = empty(rows, 32, dtype=torch.float32)
+    latent.rotate_and_cache_latent(
+        q, empty(rows, 576), empty(512), EPS, (half, half), query, cache, rows_of_int64(rows)
+    )
+
+
+def codec(rows: int, precision: Precision) -> None:
+    """Blocks of the published decoder, its first three and its last, with one unit each; what follows the last."""
+    dtype = torch.float16 if precision == "float16" else torch.float32
+    slots = rows_of_int64(rows)
+    for width, length, stride in ((2048, 4, 8), (1024, 32, 6), (512, 192, 5), (64, 3840, 2)):
+        x, channel = empty(rows, width, length, dtype=torch.float32), empty(width, dtype=torch.float32)
+        table = empty(65, 7 * width * 54, dtype=torch.float32)
+        up = empty(2 * stride, width // 2, width, dtype=dtype).permute(2, 1, 0)
+        rest = (channel[: width // 2], stride, table[:, :width, None], slots)
+        x = vae.snake_upsample(x, channel, channel, channel, up, *rest, precision=precision)
+        width, channel = width // 2, channel[: width // 2]
+        memory = table[:, : width * 18].unflatten(1, (width, 18))
+        depthwise, pointwise = empty(width, 1, 7, dtype=torch.float32), empty(width, width, 1, dtype=dtype)
+        rest = (depthwise, channel, 3, channel, pointwise, channel, memory, slots)
+        x = vae.residual_unit(x, channel, *rest, precision=precision)
+    memory = table[:, : width * 6].unflatten(1, (width, 6))
+    vae.snake_samples(x, channel, empty(1, width, 7, dtype=torch.float32), channel[:1], memory, slots)
+
+
+def around_speech(rows: int) -> None:
+    state = {
+        "last_patch": empty(65, 4, 64),
+        "block_table": empty(65, 512, dtype=torch.int32),
+        "active": empty(65, dtype=torch.bool),
+        "seed": empty(65, dtype=torch.int64),
+        **{name: empty(65, dtype=torch.int32) for name in ("length", "step", "min_patches", "max_patches")},
+        **{name: empty(65, dtype=torch.float32) for name in ("cfg", "temperature")},
+    }
+    with META:
+        frames_to_tokens, norm = nn.Linear(64, 1024, dtype=torch.bfloat16), RMSNorm(1024, 1e-5).to(torch.bfloat16)
+    slots, angles = rows_of_int64(rows), empty(8192, 64, dtype=torch.float32)
+    speech_inputs.launch_step_inputs(state, slots, 16, (angles, angles), empty(1024), frames_to_tokens, norm)
+    noise = random.philox_normal(slots, empty(rows, dtype=torch.int32), 256).view(rows, 64, 4)
+    elementwise.concatenate(elementwise.quantize(empty(rows, 2048), 9), empty(rows, 2048))
+    flow = speech_solve.FlowTokens(state, slots, frames_to_tokens, frames_to_tokens, norm)
+    flow.start(noise, empty(rows, 1024), empty(rows, 1024), empty(1024))
+    velocity, out = empty(2 * rows, 4, 64), empty(64, 1024)
+    for width in (0.1, 1.0):
+        gemm.narrow_gemm(empty(8 * rows, 1024), out, empty(64))
+        flow.advance(velocity, width, empty(1024))
+    speech_solve.settle(state, slots, flow.x, velocity, 0.1, empty(rows, 2048), empty(2, 2048))
+
+
+def sampling(rows: int) -> None:
+    state = SlotState(64, 2048, 1000, META)
+    slots = rows_of_int64(rows)
+    step_kernels.decode_rows(slots, state, 2048, 16)
+    logits = empty(rows, 1024)[:, :1000]
+    step_kernels.sample_tokens(logits, slots, state)
+    column = empty(rows, dtype=torch.float32)
+    step_kernels.sample_tokens(filter_kernels.filtered(logits.float(), column, column, slots, column), slots, state)
+
+
+CASES: dict[str, Callable[[int], object]] = {
+    "Qwen2-VL-2B": lambda rows: stack(rows, 1536, 8960, 16),
+    "Qwen2-VL-7B": lambda rows: stack(rows, 3584, 18944, 36, 4),
+    "Qwen2.5-VL-3B": lambda rows: stack(rows, 2048, 11008, 20),
+    "VoxCPM2 language model": lambda rows: stack(rows, 2048, 6144, 20),
+    "VoxCPM2 local encoder": lambda rows: stack(5 * rows, 1024, 4096, 20),
+    "VoxCPM2 local decoder": lambda rows: stack(22 * rows, 1024, 4096, 20),
+    "decode attention, 2 key heads": lambda rows: decode_attention(rows, 16, 2, 512),
+    "decode attention, 4 key heads": lambda rows: decode_attention(rows, 28, 4, 2048),
+    "decode attention, 8 key heads": lambda rows: decode_attention(rows, 32, 8, 2048),
+    "decode attention, 1 key head": lambda rows: decode_attention(rows, 16, 1, 2048),
+    "decode attention, short": lambda rows: decode_attention(rows, 16, 2, 16),
+    "prefill attention over pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64),
+    "rotations": rotations,
+    "local encoder's attention": lambda rows: local_attention(rows, 5, 0),
+    "local decoder's attention": lambda rows: local_attention(2 * rows, 11, 7),
+    "prompt": lambda rows: ragged_attention(rows, 1),
+    "vision": vision,
+    "vision in windows": windowed_vision,
+    "experts": experts,
+    "DeepStack tower": deepstack_tower,
+    "many experts": many_experts,
+    "codec in tf32": lambda rows: codec(rows, "tf32"),
+    "codec in float16": lambda rows: codec(rows, "float16"),
+    "speech step": around_speech,
+    "sampling": sampling,
+}
+
+
+def heads(rows: int) -> None:
+    """Logits over a vocabulary, and of one row."""
+    weight = empty(151936, 1536)
+    gemm.gemm(empty(rows, 1536), weight, None)
+
+
+def quick_gelu(rows: int) -> None:
+    gemm.gemm(empty(rows, 1280), empty(5120, 1280), empty(5120), "quick_gelu")
+
+
+def split_norms(rows: int) -> None:
+    for splits in range(1, 9):
+        partial = empty(splits, rows, 2048, dtype=torch.float32)
+        norms.sum_add_rms_norm(partial, None, empty(rows, 2048), empty(2048), EPS)
+
+
+def latent_decode(rows: int, dtype: torch.dtype) -> None:
+    cache = empty(64, 1, 576, dtype=dtype)
+    tables, lengths = empty(rows, 2048, dtype=torch.int32), empty(rows, dtype=torch.int32)
+    query = empty(rows, 16, 576, dtype=dtype)
+    paged_decode.attend_pages(query, cache, cache[..., :512], tables, lengths, 16, 0.1)
+
+
+def paged_decode_of(dtype: torch.dtype, width: int) -> None:
+    rows, cache = 4, empty(64, 2, width, dtype=dtype)
+    values = empty(64, 4, width, dtype=dtype)[:, :2]
+    tables, lengths = empty(rows, 512, dtype=torch.int32), empty(rows, dtype=torch.int32)
+    angles = empty(rows, width // 2, dtype=torch.float32)
+    q, k, v = (empty(rows, heads, width, dtype=dtype) for heads in (16, 2, 2))
+    current_kv = paged_decode.CurrentKV(k, v, (angles, angles), rows_of_int64(rows))
+    paged_decode.attend_pages(q, cache, values, tables, lengths, 16, 0.1, current_kv=current_kv)
+
+
+def varlen_of(dtype: torch.dtype, width: int, value_width: int, causal: bool) -> None:
+    ends = empty(3, dtype=torch.int32)
+    q, k = (empty(64, 16, width, dtype=dtype) for _ in range(2))
+    varlen.attend_segments(q, k, empty(64, 16, value_width, dtype=dtype), ends, ends, 0.1, causal)
+
+
+def paged_prefill_of(dtype: torch.dtype, heads: int, width: int, value_width: int) -> None:
+    """value_width below width: the values are the first columns of the keys, as in latent attention."""
+    kv_heads = 2 if width == value_width else 1
+    q, cache = empty(64, heads, width, dtype=dtype), empty(64, kv_heads, width, dtype=dtype)
+    values = cache[..., :value_width] if kv_heads == 1 else empty(64, 4, width, dtype=dtype)[:, :2]
+    tables, ends = empty(64, 2048, dtype=torch.int32), empty(65, dtype=torch.int32)
+    paged_prefill.attend_prefill_pages(q, cache, values, tables, ends, ends[1:], 16, 0.1)
+
+
+def dense_of(dtype: torch.dtype) -> None:
+    for length, first in ((5, 0), (11, 7), (11, 0)):
+        q, k, v = empty(4, length, 20, 128, dtype=dtype).split((16, 2, 2), dim=2)
+        cos = empty(length, 64, dtype=torch.float32)
+        rotary.rotary_dense_attention(q[:, first:], k, v, cos, cos, first)
+
+
+def attention_of_every_kind() -> None:
+    """Head dims of the encoders and decoders, in every dtype that can be served."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for width, value_width in ((64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (192, 128)):
+            for causal in (False, True):
+                varlen_of(dtype, width, value_width, causal)
+        for width in (64, 128):
+            paged_decode_of(dtype, width)
+            paged_prefill_of(dtype, 12, width, width)
+        latent_decode(4, dtype)
+        paged_prefill_of(dtype, 16, 576, 512)
+        dense_of(dtype)
+
+
+PREFILLS = (128, 256, 512)
+"""Tokens; beyond them no other configuration is chosen, but for the encoder's and the local stacks' rows."""
+ENCODER_ROWS = (256, 1024, 4096)
+
+
+def launch_all(rows: tuple[int, ...]) -> None:
+    """Every launch that `rows` decode rows, a prefill or a picture asks for."""
+    for case in CASES.values():
+        for count in rows:
+            case(count)
+    for count in PREFILLS:
+        for name in STACKS_OF_PREFILLS:
+            CASES[name](count)
+    for count in rows:
+        heads(count)
+    for count in ENCODER_ROWS:
+        quick_gelu(count)
+        windowed_vision(count)
+    split_norms(4)
+    codec(4, "ieee")
+    attention_of_every_kind()
+
+
+STACKS_OF_PREFILLS = ("Qwen2-VL-2B", "Qwen2-VL-7B", "Qwen2.5-VL-3B", "VoxCPM2 language model")

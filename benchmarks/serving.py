@@ -1,0 +1,367 @@
+"""A chat server under the loads that it is for, through HTTP; ours, or any that speaks OpenAI's API.
+
+    python -m benchmarks.serving closed|conversations|arrivals|long|all [MODEL] [--tiny]
+    python -m benchmarks.serving ... --engine vllm                  # `vllm serve` of this environment
+    python -m benchmarks.serving ... --engine NAME --url URL        # a server that runs already
+    python -m benchmarks.serving directory PATH [MODEL]             # what to start such a server on, and no load
+
+Full size and random weights, a vocabulary and a tokenizer of published size; --tiny takes a miniature of both. Ordinary
+words, a new picture for every request or conversation, one system prompt for all. Every engine gets the same directory
+and, seed by seed, the same requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import urllib.error
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.checkpoints import GOLDEN, SIZES, make
+from benchmarks.record import Row, record, version_of
+from benchmarks.server import Server, random_weights, serve
+from benchmarks.tokenizers import PUBLISHED, grow_file
+from service.cli.bench.run import run_beside, run_load, summary
+from service.cli.bench.spec import ChatLoad, Record
+from service.cli.bench.words import WORDS
+
+TINY_MODEL = "qwen2_vl"
+TINY_ENTRIES = 4_096
+QUANTILES = ("p50", "p95", "p99")
+PREFILL_KINDS = ("prefill", "cached_prefill", "mixed")
+"""Of reprise_steps_total: batches in which a prompt is computed."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """closed: streams to requests. conversations: how many at once to how many in all. rates: conversations of one turn
+    a second, each for `seconds`. long: tokens of a prompt to how often, after `lead` seconds beside `streams`, which
+    write `stream_tokens` each. side: of a picture, in pixels."""
+
+    closed: Mapping[int, int]
+    conversations: Mapping[int, int]
+    rates: tuple[float, ...]
+    seconds: float
+    long: Mapping[int, int]
+    lead: float
+    streams: int
+    stream_tokens: int
+    side: int
+    words: int
+    system_tokens: int
+    tokens: int
+    turns: int
+    processes: int
+
+
+FULL = Scale(
+    closed={1: 40, 8: 160, 32: 512, 64: 1024, 128: 1536},
+    conversations={8: 64, 32: 192},
+    rates=(8.0, 24.0, 40.0),
+    seconds=60.0,
+    long={8_000: 8, 30_000: 4},
+    lead=4.0,
+    streams=32,
+    stream_tokens=4_096,
+    side=448,
+    words=128,
+    system_tokens=500,
+    tokens=128,
+    turns=4,
+    processes=6,
+)
+TINY = Scale(
+    closed={1: 2, 2: 4},
+    conversations={2: 2},
+    rates=(4.0,),
+    seconds=1.0,
+    long={400: 2},
+    lead=0.5,
+    streams=2,
+    stream_tokens=600,
+    side=56,
+    words=8,
+    system_tokens=40,
+    tokens=8,
+    turns=4,
+    processes=2,
+)
+
+
+def directory_of(model: str, parent: Path) -> Path:
+    """Configuration and tokenizer of a published size, without weights; of a miniature for TINY_MODEL."""
+    if model != TINY_MODEL:
+        directory = make(model, parent)
+        grow_file(directory / "tokenizer.json", PUBLISHED, WORDS)
+        for other in ("vocab.json", "merges.txt"):  # the miniature's, which some readers would take first
+            (directory / other).unlink(missing_ok=True)
+        return directory
+    directory = parent / model
+    shutil.copytree(GOLDEN / model, directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    grow_file(directory / "tokenizer.json", TINY_ENTRIES, WORDS)
+    config = directory / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": TINY_ENTRIES}, indent=2))
+    return directory
+
+
+def closed(server: Server, model: str, scale: Scale) -> Iterator[Row]:
+    """So many requests open at any time."""
+    for streams, requests in scale.closed.items():
+        load = _load(server, model, scale, seed=1_000 + streams, concurrency=streams, requests=requests)
+        yield {"streams": streams, **_measured(server, load, scale)}
+
+
+def conversations(server: Server, model: str, scale: Scale) -> Iterator[Row]:
+    """So many conversations at any time, each about one picture."""
+    for at_once, count in scale.conversations.items():
+        load = _load(server, model, scale, seed=2_000 + at_once, concurrency=at_once, requests=count, turns=scale.turns)
+        yield {"conversations": at_once, **_measured(server, load, scale)}
+
+
+def arrivals(server: Server, model: str, scale: Scale) -> Iterator[Row]:
+    """Poisson arrivals."""
+    for rate in scale.rates:
+        requests = max(1, round(rate * scale.seconds))
+        load = _load(server, model, scale, seed=3_000 + round(10 * rate), rate=rate, requests=requests)
+        yield {"rate": rate, **_measured(server, load, scale)}
+
+
+def long(server: Server, model: str, scale: Scale) -> Iterator[Row]:
+    """Prompts of many tokens, one after the other, beside streams that decode."""
+    for place, (tokens, count) in enumerate(scale.long.items()):
+        streams = _load(
+            server,
+            model,
+            scale,
+            seed=4_000 + place,
+            concurrency=scale.streams,
+            requests=scale.streams,
+            output_tokens=scale.stream_tokens,
+            images=0,
+        )
+        prompts = _load(
+            server,
+            model,
+            scale,
+            seed=5_000 + place,
+            concurrency=1,
+            requests=count,
+            output_tokens=1,
+            images=0,
+            text_words=max(1, tokens - scale.system_tokens),
+        )
+        before = steps(server)
+        decoding, prefilled = run_beside(streams, prompts, after=scale.lead, processes=scale.processes)
+        yield {
+            "long_tokens": tokens,
+            "streams": scale.streams,
+            **beside(decoding, prefilled),
+            **prefill_routes(before, steps(server)),
+        }
+
+
+def _load(server: Server, model: str, scale: Scale, **fields: Any) -> ChatLoad:
+    shape: dict[str, Any] = {
+        "width": scale.side,
+        "height": scale.side,
+        "text_words": scale.words,
+        "system_tokens": scale.system_tokens,
+        "output_tokens": scale.tokens,
+    }
+    return ChatLoad(url=server.url, model=model, **(shape | fields))
+
+
+def _measured(server: Server, load: ChatLoad, scale: Scale) -> Row:
+    before = steps(server)
+    result = summary(load, run_load(load, processes=scale.processes))
+    return {**row_of(result), **prefill_routes(before, steps(server))}
+
+
+def row_of(result: Mapping[str, Any]) -> Row:
+    """A row of what the clients saw, in milliseconds."""
+    row: Row = {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
+    if not result["succeeded"]:
+        return row
+    row |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in QUANTILES}
+    if gap := result["gap"]:
+        row |= {f"gap_{name}_ms": 1e3 * gap[name] for name in ("p50", "p99", "max")}
+    for turn, first in result.get("first_by_turn", {}).items():
+        row |= {f"turn_{turn}_{name}_ms": 1e3 * first[name] for name in QUANTILES if first}
+    if later := result.get("first_later"):
+        row |= {f"later_{name}_ms": 1e3 * later[name] for name in QUANTILES}
+    if delay := result.get("delay"):
+        row["send_delay_p99_ms"] = 1e3 * delay["p99"]
+    return row | {
+        "tokens_per_s": result.get("tokens_per_second", 0.0),
+        "requests_per_s": result["requests_per_second"],
+        "seconds": result["wall_seconds"],
+        "prompt_tokens": result.get("prompt_tokens_mean", 0.0),
+        "completion_tokens": result.get("completion_tokens_mean", 0.0),
+        "cached_tokens": result["cached_tokens"],
+    }
+
+
+def beside(streams: Sequence[Record], prompts: Sequence[Record]) -> Row:
+    """What streams and long prompts did to each other while all streams wrote: between the first token of the last of
+    them and the first end of one. Prompts outside are counted, and left out.
+
+    rate_kept: events a second during the prompts by those a second before the first of them.
+    """
+    row: Row = {
+        "requests": len(streams) + len(prompts),
+        "succeeded": sum(not record.error for record in (*streams, *prompts)),
+        "refused": sum(record.error == "refused" for record in (*streams, *prompts)),
+        "failed": sum(record.error == "failed" for record in (*streams, *prompts)),
+        "long_prompts": 0,
+    }
+    events = [r.start + r.first + np.cumsum([0.0, *r.gaps]) for r in streams if not r.error]
+    if not events or not all(len(times) > 1 for times in events):
+        return row
+    begin, end = max(times[0] for times in events), min(times[-1] for times in events)
+    good = [r for r in prompts if not r.error and r.start > begin and r.start + r.first < end]
+    if not good:
+        return row
+    windows = [(r.start, r.start + r.first) for r in good]
+    alone = (begin, windows[0][0])
+    rate = _events_within(events, [alone]) / (alone[1] - alone[0])
+    kept = _events_within(events, windows) / sum(last - first for first, last in windows)
+    first = [1e3 * r.first for r in good]
+    row |= {
+        "long_prompts": len(good),
+        "prompt_tokens": float(np.mean([r.prompt_tokens for r in good])),
+        "first_p50_ms": float(np.median(first)),
+        "first_max_ms": max(first),
+        "rate_kept": kept / rate if rate else 0.0,
+    }
+    before = [times[(times >= begin) & (times < windows[0][0])] for times in events]
+    for name, gaps in (("gap", _gaps_across(events, windows)), ("alone_gap", _gaps_across(before, [alone]))):
+        if gaps:
+            row |= {f"{name}_p50_ms": float(np.median(gaps)), f"{name}_p99_ms": float(np.quantile(gaps, 0.99))}
+            row[f"{name}_max_ms"] = max(gaps)
+    return row
+
+
+Span = tuple[float, float]
+
+
+def _events_within(events: Sequence[np.ndarray], spans: Sequence[Span]) -> int:
+    return sum(int(((times >= first) & (times < last)).sum()) for times in events for first, last in spans)
+
+
+def _gaps_across(events: Sequence[np.ndarray], spans: Sequence[Span]) -> list[float]:
+    """Milliseconds of each gap of a stream that overlaps a span."""
+    return [
+        1e3 * float(until - since)
+        for times in events
+        for since, until in pairwise(times)
+        if any(since < last and until > first for first, last in spans)
+    ]
+
+
+def steps(server: Server) -> dict[str, float]:
+    """Steps so far by "kind route reason"; empty where a server does not count them."""
+    try:
+        return server.samples("reprise_steps_total", "kind", "route", "reason")
+    except urllib.error.HTTPError:
+        return {}
+
+
+def prefill_routes(before: Mapping[str, float], after: Mapping[str, float]) -> Row:
+    """The share of eager prefills between two readings of `steps`, warm-up included, and their number by reason; None
+    where no prefill was counted."""
+    reasons: dict[str, float] = {}
+    prefills = 0.0
+    for key, count in after.items():
+        kind, route, reason = key.split(" ", 2)
+        more = count - before.get(key, 0.0)
+        if kind not in PREFILL_KINDS or not more:
+            continue
+        prefills += more
+        if route == "eager":
+            reasons[f"{kind}: {reason}"] = more
+    share = sum(reasons.values()) / prefills if prefills else None
+    return {"prefills": prefills, "eager_prefill_share": share, "eager_prefills": reasons}
+
+
+RUNS: dict[str, Callable[[Server, str, Scale], Iterator[Row]]] = {
+    "closed": closed,
+    "conversations": conversations,
+    "arrivals": arrivals,
+    "long": long,
+}
+SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", "128", "--media-threads", "8")
+CONTEXT = "32768"
+"""Tokens of a sequence that vLLM makes room for: a long prompt, or a stream beside it."""
+
+
+@contextmanager
+def started(engine: str, url: str, directory: Path) -> Iterator[Server]:
+    """The server under load, its model named after the directory."""
+    if url:
+        yield Server(url.rstrip("/"), 0.0, Path(), 0)
+    elif engine == "vllm":
+        flags = [str(directory), "--load-format", "dummy", "--served-model-name", directory.name]
+        program = ("vllm.entrypoints.cli.main", "serve")
+        with serve(*flags, "--max-model-len", CONTEXT, program=program, ready="/health") as server:
+            yield server
+    else:
+        with serve(*random_weights([directory]), *SETTINGS) as server:
+            server.wait_for_captures()
+            yield server
+
+
+def measure(kind: str, server: Server, model: str, scale: Scale, *, ours: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Each row, and what our own server says of itself by then."""
+    for row in RUNS[kind](server, model, scale):
+        yield row, server.facts() if ours else {}
+
+
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=[*RUNS, "all", "directory"])
+    parser.add_argument("arguments", nargs="*", metavar="MODEL", help="directory: PATH [MODEL]")
+    parser.add_argument("--engine", default="reprise", help="reprise, vllm, or the name of what --url is")
+    parser.add_argument("--url", default="", help="of a server that runs already, without /v1")
+    parser.add_argument("--tiny", action="store_true", help="a miniature and few requests, to try the script")
+    options = parser.parse_args(words)
+    arguments: list[str] = options.arguments
+    path = Path(arguments.pop(0)) if options.kind == "directory" and arguments else None
+    model = TINY_MODEL if options.tiny else (arguments or ["qwen2_vl_2b"])[0]
+    known = [name for name, (source, _, _) in SIZES.items() if source.startswith("qwen")]
+    if model not in (*known, TINY_MODEL) or len(arguments) > 1:
+        parser.error(f"one model of {', '.join(known)}")
+    if options.engine not in ("reprise", "vllm") and not options.url:
+        parser.error(f"--engine {options.engine} needs --url")
+    if options.kind == "directory":
+        if path is None:
+            parser.error("directory needs a path")
+        path.mkdir(parents=True, exist_ok=True)
+        print(directory_of(model, path))
+        return path
+    engine, ours = options.engine, options.engine == "reprise"
+    scale = TINY if options.tiny else FULL
+    facts = {"model": model, "engine": engine, "engine_version": None if ours else version_of(engine)}
+    facts["flags"] = list(SETTINGS) if ours and not options.url else []
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) if options.url else directory_of(model, Path(folder))
+        with started(engine, options.url, directory) as server:
+            for kind in RUNS if options.kind == "all" else [options.kind]:
+                name = f"serving_{kind}_{'tiny' if options.tiny else model}{'' if ours else f'_{engine}'}"
+                path = record(name, measure(kind, server, server.models()[0], scale, ours=ours), **facts)
+    assert path is not None
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Steps of two checkouts on one GPU, alternately, so that a drift of the machine meets both.
+
+    python -m benchmarks.versions OLD NEW [--rounds 5] [--name versions]
+
+Each checkout loads its models and captures its steps in a process of its own, then both wait; a round times every step
+in the one, then in the other. What is compared is the median of the rounds' medians, through the runner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from benchmarks import encoder as encoders
+from benchmarks.checkpoints import make
+from benchmarks.decode import captured_decode
+from benchmarks.full_size import captured, load
+from benchmarks.record import write
+from benchmarks.speech_steps import captured_decode as captured_speech
+from benchmarks.timing import milliseconds
+from models.registry import family_of, resolve
+from service.engine.start import engine_stream
+from service.graphs.pool import GraphPool
+from service.graphs.runner import GraphRunner
+
+CHAT, SPEECH = "qwen2_vl_2b", "voxcpm2"
+DECODE_ROWS = (1, 32)
+STREAMS = (1, 32)
+PICTURES = (448, 1024)
+REPEATS = 60
+POOL_BYTES = 24 << 30
+
+Step = Callable[[], object]
+
+
+def steps(folder: Path, device: torch.device) -> Iterator[tuple[str, Step, Step]]:
+    """Name, what sets the step's state back, and the step itself, captured."""
+    directory = make(CHAT, folder)
+    processor, model = resolve(family_of(directory).processor)(directory), load(directory, device)
+    for rows in DECODE_ROWS:
+        runner, plan, state = captured_decode(CHAT, model.decoder, rows, GraphPool(device, POOL_BYTES))
+        kept = state.ints.clone()
+        yield f"decode {CHAT}, {rows} rows", _restoring(state.ints, kept), _running(runner, plan)
+    pool = GraphPool(device, POOL_BYTES)
+    for side in PICTURES:
+        plan = model.encoder.plan(encoders.pictures(side, side)[1](processor))
+        bucket = encoders.fitting_bucket(model.encoder.default_buckets(), plan)
+        runner = captured(CHAT, "encoder", model.encoder, [bucket], pool)
+        yield f"encoder {CHAT}, {side} x {side}", lambda: None, _running(runner, plan)
+    speech = load(make(SPEECH, folder), device)
+    for streams in STREAMS:
+        runner, plan, tables = captured_speech(speech, streams, GraphPool(device, POOL_BYTES))
+        yield (
+            f"decode {SPEECH}, {streams} streams",
+            _restoring(tables["length"], tables["length"].clone()),
+            _running(runner, plan),
+        )
+
+
+def _restoring(tensor: torch.Tensor, kept: torch.Tensor) -> Step:
+    return lambda: tensor.copy_(kept)
+
+
+def _running(runner: GraphRunner, plan: Any) -> Step:
+    return lambda: runner.run(plan)
+
+
+@torch.inference_mode()
+def serve() -> None:
+    """A checkout's end: says "ready", then answers every line with the medians of a round."""
+    device = torch.device("cuda", 0)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    sys.stdout = sys.stderr
+    with tempfile.TemporaryDirectory() as folder, engine_stream(device):
+        made = list(steps(Path(folder), device))
+        print("ready", file=answers)
+        for _ in sys.stdin:
+            found = {}
+            for name, restore, step in made:
+                restore()
+                found[name] = milliseconds(step, repeats=REPEATS, warm_up=10)["median"]
+            print(json.dumps(found), file=answers)
+
+
+def started(checkout: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from benchmarks.versions import serve; serve()"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join((".", os.environ.get("PYTHONPATH", "")))}
+    return subprocess.Popen(
+        command, cwd=checkout, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def said(stream: IO[str] | None) -> str:
+    assert stream is not None
+    line = stream.readline()
+    assert line, "a checkout's process ended"
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--name", default="versions")
+    arguments = parser.parse_args()
+    both = [started(arguments.old), started(arguments.new)]
+    for process in both:
+        assert said(process.stdout) == "ready\n"
+    rounds: list[list[dict[str, float]]] = [[], []]
+    for _ in range(arguments.rounds):
+        for process, found in zip(both, rounds, strict=True):
+            assert process.stdin is not None
+            process.stdin.write("round\n")
+            found.append(json.loads(said(process.stdout)))
+    for process in both:
+        process.kill()
+    rows = []
+    for name in rounds[0][0]:
+        old, new = (statistics.median(found[name] for found in side) for side in rounds)
+        each = {side: [found[name] for found in made] for side, made in zip(("old", "new"), rounds, strict=True)}
+        rows.append({"step": name, "old_ms": old, "new_ms": new, "ratio": new / old, "rounds": each})
+        print(f"{name:32} {old:8.4f} {new:8.4f} {new / old:7.4f}")
+    write(arguments.name, rows, rounds=arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

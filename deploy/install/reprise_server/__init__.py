@@ -1,0 +1,28 @@
+"""The installed package. `models` and `service` lie inside this folder, not beside it, where they would meet packages
+of the same names; a checkout is installed with `pip install -e`.
+
+Once this is imported, `models` and `service` are Reprise's own.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+ROOT = _HERE if (_HERE / "service").is_dir() else _HERE.parents[2]
+"""Holds `models` and `service`."""
+
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+if "service" not in sys.modules:
+    runpy.run_path(str(ROOT / "service" / "launch.py"))["pin_packages"]()
+
+
+def main() -> None:
+    """Entry point of the `reprise` command."""
+    from service.cli.main import main as command
+
+    command()

@@ -1,0 +1,73 @@
+"""How many processors this process may use: its affinity and the quota of its control groups. Torch-free.
+
+Libraries count the machine's processors, also in a container that may use two of sixty-four: their threads then wait
+for each other's turn. Control groups: cpu.max of version 2, cpu.cfs_quota_us and cpu.cfs_period_us of version 1 (Linux
+Documentation/admin-guide/cgroup-v2.rst, Documentation/scheduler/sched-bwc.rst).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_VERSION_1_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+
+
+def available() -> int:
+    """Processors that may be used at the same time, at least 1. A quota of 2.5 gives 2: a third thread would stop all
+    of them until the next period."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = group_quota()
+    return count if quota is None else max(1, min(count, int(quota)))
+
+
+def group_quota(root: Path = Path("/")) -> float | None:
+    """Processors that the control groups of this process allow, the least of them and their parents; None: no limit.
+
+    root: holds proc/self/cgroup and sys/fs/cgroup.
+    """
+    quotas = [quota for quota in _quotas(root) if quota is not None]
+    return min(quotas, default=None)
+
+
+def _quotas(root: Path) -> Iterator[float | None]:
+    mounts = root / "sys/fs/cgroup"
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        number, controllers, group = line.split(":", 2)
+        if number == "0":
+            for mount in (mounts, mounts / "unified"):
+                yield from (_version_2_quota(folder) for folder in _with_parents(mount, group))
+        elif "cpu" in controllers.split(","):
+            for name in _VERSION_1_MOUNTS:
+                yield from (_version_1_quota(folder) for folder in _with_parents(mounts / name, group))
+
+
+def _with_parents(mount: Path, group: str) -> Iterator[Path]:
+    """A container may see its own group as the mount itself and its path as the host names it: folders that are not
+    there hold no files."""
+    folder = mount / group.lstrip("/")
+    yield folder
+    while folder != mount and mount in folder.parents:
+        folder = folder.parent
+        yield folder
+
+
+def _version_2_quota(folder: Path) -> float | None:
+    """ "200000 100000" -> 2.0; "max 100000" -> None."""
+    quota, _, period = (_text(folder / "cpu.max") or "max").strip().partition(" ")
+    return None if quota == "max" else int(quota) / int(period or 100_000)
+
+
+def _version_1_quota(folder: Path) -> float | None:
+    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    if quota is None or period is None or int(quota) <= 0:
+        return None
+    return int(quota) / int(period)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:  # no such group, another version, or no Linux
+        return None

@@ -1,0 +1,206 @@
+"""Judges a trained voice: its sentences and Flite's of the same texts through the recogniser, for several seeds.
+
+python -m models.embedded.gates_voxcpm2 LM CODEC RECOGNISER OUT --seeds 10 --sentences 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.embedded.voices.codec import Codec
+from models.embedded.voices.config import AUDIO_START, CONFIG, REFERENCE_END, REFERENCE_START, tokens
+from models.embedded.voices.corpus import Listener, Spoken, prepare
+from models.embedded.voices.flite import Flite
+from models.embedded.voices.gauge import Take, score
+from models.embedded.voices.latents import FRAMES, LATENT_DIM
+from models.embedded.voices.network import Network
+from models.embedded.voices.recogniser import Recogniser
+from models.embedded.voices.recogniser import load as load_recogniser
+from models.embedded.voices.resampling import down
+from models.embedded.voices.sampler import Prompt, Sampler, Settings
+from models.embedded.voices.sentences import Writer
+from models.embedded.voices.served import Served, Speech
+from models.embedded.voices.words import dictionary
+
+HELD_OUT = 900_000_017
+"""Seed of the sentences; those of the training are below a hundred million."""
+MODES = ("plain", "described", "reference", "continuation")
+_TOGETHER = 256
+"""Prompts in one batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    network: Network
+    codec: Codec
+    recogniser: Recogniser
+    device: torch.device
+
+    def hear(self, wave: Tensor) -> str:
+        """wave float32 [n] at 16 kHz."""
+        return self.recogniser(wave)
+
+    @torch.no_grad()
+    def sound(self, patches: Tensor) -> Tensor:
+        """[n, P, D] -> samples at 48 kHz."""
+        return self.codec.decoder(patches.flatten(0, 1).T[None].to(self.device))[0, 0]
+
+    @torch.no_grad()
+    def encode(self, wave: np.ndarray) -> Tensor:
+        """int16 [n], a whole number of patches -> [patches, P, D]."""
+        latents = self.codec.encoder(torch.from_numpy(wave).to(self.device).float()[None, None] / 32768.0)
+        return latents[0].T.reshape(-1, FRAMES, LATENT_DIM)
+
+
+def load(lm: Path, codec: Path, recogniser: Path, device: torch.device) -> Judge:
+    def fill(module: torch.nn.Module, state: dict[str, Tensor]) -> None:
+        wide = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+        module.load_state_dict(wide)
+        module.to(device).eval().requires_grad_(False)
+
+    judge = Judge(Network(CONFIG), Codec(CONFIG["audio_vae_config"]), load_recogniser(recogniser, device), device)
+    prefix = "network."
+    model = torch.load(lm, map_location="cpu", weights_only=True)["model"]
+    fill(judge.network, {key.removeprefix(prefix): v for key, v in model.items() if key.startswith(prefix)})
+    fill(judge.codec, torch.load(codec, map_location="cpu", weights_only=True)["codec"])
+    return judge
+
+
+def texts(kind: str, count: int, other: tuple[str, ...]) -> list[str]:
+    """sentences: of the grammar, three words or more, no digits; words: strings of known words; other: of words of the
+    list; numbers."""
+    writer = Writer(HELD_OUT, other)
+    found: list[str] = []
+    makers = {
+        "sentences": writer.sentence,
+        "words": writer.known_words,
+        "other": writer.mixed_string,
+        "numbers": writer.numbered,
+    }
+    while len(found) < count:
+        text = makers[kind]()
+        digits = any(character.isdigit() for character in text)
+        if len(text.split()) >= 3 and digits == (kind == "numbers") and text not in found:
+            found.append(text)
+    return found
+
+
+def prompts(
+    judge: Judge, mode: str, chosen: list[str], natural: list[Spoken], description: str, seed: int
+) -> list[Prompt]:
+    """The server's layouts; the clip is the natural speech of the sentence before."""
+    made = []
+    for index, text in enumerate(chosen):
+        front, clip = (f"({description})" if mode == "described" else ""), natural[index - 1]
+        patches = (
+            judge.encode(clip.wave).cpu()
+            if mode in ("reference", "continuation")
+            else torch.zeros(0, FRAMES, LATENT_DIM)
+        )
+        before = [REFERENCE_START, *[0] * len(patches), REFERENCE_END] if mode == "reference" else []
+        words = tokens(f"{clip.text} {text}" if mode == "continuation" else f"{front}{text}")
+        behind = [0] * len(patches) if mode == "continuation" else []
+        ids = torch.tensor([*before, *words, AUDIO_START, *behind])
+        is_patch = torch.zeros(len(ids), dtype=torch.bool)
+        is_patch[1 : 1 + len(patches)] = mode == "reference"
+        is_patch[len(ids) - len(behind) :] = True
+        limit = 6 * len(tokens(front + text)) + 10
+        made.append(Prompt(ids, is_patch, patches, seed * 100_000 + index, limit, continued=mode == "continuation"))
+    return made
+
+
+class Voice:
+    """Speaks by the sampler and the trained codec, or by the server's own model when its directory is given."""
+
+    def __init__(self, judge: Judge, settings: Settings, served: Path | None) -> None:
+        self._judge = judge
+        self._served = Served(served, settings) if served else None
+        self._sampler = Sampler(judge.network, settings)
+
+    def speak(self, asked: list[Prompt]) -> Iterator[Speech]:
+        for start in range(0, len(asked), _TOGETHER):
+            some = asked[start : start + _TOGETHER]
+            if self._served is not None:
+                yield from self._served.speak(some)
+                continue
+            for patches, stopped in self._sampler.speak(some):
+                yield Speech(patches, self._judge.sound(patches), stopped)
+
+
+def takes(judge: Judge, speeches: Iterable[Speech], natural: list[Spoken], heard: list[str]) -> list[Take]:
+    made = []
+    for speech, clip, natural_heard in zip(speeches, natural, heard, strict=True):
+        wave = down(speech.samples[None].to(judge.device))[0]
+        made.append(
+            Take(
+                judge.recogniser.same(clip.spoken),
+                judge.hear(wave),
+                len(speech.patches),
+                speech.stopped,
+                natural_heard,
+                len(clip.span),
+            )
+        )
+    return made
+
+
+def run(options: argparse.Namespace) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    judge = load(options.lm, options.codec, options.recogniser, device)
+    speaker, listener, other = Flite("slt", options.library), Listener(options.basis), dictionary(options.words)
+    voice = Voice(judge, Settings(options.cfg, options.steps, options.temperature), options.served)
+    results: dict[str, object] = {}
+
+    def report(name: str, values: dict[str, float | bool]) -> None:
+        results[name] = values
+        print(json.dumps({name: values}), flush=True)
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+    for kind in options.kinds:
+        chosen = texts(kind, options.sentences, other)
+        natural = [prepare(text, speaker.speak(text), listener, keep_wave=True) for text in chosen]
+        waves = [torch.from_numpy(clip.wave).to(device).float() / 32768.0 for clip in natural]
+        heard = [judge.hear(wave) for wave in waves]
+        if kind == options.kinds[0]:
+            copies = (judge.encode(clip.wave) for clip in natural)
+            codec = (Speech(patches, judge.sound(patches), True) for patches in copies)
+            report("codec", score(takes(judge, codec, natural, heard)).as_json())
+        for mode in options.modes if kind == options.kinds[0] else MODES[:1]:
+            for seed in range(options.seeds if (mode, kind) == (MODES[0], options.kinds[0]) else 1):
+                asked = prompts(judge, mode, chosen, natural, "a young woman, speaking softly", seed)
+                done = takes(judge, voice.speak(asked), natural, heard)
+                report(f"{kind} {mode} {seed}", score(done).as_json())
+                for take in done[: options.show] if seed == 0 else []:
+                    print(f"  {take.spoken} | {take.heard}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("lm", "codec", "recogniser", "out"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--library", type=Path, help="directory of libflite's files; default: where the linker looks")
+    parser.add_argument("--words", type=Path, default=Path("/usr/share/dict/american-english-small"))
+    parser.add_argument("--basis", type=Path, default=Path(__file__).parent / "voices" / "basis.npz")
+    parser.add_argument("--kinds", nargs="+", default=["sentences", "words", "other"])
+    parser.add_argument("--modes", nargs="+", default=list(MODES))
+    parser.add_argument("--served", type=Path, help="a checkpoint whose model of the server's is to speak")
+    parser.add_argument("--sentences", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--cfg", type=float, default=2.0)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--show", type=int, default=8)
+    options = parser.parse_args()
+    run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Measures of generated speech against natural speech of the same texts, through a recogniser."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from models.embedded.voices.recogniser import distance, plain
+
+
+@dataclass(frozen=True)
+class Take:
+    """One sentence: what should be heard, what was heard of it as generated, patches, and whether it ended by itself;
+    the same of natural speech."""
+
+    spoken: str
+    heard: str
+    patches: int
+    stopped: bool
+    natural_heard: str
+    natural_patches: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Shares of characters and words, not percents; lengths are those of generated over natural speech."""
+
+    sentences: int
+    characters: float
+    natural_characters: float
+    words: float
+    natural_words: float
+    faultless: float
+    stop_failures: float
+    repeats_and_skips: float
+    length: float
+    shortest: float
+    longest: float
+
+    def passed(self) -> bool:
+        """The gates of the model's card."""
+        return (
+            self.natural_words <= 0.05
+            and self.characters <= self.natural_characters + 0.03
+            and self.stop_failures < 0.005
+            and self.repeats_and_skips < 0.01
+            and 0.85 <= self.length <= 1.15
+        )
+
+    def as_json(self) -> dict[str, float | bool]:
+        return {**{name: round(value, 4) for name, value in asdict(self).items()}, "passed": self.passed()}
+
+
+def score(takes: list[Take]) -> Scores:
+    def errors(heard: list[str], words: bool) -> float:
+        wanted = [plain(take.spoken) for take in takes]
+        pairs = [(w.split(), h.split()) if words else (w, h) for w, h in zip(wanted, heard, strict=True)]
+        return sum(distance(w, h) for w, h in pairs) / sum(len(w) for w, _ in pairs)
+
+    generated, natural = [take.heard for take in takes], [take.natural_heard for take in takes]
+    ratios = sorted(take.patches / take.natural_patches for take in takes)
+    count = len(takes)
+    return Scores(
+        sentences=count,
+        characters=errors(generated, False),
+        natural_characters=errors(natural, False),
+        words=errors(generated, True),
+        natural_words=errors(natural, True),
+        faultless=sum(plain(take.spoken) == take.heard for take in takes) / count,
+        stop_failures=sum(not take.stopped for take in takes) / count,
+        repeats_and_skips=sum(longest_run(plain(take.spoken).split(), take.heard.split()) >= 2 for take in takes)
+        / count,
+        length=sum(take.patches for take in takes) / sum(take.natural_patches for take in takes),
+        shortest=ratios[0],
+        longest=ratios[-1],
+    )
+
+
+def longest_run(wanted: list[str], heard: list[str]) -> int:
+    """Most words in a row that were left out, or that were said in addition."""
+    rows, columns = len(wanted) + 1, len(heard) + 1
+    cost = [[0] * columns for _ in range(rows)]
+    for i in range(rows):
+        for j in range(columns):
+            if i == 0 or j == 0:
+                cost[i][j] = i + j
+            else:
+                same = cost[i - 1][j - 1] + (wanted[i - 1] != heard[j - 1])
+                cost[i][j] = min(same, cost[i - 1][j] + 1, cost[i][j - 1] + 1)
+    longest, run, kind, (i, j) = 0, 0, "", (rows - 1, columns - 1)
+    while i or j:
+        if i and j and cost[i][j] == cost[i - 1][j - 1] + (wanted[i - 1] != heard[j - 1]):
+            step, i, j = "", i - 1, j - 1
+        elif i and cost[i][j] == cost[i - 1][j] + 1:
+            step, i = "left out", i - 1
+        else:
+            step, j = "added", j - 1
+        run = run + 1 if step and step == kind else int(bool(step))
+        kind, longest = step, max(longest, run)
+    return longest

@@ -1,0 +1,119 @@
+"""Latent frames with a meaning: 36 directions of the log-mel spectrum, then pitch and voicing, at 25 Hz.
+
+The codec's encoder learns to hear these values and its decoder to sound them, so that the language model can be
+trained from the first minute on, beside the codec.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SAMPLE_RATE = 16000
+HOP = 640
+"""Samples of a latent frame, as the published encoder's rates have it."""
+FRAMES = 4
+"""Latent frames of a patch."""
+PATCH = HOP * FRAMES
+SPECTRAL, PITCH_VALUES = 36, 4
+LATENT_DIM = SPECTRAL + PITCH_VALUES
+DELAY = 240
+"""The decoder sounds sample n - DELAY at n (16 kHz): the windows of a frame end with it, and the newest samples weigh
+nothing in them."""
+
+_WINDOW, _SHIFT, _FFT, _MELS = 640, 160, 1024, 80
+_FLOOR = 0.05
+_SPREAD = 0.25
+"""Direction k of variance v has the deviation v ** _SPREAD: between whitened (0) and as it is (0.5), so that a unit of
+noise drowns what is hardly heard."""
+
+
+def mel_filters(mels: int, fft: int, rate: int, top: float) -> Tensor:
+    """Triangles of unit height, float32 [mels, fft / 2 + 1] (HTK's scale)."""
+
+    def scale(hertz: np.ndarray) -> np.ndarray:
+        return 2595.0 * np.log10(1.0 + hertz / 700.0)
+
+    points = 700.0 * (10.0 ** (np.linspace(0.0, scale(np.array(top)), mels + 2) / 2595.0) - 1.0)
+    bins = np.linspace(0.0, rate / 2, fft // 2 + 1)
+    rising = (bins - points[:-2, None]) / np.diff(points)[:-1, None]
+    falling = (points[2:, None] - bins) / np.diff(points)[1:, None]
+    return torch.from_numpy(np.maximum(0.0, np.minimum(rising, falling)).astype(np.float32))
+
+
+class Spectrum:
+    """Log-mel values on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._window = torch.hann_window(_WINDOW, device=device)
+        self._filters = mel_filters(_MELS, _FFT, SAMPLE_RATE, SAMPLE_RATE / 2).to(device).T
+
+    def __call__(self, wave: Tensor) -> Tensor:
+        """Samples [n], n a multiple of HOP -> [n / HOP, 4 * mels]; the last window of a frame ends with it."""
+        windows = F.pad(wave, (_WINDOW - _SHIFT, 0)).unfold(0, _WINDOW, _SHIFT) * self._window
+        magnitude = torch.fft.rfft(windows, _FFT).abs()
+        return torch.log(magnitude @ self._filters + _FLOOR).view(-1, HOP // _SHIFT * _MELS)
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """spectral latents = (log-mel - mean) @ directions; pitch: mean and deviation of its logarithm."""
+
+    mean: Tensor
+    directions: Tensor
+    pitch: Tensor
+
+    @staticmethod
+    def load(path: Path, device: torch.device) -> Basis:
+        with np.load(path) as file:
+            mean, directions, pitch = (
+                torch.from_numpy(file[key]).to(device) for key in ("mean", "directions", "pitch")
+            )
+        return Basis(mean, directions, pitch)
+
+    def save(self, path: Path) -> None:
+        np.savez(path, **{name: value.cpu().numpy() for name, value in vars(self).items()})
+
+    def latents(self, mel: Tensor, pitch: Tensor) -> Tensor:
+        """mel [frames, 320], pitch [frames, 4] as pitch_track has it -> [frames, LATENT_DIM], of about unit power."""
+        tone = (pitch[:, :2] - self.pitch[0]) / self.pitch[1]
+        return torch.cat(((mel - self.mean) @ self.directions, tone, 2.0 * pitch[:, 2:] - 1.0), dim=1)
+
+    def spectrum(self, latents: Tensor) -> Tensor:
+        """Back to log-mel [frames, 320], as far as the directions go."""
+        inverse = self.directions / self.directions.square().sum(0)
+        return latents[:, :SPECTRAL] @ inverse.T + self.mean
+
+
+def fit(mel: Tensor, pitch: Tensor) -> Basis:
+    """From the frames of some minutes of speech."""
+    mean = mel.mean(0)
+    centred = (mel - mean).double()
+    values, vectors = torch.linalg.eigh(centred.T @ centred / len(mel))
+    values, vectors = values.flip(0)[:SPECTRAL], vectors.flip(1)[:, :SPECTRAL]
+    # A direction's sign is the solver's whim: its largest part is positive.
+    vectors = vectors * vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
+    deviations = values**_SPREAD
+    deviations = deviations / deviations.square().mean().sqrt()
+    tone = pitch[:, :2]
+    return Basis(mean, (vectors * (deviations / values.sqrt())).float(), torch.stack((tone.mean(), tone.std())))
+
+
+def pitch_track(pitch: np.ndarray, seconds: float, offset: float, frames: int) -> np.ndarray:
+    """Pitch in Hz every `seconds`, 0 without voice; offset: where the frames begin in it (s) -> float32 [frames, 4]:
+    logarithm of the pitch of each half of a frame, held and joined where there is no voice, and the halves' share of
+    voice."""
+    centres = (np.arange(frames * 4) * _SHIFT + _SHIFT - _WINDOW / 2) / SAMPLE_RATE + offset
+    index = np.clip(np.round(centres / seconds).astype(np.int64), 0, max(len(pitch) - 1, 0))
+    voiced = pitch > 0
+    if not voiced.any():
+        return np.tile(np.array([[5.2, 5.2, 0.0, 0.0]], np.float32), (frames, 1))
+    places = np.flatnonzero(voiced)
+    tone = np.interp(np.arange(len(pitch)), places, np.log(pitch[places]))[index]
+    halves = tone.reshape(frames, 2, 2).mean(-1)
+    return np.concatenate((halves, voiced[index].reshape(frames, 2, 2).mean(-1)), axis=1).astype(np.float32)

@@ -1,0 +1,120 @@
+"""Short videos, and pictures of what the world does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZES
+from models.embedded.world.pictures import CELL, MAX_PIXELS, Canvas, Figure, Picture, canvas_size, finished, jpeg
+
+DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
+VIDEO_MIN_PIXELS = 128 * CELL**2
+"""Of a frame: what the processor asks of a checkpoint whose pictures have at most 256 blocks."""
+
+
+def video_clip(random: Random) -> Picture:
+    """One shape that moves, stands still or changes its colour, 4 to 8 frames; often a second one that stands still.
+
+    motion: ("moves", direction), ("stands",) or ("changes", first color, second color).
+    """
+    if random.random() < 0.85:
+        width = random.randint(9, 15) * CELL
+        height = max(8, -(-128 * CELL // width)) * CELL
+    else:
+        width, height = random.randint(180, 320), random.randint(180, 320)
+    first = Canvas(random, width, height)
+    number = random.choice((4, 4, 4, 6, 8))
+    side = min(width, height)
+    kind = random.choices(("moves", "stands", "changes"), (0.65, 0.15, 0.2))[0]
+    radius = random.uniform(SIZES["small"][0], SIZES["medium"][1]) * side
+    direction = random.choice(tuple(DIRECTIONS))
+    across, down = DIRECTIONS[direction] if kind == "moves" else (0, 0)
+    length = random.uniform(0.25, 0.6)
+    x, y = random.uniform(radius * 1.2, width - radius * 1.2), random.uniform(radius * 1.2, height - radius * 1.2)
+    room_x, room_y = width - 2.4 * radius, height - 2.4 * radius
+    if across:
+        x = radius * 1.2 + room_x * (random.uniform(0, 1 - length) if across > 0 else random.uniform(length, 1))
+    if down:
+        y = radius * 1.2 + room_y * (random.uniform(0, 1 - length) if down > 0 else random.uniform(length, 1))
+    color, second = _two_colors(random, first)
+    figure = Figure(random.choice(SHAPE_NAMES), color[0], "medium", x, y, radius)
+    images = []
+    ground = first.image
+    for index in range(number):
+        part = index / (number - 1)
+        canvas = first
+        canvas.image, canvas.figures, canvas.lines = ground.copy(), [], []
+        canvas._draw, canvas._fine = ImageDraw.Draw(canvas.image), True
+        moved = replace(figure, x=x + across * length * part * room_x, y=y + down * length * part * room_y)
+        shade = second[1] if kind == "changes" and part >= 0.5 else color[1]
+        canvas.figure(moved, shade)
+        canvas.settle()
+        images.append(canvas.image)
+    if random.random() < 0.4:
+        # What codecs do to frames.
+        quality = random.randint(40, 95)
+        images = [jpeg(image, quality) for image in images]
+    clip = finished(first, images, (VIDEO_MIN_PIXELS, MAX_PIXELS))
+    clip.figures, clip.places = [figure], []
+    clip.motion = {
+        "moves": ("moves", direction),
+        "stands": ("stands",),
+        "changes": ("changes", color[0], second[0]),
+    }[kind]
+    return clip
+
+
+def _two_colors(random: Random, canvas: Canvas) -> list[tuple[str, tuple[int, int, int]]]:
+    found: list[tuple[str, tuple[int, int, int]]] = []
+    while len(found) < 2:
+        name = random.choice(COLOR_NAMES)
+        shade = canvas.shade(name)
+        if shade is not None and all(name != other for other, _ in found):
+            found.append((name, shade))
+    return found
+
+
+def strange_picture(random: Random) -> Picture:
+    """Noise, clouds, stripes or scribbles: nothing that has a name here."""
+    width, height = canvas_size(random)
+    draws = np.random.default_rng(random.getrandbits(32))
+    kind = random.randrange(5)
+    if kind == 0:
+        pixels = draws.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels)
+    elif kind == 1:
+        cells = random.randint(3, 14)
+        image = Image.fromarray(draws.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    elif kind == 2:
+        image = Image.fromarray(
+            draws.integers(0, 256, (random.randint(4, 16), random.randint(4, 16), 3), dtype=np.uint8)
+        )
+        image = image.resize((width, height), Image.Resampling.NEAREST)
+        image = image.rotate(random.uniform(-30, 30), expand=False).filter(
+            ImageFilter.GaussianBlur(random.uniform(0, 3))
+        )
+    elif kind == 3:
+        image = Image.new("RGB", (width, height), tuple(draws.integers(0, 256, 3).tolist()))
+        pen = ImageDraw.Draw(image)
+        for _ in range(random.randint(8, 30)):
+            points = draws.uniform(0, 1, (random.randint(3, 7), 2)) * (width, height)
+            fill = tuple(draws.integers(0, 256, 3).tolist())
+            if random.random() < 0.5:
+                pen.polygon([tuple(point) for point in points.tolist()], fill=fill)
+            else:
+                pen.line([tuple(point) for point in points.tolist()], fill=fill, width=random.randint(1, 6))
+    else:
+        base = draws.integers(0, 256, (6, 6, 3)).astype(np.float32)
+        coarse = np.asarray(Image.fromarray(base.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC))
+        fine = draws.normal(0, random.uniform(5, 40), (height, width, 1))
+        image = Image.fromarray(np.clip(coarse + fine, 0, 255).astype(np.uint8))
+    canvas = Canvas(random, 28, 28)
+    canvas.figures, canvas.lines, canvas.letters = [], [], []
+    picture = finished(canvas, [image])
+    picture.strange = True
+    return picture

@@ -1,0 +1,104 @@
+"""Colours and shapes of the drawn world: their names, how they vary, and how they are drawn."""
+
+from __future__ import annotations
+
+import colorsys
+import math
+from dataclasses import dataclass
+from random import Random
+
+RGB = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ColorRange:
+    """Hue in degrees (may pass 360), saturation and value from 0 to 1: first and last."""
+
+    hue: tuple[float, float]
+    saturation: tuple[float, float]
+    value: tuple[float, float]
+
+    def draw(self, random: Random) -> RGB:
+        hue, saturation, value = (random.uniform(*span) for span in (self.hue, self.saturation, self.value))
+        red, green, blue = colorsys.hsv_to_rgb(hue % 360 / 360, saturation, value)
+        return round(red * 255), round(green * 255), round(blue * 255)
+
+
+COLORS = {
+    "red": ColorRange((350, 366), (0.64, 0.96), (0.68, 0.96)),
+    "orange": ColorRange((22, 38), (0.67, 1.0), (0.88, 1.0)),
+    "yellow": ColorRange((49, 60), (0.6, 1.0), (0.88, 1.0)),
+    "green": ColorRange((95, 160), (0.45, 0.95), (0.4, 0.8)),
+    "blue": ColorRange((204, 235), (0.58, 0.95), (0.5, 0.95)),
+    "purple": ColorRange((268, 290), (0.45, 0.85), (0.45, 0.8)),
+    "pink": ColorRange((322, 345), (0.3, 0.55), (0.92, 1.0)),
+    "brown": ColorRange((18, 30), (0.5, 0.75), (0.32, 0.5)),
+    "black": ColorRange((0, 360), (0.0, 0.1), (0.03, 0.12)),
+    "white": ColorRange((0, 360), (0.0, 0.03), (0.95, 1.0)),
+    "gray": ColorRange((0, 360), (0.0, 0.05), (0.45, 0.64)),
+}
+COLOR_NAMES = tuple(COLORS)
+SHAPE_NAMES = ("circle", "square", "triangle", "star", "ring", "cross")
+SIZE_NAMES = ("small", "medium", "large")
+SIZES = {"small": (0.065, 0.09), "medium": (0.12, 0.145), "large": (0.19, 0.24)}
+"""Half the extent of a shape, of the picture's shorter side."""
+_LEAST_CONTRAST = 85.0
+INKS = ("black", "red", "blue", "green", "purple", "brown", "white", "orange", "yellow")
+
+
+def plural(shape: str) -> str:
+    return shape + ("es" if shape == "cross" else "s")
+
+
+def contrast(first: RGB, second: RGB) -> float:
+    return math.dist(first, second)
+
+
+def color_on(random: Random, name: str, ground: RGB) -> RGB | None:
+    """A shade of the colour that stands out from `ground`, or None where none of a few does."""
+    for _ in range(4):
+        shade = COLORS[name].draw(random)
+        if contrast(shade, ground) >= _LEAST_CONTRAST:
+            return shade
+    return None
+
+
+def ground_color(random: Random) -> RGB:
+    """Mostly light, sometimes dark or pastel."""
+    kind = random.random()
+    hue = random.random()
+    if kind < 0.3:
+        level = random.randint(238, 255)
+        return level, level, level
+    if kind < 0.65:
+        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.0, 0.15), random.uniform(0.82, 1.0))
+    elif kind < 0.85:
+        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.0, 0.4), random.uniform(0.05, 0.25))
+    else:
+        red, green, blue = colorsys.hsv_to_rgb(hue, random.uniform(0.1, 0.3), random.uniform(0.7, 0.95))
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def polygon(shape: str, x: float, y: float, radius: float, angle: float) -> list[tuple[float, float]]:
+    """Corners of a square, triangle, star or cross of half extent `radius` about (x, y), turned by `angle`."""
+    if shape == "square":
+        points = [(-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
+        scale = 0.92
+    elif shape == "triangle":
+        points = [(0.0, -1.1), (1.0, 0.9), (-1.0, 0.9)]
+        scale = 1.0
+    elif shape == "star":
+        points = [
+            (math.sin(math.pi * i / 5) * (1.15, 0.47)[i % 2], -math.cos(math.pi * i / 5) * (1.15, 0.47)[i % 2])
+            for i in range(10)
+        ]
+        scale = 1.0
+    elif shape == "cross":
+        w = 0.34
+        points = [(-w, -1.0), (w, -1.0), (w, -w), (1.0, -w), (1.0, w), (w, w)]
+        points += [(w, 1.0), (-w, 1.0), (-w, w), (-1.0, w), (-1.0, -w), (-w, -w)]
+        scale = 1.0
+    else:
+        raise ValueError(f"{shape} has no corners")
+    cos, sin = math.cos(angle) * radius * scale, math.sin(angle) * radius * scale
+    return [(x + px * cos - py * sin, y + px * sin + py * cos) for px, py in points]

@@ -1,0 +1,85 @@
+"""What a question is, and the words that answers are made of.
+
+A maker takes (random, pictures, held_out, json) and returns a Turn, or None where the question cannot be asked: the
+answer would be arguable. Counts, colours and places in the answers are facts of the generator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from models.embedded.world import wordings
+from models.embedded.world.pictures import Figure, Picture
+
+ORDINALS = ("first", "second", "third")
+
+
+@dataclass(frozen=True)
+class Turn:
+    task: str
+    question: str
+    answer: str
+    about: Figure | str | None = None
+    """The figure or label of a chart that the answer names, for the next question's "it"."""
+
+
+Maker = Callable[[Random, Sequence[Picture], bool, bool], Turn | None]
+
+
+def article(text: str) -> str:
+    return ("an " if text[0] in "aeiou" else "a ") + text
+
+
+def joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+def counted(number: int, one: str, many: str) -> str:
+    return f"{'no' if number == 0 else number} {one if number == 1 else many}"
+
+
+def place(x: float, y: float, width: float, height: float) -> str:
+    """Of nine parts: "at the top left", "in the center", ..."""
+    column = ("left", "", "right")[min(2, int(3 * x / width))]
+    row = ("top", "", "bottom")[min(2, int(3 * y / height))]
+    return f"at the {row} {column}".replace("  ", " ").rstrip() if row or column else "in the center"
+
+
+def reading_order(picture: Picture) -> list[Figure]:
+    """Thirds from top to bottom, within them from left to right."""
+    return sorted(picture.figures, key=lambda f: (min(2, int(3 * f.y / picture.height)), f.x))
+
+
+def turn_of(
+    random: Random,
+    task: str,
+    answer: str,
+    facts: object,
+    held_out: bool,
+    as_json: bool,
+    about: Figure | str | None = None,
+    **slots: str,
+) -> Turn:
+    question = wordings.ask(random, task, held_out=held_out, json=as_json, **slots)
+    if as_json:
+        return Turn(f"{task}_json", question, json.dumps(facts))
+    return Turn(task, question, answer, about)
+
+
+def unique(picture: Picture, key: Callable[[Figure], str]) -> list[Figure]:
+    counts = Counter(key(figure) for figure in picture.figures)
+    return [figure for figure in picture.figures if counts[key(figure)] == 1]
+
+
+def named(random: Random, picture: Picture, figure: Figure) -> str:
+    """ "circle" where that is enough and chosen, "red circle" otherwise."""
+    alone = sum(other.shape == figure.shape for other in picture.figures) == 1
+    return figure.shape if alone and random.random() < 0.3 else figure.name

@@ -1,0 +1,156 @@
+"""Pictures of shapes and of printed text."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from models.embedded.world.fonts import SEEN_FONTS, font
+from models.embedded.world.palette import COLOR_NAMES, SHAPE_NAMES, SIZE_NAMES, SIZES
+from models.embedded.world.pictures import Canvas, Figure, Picture, canvas_size
+from models.embedded.world.words import (
+    SEEN_WORDS,
+    UNSEEN_WORDS,
+    made_up_word,
+    number_text,
+    random_string,
+    styled,
+)
+
+_TRIES = 40
+
+
+def shapes_picture(random: Random, *, held_out: bool, most: int = 6, cells: tuple[int, int] = (64, 256)) -> Picture:
+    """0 to `most` shapes of any kind; sometimes most of one kind, for counting; sometimes with a printed word."""
+    canvas = Canvas(random, *canvas_size(random, least_cells=cells[0], most_cells=cells[1]))
+    number = random.choices(range(most + 1), (2, *([10] * most)))[0]
+    if random.random() < 0.3:
+        _alike(random, canvas, number)
+    else:
+        for _ in range(number):
+            _place(random, canvas, random.choice(SHAPE_NAMES), random.choice(COLOR_NAMES), None)
+    if canvas.figures and random.random() < 0.15:
+        _caption(random, canvas, held_out)
+    return canvas.finish()
+
+
+def text_picture(random: Random, *, held_out: bool, style: str | None = None, face: str | None = None) -> Picture:
+    """1 to 3 lines of words, strings or numbers. style "word" or "string": one line of that, 16 px or more."""
+    width, height = canvas_size(random)
+    canvas = Canvas(random, width, height, fine=False)
+    ink, shade = canvas.ink()
+    number = 1 if style else random.choices((1, 2, 3), (5, 3, 2))[0]
+    face = face or random.choice(SEEN_FONTS)
+    top = 0.0
+    for index in range(number):
+        room = (height - top) / (number - index)
+        text = line_text(random, held_out, style)
+        least = 16 if style else 13
+        size = _fitting(random, face, text, width - 8, room - 4, least)
+        if size is None:
+            text = text.split()[0][:8]
+            size = _fitting(random, face, text, width - 8, room - 4, least)
+        if size is None:
+            break
+        left, up, right, bottom = font(face, size).getbbox(text)
+        x = random.uniform(4, max(4.0, width - 4 - (right - left))) - left
+        y = top + random.uniform(2, max(2.0, room - 2 - (bottom - up))) - up
+        line = canvas.text(text, round(x), round(y), face, size, ink, shade, line=True)
+        top = max(line.box[3] + 2, top + room * 0.4)
+    return canvas.finish()
+
+
+def line_text(random: Random, held_out: bool, style: str | None) -> str:
+    words = UNSEEN_WORDS if held_out else SEEN_WORDS
+    if style == "word":
+        return styled(random, random.choice(words))
+    if style == "string":
+        return random_string(random)
+    kind = random.random()
+    if kind < 0.25:
+        return styled(random, random.choice(words))
+    if kind < 0.68:
+        return random_string(random)
+    if kind < 0.78:
+        return number_text(random)
+    if kind < 0.87:
+        return styled(random, made_up_word(random))
+    style_of = random.choice((str.upper, str.lower, str.capitalize))
+    return " ".join(style_of(random.choice(words)) for _ in range(2))
+
+
+def _fitting(random: Random, face: str, text: str, width: float, height: float, least: int) -> int | None:
+    """A size in pixels at which the text has room, or None."""
+    probe = font(face, 32)
+    left, top, right, bottom = probe.getbbox(text)
+    most = min(32 * width / max(1, right - left), 32 * height / max(1, bottom - top), 72)
+    if most < least:
+        return None
+    return math.floor(math.exp(random.uniform(math.log(least), math.log(most))))
+
+
+def _alike(random: Random, canvas: Canvas, number: int) -> None:
+    """`number` shapes of one kind or one colour and a few others."""
+    shape, color = random.choice(SHAPE_NAMES), random.choice(COLOR_NAMES)
+    size = random.choice(("small", "small", "medium"))
+    same = random.choice(("shape", "color", "both"))
+    for _ in range(number):
+        other = random.random() < 0.25
+        _place(
+            random,
+            canvas,
+            random.choice(SHAPE_NAMES) if same == "color" or other else shape,
+            random.choice(COLOR_NAMES) if same == "shape" or other else color,
+            size,
+        )
+
+
+def _place(random: Random, canvas: Canvas, shape: str, color: str, size: str | None) -> None:
+    """Draws a shape where there is room, or nothing."""
+    shade = canvas.shade(color)
+    if shade is None:
+        return
+    side = min(canvas.width, canvas.height)
+    sizes = SIZE_NAMES if len(canvas.figures) < 3 else ("small", "medium")
+    for _ in range(_TRIES):
+        chosen = size or random.choice(sizes)
+        radius = max(random.uniform(*SIZES[chosen]) * side, 11.0)
+        reach = radius * 1.2
+        x = random.uniform(reach, canvas.width - reach)
+        y = random.uniform(reach, canvas.height - reach)
+        if near_a_third(x / canvas.width) or near_a_third(y / canvas.height):
+            continue
+        apart = 0.92 if random.random() < 0.1 else 1.2
+        if all(math.hypot(x - f.x, y - f.y) > max(apart * (radius + f.radius), 30) for f in canvas.figures):
+            angle = random.choice((0.0, random.uniform(-0.3, 0.3)))
+            canvas.figure(Figure(shape, color, chosen, x, y, radius), shade, angle)
+            return
+
+
+def near_a_third(part: float) -> bool:
+    """Whether one might argue in which third of the picture something is."""
+    return min(abs(part - 1 / 3), abs(part - 2 / 3)) < 0.025
+
+
+def _caption(random: Random, canvas: Canvas, held_out: bool) -> None:
+    """A word or string where no shape is, or nothing."""
+    ink, shade = canvas.ink()
+    face = random.choice(SEEN_FONTS)
+    text = line_text(random, held_out, random.choice(("word", "string")))
+    for _ in range(12):
+        size = random.randint(16, 28)
+        left, top, right, bottom = font(face, size).getbbox(text)
+        if right - left > canvas.width - 8:
+            continue
+        x = random.uniform(4, canvas.width - 4 - (right - left)) - left
+        y = random.uniform(4, canvas.height - 4 - (bottom - top)) - top
+        box = (x + left, y + top, x + right, y + bottom)
+        if not any(_touches(box, figure) for figure in canvas.figures):
+            canvas.text(text, round(x), round(y), face, size, ink, shade, line=True)
+            return
+
+
+def _touches(box: tuple[float, float, float, float], figure: Figure) -> bool:
+    x = min(max(figure.x, box[0]), box[2])
+    y = min(max(figure.y, box[1]), box[3])
+    return math.hypot(figure.x - x, figure.y - y) < figure.radius * 1.2 + 3

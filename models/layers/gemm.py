@@ -1,0 +1,88 @@
+"""The door to all GEMMs of the networks: x times a weight, together with what follows.
+
+On a GPU models.layers.kernels.gemm chooses for each shape between a GEMV, a tiled GEMM with the epilogue inside, and
+cuBLAS with kernels around it. Weights are [N, K], rows of outputs, as in torch.nn.Linear.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.fused import add_rms_norm, rms_norm, silu_mul
+from models.layers.op import op
+
+Epilogue = Literal["", "silu_mul", "quick_gelu"]
+"""What follows x times weight plus bias: nothing; silu(gate) * up, with the weight's rows of gate first, then those of
+up; y * sigmoid(1.702 y)."""
+
+
+@op(cuda="models.layers.kernels.gemm:gemm")
+def gemm(x: Normed, weight: Tensor, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
+    """x [..., K] -> [..., N], with "silu_mul" [..., N / 2]."""
+    y = F.linear(x.normed() if isinstance(x, DeferredNorm) else x, weight, bias)
+    match epilogue:
+        case "silu_mul":
+            return silu_mul.reference(y)
+        case "quick_gelu":
+            return y * torch.sigmoid(1.702 * y)
+    return y
+
+
+@op(cuda="models.layers.kernels.gemm:narrow_gemm")
+def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """gemm to few outputs: the inputs of a row bound it, so that many thread blocks share the rows."""
+    return F.linear(x, weight, bias)
+
+
+@op(cuda="models.layers.kernels.gemm:gemm_add_norm")
+def gemm_add_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(RMSNorm of the sum, the sum) of residual [..., N] and gemm(x, weight, bias)."""
+    return add_rms_norm.reference(F.linear(x, weight, bias), residual, norm_weight, eps)
+
+
+@op(cuda="models.layers.kernels.gemm:gemm_add_deferrable_norm")
+def gemm_add_deferrable_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Normed, Tensor]:
+    """gemm_add_norm whose norm is read by `gemm` alone, so that its scale may wait."""
+    return gemm_add_norm.reference(x, weight, bias, residual, norm_weight, eps)
+
+
+@op(cuda="models.layers.kernels.gemv:gemv")
+def gemv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    index: Tensor | None = None,
+    norm: tuple[Tensor, float] | None = None,
+    residual: Tensor | None = None,
+    silu_mul: bool = False,
+    fan_out: int = 1,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """residual + linear(rms_norm(x)) of each row, or silu(gate) * up of it: x [v, K], weight [N or 2 N, K] -> [v, N].
+
+    Each row reads the weight for itself. index int64 [v * fan_out]: weight is [experts, N or 2 N, K], and row
+    i // fan_out of x meets weight index[i]. norm: its weight [K] and eps. residual [v, N], contiguous.
+    """
+    kind = out_dtype or x.dtype
+    rows = rms_norm.reference(x, *norm) if norm is not None else x
+    rows, weight = rows.to(kind), weight.to(kind)
+    if index is None:
+        out = F.linear(rows, weight)
+    else:
+        out = torch.bmm(weight[index], rows.repeat_interleave(fan_out, 0)[..., None]).squeeze(-1)
+    if bias is not None:
+        out = out + bias
+    if silu_mul:
+        gate, up = out.chunk(2, dim=-1)
+        out = F.silu(gate) * up
+    return out if residual is None else out + residual

@@ -1,0 +1,175 @@
+"""GEMMs on a GPU: which kernel makes them, by the first rule of their kind that takes their shape, else cuBLAS with
+kernels around it.
+
+A measured shape takes the configuration of the table (models.layers.kernels.gemm_configs); one row is a GEMV; few rows
+are streamed in a tile of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.gemm import Epilogue
+from models.layers.kernels.elementwise import silu_mul
+from models.layers.kernels.gemm_configs import config_for, fitted
+from models.layers.kernels.gemm_types import Kind, Tile, Variant
+from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
+from models.layers.kernels.norms import add_rms_norm, rms_norm
+from models.layers.kernels.packed import add_quick_gelu
+from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
+
+BLOCK_K = 128
+_SMALL_WEIGHT = 8192 * 1024
+"""The largest of VoxCPM2's local stacks: up to here 128 rows were measured, beyond it 64."""
+_VOCABULARY = 1 << 16
+"""Outputs from which a layer is taken for a head over a vocabulary."""
+_MOST_VECTORS = 64
+"""Rows that each read a narrow weight for themselves."""
+_NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
+"""For hundreds of rows of some 64 columns, which larger tiles give to a few thread blocks."""
+
+
+class Way(NamedTuple):
+    """How a GEMM is made: by which kernel, and with which tile (None: that of few rows) or measured variant."""
+
+    kernel: Literal["gemv", "tiled", "cublas"]
+    tile: Tile | None = None
+    variant: Variant | None = None
+
+
+Rule = Callable[[Kind, Tensor, Tensor], Way | None]
+"""x [..., K] and weight [N, K] of a GEMM of this kind -> its way, None for the next rule to decide."""
+
+
+def one_vector(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+    return Way("gemv") if is_vector(x) else None
+
+
+def measured(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+    chosen = config_for(kind, x, weight)
+    return Way("tiled", chosen.tile, chosen) if chosen else None
+
+
+def streamed(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+    return Way("tiled") if streams(x, weight) else None
+
+
+def streamed_alone(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+    """Without an epilogue to gain from, cuBLAS is faster at the larger weights (Qwen2-VL-7B's qkv)."""
+    return Way("tiled") if weight.numel() <= _SMALL_WEIGHT and streams(x, weight) else None
+
+
+def vocabulary(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+    tile = vocabulary_tile(x, weight)
+    return Way("tiled", tile) if tile else None
+
+
+RULES: Mapping[Kind, tuple[Rule, ...]] = {
+    "plain": (one_vector, measured, streamed_alone, vocabulary),
+    "silu_mul": (one_vector, measured, streamed),
+    "quick_gelu": (measured,),
+    "add_norm": (one_vector, measured, streamed),
+}
+
+
+def way_of(kind: Kind, x: Tensor, weight: Tensor) -> Way:
+    for rule in RULES[kind]:
+        if way := rule(kind, x, weight):
+            return way
+    return Way("cublas")
+
+
+def gemm(x: Normed, weight: Tensor, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
+    """models.layers.gemm.gemm."""
+    kind: Kind = epilogue or "plain"
+    if isinstance(x, DeferredNorm):
+        chosen = config_for(kind, x.rows, weight)
+        return tiled_gemm(x, weight, bias, chosen.tile if chosen else None, epilogue)
+    way = way_of(kind, x, weight)
+    if way.kernel == "gemv":
+        return vector_gemm(x, weight, bias, silu_mul=epilogue == "silu_mul")
+    if way.kernel == "tiled":
+        return tiled_gemm(x, weight, bias, way.tile, epilogue)
+    if epilogue == "quick_gelu":
+        if bias is None:
+            raise ValueError("gemm: the quick GELU's kernel needs a bias")
+        return add_quick_gelu(F.linear(x, weight), bias)
+    y = F.linear(x, weight, bias)
+    return silu_mul(y) if epilogue == "silu_mul" else y
+
+
+def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """models.layers.gemm.narrow_gemm."""
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.shape[0] <= _MOST_VECTORS:
+        return gemv(rows, weight, bias).view(*x.shape[:-1], -1)
+    if streams_narrow(rows, weight):
+        return tiled_gemm(x, weight, bias, fitted(_NARROW_TILE))
+    return F.linear(x, weight, bias)
+
+
+def gemm_add_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """models.layers.gemm.gemm_add_norm."""
+    way = way_of("add_norm", x, weight)
+    if way.kernel == "gemv":
+        total = vector_gemm(x, weight, bias, residual=residual)
+        return rms_norm(total, norm_weight, eps), total
+    if way.kernel == "cublas":
+        return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
+    if way.variant is not None and way.variant.deferred:
+        _, total = gemm_add_deferred_norm(x, weight, bias, residual, norm_weight, eps, way.tile)
+        return rms_norm(total, norm_weight, eps), total
+    split = way.variant.split if way.variant is not None else None
+    return split_gemm_add_norm(x, weight, bias, residual, norm_weight, eps, split=split, tile=way.tile)
+
+
+def gemm_add_deferrable_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Normed, Tensor]:
+    """models.layers.gemm.gemm_add_deferrable_norm: deferred where that was measured to be faster."""
+    way = way_of("add_norm", x, weight)
+    if way.variant is not None and way.variant.deferred:
+        return gemm_add_deferred_norm(x, weight, bias, residual, norm_weight, eps, way.tile)
+    return gemm_add_norm(x, weight, bias, residual, norm_weight, eps)
+
+
+def streams(x: Tensor, weight: Tensor) -> bool:
+    """Whether a stack of layers is faster with the kernels here than with cuBLAS (benchmarks/results/kernels)."""
+    rows = x.numel() // x.shape[-1]
+    return (
+        0 < rows <= (128 if weight.numel() <= _SMALL_WEIGHT else 64)
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and weight.dtype == x.dtype
+        and weight.stride(1) == 1
+        and weight.shape[1] % BLOCK_K == 0
+        and weight.shape[0] % 64 == 0
+    )
+
+
+def streams_narrow(x: Tensor, weight: Tensor) -> bool:
+    """Whether the narrow tile takes these."""
+    return (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and weight.dtype == x.dtype
+        and weight.shape[1] % _NARROW_TILE.depth == 0
+        and weight.shape[0] % _NARROW_TILE.columns == 0
+    )
+
+
+def vocabulary_tile(x: Tensor, weight: Tensor) -> Tile | None:
+    """For logits of few rows, which read hundreds of megabytes (benchmarks/results/kernels/heads.json): 8 rows of
+    Qwen2-VL-2B take 157 us, with cuBLAS 170. None where cuBLAS is as fast or the tiles do not fit."""
+    rows = x.numel() // x.shape[-1]
+    if weight.shape[0] < _VOCABULARY or weight.shape[0] % 64 or not 0 < rows <= 64 or not streams(x, weight):
+        return None
+    if rows <= 32:
+        return fitted(Tile(16 if rows <= 16 else 32, 64, BLOCK_K, warps=4, stages=6, swap=True))
+    return fitted(Tile(64, 64, BLOCK_K, warps=4, stages=4, tma=True))

@@ -1,0 +1,111 @@
+"""Which configuration of the GEMM kernel a layer takes: by a table that was measured on this kind of GPU, else by rule.
+
+Measured are an H100 (models.layers.kernels.gemm_table_sm90) and what `reprise tune` was run on. A GEMM that no table
+names goes by the rules of models.layers.kernels.gemm: one vector by a kernel of its own, few rows streamed in a tile
+that is cut down until it fits the GPU, more rows by cuBLAS with kernels around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from models.layers.kernels.gemm_table_sm90 import SM_90
+from models.layers.kernels.gemm_types import Kind, Shape, Table, Tile, Variant
+from models.layers.kernels.gpu import Gpu, current_gpu
+
+_VALUE_BYTES = 2
+"""Of the operands: bfloat16 and float16."""
+_DEPTH = 128
+_BESIDE_TILES = 2048
+"""Shared memory that a program asks for beside its tiles: barriers, and what sums across warps goes through."""
+_tuned: Table | None = None
+
+
+def use(table: Table | None) -> None:
+    """This process takes its GEMM configurations from `table`; None: from the one that belongs to the GPU."""
+    global _tuned
+    _tuned = table
+
+
+@contextmanager
+def using(table: Table) -> Iterator[None]:
+    """`use` for a while."""
+    before = _tuned
+    use(table)
+    try:
+        yield
+    finally:
+        use(before)
+
+
+@cache
+def table_of(gpu: Gpu) -> Table:
+    """What was measured on this kind of GPU; empty where nothing was."""
+    return SM_90 if gpu.capability == (9, 0) else {}
+
+
+def active() -> Table:
+    """What `config_for` reads."""
+    return _tuned if _tuned is not None else table_of(current_gpu())
+
+
+def config_for(kind: Kind, x: Tensor, weight: Tensor) -> Variant | None:
+    """The measured choice for x [..., K] times weight [N, K], None where the rules hold."""
+    if x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype or weight.stride(1) != 1:
+        return None
+    outputs = weight.shape[0] // (2 if kind == "silu_mul" else 1)
+    rows = x.numel() // x.shape[-1]
+    for choice in active().get(Shape(kind, weight.shape[1], outputs), ()):
+        if choice.least <= rows <= choice.most:
+            return choice.variant
+    return None
+
+
+def shared_memory_of(tile: Tile, gpu: Gpu, *, gated: bool = False) -> int:
+    """Bytes of shared memory that a program of this tile asks for, at the most: its stages of both operands, or, after
+    them, the results on their way to the layout that they are stored in. gated: two weights (SiLU of one half)."""
+    columns = tile.columns * (2 if gated else 1)
+    stages = max(1, tile.stages - gpu.copies_one_stage_fewer)
+    operands = (tile.rows + columns) * tile.depth * _VALUE_BYTES * stages
+    results = tile.rows * columns * 4
+    return max(operands, results) + _BESIDE_TILES
+
+
+def fits(tile: Tile, gpu: Gpu, *, gated: bool = False) -> bool:
+    return shared_memory_of(tile, gpu, gated=gated) <= gpu.shared_memory and (gpu.has_tma or not tile.tma)
+
+
+@cache
+def fitted_for(tile: Tile, gpu: Gpu, *, gated: bool = False) -> Tile:
+    """The tile as this GPU can run it: without TMA where there is none, with as many stages as fit, of half
+    the depth where two do not."""
+    if tile.tma and not gpu.has_tma:
+        tile = replace(tile, tma=False)
+    while not fits(tile, gpu, gated=gated) and tile.stages > 2:
+        tile = replace(tile, stages=tile.stages - 1)
+    if not fits(tile, gpu, gated=gated) and tile.depth > 32:
+        return fitted_for(replace(tile, depth=tile.depth // 2), gpu, gated=gated)
+    return tile
+
+
+def fitted(tile: Tile, *, gated: bool = False) -> Tile:
+    """fitted_for of the current GPU."""
+    return fitted_for(tile, current_gpu(), gated=gated)
+
+
+def streaming_tile(rows: int, *, gated: bool = False) -> Tile:
+    """For few rows. 64 rows even for one: that makes it wgmma, which was faster than mma on a smaller tile."""
+    return fitted(Tile(64, 32, _DEPTH, stages=6) if rows <= 64 else Tile(128, 32, _DEPTH, stages=4), gated=gated)
+
+
+def default_split(width: int, inputs: int) -> int:
+    """Split-K partitions so that tiles of 32 columns fill the GPU about once."""
+    wanted = max(1, round(current_gpu().num_sms / (width // 32)))
+    splits = [split for split in range(1, 9) if inputs % (split * _DEPTH) == 0]
+    return min(splits, key=lambda split: (abs(split - wanted), split))

@@ -1,0 +1,113 @@
+"""An operation: plain PyTorch that says what is computed, and by name the CUDA kernel that computes the same.
+
+    @op(cuda="models.layers.kernels.norms:rms_norm")
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ...plain PyTorch...
+
+    rms_norm(x, weight, eps)              the kernel where x is on a GPU, else plain PyTorch
+    rms_norm.reference(x, weight, eps)    plain PyTorch on any device: what tests compare with
+
+Kernels are imported at their first use, so that nothing here depends on them or on Triton.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from functools import cached_property, update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+log = logging.getLogger(__name__)
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+
+class CannotLaunch(Exception):
+    """A kernel's configuration asks for more than the GPU has, or does not compile for it.
+
+    A launch is refused before the device hears of it, so that a capture goes on with the reference's launches. Captures
+    come after eager runs of the same shapes and after kernel precompilation: by then it is known what is refused.
+    """
+
+    def __init__(self, kernel: str, reason: str) -> None:
+        super().__init__(f"kernel {kernel} cannot be launched on this GPU: {reason}")
+        self.kernel = kernel
+
+
+class Fallbacks:
+    """Counts what ran as a reference, and names each kernel once in the log."""
+
+    def __init__(self) -> None:
+        self.listener: Callable[[str], None] | None = None
+        """Is told the kernel's name at each fallback."""
+        self._named: set[str] = set()
+
+    def report(self, error: CannotLaunch) -> None:
+        if error.kernel not in self._named:
+            self._named.add(error.kernel)
+            log.warning("%s; plain PyTorch runs instead, which is slower", error)
+        if self.listener is not None:
+            self.listener(error.kernel)
+
+
+FALLBACKS = Fallbacks()
+
+
+class Op(Generic[Params, Result]):
+    """A callable with the signature of its reference; the first argument says by `is_cuda` where it runs."""
+
+    def __init__(
+        self,
+        reference: Callable[Params, Result],
+        cuda: str,
+        cpu: Callable[..., Result] | None,
+        takes: Callable[..., bool] | None,
+    ) -> None:
+        self.reference = reference
+        self._cuda = cuda
+        self._cpu = cpu or reference
+        self._takes = takes
+        update_wrapper(self, reference)
+
+    @cached_property
+    def kernel(self) -> Callable[Params, Result]:
+        """What launches the CUDA kernel, on tensors of any device: without a GPU Triton's interpreter takes them."""
+        module, _, name = self._cuda.partition(":")
+        return cast("Callable[Params, Result]", getattr(importlib.import_module(module), name))
+
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        first: Any = args[0]
+        if not first.is_cuda:
+            return self._cpu(*args, **kwargs)
+        if self._takes is not None and not self._takes(*args, **kwargs):
+            return self.reference(*args, **kwargs)
+        return self.launch(*args, **kwargs)
+
+    def launch(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        """The kernel; the reference where the GPU refuses it."""
+        try:
+            return self.kernel(*args, **kwargs)
+        except CannotLaunch as error:
+            FALLBACKS.report(error)
+        return self.reference(*args, **kwargs)
+
+
+def op(
+    *,
+    cuda: str,
+    cpu: Callable[..., Any] | None = None,
+    takes: Callable[..., bool] | None = None,
+) -> Callable[[Callable[Params, Result]], Op[Params, Result]]:
+    """Decorates a reference, which reads no tensor on the host, so that it can be captured.
+
+    cuda: "module:function" of the kernel's launcher, which takes the same arguments. Where it makes several launches,
+    what those before the last write the reference may write again. cpu: what runs on a CPU, where the reference is slow
+    there. takes: which arguments the kernel takes; for others the reference runs on the GPU too.
+    """
+
+    def decorate(reference: Callable[Params, Result]) -> Op[Params, Result]:
+        return Op(reference, cuda, cpu, takes)
+
+    return decorate

@@ -1,0 +1,63 @@
+"""The pre-norm block of newer vision towers: RMSNorm, attention inside packed segments, SwiGLU, every linear with a
+bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor, nn
+
+from models.layers.attention import varlen_attention
+from models.layers.block import add_and_norm
+from models.layers.deferred_norm import Normed
+from models.layers.gemm import gemm, gemm_add_norm
+from models.layers.mlp import SwiGLU
+from models.layers.norms import RMSNorm
+from models.layers.packed import rotate_packed
+
+Segments = tuple[Tensor, int]
+"""cu_seqlens int32 [segments + 1], and a bound on the longest segment."""
+
+
+class RMSTowerBlock(nn.Module):
+    """Parameters of x += out(attention(norm(x))); x += mlp(norm(x)); qkv holds the rows of q, then k, then v."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, num_heads: int, norm_eps: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = RMSNorm(hidden_size, norm_eps)
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+        self.mlp_norm = RMSNorm(hidden_size, norm_eps)
+        self.mlp = SwiGLU(hidden_size, intermediate_size, bias=True)
+
+    def attend(self, normed: Normed, rotary: tuple[Tensor, Tensor], segments: Segments) -> Tensor:
+        """[n, hidden_size] -> what each head attended [n, hidden_size]."""
+        heads = gemm(normed, self.qkv.weight, self.qkv.bias).unflatten(-1, (3 * self.num_heads, -1))
+        rotate_packed(heads, 2 * self.num_heads, *rotary)
+        q, k, v = heads.chunk(3, dim=1)
+        cu_seqlens, longest = segments
+        return varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest).flatten(-2)
+
+
+def run_rms_tower(
+    blocks: Iterable[RMSTowerBlock],
+    x: Tensor,
+    final_norm: RMSNorm,
+    rotary: tuple[Tensor, Tensor],
+    segments: Sequence[Segments],
+) -> Tensor:
+    """Packed patches x [n, hidden_size] through all blocks -> their final norm [n, hidden_size].
+
+    rotary: cos and sin float32 [n, head_dim / 2], half-split. segments: what each block's attention looks at. Every
+    residual sum is made together with the norm that reads it.
+    """
+    layers = list(blocks)
+    normed: Normed = layers[0].attention_norm(x)
+    for index, (block, own) in enumerate(zip(layers, segments, strict=True)):
+        normed, x = add_and_norm(block.out, block.attend(normed, rotary, own), x, block.mlp_norm)
+        hidden, down = block.mlp.gated(normed), block.mlp.down
+        if block is layers[-1]:
+            return gemm_add_norm(hidden, down.weight, down.bias, x, final_norm.weight, final_norm.eps)[0]
+        normed, x = add_and_norm(down, hidden, x, layers[index + 1].attention_norm)
+    raise ValueError("a tower without blocks")

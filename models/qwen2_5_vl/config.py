@@ -1,0 +1,88 @@
+"""Published JSON files of Qwen2.5-VL as values. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.errors import CheckpointError
+from models.published import read_config
+from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, config_of
+
+_DEPTH, _NUM_HEADS, _WINDOW_SIZE = 32, 16, 112
+_FULL_ATTENTION_BLOCKS = (7, 15, 23, 31)
+
+
+@dataclass(frozen=True)
+class Qwen25VLConfig:
+    """shared: the fields that mean the same as in Qwen2-VL.
+
+    window: side of an attention window in embedding rows (2x2 patches each). full_attention: numbers of the tower's
+    blocks that attend to whole frames; all others attend inside windows. tokens_per_second: positions on the time axis
+    in a second of video.
+    """
+
+    shared: Qwen2VLConfig
+    window: int
+    full_attention: frozenset[int]
+    tokens_per_second: float
+
+
+def load_config(directory: Path) -> Qwen25VLConfig:
+    """config.json, flat as published or nested as transformers 5 writes it, and preprocessor_config.json."""
+    config = read_config(directory)
+    shared = config_of(directory, config, _tower)
+    vision = config["vision_config"]
+    return Qwen25VLConfig(
+        shared=shared,
+        window=_window(vision, shared.vision.factor),
+        full_attention=_full_attention(vision, shared.vision.depth),
+        tokens_per_second=_tokens_per_second(vision),
+    )
+
+
+def _tower(config: Mapping[str, Any]) -> VisionConfig:
+    """Sizes of the architecture stand for absent fields; those that differ between checkpoints must be there."""
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'silu'")
+    return VisionConfig(
+        depth=int(config.get("depth", _DEPTH)),
+        hidden_size=int(config["hidden_size"]),
+        num_heads=int(config.get("num_heads", _NUM_HEADS)),
+        intermediate_size=int(config["intermediate_size"]),
+        out_features=int(config["out_hidden_size"]),
+        channels=int(config.get("in_channels", config.get("in_chans", 3))),
+        patch_size=int(config.get("patch_size", 14)),
+        temporal_patch_size=int(config.get("temporal_patch_size", 2)),
+        merge_size=int(config.get("spatial_merge_size", 2)),
+    )
+
+
+def _window(config: Mapping[str, Any], factor: int) -> int:
+    size = int(config.get("window_size", _WINDOW_SIZE))
+    if size < factor or size % factor:
+        raise CheckpointError(f"config.json: vision_config.window_size is {size}, expected a multiple of {factor}")
+    return size // factor
+
+
+def _full_attention(config: Mapping[str, Any], depth: int) -> frozenset[int]:
+    blocks = config.get("fullatt_block_indexes", _FULL_ATTENTION_BLOCKS)
+    if not isinstance(blocks, list | tuple) or not all(type(block) is int and 0 <= block < depth for block in blocks):
+        raise CheckpointError(
+            f"config.json: vision_config.fullatt_block_indexes is {blocks!r}, expected numbers of blocks below the "
+            f"depth {depth}"
+        )
+    return frozenset(blocks)
+
+
+def _tokens_per_second(config: Mapping[str, Any]) -> float:
+    """Never guessed: the defaults of other readers differ."""
+    rate = config.get("tokens_per_second")
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or rate <= 0:
+        raise CheckpointError(
+            f"config.json: vision_config.tokens_per_second is {rate!r}, expected a number of positions above 0"
+        )
+    return float(rate)

@@ -1,0 +1,183 @@
+"""The vision tower of Qwen2.5-VL with its merger, as a capturable encoder.
+
+Patches arrive in the block order of Qwen2-VL, in which four consecutive rows make one embedding. The tower computes in
+window order: embedding rows are gathered by `window_index`, four patches at a time, and the merger's rows go back by
+`reverse_index`. A window is a run of rows, and so is a frame pair, whose rows only change places among themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.layers.mlp import MLP
+from models.layers.norms import RMSNorm
+from models.layers.packed import byte_lookup
+from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
+from models.layers.rotary import rotary_cos_sin
+from models.media import MediaItem
+from models.protocol import Bucket, BufferSpec, Plan
+from models.qwen2_5_vl.config import Qwen25VLConfig
+from models.qwen2_5_vl.windows import WindowedFrame, num_windows, windowed_frame
+from models.qwen2_vl.config import VisionConfig
+from models.qwen2_vl.items import grid_of
+from models.qwen2_vl.patches import (
+    byte_values,
+    grid_frequencies,
+    patch_buckets,
+    patch_rows,
+    required_patches,
+    split_frame_pairs,
+)
+
+_NORM_EPS = 1e-6
+_INNER_MULTIPLE = 128
+"""Rows of the published intermediate_size, 3420, are not 16-byte aligned, which keeps GEMMs from wide loads."""
+_PATCHES_PER_WINDOW = 32
+"""Half of a full window: pictures of 224 pixels a side and more have at least 36."""
+_LEAST_WINDOWS = 16
+
+
+class Merger(nn.Module):
+    """Patches [P, hidden_size] after `norm` -> embeddings [P / 4, out_features]."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.merged_size = config.hidden_size * config.merged_patches
+        self.norm = RMSNorm(config.hidden_size, _NORM_EPS)
+        self.mlp = MLP(self.merged_size, self.merged_size, "gelu", out_features=config.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x.view(-1, self.merged_size))
+
+
+class Qwen25VLEncoder(nn.Module):
+    """models.protocol.VisionEncoder. Buffers of a bucket of P patches, S sequences and W windows:
+
+    pixels uint8 [P, 1176], in block order, columns (channel, time, y, x); window_index int64 [P / 4], the embedding row
+    at each place of the window order; reverse_index int64 [P / 4], its inverse; coordinates int32 [P, 2], row and
+    column of the patch in its frame, in window order; cu_seqlens int32 [S + 1] and cu_window_seqlens int32 [W + 1],
+    bounds of frame pairs and of windows in patches, their tails repeating the last value.
+    """
+
+    name = "vision"
+    frequencies: Tensor
+    axes: Tensor
+    byte_values: Tensor
+
+    def __init__(self, config: Qwen25VLConfig) -> None:
+        super().__init__()
+        self.config = config.shared.vision
+        self.images = config.shared.images
+        self.window = config.window
+        self.full_attention = config.full_attention
+        vision = self.config
+        self.patch_embed = nn.Linear(vision.patch_values, vision.hidden_size, bias=False)
+        self.blocks = nn.ModuleList(
+            RMSTowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, _NORM_EPS)
+            for _ in range(vision.depth)
+        )
+        self.merger = Merger(vision)
+        frequencies, axes = grid_frequencies(vision.head_dim)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
+        self.register_buffer("byte_values", torch.from_numpy(byte_values(self.images)), persistent=False)
+
+    def align(self) -> None:
+        """To be called once after loading: the tower's intermediate_size becomes one that GEMMs read fast."""
+        for block in self.blocks:
+            cast("RMSTowerBlock", block).mlp.widen(_INNER_MULTIPLE)
+
+    def plan(self, items: Sequence[MediaItem]) -> Plan:
+        device = self.patch_embed.weight.device
+        frames: list[WindowedFrame] = []
+        for item in items:
+            t, h, w = grid_of(item)
+            frames += [windowed_frame(h, w, self.config.merge_size, self.window)] * t
+        arrays = _joined(frames)
+        cu_seqlens, cu_window_seqlens = arrays["cu_seqlens"], arrays["cu_window_seqlens"]
+        assert cu_seqlens[-1] == cu_window_seqlens[-1]
+        return Plan(
+            arrays=arrays,
+            tensors={"pixels": [self.patchify(item, device) for item in items]},
+            fills={"cu_seqlens": float(cu_seqlens[-1]), "cu_window_seqlens": float(cu_window_seqlens[-1])},
+            required=self.required(items),
+        )
+
+    def required(self, items: Sequence[MediaItem]) -> Bucket:
+        return required_patches(items) | {"windows": sum(grid_of(item)[0] * self._windows(item) for item in items)}
+
+    def patchify(self, item: MediaItem, device: torch.device) -> Tensor:
+        """Patch rows uint8 [patches, 1176] in block order on `device`."""
+        return patch_rows(item, self.config, device)
+
+    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
+        _, h, w = grid_of(item)
+        return split_frame_pairs(
+            item, self.config, limit, {"patches": h * w, "sequences": 1, "windows": self._windows(item)}
+        )
+
+    def default_buckets(self) -> list[Bucket]:
+        """Those of Qwen2-VL. Pictures under 224 pixels a side have smaller windows and may need the next larger one;
+        room for the most windows that could be would cost every replay empty segments."""
+        return [
+            bucket | {"windows": max(_LEAST_WINDOWS, bucket["patches"] // _PATCHES_PER_WINDOW)}
+            for bucket in patch_buckets(self.config, self.images)
+        ]
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        patches = bucket["patches"]
+        units = -(-patches // self.config.merged_patches)
+        return {
+            "pixels": BufferSpec((units * self.config.merged_patches, self.config.patch_values), torch.uint8),
+            "window_index": BufferSpec((units,), torch.int64),
+            "reverse_index": BufferSpec((units,), torch.int64),
+            "coordinates": BufferSpec((units * self.config.merged_patches, 2), torch.int32),
+            "cu_seqlens": BufferSpec((bucket["sequences"] + 1,), torch.int32),
+            "cu_window_seqlens": BufferSpec((bucket["windows"] + 1,), torch.int32),
+        }
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
+        x = self.patch_embed(self.normalise(self._in_window_order(buffers["pixels"], buffers["window_index"])))
+        frames = buffers["cu_seqlens"], bucket["max_seqlen"]
+        windows = buffers["cu_window_seqlens"], self.window**2 * self.config.merged_patches
+        segments = [frames if index in self.full_attention else windows for index in range(self.config.depth)]
+        blocks = cast("Sequence[RMSTowerBlock]", self.blocks)
+        merged = self.merger(run_rms_tower(blocks, x, self.merger.norm, rotary, segments))
+        return {"embeds": merged.index_select(0, buffers["reverse_index"])}
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Bytes [P, 1176] -> normalised values in the model's dtype, looked up so that they are the reference's."""
+        return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))
+
+    def _in_window_order(self, pixels: Tensor, window_index: Tensor) -> Tensor:
+        """Rows [P, 1176] of embedding rows gathered by window_index; bytes are moved eight at a time."""
+        units = pixels.view(torch.int64).view(len(window_index), -1)
+        return units.index_select(0, window_index).view(torch.uint8).view(pixels.shape)
+
+    def _windows(self, item: MediaItem) -> int:
+        """Of one frame pair."""
+        _, h, w = grid_of(item)
+        return num_windows(h // self.config.merge_size, w // self.config.merge_size, self.window)
+
+
+def _joined(frames: Sequence[WindowedFrame]) -> dict[str, np.ndarray]:
+    """Arrays of a plan for frame pairs that lie one after the other, numbers of rows shifted to where these lie."""
+    starts = np.cumsum([0, *(len(frame.order) for frame in frames)])
+    order = [frame.order + start for frame, start in zip(frames, starts, strict=False)]
+    window_index = np.concatenate([np.empty(0, np.int64), *order])
+    reverse_index = np.empty_like(window_index)
+    reverse_index[window_index] = np.arange(len(window_index))
+    windows = np.concatenate([np.zeros(1, np.int32), *(frame.lengths for frame in frames)])
+    return {
+        "window_index": window_index,
+        "reverse_index": reverse_index,
+        "coordinates": np.concatenate([np.empty((0, 2), np.int32), *(frame.coordinates for frame in frames)]),
+        "cu_seqlens": np.cumsum([0, *(len(frame.coordinates) for frame in frames)], dtype=np.int32),
+        "cu_window_seqlens": np.cumsum(windows, dtype=np.int32),
+    }

@@ -1,0 +1,80 @@
+"""Pictures and videos of the Qwen-VL families as media items. Torch-free.
+
+An item's frames are the picture, or the frames of the video; encoders take them in pairs and repeat the last one of an
+odd number. Its array grid_thw int32 [3] counts frame pairs, and rows and columns of patches in a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from PIL import Image
+
+from models.errors import InputError
+from models.media import MediaItem, MediaKind, VideoFrames, media_digest
+from models.qwen2_vl.config import ImageSettings, VisionConfig
+from models.qwen2_vl.pictures import smart_resize
+from models.resizing import each, resize
+
+_LOW_DETAIL_PIXELS = 512 * 512
+
+
+def grid_of(item: MediaItem) -> tuple[int, int, int]:
+    """Frame pairs, and rows and columns of patches in a frame."""
+    t, h, w = (int(size) for size in item.arrays["grid_thw"])
+    return t, h, w
+
+
+def picture_size(picture: Image.Image, images: ImageSettings, factor: int, detail: str) -> tuple[int, int]:
+    """Height and width that a picture is resized to, in multiples of `factor` pixels: within the checkpoint's limits,
+    and with detail "low" at most 512 x 512 pixels. Raises InputError over 200:1."""
+    limit = min(images.max_pixels, _LOW_DETAIL_PIXELS) if detail == "low" else images.max_pixels
+    least = min(images.min_pixels, limit)
+    try:
+        return smart_resize(picture.height, picture.width, factor=factor, min_pixels=least, max_pixels=limit)
+    except ValueError as error:
+        raise InputError("image_url", str(error)) from error
+
+
+def common_size(video: VideoFrames) -> tuple[int, int]:
+    """Height and width of all frames. Raises InputError where there are none, or where they differ."""
+    if not video.frames:
+        raise InputError("video_url", "the video has no frames")
+    sizes = {frame.shape[:2] for frame in video.frames}
+    if len(sizes) > 1:
+        raise InputError("video_url", f"the frames of the video differ in size: {sorted(sizes)}")
+    height, width = sizes.pop()
+    return height, width
+
+
+def resized_item(
+    kind: MediaKind,
+    pictures: Sequence[Image.Image],
+    size: tuple[int, int],
+    vision: VisionConfig,
+    settings: bytes,
+    *,
+    arrays: Mapping[str, np.ndarray] | None = None,
+    source: bytes | None = None,
+) -> MediaItem:
+    """The item of `pictures`, each resized to `size` (height, width).
+
+    settings, source: what models.media.media_digest hashes along. arrays: int32, beside grid_thw, and part of the
+    digest.
+    """
+    height, width = size
+    frames = tuple(each(lambda picture: resize(picture, width, height), pictures))
+    pairs = -(-len(frames) // vision.temporal_patch_size)
+    grid = np.array([pairs, height // vision.patch_size, width // vision.patch_size], dtype=np.int32)
+    patches = int(grid.prod())
+    arrays = {"grid_thw": grid, **(arrays or {})}
+    return MediaItem(
+        kind=kind,
+        frames=frames,
+        arrays=arrays,
+        num_patches=patches,
+        num_sequences=pairs,
+        num_embeds=patches // vision.merged_patches,
+        digest=media_digest(kind, frames, arrays, settings, source),
+    )

@@ -1,0 +1,126 @@
+"""Patches of the Qwen-VL towers: their rows, their places, and the numbers of them that are captured."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.layers.rotary import inverse_frequencies
+from models.layers.upload import upload
+from models.media import MediaItem
+from models.protocol import Bucket
+from models.qwen2_vl.config import ImageSettings, VisionConfig
+from models.qwen2_vl.items import grid_of
+
+_BUCKET_SIZES = (
+    *(256, 384, 512, 640, 768, 1024, 1280, 1600, 2048, 2560, 3200, 4096),
+    *(4800, 5504, 7168, 8192, 8960, 11264, 13824, 16384),
+)
+"""Patches of the captured buckets: dense where single pictures and packs of a few fall (4800: 1280 x 720, 5504: 1024
+x 1024, 8192: 16 frames of 448 x 448, 11264: 1920 x 1080)."""
+_PATCHES_PER_SEQUENCE = 64
+_MOST_SEQUENCES = 64
+_LADDER_ITEMS = 4
+_CACHED_GRIDS = 64
+_ROTARY_THETA = 10_000.0
+
+
+def required_patches(items: Sequence[MediaItem]) -> dict[str, int]:
+    """Sizes of the least bucket that holds `items`, with a sequence for each frame pair."""
+    return {
+        "patches": sum(item.num_patches for item in items),
+        "sequences": sum(item.num_sequences for item in items),
+        "max_seqlen": max((item.num_patches // item.num_sequences for item in items), default=0),
+    }
+
+
+def patch_buckets(
+    config: VisionConfig, images: ImageSettings, sizes: Sequence[int] = _BUCKET_SIZES
+) -> list[dict[str, int]]:
+    """Of the patches in `sizes`, up to four of the largest pictures that the checkpoint allows."""
+    largest = _LADDER_ITEMS * images.max_pixels // config.patch_size**2
+    steps = [patches for patches in sizes if patches < largest] or [sizes[0]]
+    steps += [patches for patches in sizes if patches >= largest and patches not in steps][:1]
+    return [
+        {
+            "patches": patches,
+            "sequences": min(max(patches // _PATCHES_PER_SEQUENCE, 8), _MOST_SEQUENCES),
+            "max_seqlen": patches,
+        }
+        for patches in steps
+    ]
+
+
+def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> Tensor:
+    """Frames uint8 -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
+
+    Rows run frame pair by frame pair, 2x2 blocks row by row, the four patches of a block row by row; columns run
+    channel, time, y, x. An odd last frame is taken twice.
+    """
+    size, merge, pair = config.patch_size, config.merge_size, config.temporal_patch_size
+    t, h, w = grid_of(item)
+    frames = upload(item.frames, device)
+    missing = t * pair - len(frames)
+    if missing:
+        frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
+    cut = frames.view(t, pair, h // merge, merge, size, w // merge, merge, size, config.channels)
+    return cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(t * h * w, config.patch_values)
+
+
+def split_frame_pairs(
+    item: MediaItem, config: VisionConfig, limit: Bucket, sizes: Mapping[str, int]
+) -> list[MediaItem]:
+    """Runs of whole frame pairs that fit `limit`, at least one pair each: attention does not look past a pair.
+
+    sizes: what one pair takes of each of the bucket's sizes that add up.
+    """
+    t, _, _ = grid_of(item)
+    pairs = max(1, min(limit[name] // size for name, size in sizes.items()))
+    if pairs >= t:
+        return [item]
+    return [_part(item, config, start, min(start + pairs, t)) for start in range(0, t, pairs)]
+
+
+def _part(item: MediaItem, config: VisionConfig, start: int, stop: int) -> MediaItem:
+    pair = config.temporal_patch_size
+    _, h, w = grid_of(item)
+    patches = (stop - start) * h * w
+    return replace(
+        item,
+        frames=item.frames[start * pair : stop * pair],
+        arrays={"grid_thw": np.array([stop - start, h, w], dtype=np.int32)},
+        num_patches=patches,
+        num_sequences=stop - start,
+        num_embeds=patches // config.merged_patches,
+        digest=hashlib.sha256(item.digest + f"pairs {start}:{stop}".encode()).digest(),
+    )
+
+
+@lru_cache(maxsize=_CACHED_GRIDS)
+def block_coordinates(h: int, w: int, merge: int) -> np.ndarray:
+    """Row and column of a frame's patches in block order: int32 [h * w, 2]. Shared: not to be written to."""
+    grid = np.indices((h, w), dtype=np.int32).reshape(2, h // merge, merge, w // merge, merge)
+    return grid.transpose(1, 3, 2, 4, 0).reshape(h * w, 2)
+
+
+def grid_frequencies(head_dim: int) -> tuple[Tensor, Tensor]:
+    """Frequencies float32 and axes int64, both [head_dim / 2], for models.layers.rotary.rotary_cos_sin.
+
+    Half of a head's angles turn with the patch's row (axis 0), the other half, of equal frequencies, with its column.
+    """
+    frequencies = inverse_frequencies(head_dim // 2, _ROTARY_THETA)
+    return frequencies.repeat(2), torch.arange(2, device="cpu").repeat_interleave(len(frequencies))
+
+
+def byte_values(images: ImageSettings) -> np.ndarray:
+    """Normalised value of each byte, float32 [channels, 256], rounded as the reference rounds: scaled in float64 and
+    cast, then normalised in float32."""
+    scaled = (np.arange(256) * (1 / 255)).astype(np.float32)
+    mean, std = np.array(images.mean, np.float32), np.array(images.std, np.float32)
+    return (scaled[None, :] - mean[:, None]) / std[:, None]

@@ -1,0 +1,157 @@
+"""Published JSON files of Qwen3-VL, dense and mixture of experts, as values. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.errors import CheckpointError
+from models.published import read_config
+from models.qwen2_vl.config import ImageSettings, VisionConfig, mrope_section, preprocessor_settings
+
+
+@dataclass(frozen=True)
+class TowerConfig:
+    """vision: the sizes that Qwen2-VL's tower has too. table_side: the position table has so many rows and columns.
+    deepstack: numbers of the blocks whose outputs become features of the language model's first layers, in this order.
+    """
+
+    vision: VisionConfig
+    table_side: int
+    deepstack: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    count: int
+    top_k: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True)
+class Qwen3VLConfig:
+    """text: the published text_config. experts: None in dense models. videos: bounds on the pixels of all frames of a
+    video together."""
+
+    text: Mapping[str, Any]
+    experts: ExpertSizes | None
+    tower: TowerConfig
+    images: ImageSettings
+    videos: ImageSettings
+    image_token_id: int
+    video_token_id: int
+    vision_start_token_id: int
+    vision_end_token_id: int
+
+
+def load_config(directory: Path) -> Qwen3VLConfig:
+    """config.json as published (rope_scaling, rope_theta) or as transformers 5 writes it (rope_parameters), and the two
+    preprocessor files. Fields that decide the network must be there: class defaults are other models'."""
+    config = read_config(directory)
+    text = _section(config, "text_config")
+    # The field inside text_config is a class default that says nothing of the published models.
+    text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
+    _require_interleaved(text)
+    try:
+        tower = _tower(_section(config, "vision_config"))
+        if tower.vision.out_features != text["hidden_size"]:
+            raise CheckpointError(
+                f"config.json: vision_config.out_hidden_size is {tower.vision.out_features}, expected the language "
+                f"model's {text['hidden_size']}"
+            )
+        if len(tower.deepstack) > text["num_hidden_layers"]:
+            raise CheckpointError(
+                f"config.json: vision_config.deepstack_visual_indexes names {len(tower.deepstack)} levels for "
+                f"{text['num_hidden_layers']} language-model layers"
+            )
+        return Qwen3VLConfig(
+            text=text,
+            experts=_experts(text),
+            tower=tower,
+            images=_settings(directory, "preprocessor_config.json", "image_processor", tower.vision),
+            videos=_settings(directory, "video_preprocessor_config.json", "video_processor", tower.vision),
+            image_token_id=int(config["image_token_id"]),
+            video_token_id=int(config["video_token_id"]),
+            vision_start_token_id=int(config["vision_start_token_id"]),
+            vision_end_token_id=int(config["vision_end_token_id"]),
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
+
+
+def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    if not isinstance(section, dict):
+        raise CheckpointError(f"config.json: {name} is missing")
+    return dict(section)
+
+
+def _require_interleaved(text: Mapping[str, Any]) -> None:
+    """With contiguous sections, or none, the decoder would run and answer wrongly."""
+    name, rope = mrope_section(text)
+    if rope.get("mrope_interleaved") is not True:
+        raise CheckpointError(
+            f"config.json: {name}.mrope_interleaved is {rope.get('mrope_interleaved')!r}, expected true"
+        )
+
+
+def _experts(text: Mapping[str, Any]) -> ExpertSizes | None:
+    """The published file says num_experts, transformers 5 num_local_experts; dense models have neither."""
+    count = text.get("num_experts", text.get("num_local_experts"))
+    if count is None:
+        return None
+    expected = {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}
+    for name, value in expected.items():
+        if text.get(name, value) != value:
+            raise CheckpointError(f"config.json: text_config.{name} is {text[name]!r}, expected {value!r}")
+    sizes = ExpertSizes(int(count), int(text["num_experts_per_tok"]), int(text["moe_intermediate_size"]))
+    if text["hidden_size"] == 2 * sizes.intermediate_size:
+        # gate_up_proj is square then, and its shape does not tell the published order from that of transformers 5.
+        raise CheckpointError("config.json: text_config.hidden_size is 2 * moe_intermediate_size, which is not hosted")
+    return sizes
+
+
+def _tower(config: Mapping[str, Any]) -> TowerConfig:
+    activation = config["hidden_act"]
+    if activation != "gelu_pytorch_tanh":
+        raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'gelu_pytorch_tanh'")
+    vision = VisionConfig(
+        depth=int(config["depth"]),
+        hidden_size=int(config["hidden_size"]),
+        num_heads=int(config["num_heads"]),
+        intermediate_size=int(config["intermediate_size"]),
+        out_features=int(config["out_hidden_size"]),
+        channels=int(config["in_channels"]),
+        patch_size=int(config["patch_size"]),
+        temporal_patch_size=int(config["temporal_patch_size"]),
+        merge_size=int(config["spatial_merge_size"]),
+    )
+    positions = int(config["num_position_embeddings"])
+    side = math.isqrt(positions)
+    if side * side != positions:
+        raise CheckpointError(f"config.json: vision_config.num_position_embeddings {positions} is not a square")
+    levels = tuple(int(index) for index in config["deepstack_visual_indexes"])
+    if list(levels) != sorted(set(levels)) or not all(0 <= level < vision.depth for level in levels):
+        raise CheckpointError(
+            f"config.json: vision_config.deepstack_visual_indexes {list(levels)} must ascend within 0.."
+            f"{vision.depth - 1}"
+        )
+    return TowerConfig(vision, side, levels)
+
+
+def _settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
+    """`size` counts pixels, under names that speak of edges."""
+    settings = preprocessor_settings(directory, file, section, vision)
+    size = settings.get("size") or {}
+    try:
+        return ImageSettings(
+            min_pixels=int(size["shortest_edge"]),
+            max_pixels=int(size["longest_edge"]),
+            mean=tuple(settings["image_mean"]),
+            std=tuple(settings["image_std"]),
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{directory}: {file}: field {error} is missing") from error

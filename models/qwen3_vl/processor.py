@@ -1,0 +1,188 @@
+"""Pictures, videos and prompts of Qwen3-VL. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
+from models.errors import CheckpointError, InputError
+from models.media import (
+    ChatMessage,
+    MediaItem,
+    MediaKind,
+    Prompt,
+    TokenizedChat,
+    Tool,
+    VideoFrames,
+    VideoMetadata,
+)
+from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
+from models.published import read_optional_json, sampling_defaults, stop_token_ids
+from models.qwen2_vl.items import common_size, grid_of, picture_size, resized_item
+from models.qwen2_vl.positions import mrope_positions
+from models.qwen3_vl.config import Qwen3VLConfig, load_config
+from models.qwen3_vl.videos import pair_tenths, sample_frames, time_text, video_size
+from models.tokenizer import Tokenizer, load_tokenizer
+from models.tools import Escape, Turn, escaped_tools, prompt_texts
+
+_STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
+_REASONING = ("<think>", "</think>")
+
+
+class Qwen3VLProcessor:
+    """ChatProcessor of Qwen3-VL, Instruct and Thinking.
+
+    Items are those of models/qwen2_vl/items.py; a video has the array tenths int32 [pairs], too, the time before each
+    pair in tenths of a second.
+    """
+
+    def __init__(
+        self, config: Qwen3VLConfig, tokenizer: Tokenizer, template: ChatTemplate, generation: Mapping[str, Any]
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.template = template
+        # The embedding has more rows than there are tokens; the others are padding and never generated.
+        self.vocab_size = tokenizer.vocab_size
+        self.context_length = int(config.text["max_position_embeddings"])
+        eos = config.text.get("eos_token_id")
+        self.stop_token_ids = stop_token_ids(generation, tokenizer.special_ids, _STOP_TOKENS, eos)
+        self.generation_defaults = sampling_defaults(generation)
+        # The template of a Thinking checkpoint opens the reasoning itself.
+        opening = template.render([{"role": "user", "content": ""}])
+        self.reasoning_markers = _REASONING if opening.rstrip().endswith(_REASONING[0]) else None
+        self._settings = repr((config.tower, config.images, config.videos)).encode()
+        self._placeholders = {"image": config.image_token_id, "video": config.video_token_id}
+        rows = int(config.text["vocab_size"])
+        if tokenizer.vocab_size > rows:
+            raise CheckpointError(f"tokenizer.json has {tokenizer.vocab_size} ids, config.json says vocab_size {rows}")
+        named = {*self._placeholders.values(), config.vision_start_token_id, config.vision_end_token_id}
+        if unknown := named - set(tokenizer.special_ids.values()):
+            raise CheckpointError(f"config.json: ids {sorted(unknown)} of vision tokens are not in tokenizer.json")
+
+    def tokenize(self, text: str) -> list[int]:
+        return self.tokenizer.encode_plain(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> bytes:
+        return self.tokenizer.decode(token_ids)
+
+    def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
+        """picture: upright, alpha already flattened."""
+        vision = self.config.tower.vision
+        size = picture_size(picture, self.config.images, vision.factor, detail)
+        return resized_item("image", (picture,), size, vision, self._settings, source=source)
+
+    def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+        return sample_frames(metadata, fps=fps, max_frames=max_frames)
+
+    def video(self, video: VideoFrames) -> MediaItem:
+        """The frames' pixels together lie within the checkpoint's limits for videos."""
+        height, width = common_size(video)
+        vision, limits = self.config.tower.vision, self.config.videos
+        try:
+            size = video_size(
+                len(video.frames),
+                height,
+                width,
+                pair=vision.temporal_patch_size,
+                factor=vision.factor,
+                min_pixels=limits.min_pixels,
+                max_pixels=limits.max_pixels,
+            )
+        except ValueError as error:
+            raise InputError("video_url", str(error)) from error
+        tenths = np.array(pair_tenths(video, vision.temporal_patch_size), dtype=np.int32)
+        frames = [Image.fromarray(frame) for frame in video.frames]
+        return resized_item("video", frames, size, vision, self._settings, arrays={"tenths": tenths})
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        kinds: Sequence[MediaKind],
+        *,
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+    ) -> TokenizedChat:
+        """options: add_vision_id numbers the pictures and videos ("Picture 1: "), as the chat template does it."""
+        if options.get("enable_thinking") is not None:
+            raise InputError("enable_thinking", "Qwen3-VL has no switch: Thinking checkpoints always reason")
+        escape = unused_character(prompt_texts(messages, tools))
+        escaped = escape_with(escape, self.tokenizer.escape)
+        rendered = self.template.render(
+            [self._turn(message, kinds, escaped) for message in messages],
+            tools=escaped_tools(tools, escaped),
+            add_vision_id=bool(options.get("add_vision_id", False)),
+        )
+        token_ids = self._bare_videos(self.tokenizer.encode(rendered, escape))
+        return tokenized_chat(token_ids, messages, set(self._placeholders.values()))
+
+    def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
+        """A picture's placeholder is repeated for its rows; a video becomes its frame pairs, each with its time before
+        it and positions like a picture's."""
+        token_ids, placeholders = expand(chat, [self._media_tokens(items[item]) for _, item in chat.placeholders])
+        check_length(token_ids, self.context_length)
+        runs = [(run.start, (1, *grid_of(items[run.item])[1:])) for run in placeholders]
+        merge_size = self.config.tower.vision.merge_size
+        positions, next_position = mrope_positions(len(token_ids), runs, merge_size=merge_size)
+        return Prompt(token_ids, positions, next_position, tuple(items), placeholders)
+
+    def _media_tokens(self, item: MediaItem) -> MediaTokens:
+        placeholder = self._placeholders[item.kind]
+        if item.kind == "image":
+            return repeated(placeholder, item.num_embeds)
+        tenths = item.arrays["tenths"].tolist()
+        frame = repeated(placeholder, item.num_embeds // len(tenths))
+        closing = plain([self.config.vision_end_token_id])
+        parts: list[MediaTokens] = []
+        for time in tenths:
+            # Encoded alone, so that the text before it keeps its ids.
+            text = self.tokenizer.encode_plain(time_text(time))
+            parts += [plain([*text, self.config.vision_start_token_id]), frame, closing]
+        return join(parts)
+
+    def _bare_videos(self, token_ids: Sequence[int]) -> list[int]:
+        """Without the markers that the template puts around a whole video: each frame pair gets its own."""
+        start, end = self.config.vision_start_token_id, self.config.vision_end_token_id
+        around = (start, self.config.video_token_id, end)
+        bare: list[int] = []
+        index = 0
+        while index < len(token_ids):
+            if tuple(token_ids[index : index + 3]) == around:
+                bare.append(self.config.video_token_id)
+                index += 3
+            else:
+                bare.append(token_ids[index])
+                index += 1
+        return bare
+
+    def _turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
+        turn = template_turn(message, kinds.__getitem__, escaped)
+        text = "".join(part.text or "" for part in message.content)
+        ends_reasoning = self.reasoning_markers is not None and _REASONING[1] in text
+        if turn["role"] != "assistant" or not ends_reasoning or not isinstance(turn["content"], str):
+            return turn
+        # Escaped markers are none to the template, which drops or keeps the reasoning of earlier answers.
+        thought, answer = _split_reasoning(text)
+        return {**turn, "reasoning_content": escaped(thought), "content": escaped(answer)}
+
+
+def load_processor(directory: Path) -> Qwen3VLProcessor:
+    """Reads config.json, the two preprocessor files, generation_config.json, tokenizer.json and the chat template."""
+    return Qwen3VLProcessor(
+        load_config(directory),
+        load_tokenizer(directory, spoken=frozenset(_REASONING)),
+        load_chat_template(directory),
+        read_optional_json(directory, "generation_config.json"),
+    )
+
+
+def _split_reasoning(text: str) -> tuple[str, str]:
+    """(reasoning, answer) of an earlier answer, as the Thinking template divides it."""
+    before, _, _ = text.partition(_REASONING[1])
+    thought = before.rstrip("\n").rpartition(_REASONING[0])[2].lstrip("\n")
+    return thought, text.rpartition(_REASONING[1])[2].lstrip("\n")

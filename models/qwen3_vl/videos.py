@@ -1,0 +1,75 @@
+"""Frames of a video: which are read, how large they are, and the time that stands before each pair. Torch-free.
+
+Sources: the published preprocessor files with the video processor of transformers 5, and the times of the authors' own
+processor (transformers 4.57).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from models.errors import InputError
+from models.media import VideoFrames, VideoMetadata
+from models.qwen2_vl.pictures import DEFAULT_FPS, MAX_ASPECT
+
+_MIN_FRAMES, _MAX_FRAMES = 4, 768
+
+
+def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
+    """Evenly spaced frames, 2 a second unless `fps` says otherwise, at least 4 and at most 768, or fewer where the
+    video or `max_frames` has less. Of a list that is short enough, every frame is taken."""
+    total = metadata.num_frames
+    if total < 1:
+        raise InputError("video_url", "the video has no frames")
+    if metadata.listed and total <= min(_MAX_FRAMES, max_frames):
+        return list(range(total))
+    rate = metadata.fps if metadata.fps > 0 else DEFAULT_FPS
+    wanted = int(total / rate * (fps or DEFAULT_FPS))
+    count = max(1, min(max(wanted, _MIN_FRAMES), _MAX_FRAMES, max_frames, total))
+    return np.linspace(0, total - 1, count).round().astype(int).tolist()
+
+
+def video_size(
+    num_frames: int, height: int, width: int, *, pair: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Height and width in multiples of `factor` such that the pixels of all frames lie within the bounds.
+
+    Raises ValueError over 200:1.
+    """
+    num_frames = max(num_frames, pair)  # a single frame is taken twice
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise ValueError(f"{width}x{height} pixels are over the aspect ratio of {MAX_ASPECT}:1")
+    # Python rounds half to even, and so does the reference, frames included; it scales by all of them.
+    rows, columns = round(height / factor), round(width / factor)
+    pixels = round(num_frames / pair) * pair * rows * columns * factor**2
+    if pixels > max_pixels:
+        shrink = math.sqrt(num_frames * height * width / max_pixels)
+        rows, columns = (max(1, math.floor(side / shrink / factor)) for side in (height, width))
+    elif pixels < min_pixels:
+        stretch = math.sqrt(min_pixels / (num_frames * height * width))
+        rows, columns = (math.ceil(side * stretch / factor) for side in (height, width))
+    return rows * factor, columns * factor
+
+
+def pair_tenths(video: VideoFrames, pair: int) -> list[int]:
+    """Tenths of a second of each frame pair, rounded as the printed time is: the mean of its frames' times in the
+    source, or those that the sender of a frame list told; an odd last frame counts twice."""
+    fps = video.metadata.fps
+    told = video.times_given or fps <= 0
+    times = list(video.times) if told else [index / fps for index in video.indices]
+    times += times[-1:] * (-len(times) % pair)
+    return [_tenths(times[start : start + pair]) for start in range(0, len(times), pair)]
+
+
+def _tenths(times: Sequence[float]) -> int:
+    return int(f"{(times[0] + times[-1]) / 2:.1f}".replace(".", ""))
+
+
+def time_text(tenths: int) -> str:
+    return f"<{tenths // 10}.{tenths % 10} seconds>"

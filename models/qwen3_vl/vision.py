@@ -1,0 +1,195 @@
+"""The vision tower of Qwen3-VL with its mergers, as a capturable encoder.
+
+Rows are patches in the order of models/qwen2_vl/patches.py. A learned position table is interpolated to each grid, and
+the outputs of some blocks become features of the language model's first layers (DeepStack, arXiv:2406.04334).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.layers.mlp import MLP
+from models.layers.packed import byte_lookup, layer_norm
+from models.layers.rotary import rotary_cos_sin
+from models.layers.tower import TowerBlock, run_tower
+from models.media import MediaItem
+from models.protocol import Bucket, BufferSpec, Plan
+from models.qwen2_vl.config import ImageSettings
+from models.qwen2_vl.items import grid_of
+from models.qwen2_vl.patches import (
+    block_coordinates,
+    byte_values,
+    grid_frequencies,
+    patch_buckets,
+    patch_rows,
+    required_patches,
+    split_frame_pairs,
+)
+from models.qwen3_vl.config import TowerConfig
+
+_NORM_EPS = 1e-6
+_BUCKET_SIZES = (
+    *(256, 320, 400, 512, 640, 784, 1024, 1200, 1568, 1920, 2400, 3072, 3520, 4096),
+    *(4800, 5504, 6272, 7168, 8192, 9600, 11264, 13824, 16384),
+)
+"""Patches of the captured buckets: dense where single pictures and packs of a few fall (256: the smallest, 784: 448 x
+448, 1200: 640 x 480, 3520: 1280 x 720, 4096: 1024 x 1024, 6272: 16 frames of 448 x 448, 8192: 1920 x 1080)."""
+_CACHED_GRIDS = 64
+_NEIGHBOURS = 4
+
+
+class Merger(nn.Module):
+    """Patches [P, hidden_size] -> rows [P / 4, out_features], normed before four patches become a row (the tower's last
+    norm, which its caller applies) or after (DeepStack)."""
+
+    def __init__(self, config: TowerConfig, *, norm_after: bool) -> None:
+        super().__init__()
+        vision = config.vision
+        self.block_size = vision.hidden_size * vision.merged_patches
+        self.norm = nn.LayerNorm(self.block_size if norm_after else vision.hidden_size, eps=_NORM_EPS)
+        self.mlp = MLP(self.block_size, self.block_size, "gelu", out_features=vision.out_features)
+        self.norm_after = norm_after
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.view(-1, self.block_size)
+        return self.mlp(layer_norm(rows, self.norm) if self.norm_after else rows)
+
+
+class Qwen3VLEncoder(nn.Module):
+    """models.protocol.VisionEncoder.
+
+    Buffers: pixels uint8 [patches, 1536], columns (channel, time, y, x); coordinates int32 [patches, 2], row and column
+    of the patch in its frame; table_rows int32 and table_weights float32 [patches, 4], the position table's entries
+    around the patch, in padding with weights of 0; cu_seqlens int32 [sequences + 1], its tail repeats the last value.
+    """
+
+    name = "vision"
+    frequencies: Tensor
+    axes: Tensor
+    byte_values: Tensor
+
+    def __init__(self, config: TowerConfig, images: ImageSettings) -> None:
+        super().__init__()
+        self.tower = config
+        self.images = images
+        vision = self.config = config.vision
+        self.patch_embed = nn.Linear(vision.patch_values, vision.hidden_size)
+        self.position_table = nn.Parameter(torch.empty(config.table_side**2, vision.hidden_size))
+        self.blocks = nn.ModuleList(
+            TowerBlock(vision.hidden_size, vision.intermediate_size, vision.num_heads, "gelu_tanh", _NORM_EPS)
+            for _ in range(vision.depth)
+        )
+        self.merger = Merger(config, norm_after=False)
+        self.deepstack = nn.ModuleList(Merger(config, norm_after=True) for _ in config.deepstack)
+        frequencies, axes = grid_frequencies(vision.head_dim)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("axes", axes, persistent=False)
+        self.register_buffer("byte_values", torch.from_numpy(byte_values(images)), persistent=False)
+
+    def plan(self, items: Sequence[MediaItem]) -> Plan:
+        device, merge, side = self.patch_embed.weight.device, self.config.merge_size, self.tower.table_side
+        places, rows, weights = [np.empty((0, 2), np.int32)], [_no_rows(np.int32)], [_no_rows(np.float32)]
+        lengths: list[int] = []
+        for item in items:
+            t, h, w = grid_of(item)
+            table_rows, table_weights = table_neighbours(h, w, merge, side)
+            places += [block_coordinates(h, w, merge)] * t
+            rows += [table_rows] * t
+            weights += [table_weights] * t
+            lengths += [h * w] * t
+        cu_seqlens = np.cumsum([0, *lengths], dtype=np.int32)
+        return Plan(
+            arrays={
+                "coordinates": np.concatenate(places),
+                "table_rows": np.concatenate(rows),
+                "table_weights": np.concatenate(weights),
+                "cu_seqlens": cu_seqlens,
+            },
+            tensors={"pixels": [self.patchify(item, device) for item in items]},
+            fills={"cu_seqlens": float(cu_seqlens[-1])},
+            required=self.required(items),
+        )
+
+    def required(self, items: Sequence[MediaItem]) -> Bucket:
+        return required_patches(items)
+
+    def patchify(self, item: MediaItem, device: torch.device) -> Tensor:
+        """Patch rows uint8 [patches, 1536] on `device`."""
+        return patch_rows(item, self.config, device)
+
+    def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
+        _, h, w = grid_of(item)
+        return split_frame_pairs(item, self.config, limit, {"patches": h * w, "sequences": 1})
+
+    def default_buckets(self) -> list[Bucket]:
+        return list(patch_buckets(self.config, self.images, _BUCKET_SIZES))
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        patches = bucket["patches"]
+        return {
+            "pixels": BufferSpec((patches, self.config.patch_values), torch.uint8),
+            "coordinates": BufferSpec((patches, 2), torch.int32),
+            "table_rows": BufferSpec((patches, _NEIGHBOURS), torch.int32),
+            "table_weights": BufferSpec((patches, _NEIGHBOURS), torch.float32),
+            "cu_seqlens": BufferSpec((bucket["sequences"] + 1,), torch.int32),
+        }
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        """embeds [patches / 4, (1 + levels) * out_features]: behind a row's embedding its features, level by level."""
+        rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
+        positions = self.positions(buffers["table_rows"], buffers["table_weights"])
+        x = self.patch_embed(self.normalise(buffers["pixels"])) + positions
+        levels = dict(zip(self.tower.deepstack, self.deepstack, strict=True))
+        features: list[Tensor] = []
+
+        def take(block: int, hidden: Tensor) -> None:
+            if block in levels:
+                features.append(levels[block](hidden))
+
+        blocks = cast("Sequence[TowerBlock]", self.blocks)
+        cu_seqlens, max_seqlen = buffers["cu_seqlens"], bucket["max_seqlen"]
+        normed = run_tower(blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen, after=take)
+        return {"embeds": torch.cat((self.merger(normed), *features), dim=1)}
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Bytes [P, 1536] -> normalised values in the model's dtype, looked up so that they are the reference's."""
+        return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))
+
+    def positions(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """Interpolated position embeddings [P, hidden_size]: summed in float32, then rounded to the model's dtype."""
+        table = self.position_table
+        total = torch.zeros((rows.shape[0], table.shape[1]), device=table.device)
+        for neighbour in range(_NEIGHBOURS):
+            total.addcmul_(table.index_select(0, rows[:, neighbour]), weights[:, neighbour, None])
+        return total.to(table.dtype)
+
+
+@lru_cache(maxsize=_CACHED_GRIDS)
+def table_neighbours(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """The four entries of a side x side table around each patch of a grid, whose corners are the table's, and their
+    bilinear weights: int32 and float32 [h * w, 4] in block order (top left, top right, bottom left, bottom right)."""
+    row, column = block_coordinates(h, w, merge).T
+    top, bottom, down = (values[row] for values in _neighbours_along(h, side))
+    left, right, across = (values[column] for values in _neighbours_along(w, side))
+    rows = [vertical * side + horizontal for vertical in (top, bottom) for horizontal in (left, right)]
+    one = np.float32(1)
+    weights = [vertical * horizontal for vertical in (one - down, down) for horizontal in (one - across, across)]
+    return np.stack(rows, axis=1), np.stack(weights, axis=1)
+
+
+def _neighbours_along(size: int, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Entries before and behind each of `size` evenly spaced coordinates of 0..side - 1, and how far it is from the
+    first to the second."""
+    coordinate = np.arange(size, dtype=np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    before = coordinate.astype(np.int32)
+    return before, np.minimum(before + 1, side - 1), coordinate - before.astype(np.float32)
+
+
+def _no_rows(dtype: type) -> np.ndarray:
+    return np.empty((0, _NEIGHBOURS), dtype)

@@ -1,0 +1,324 @@
+"""The solve of VoxCPM2's step around LocDiT: its token rows with the norm that its first layer begins with, the guided
+Euler steps between its evaluations, and stop, patch and state at the end.
+
+Reference: models.voxcpm2.patch.make_patch. Every operation is rounded to the dtype where that rounds it.
+Halves of a guided batch lie together: sequence 2 i is stream i's conditional one, 2 i + 1 its unconditional one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.norms import RMSNorm
+from models.voxcpm2.kernels.step_inputs import PROJECTION_WARPS, normed_row, projected, projection_of
+from models.voxcpm2.network import FlowSolver, VoxCPM2Network, project
+
+
+@triton.jit
+def _guided(x, a, b, all_a, all_b, cfg, width, kind: tl.constexpr):
+    """models.voxcpm2.solver.guided_euler_step of some values x with velocities a and b; all_a and all_b are those of
+    the whole patch. cfg is rounded to the dtype."""
+    dot = tl.sum((all_a * all_b).to(kind).to(tl.float32), 0).to(kind).to(tl.float32)
+    square = tl.sum((all_b * all_b).to(kind).to(tl.float32), 0).to(kind).to(tl.float32)
+    scale = tl.div_rn(dot, (square + 1e-8).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    scaled = (b * scale).to(kind).to(tl.float32)
+    guided = (cfg * (a - scaled).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    step = (width * (scaled + guided).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    return (x - step).to(kind).to(tl.float32)
+
+
+@triton.jit
+def _flow_tokens_kernel(
+    slots_ptr,
+    mu_lm_ptr,
+    mu_res_ptr,
+    time_ptr,
+    last_patch_ptr,
+    noise_ptr,
+    temperature_ptr,
+    cfg_ptr,
+    velocity_ptr,
+    x_ptr,
+    cond_weight_ptr,
+    cond_bias_ptr,
+    weight_ptr,
+    bias_ptr,
+    norm_ptr,
+    out_ptr,
+    tokens_ptr,
+    normed_ptr,
+    width,
+    eps,
+    START: tl.constexpr,
+    FRAMES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one token of both halves of a stream. START: every token, of noise; otherwise those that change, the
+    time's and those of the patch after one more Euler step."""
+    stream = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1)
+    if not START:
+        token = tl.where(token == 0, 2, 2 + FRAMES + token)
+    kind = tokens_ptr.dtype.element_ty
+    n = tl.arange(0, BLOCK)
+    here = n < WIDTH
+    norm = tl.load(norm_ptr + n, mask=here, other=0.0)
+    if token < 3:
+        release_next(PDL)
+        wait_for_previous(PDL)
+        row = time_ptr
+        if START:
+            if token == 0:
+                row = mu_lm_ptr + stream * WIDTH
+            if token == 1:
+                row = mu_res_ptr + stream * WIDTH
+        y = tl.load(row + n, mask=here, other=0.0).to(tl.float32)
+    else:
+        c = tl.arange(0, BLOCK_C)
+        real = c < CHANNELS
+        previous = token < 3 + FRAMES
+        if previous:
+            weight, bias = projection_of(cond_weight_ptr, cond_bias_ptr, WIDTH, CHANNELS, BLOCK, BLOCK_C)
+        else:
+            weight, bias = projection_of(weight_ptr, bias_ptr, WIDTH, CHANNELS, BLOCK, BLOCK_C)
+        release_next(PDL)
+        wait_for_previous(PDL)
+        slot = tl.load(slots_ptr + stream)
+        if previous:
+            x = tl.load(last_patch_ptr + (slot * FRAMES + token - 3) * CHANNELS + c, mask=real, other=0.0)
+            x = x.to(tl.float32)
+        else:
+            frame = token - 3 - FRAMES
+            own = (stream * FRAMES + frame) * CHANNELS + c
+            if START:
+                noise = tl.load(noise_ptr + (stream * CHANNELS + c) * FRAMES + frame, mask=real, other=0.0)
+                temperature = tl.load(temperature_ptr + slot).to(kind).to(tl.float32)
+                x = (noise.to(kind).to(tl.float32) * temperature).to(kind).to(tl.float32)
+            else:
+                p = tl.arange(0, BLOCK_P)
+                in_patch = p < FRAMES * CHANNELS
+                a_ptr = velocity_ptr + 2 * stream * FRAMES * CHANNELS
+                b_ptr = a_ptr + FRAMES * CHANNELS
+                x = _guided(
+                    tl.load(x_ptr + own, mask=real, other=0.0).to(tl.float32),
+                    tl.load(a_ptr + frame * CHANNELS + c, mask=real, other=0.0).to(tl.float32),
+                    tl.load(b_ptr + frame * CHANNELS + c, mask=real, other=0.0).to(tl.float32),
+                    tl.load(a_ptr + p, mask=in_patch, other=0.0).to(tl.float32),
+                    tl.load(b_ptr + p, mask=in_patch, other=0.0).to(tl.float32),
+                    tl.load(cfg_ptr + slot).to(kind).to(tl.float32),
+                    width,
+                    kind,
+                )
+            tl.store(out_ptr + own, x.to(kind), mask=real)
+        y = projected(x, weight, bias, kind)
+    LENGTH: tl.constexpr = 3 + 2 * FRAMES
+    place = (2 * stream * LENGTH + token) * WIDTH + n
+    normed = normed_row(y, norm, eps, WIDTH, kind)
+    tl.store(tokens_ptr + place, y.to(kind), mask=here)
+    tl.store(normed_ptr + place, normed, mask=here)
+    if START:  # noqa: SIM102 (a constant first: Triton drops the branch)
+        if token < 2:
+            # The unconditional half has mu = 0.
+            y = tl.zeros_like(y)
+            normed = tl.zeros_like(normed)
+    place += LENGTH * WIDTH
+    tl.store(tokens_ptr + place, y.to(kind), mask=here)
+    tl.store(normed_ptr + place, normed, mask=here)
+
+
+class FlowTokens:
+    """LocDiT's input through one solve of `slots` int64 [streams]: tokens [2 * streams, 3 + 2 P, h] of [mu_lm, mu_res,
+    time, previous patch (P), patch (P)], and the same normed for the first layer."""
+
+    def __init__(
+        self,
+        state: Mapping[str, Tensor],
+        slots: Tensor,
+        condition_projection: nn.Linear,
+        projection: nn.Linear,
+        norm: RMSNorm,
+    ) -> None:
+        patches, width = state["last_patch"], projection.out_features
+        self._state, self._slots = state, slots
+        self._layers = (condition_projection, projection, norm)
+        self.x = patches.new_empty((0,))
+        """[streams, P, D], where the solve is."""
+        self.tokens, self.normed = (
+            torch.empty((2 * slots.shape[0], 3 + 2 * patches.shape[1], width), device=slots.device, dtype=patches.dtype)
+            for _ in range(2)
+        )
+
+    def start(self, noise: Tensor, mu_lm: Tensor, mu_res: Tensor, time: Tensor) -> None:
+        """noise float32 [streams, D, P], mu_lm, mu_res [streams, h], time [h]."""
+        self._launch(time, (noise.contiguous(), mu_lm.contiguous(), mu_res.contiguous()), None, 0.0)
+
+    def advance(self, velocity: Tensor, width: float, time: Tensor) -> None:
+        """An Euler step of this width along velocity [2 * streams, P, D]; time [h] is the one it leads to."""
+        self._launch(time, None, velocity, width)
+
+    def _launch(
+        self, time: Tensor, start: tuple[Tensor, Tensor, Tensor] | None, velocity: Tensor | None, width: float
+    ) -> None:
+        state, (condition, projection, norm) = self._state, self._layers
+        streams = self._slots.shape[0]
+        frames, channels = state["last_patch"].shape[1:]
+        x, out = self.x, torch.empty((streams, frames, channels), device=self.tokens.device, dtype=self.tokens.dtype)
+        self.x = out
+        if streams == 0:
+            return
+        noise, mu_lm, mu_res = start if start is not None else (out, out, out)
+        launch(
+            _flow_tokens_kernel,
+            (streams, 3 + 2 * frames if start is not None else 1 + frames),
+            self._slots,
+            mu_lm,
+            mu_res,
+            time,
+            state["last_patch"],
+            noise,
+            state["temperature"],
+            state["cfg"],
+            velocity if velocity is not None else out,
+            x if velocity is not None else out,
+            condition.weight,
+            condition.bias,
+            projection.weight,
+            projection.bias,
+            norm.weight,
+            out,
+            self.tokens,
+            self.normed,
+            width,
+            norm.eps,
+            START=start is not None,
+            FRAMES=frames,
+            CHANNELS=channels,
+            WIDTH=projection.out_features,
+            BLOCK_C=triton.next_power_of_2(channels),
+            BLOCK_P=triton.next_power_of_2(frames * channels),
+            BLOCK=triton.next_power_of_2(projection.out_features),
+            num_warps=PROJECTION_WARPS,
+        )
+
+
+@triton.jit
+def _settle_kernel(
+    slots_ptr,
+    active_ptr,
+    step_ptr,
+    min_patches_ptr,
+    max_patches_ptr,
+    cfg_ptr,
+    last_patch_ptr,
+    x_ptr,
+    velocity_ptr,
+    hidden_ptr,
+    stop_ptr,
+    results_ptr,
+    width,
+    SIZE: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row. The last Euler step, the stop head, slot state and results."""
+    row = tl.program_id(0).to(tl.int64)
+    kind = x_ptr.dtype.element_ty
+    n = tl.arange(0, BLOCK)
+    here = n < INPUTS
+    go_weight = tl.load(stop_ptr + n, mask=here, other=0.0).to(tl.float32)
+    stop_weight = tl.load(stop_ptr + INPUTS + n, mask=here, other=0.0).to(tl.float32)
+    release_next(PDL)
+    wait_for_previous(PDL)
+    slot = tl.load(slots_ptr + row)
+    active = tl.load(active_ptr + slot)
+    step = tl.load(step_ptr + slot)
+    p = tl.arange(0, BLOCK_P)
+    in_patch = p < SIZE
+    a = tl.load(velocity_ptr + 2 * row * SIZE + p, mask=in_patch, other=0.0).to(tl.float32)
+    b = tl.load(velocity_ptr + (2 * row + 1) * SIZE + p, mask=in_patch, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * SIZE + p, mask=in_patch, other=0.0).to(tl.float32)
+    x = _guided(x, a, b, a, b, tl.load(cfg_ptr + slot).to(kind).to(tl.float32), width, kind)
+    hidden = tl.load(hidden_ptr + row * INPUTS + n, mask=here, other=0.0).to(tl.float32)
+    hidden = (hidden * tl.sigmoid(hidden)).to(kind).to(tl.float32)
+    go_on = tl.sum(hidden * go_weight, 0).to(kind).to(tl.float32)
+    stop = tl.sum(hidden * stop_weight, 0).to(kind).to(tl.float32)
+    # A tie goes on, as argmax has it; so does a stop flag before the least length.
+    stopped = active & (stop > go_on) & (step > tl.load(min_patches_ptr + slot))
+    finished = stopped | (active & (step + 1 >= tl.load(max_patches_ptr + slot)))
+    results = results_ptr + row * (SIZE + 3)
+    tl.store(results + p, x, mask=in_patch)
+    tl.store(results + SIZE, stopped.to(tl.float32))
+    tl.store(results + SIZE + 1, finished.to(tl.float32))
+    tl.store(results + SIZE + 2, active.to(tl.float32))
+    # No thread may still be about to read the state.
+    tl.debug_barrier()
+    tl.store(last_patch_ptr + slot * SIZE + p, x.to(kind), mask=in_patch & active)
+    tl.store(step_ptr + slot, step + 1, mask=active)
+    tl.store(active_ptr + slot, active & (finished == 0), mask=active)
+
+
+def settle(
+    state: Mapping[str, Tensor], slots: Tensor, x: Tensor, velocity: Tensor, width: float, hidden: Tensor, stop: Tensor
+) -> Tensor:
+    """x [rows, P, D] and its last velocity [2 * rows, P, D]; hidden [rows, H] before the SiLU and the stop head's
+    weight [2, H] -> results float32 [rows, P * D + 3], as models.protocol.SpeechModel.decode_step has them."""
+    rows, size = x.shape[0], x.shape[1] * x.shape[2]
+    results = torch.empty((rows, size + 3), device=x.device)
+    if rows == 0:
+        return results
+    launch(
+        _settle_kernel,
+        (rows,),
+        slots,
+        state["active"],
+        state["step"],
+        state["min_patches"],
+        state["max_patches"],
+        state["cfg"],
+        state["last_patch"],
+        x,
+        velocity,
+        hidden,
+        stop,
+        results,
+        width,
+        SIZE=size,
+        BLOCK_P=triton.next_power_of_2(size),
+        INPUTS=hidden.shape[1],
+        BLOCK=triton.next_power_of_2(hidden.shape[1]),
+        num_warps=4,
+    )
+    return results
+
+
+def make_patch(
+    slots: Tensor,
+    network: VoxCPM2Network,
+    solver: FlowSolver,
+    state: Mapping[str, Tensor],
+    noise: Tensor,
+    lm: Tensor,
+    residual: Tensor,
+) -> Tensor:
+    """models.voxcpm2.patch.make_patch with one kernel between two evaluations of LocDiT, and one behind the last."""
+    dit, times, step_sizes = solver.dit, solver.time_table, solver.schedule.step_sizes
+    hidden = project(network.stop_proj, lm)
+    flow = FlowTokens(state, slots, dit.cond_proj, dit.in_proj, dit.decoder.first_norm)
+    flow.start(noise, *network.condition(lm, residual), times[0])
+    for step_size, time in zip(step_sizes[:-1], times[1:], strict=True):
+        flow.advance(dit.velocity_of(flow.tokens, flow.normed), step_size, time)
+    velocity = dit.velocity_of(flow.tokens, flow.normed)
+    return settle(state, slots, flow.x, velocity, step_sizes[-1], hidden, network.stop_head.weight)

@@ -1,0 +1,259 @@
+"""Generated tokens -> text deltas: UTF-8 across tokens, stop strings, reasoning, calls, logprobs."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from service.api.chat.tool_calls import ToolCallParser
+from service.api.chat.tool_schema import ToolCallDelta
+from service.link.messages import ChatDelta, TokenInfo
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+Detokenize = Callable[[Sequence[int]], bytes]
+
+LEAST_LOGPROB = -9999.0
+"""Replaces minus infinity, which JSON cannot express."""
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class StopCutter:
+    """Passes text on up to the first stop string; holds back text that may be the beginning of one.
+
+    The stop string that is complete first wins, and the longest of those that end at the same character, so that the
+    result does not depend on how the text is split into chunks.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """The text that can be sent now; nothing after a stop string."""
+        if self.stopped or not self._stops:
+            return "" if self.stopped else text
+        text = self._held + text
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)[1]]
+        kept = self._held_length(text)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
+
+    def _held_length(self, text: str) -> int:
+        for length in range(min(len(text), self._longest - 1), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
+
+
+class ReasoningSplitter:
+    """Separates the text between a model's reasoning markers (<think>, </think>) from the content.
+
+    Reasoning can only come first. opened: the prompt itself ended with the opening marker.
+    """
+
+    def __init__(self, markers: tuple[str, str] | None, *, opened: bool = False) -> None:
+        self._start, self._end = markers or ("", "")
+        self._state = "content" if markers is None else "reasoning" if opened else "undecided"
+        self._held = ""
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends inside the reasoning."""
+        return self._state == "reasoning"
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """(reasoning, content) of the next chunk of text."""
+        if self._state == "content" and not self._held:
+            return "", text
+        self._held += text
+        if self._state == "undecided":
+            begun = self._held.lstrip()
+            if begun.startswith(self._start):
+                self._state, self._held = "reasoning", begun[len(self._start) :]
+            elif not self._start.startswith(begun):
+                self._state = "content"
+            else:
+                return "", ""
+        if self._state == "reasoning":
+            head, marker, rest = self._held.partition(self._end)
+            if marker:
+                self._state, self._held = "after", rest
+                return head, self._after()
+            kept = next((n for n in range(len(self._end) - 1, 0, -1) if head.endswith(self._end[:n])), 0)
+            self._held = head[len(head) - kept :]
+            return head[: len(head) - kept], ""
+        return "", self._after() if self._state == "after" else self._release()
+
+    def _after(self) -> str:
+        """Drops newlines between the closing marker and the content."""
+        self._held = self._held.lstrip("\n")
+        if self._held:
+            self._state = "content"
+        return self._release()
+
+    def flush(self) -> tuple[str, str]:
+        """What was held back, at the end of the text."""
+        return (self._release(), "") if self._state == "reasoning" else ("", self._release())
+
+    def _release(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    """finish_reason None: more follows."""
+
+    content: str
+    reasoning: str
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason | None
+    calls: tuple[ToolCallDelta, ...] = ()
+
+
+@dataclass
+class _Parts:
+    """What the tokens of one delta add."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+
+class TextAssembler:
+    """Assembles the text of one choice.
+
+    tokens: tokens consumed, including the one that completed a stop string. reasoning_tokens: those up to the end of
+    the reasoning, markers included. Stop strings are searched after the first `min_tokens` tokens, in reasoning and
+    content alike, but not in calls: what has begun as a call becomes whole.
+    """
+
+    def __init__(
+        self,
+        detokenize: Detokenize,
+        stops: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        reasoning_markers: tuple[str, str] | None = None,
+        reasoning_opened: bool = False,
+        calls: ToolCallParser | None = None,
+    ) -> None:
+        """calls: where the answer may call tools."""
+        self.tokens = 0
+        self.reasoning_tokens = 0
+        self._detokenize = detokenize
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._cutter = StopCutter(stops)
+        self._splitter = ReasoningSplitter(reasoning_markers, opened=reasoning_opened)
+        self._calls = calls
+        self._min_tokens = min_tokens
+        self._decoded = 0
+        """Characters decoded so far; `_shown` of them have passed the stop cutter."""
+        self._shown = 0
+        self._waiting: list[tuple[int, TokenLogprob]] = []
+        """(first character, logprobs) of tokens whose text has not been sent yet."""
+
+    def feed(self, delta: ChatDelta) -> TextDelta:
+        """The text of new tokens. finish_reason "stop" after a stop string: the caller then aborts the request."""
+        parts = _Parts()
+        for index, token in enumerate(delta.token_ids):
+            self.tokens += 1
+            raw = self._detokenize([token])
+            if delta.infos:
+                self._waiting.append((self._decoded, self._logprob(raw, delta.infos[index])))
+            text = self._utf8.decode(raw)
+            self._decoded += len(text)
+            self._cut(text, parts)
+            if self._cutter.stopped:
+                return self._last(parts, "stop")
+        if delta.finish_reason is None:
+            return TextDelta(parts.content, parts.reasoning, self._ready(), None, tuple(parts.calls))
+        text = self._utf8.decode(b"", final=True)
+        self._decoded += len(text)
+        self._cut(text, parts)
+        self._split(self._cutter.flush(), parts)
+        at_length = delta.finish_reason == "length" and not self._cutter.stopped
+        return self._last(parts, "length" if at_length else "stop")
+
+    def _cut(self, text: str, parts: _Parts) -> None:
+        """Takes in the text before a stop string."""
+        if self.tokens <= self._min_tokens:
+            self._split(text, parts)
+        elif self._calls is None:
+            self._split(self._cutter.feed(text), parts)
+        else:
+            for character in text:  # a call may begin or end at any of them
+                self._split(character if self._calls.in_call else self._cutter.feed(character), parts)
+
+    def _split(self, text: str, parts: _Parts) -> None:
+        """Takes in text that can be sent. Counts reasoning tokens."""
+        self._shown += len(text)
+        inside = self._splitter.in_reasoning
+        reasoning, content = self._splitter.feed(text)
+        if inside or reasoning or self._splitter.in_reasoning:
+            self.reasoning_tokens = self.tokens
+        parts.reasoning += reasoning
+        self._say(content, parts)
+
+    def _say(self, content: str, parts: _Parts) -> None:
+        if self._calls is not None:
+            content, calls = self._calls.feed(content)
+            parts.calls += calls
+        parts.content += content
+
+    def _last(self, parts: _Parts, finish_reason: FinishReason) -> TextDelta:
+        thought, said = self._splitter.flush()
+        parts.reasoning += thought
+        self._say(said, parts)
+        if self._calls is not None:
+            parts.content += self._calls.flush()
+            if self._calls.calls and finish_reason == "stop":
+                finish_reason = "tool_calls"
+        if not self._cutter.stopped:
+            self._shown += 1  # tokens without text at the very end
+        return TextDelta(parts.content, parts.reasoning, self._ready(), finish_reason, tuple(parts.calls))
+
+    def _ready(self) -> tuple[TokenLogprob, ...]:
+        if not self._waiting:
+            return ()
+        ready = tuple(entry for start, entry in self._waiting if start < self._shown)
+        self._waiting = self._waiting[len(ready) :]
+        return ready
+
+    def _logprob(self, raw: bytes, info: TokenInfo) -> TokenLogprob:
+        top = []
+        for token, logprob in info.top:
+            alternative = self._detokenize([token])
+            top.append(TopLogprob(_text(alternative), max(logprob, LEAST_LOGPROB), list(alternative)))
+        return TokenLogprob(_text(raw), max(info.logprob, LEAST_LOGPROB), list(raw), top)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")

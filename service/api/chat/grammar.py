@@ -1,0 +1,161 @@
+"""What an answer must match, as an llguidance grammar, and the limits that keep every grammar cheap.
+
+A grammar is text in llguidance's JSON form. The engine builds its matcher from it; here it is made, and its size,
+depth, references and rules are counted, before a confined process tries it (service/api/chat/grammar_worker.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import llguidance
+import msgspec
+
+from service.link.grammar_limits import MAX_GRAMMAR_BYTES, WHITESPACE
+
+MAX_DEPTH = 64
+"""Containers inside each other in a JSON schema."""
+MAX_LEVELS = 1000
+"""Depths of a schema and of all definitions that it refers to, together: no chain of references becomes deeper."""
+MAX_RULES = 200
+"""Rules of a Lark grammar; they may refer to each other in a chain."""
+MAX_LITERAL = 4096
+"""Characters of a string that an answer is matched with: a name, a value, a pattern."""
+MAX_MULTIPLE = 1000
+"""Largest multipleOf, in units of its last digit: a matcher has that many states."""
+
+_ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly"})
+_RULE = re.compile(r"(?:^|[\r\n])[ \t]*[?!]?[A-Za-z_]")
+"""A line that begins with a name. Counts some that are no rules, and every rule."""
+_EMBEDDED = re.compile(r"%json\s*")
+
+
+def json_schema_grammar(schema: dict[str, Any]) -> str:
+    """Answers that are JSON and valid against `schema`, which a check has to accept."""
+    return _top_level({"json_schema": with_options(schema)})
+
+
+def with_options(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema as it stands in a grammar, also after %json: with the rules for blanks and for unknown keywords."""
+    return {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}}
+
+
+def regex_grammar(pattern: str) -> str:
+    """Answers that match a regular expression as a whole, in the syntax of Rust's regex crate."""
+    return llguidance.LLMatcher.grammar_from_regex(pattern)
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Answers that are one of these strings."""
+    quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return _top_level({"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(quoted)}"})
+
+
+def lark_grammar(text: str) -> str:
+    """Answers that match a grammar in llguidance's dialect of Lark."""
+    return _top_level({"lark_grammar": text})
+
+
+class Unfit(Exception):
+    """Why a grammar is not accepted."""
+
+
+def check_bounds(text: str) -> None:
+    """Unfit for a grammar that may cost too much, by what can be counted before it is built."""
+    if (size := len(text.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
+        raise Unfit(f"too large: {size} bytes as a grammar, at most {MAX_GRAMMAR_BYTES} allowed")
+    for grammar in msgspec.json.decode(text)["grammars"]:
+        if (schema := grammar.get("json_schema")) is not None:
+            _check_schema(schema)
+        else:
+            _check_lark(grammar["lark_grammar"])
+
+
+def _top_level(grammar: dict[str, Any]) -> str:
+    return msgspec.json.encode({"grammars": [grammar]}).decode()
+
+
+def _check_schema(schema: Any) -> None:
+    targets: set[str] = set()
+    levels = _depth(schema)
+    for key, value in _constraints(schema):
+        if isinstance(value, str) and len(value) > MAX_LITERAL:
+            raise Unfit(f"a string of {len(value)} characters given, at most {MAX_LITERAL} allowed")
+        if key == "multipleOf" and isinstance(value, int | float) and _units(value) > MAX_MULTIPLE:
+            raise Unfit(f"multipleOf: at most {MAX_MULTIPLE} units of its last digit allowed")
+        if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
+            targets.add(value)
+    levels += sum(_depth(_target(schema, reference)) for reference in targets)
+    if levels > MAX_LEVELS:
+        raise Unfit(f"references too deep: {levels} levels given, at most {MAX_LEVELS} allowed")
+
+
+def _check_lark(text: str) -> None:
+    rules = len(_RULE.findall(text))
+    if rules > MAX_RULES:
+        raise Unfit(f"too many rules: {rules} given, at most {MAX_RULES} allowed")
+    levels = sum(1 + _brackets(rule) for rule in _RULE.split(text))
+    if levels > MAX_LEVELS:
+        raise Unfit(f"rules too deep: {levels} levels of brackets given, at most {MAX_LEVELS} allowed")
+    for found in _EMBEDDED.finditer(text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            raise Unfit("%json must be followed by a JSON schema") from None
+        _check_schema(schema)
+
+
+def _brackets(rule: str) -> int:
+    """How deep brackets stand in each other, those in strings included."""
+    depth = deepest = 0
+    for character in rule:
+        if character in "([":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]":
+            depth = max(0, depth - 1)
+    return deepest
+
+
+def _constraints(schema: Any) -> Iterator[tuple[str | None, Any]]:
+    """(key, value) of everything in a schema but annotations; names of properties are values, too."""
+    stack = [(None, schema)]
+    while stack:
+        key, value = stack.pop()
+        yield key, value
+        if isinstance(value, dict):
+            yield from ((None, name) for name in value)
+            stack += [(name, inner) for name, inner in value.items() if name not in _ANNOTATIONS or key == "properties"]
+        elif isinstance(value, list):
+            stack += [(None, inner) for inner in value]
+
+
+def _depth(value: Any) -> int:
+    """Containers inside each other."""
+    depth, layer = 0, [value]
+    while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise Unfit(f"nested too deeply: at most {MAX_DEPTH} levels allowed")
+        layer = [inner for outer in layer for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    return depth
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """What a reference names inside the schema; the whole of it where that is not found so simply."""
+    found = schema
+    for step in reference.removeprefix("#").split("/")[1:]:
+        if not isinstance(found, dict):
+            return schema
+        found = found.get(step.replace("~1", "/").replace("~0", "~"), schema)
+    return found
+
+
+def _units(value: float) -> float:
+    """The number without its decimal point and the zeros after its last digit: 0.25 -> 25."""
+    mantissa, _, exponent = f"{abs(value):.15e}".partition("e")
+    digits = mantissa.replace(".", "").rstrip("0")
+    return int(digits or "0") * 10 ** max(0, int(exponent) - len(digits) + 1)

@@ -1,0 +1,142 @@
+"""The process that tries grammars: `service.api.chat.grammar_worker <socket fd> <memory bytes> <cpu seconds>`.
+
+It does what the engine will do with a grammar, with less of everything: it builds the matcher, computes the first mask
+and follows a few tokens of two answers. Its vocabulary is the single bytes and some longer tokens, prepared for JSON as
+the engine's is, so that no model has to be loaded. A grammar that overflows the stack here ends this process and never
+reaches another one.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from functools import cache
+
+import llguidance
+import numpy as np
+
+from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES
+from service.media.channel import Struct, WorkerChannel
+from service.media.confinement import allow_cpu, confine
+
+_STEPS = 16
+"""Tokens of each answer that is followed."""
+_UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
+_MAX_REASON = 200
+_BYTES = (1 << 256) - 1
+"""The tokens of single bytes in a mask."""
+
+
+class TryGrammar(Struct, frozen=True):
+    """Answered by Tried."""
+
+    grammar: str
+
+
+class Tried(Struct, frozen=True):
+    """problem: why the grammar cannot be used; empty if it can."""
+
+    problem: str
+
+
+def problem(grammar: str) -> str:
+    """Why a grammar cannot be used; empty if it can. A hostile one may overflow the stack of the calling thread."""
+    limits = llguidance.LLParserLimits(**CHECK_LIMITS)
+    matcher = llguidance.LLMatcher(_tokenizer(), grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        return _reason(matcher.get_error())
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        impossible = matcher.get_error().startswith("NoExtension")
+        return "no answer can match it" if impossible else "too complex: its first token costs more than allowed"
+    _follow(matcher)
+    return ""
+
+
+def _follow(matcher: llguidance.LLMatcher) -> None:
+    """Follows the answers of the lowest and of the highest bytes. They may end, or exceed their budget on the way: the
+    engine then ends one answer with an error. Two masks at a time are computed as the engine does it, in threads of the
+    library."""
+    matchers = (matcher, matcher.deep_copy())
+    masks = np.zeros((2, -(-(_Vocabulary.eos_token_id + 1) // 32)), np.int32)
+    for _ in range(_STEPS):
+        _executor().unsafe_compute_mask_ptr(
+            [(follower, row) for row, follower in enumerate(matchers)], masks.ctypes.data, masks[0].nbytes, len(masks)
+        )
+        lowest, highest = (int.from_bytes(mask.tobytes(), "little") & _BYTES for mask in masks)
+        if lowest:
+            matchers[0].consume_token((lowest & -lowest).bit_length() - 1)
+        if highest:
+            matchers[1].consume_token(highest.bit_length() - 1)
+        if not lowest and not highest:
+            return
+
+
+def _reason(error: str) -> str:
+    """llguidance's message in one line; it names unsupported keywords together."""
+    if unsupported := _UNSUPPORTED.search(error):
+        return f"unsupported JSON Schema keywords: {unsupported[1]}"
+    if "fuel" in error:
+        return "too complex: building it costs more than allowed"
+    if "panic" in error:
+        return "the library that compiles it fails on it"
+    line = " ".join(error.split())
+    return line[:_MAX_REASON].rstrip(".") or "it cannot be compiled"
+
+
+def _longer_tokens() -> Iterator[bytes]:
+    """Blanks as of indented text, and letters and digits: without some, what is prepared for JSON would be empty."""
+    yield from (b" " * length for length in range(2, 65))
+    for run in (b"abcdefgh", b"abababab", b"aaaaaaaa", b"00000000"):
+        yield from (run[:length] for length in (2, 4, 8))
+
+
+class _Vocabulary:
+    """For llguidance.TokenizerWrapper. The bytes come first."""
+
+    bos_token_id = None
+    tokens = (*(bytes([value]) for value in range(256)), *dict.fromkeys(_longer_tokens()), b"<end>")
+    eos_token_id = len(tokens) - 1
+    special_token_ids = (eos_token_id,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@cache
+def _tokenizer() -> llguidance.LLTokenizer:
+    ends = _Vocabulary.eos_token_id
+    wrapper, slices = llguidance.TokenizerWrapper(_Vocabulary()), llguidance.LLTokenizer.json_slices()
+    return llguidance.LLTokenizer(wrapper, n_vocab=ends + 1, eos_token=ends, slices=slices)
+
+
+@cache
+def _executor() -> llguidance.LLExecutor:
+    return llguidance.LLExecutor(1)
+
+
+def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
+    confine(memory_bytes)
+    channel = WorkerChannel(socket.socket(fileno=fd), TryGrammar)
+    threading.stack_size(CHECK_STACK_BYTES)
+    thread = threading.Thread(target=_serve, args=(channel, cpu_seconds))
+    thread.start()
+    thread.join()
+
+
+def _serve(channel: WorkerChannel, cpu_seconds: int) -> None:
+    problem('{"grammars": [{"lark_grammar": "start: /a/"}]}')  # what the first grammar would have to wait for
+    while True:
+        try:
+            asked = channel.receive()
+        except EOFError:
+            return
+        allow_cpu(cpu_seconds)
+        channel.send(Tried(problem(asked.grammar)))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,389 @@
+"""Messages of a chat request -> Prompt: text is tokenized while media load, then placeholders are expanded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from PIL import Image
+
+from models.chat_template import ROLES
+from models.errors import InputError
+from models.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool, VideoFrames, VideoMetadata
+from models.media import ContentPart as PromptPart
+from models.processor import ChatProcessor
+from models.tools import prompt_texts
+from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, Message
+from service.api.chat.spoken_schema import PastAudio
+from service.api.chat.tools import earlier_calls, result_order
+from service.api.chat.transcripts import Transcripts
+from service.api.chat.video_sampling import VideoSampling, first_stated, of_all_videos, stated
+from service.api.context import ServerContext
+from service.api.http.admission import Ticket
+from service.api.http.errors import ApiError, bad_request
+from service.api.tracing import phase
+from service.catalog import HostedModel
+from service.media.loader import MediaBudget
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
+MOST_CHARACTERS_PER_TOKEN = 16
+"""An upper bound: ordinary text has three to five."""
+SMALL_PROMPT = 2048
+"""Up to so many characters are tokenized in the event loop: a millisecond or two, no more than handing the work to a
+thread and back would take."""
+SMALL_EXPANSION = 16_384
+"""Up to so many prompt positions, placeholders are expanded in the event loop: less than a millisecond."""
+OPENING_TOKENS = 16
+"""Tokens at the end of a prompt that are searched for an opening reasoning marker."""
+
+
+@dataclass(frozen=True)
+class MediaReference:
+    """field: path of the media URL in the request. sampling: how a video is sampled."""
+
+    kind: MediaKind
+    media: MediaUrl
+    field: str
+    sampling: VideoSampling
+
+
+async def build_prompt(
+    context: ServerContext, model: HostedModel, body: ChatRequestBody, tools: Sequence[Tool], ticket: Ticket
+) -> Prompt:
+    """The prompt of a request. ApiError or InputError names the field that does not fit. The bytes of decoded media are
+    charged to the ticket."""
+    options = _template_options(body.chat_template_kwargs or {})
+    messages, references = _collect(body, context)
+    length = sum(map(len, prompt_texts(messages, tools)))
+    _check_length(length, model.chat_processor)
+    kinds = [reference.kind for reference in references]
+    budget = context.media.budget()
+    (chat, seconds), items = await _concurrently(
+        lambda: _tokenize(context, model.chat_processor, messages, kinds, options, tools, length <= SMALL_PROMPT),
+        [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references],
+    )
+    began = time.monotonic()
+    if len(chat.token_ids) + sum(item.num_embeds for item in items) <= SMALL_EXPANSION:
+        prompt = model.chat_processor.expand_placeholders(chat, items)
+    else:
+        prompt = await context.in_thread(lambda: model.chat_processor.expand_placeholders(chat, items))
+    context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
+    _observe(context, model.name, prompt)
+    return prompt
+
+
+async def _tokenize(
+    context: ServerContext,
+    processor: ChatProcessor,
+    messages: Sequence[ChatMessage],
+    kinds: Sequence[MediaKind],
+    options: dict[str, bool],
+    tools: Sequence[Tool],
+    small: bool,
+) -> tuple[TokenizedChat, float]:
+    """The tokenized conversation, media as placeholders, and the seconds it took. A small one needs no thread."""
+    began = time.monotonic()
+
+    def apply() -> TokenizedChat:
+        return processor.apply_chat_template(messages, kinds, options=options, tools=tools)
+
+    try:
+        chat = apply() if small else await context.in_thread(apply)
+    except InputError as error:
+        if error.field not in TEMPLATE_OPTIONS:
+            raise
+        raise InputError(f"chat_template_kwargs.{error.field}", str(error)) from error
+    return chat, time.monotonic() - began
+
+
+def opens_reasoning(processor: ChatProcessor, prompt: Prompt) -> bool:
+    """Whether the prompt ends with the opening reasoning marker."""
+    if processor.reasoning_markers is None:
+        return False
+    tail = processor.detokenize(prompt.token_ids[-OPENING_TOKENS:].tolist()).decode(errors="replace")
+    return tail.rstrip().endswith(processor.reasoning_markers[0])
+
+
+def media_tokens(prompt: Prompt) -> dict[str, int]:
+    """Prompt positions by kind: text, image, video."""
+    counts = {"image": 0, "video": 0}
+    for run in prompt.placeholders:
+        counts[prompt.items[run.item].kind] += run.length
+    return {"text": len(prompt.token_ids) - sum(counts.values()), **counts}
+
+
+def _template_options(options: dict[str, Any]) -> dict[str, bool]:
+    options = {name: value for name, value in options.items() if value is not None}
+    for name, value in options.items():
+        if name not in TEMPLATE_OPTIONS:
+            known = " and ".join(TEMPLATE_OPTIONS)
+            raise bad_request(f"chat_template_kwargs: only {known} are supported.", "chat_template_kwargs")
+        if not isinstance(value, bool):
+            raise bad_request(f"chat_template_kwargs.{name}: must be true or false.", f"chat_template_kwargs.{name}")
+    return options
+
+
+def _collect(body: ChatRequestBody, context: ServerContext) -> tuple[list[ChatMessage], list[MediaReference]]:
+    settings, messages = context.settings, body.messages
+    if len(messages) > settings.max_messages:
+        raise bad_request(_too_many("messages", len(messages), settings.max_messages), "messages")
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if parts > settings.max_parts:
+        raise bad_request(_too_many("content parts", parts, settings.max_parts), "messages")
+    references: list[MediaReference] = []
+    collected = [
+        _message(message, f"messages[{index}]", references, context.transcripts)
+        for index, message in enumerate(messages)
+    ]
+    collected = [collected[index] for index in result_order(messages)]
+    for kind, most in (("image", settings.max_images), ("video", settings.max_videos)):
+        count = sum(reference.kind == kind for reference in references)
+        if count > most:
+            raise bad_request(_too_many(f"{kind}s", count, most), "messages")
+    common = of_all_videos(body)
+    return collected, [replace(one, sampling=first_stated((one.sampling, common))) for one in references]
+
+
+def _too_many(what: str, count: int, most: int) -> str:
+    return f"messages: too many {what}: {count} given, at most {most} allowed."
+
+
+def is_small(body: ChatRequestBody) -> bool:
+    """Whether the prompt is built without awaiting I/O or threads: short texts, no media and no tools."""
+    length = 0
+    if body.tools:
+        return False
+    for message in body.messages:
+        if message.tool_calls:
+            return False
+        parts = message.content if isinstance(message.content, list) else [ContentPart(text=message.content)]
+        if any(part.image_url or part.video_url for part in parts):
+            return False
+        length += sum(len(part.text or "") for part in parts)
+    return length <= SMALL_PROMPT
+
+
+def _check_length(length: int, processor: ChatProcessor) -> None:
+    """Refuses text that cannot fit before it is tokenized."""
+    most = MOST_CHARACTERS_PER_TOKEN * processor.context_length
+    if length > most:
+        raise bad_request(
+            f"messages: too much text: {length} characters given, at most {most} allowed for a context of "
+            f"{processor.context_length} tokens.",
+            "messages",
+            "context_length_exceeded",
+        )
+
+
+def _message(message: Message, field: str, references: list[MediaReference], transcripts: Transcripts) -> ChatMessage:
+    role = ROLES.get(message.role)
+    if role is None:
+        instead = "use tool" if message.role == "function" else "must be system, developer, user, assistant or tool"
+        raise bad_request(f"{field}.role: {instead}.", f"{field}.role")
+    if message.function_call:
+        raise bad_request(f"{field}.function_call: not supported; use tool_calls.", f"{field}.function_call")
+    calls = earlier_calls(message, field)
+    if not message.content and role == "assistant" and message.audio is not None:
+        text = _transcript(message.audio, f"{field}.audio", transcripts)
+        return ChatMessage(role, (PromptPart(text=text),), calls)
+    if message.content is None:
+        if role != "assistant":
+            raise bad_request(f"{field}.content: this field is required.", f"{field}.content")
+        return ChatMessage(role, tool_calls=calls)
+    if isinstance(message.content, str):
+        return ChatMessage(role, (PromptPart(text=message.content),), calls)
+    content = tuple(
+        _part(part, role, f"{field}.content[{index}]", references) for index, part in enumerate(message.content)
+    )
+    return ChatMessage(role, content, calls)
+
+
+def _transcript(audio: PastAudio, field: str, transcripts: Transcripts) -> str:
+    """Of an earlier answer that was spoken."""
+    if audio.transcript is not None:
+        return audio.transcript
+    if audio.id is None:
+        raise bad_request(f"{field}.transcript: required, or the id of a spoken answer.", f"{field}.transcript")
+    text = transcripts.find(audio.id)
+    if text is None:
+        message = f"{field}.id: no spoken answer of this id is kept here, or no longer; send its transcript instead."
+        raise bad_request(message, f"{field}.id", "audio_not_found")
+    return text
+
+
+def _part(part: ContentPart, role: str, field: str, references: list[MediaReference]) -> PromptPart:
+    kind = part.type or next((name for name in ("text", "image_url", "video_url") if getattr(part, name)), None)
+    if kind == "text":
+        if part.text is None:
+            raise bad_request(f"{field}.text: this field is required.", f"{field}.text")
+        return PromptPart(text=part.text)
+    if kind not in ("image_url", "video_url"):
+        raise bad_request(f"{field}.type: must be text, image_url or video_url.", f"{field}.type")
+    media = part.image_url if kind == "image_url" else part.video_url
+    if media is None:
+        raise bad_request(f"{field}.{kind}: this field is required.", f"{field}.{kind}")
+    if role != "user":
+        raise bad_request(f"{field}: images and videos are only allowed in user messages.", field)
+    _refuse_pixel_bounds(part, field)
+    at = f"{field}.{kind}"
+    if isinstance(media, str):
+        media = MediaUrl(media)
+    else:
+        _refuse_pixel_bounds(media, at)
+    sampling = first_stated((stated(media, at), stated(part, field)))
+    at = at if isinstance(getattr(part, kind), str) else f"{at}.url"
+    references.append(MediaReference("image" if kind == "image_url" else "video", media, at, sampling))
+    return PromptPart(item=len(references) - 1)
+
+
+def _refuse_pixel_bounds(fields: ContentPart | MediaUrl, at: str) -> None:
+    for name in PIXEL_BOUNDS:
+        if getattr(fields, name) is not None:
+            raise bad_request(
+                f"{at}.{name}: not supported; use detail for pictures, fps and max_frames for videos.",
+                f"{at}.{name}",
+                "unsupported_parameter",
+            )
+
+
+async def _load(
+    context: ServerContext,
+    processor: ChatProcessor,
+    reference: MediaReference,
+    references: Sequence[MediaReference],
+    budget: MediaBudget,
+    ticket: Ticket,
+) -> MediaItem:
+    try:
+        with phase("media", kind=reference.kind):
+            if reference.kind == "image":
+                item = await _load_image(context, processor, reference, budget)
+            else:
+                item = await _load_video(context, processor, reference, references, budget)
+    except (ApiError, InputError):
+        context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
+        raise
+    ticket.grow(size=sum(frame.nbytes for frame in item.frames))
+    return item
+
+
+async def _load_image(
+    context: ServerContext, processor: ChatProcessor, reference: MediaReference, budget: MediaBudget
+) -> MediaItem:
+    began = time.monotonic()
+
+    def prepare(picture: Image.Image, source: bytes) -> tuple[MediaItem, float]:
+        decoded = time.monotonic()
+        detail = reference.media.detail or "auto"
+        return _named(reference.field, lambda: processor.image(picture, detail=detail, source=source)), decoded
+
+    item, decoded = await context.media.image(reference.media.url, prepare, field=reference.field, budget=budget)
+    context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
+    context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="image")
+    return item
+
+
+async def _load_video(
+    context: ServerContext,
+    processor: ChatProcessor,
+    reference: MediaReference,
+    references: Sequence[MediaReference],
+    budget: MediaBudget,
+) -> MediaItem:
+    settings = context.settings
+    media = reference.media
+    videos = sum(other.kind == "video" for other in references)
+    # Each video gets an equal share of the request's pixels; all pictures together get one share, too.
+    pixels = settings.max_request_pixels // (videos + (videos < len(references)))
+    sampling, share = reference.sampling, max(1, settings.max_frames // videos)
+    sampling.check(media.url, settings, share)
+    max_frames = sampling.max_frames or share
+
+    def choose(metadata: VideoMetadata) -> Sequence[int]:
+        most = min(max_frames, max(1, pixels // max(1, metadata.height * metadata.width)))
+        return _named(reference.field, lambda: sampling.choose(processor, metadata, most))
+
+    began = time.monotonic()
+
+    async def prepare(video: VideoFrames) -> MediaItem:
+        decoded = time.monotonic()
+        video = replace(video, requested_fps=sampling.rate(video.metadata))
+        item = await context.in_thread(lambda: _named(reference.field, lambda: processor.video(video)))
+        context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="video")
+        context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="video")
+        return item
+
+    return await context.media.video(
+        media.url,
+        choose,
+        prepare,
+        frame_list_fps=sampling.list_fps,
+        frame_list_times=sampling.times,
+        field=reference.field,
+        budget=budget,
+    )
+
+
+def _named(field: str, step: Callable[[], T]) -> T:
+    """Errors of a processor name the kind of media; here they get the path of the field."""
+    try:
+        return step()
+    except InputError as error:
+        raise InputError(field, str(error)) from error
+
+
+async def _concurrently(
+    step: Callable[[], Coroutine[Any, Any, U]], work: Sequence[Coroutine[Any, Any, T]]
+) -> tuple[U, list[T]]:
+    """Results of `step` and `work`. `step` starts after all of `work` have started, so that its computing overlaps with
+    their I/O. When both fail, the error of `work` is raised."""
+    if not work:
+        return await step(), []
+
+    async def begin() -> U:
+        await asyncio.sleep(0)  # the tasks of `work` are created after this one
+        return await step()
+
+    stepping = asyncio.ensure_future(begin())
+    stepping.add_done_callback(_forget)
+    try:
+        results = await _all(work)
+        return await stepping, results
+    finally:
+        stepping.cancel()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """Retrieves an exception that nobody awaits, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; the first failure cancels the rest."""
+    if len(work) <= 1:  # a task would cost two more turns of the loop
+        return [await step for step in work]
+    tasks = [asyncio.ensure_future(step) for step in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _observe(context: ServerContext, model: str, prompt: Prompt) -> None:
+    metrics = context.metrics
+    metrics.observe("request_input_tokens", len(prompt.token_ids), model=model)
+    for kind, count in media_tokens(prompt).items():
+        metrics.observe("prompt_tokens_total", count, model=model, kind=kind)
+    images = sum(item.kind == "image" for item in prompt.items)
+    frames = sum(len(item.frames) for item in prompt.items if item.kind == "video")
+    metrics.observe("request_images", images, model=model)
+    metrics.observe("request_video_frames", frames, model=model)

@@ -1,0 +1,325 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import UnsetType
+from starlette.responses import Response
+
+from models.media import Prompt
+from service.api.chat.detokenizer import FinishReason, TextAssembler, TextDelta, TokenLogprob
+from service.api.chat.prompt import build_prompt, is_small, media_tokens, opens_reasoning
+from service.api.chat.sampling import choice_count, derived_seed, refuse_unsupported, sampling_params, stop_strings
+from service.api.chat.schema import (
+    UNSET,
+    AnswerMessage,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatRequestBody,
+    Choice,
+    ChunkChoice,
+    CompletionTokensDetails,
+    DeltaMessage,
+    Logprobs,
+    PromptTokensDetails,
+    StreamOptions,
+    Usage,
+)
+from service.api.chat.spoken import SpokenAnswer, prepare_spoken
+from service.api.chat.structured import answer_grammar
+from service.api.chat.tool_calls import ToolCallParser, joined
+from service.api.chat.tool_grammar import checked_tool_grammar
+from service.api.chat.tool_schema import ToolCallDelta
+from service.api.chat.tools import ToolUse, tool_use
+from service.api.context import ServerContext, context_of
+from service.api.http.errors import CLIENT_CLOSED, bad_request
+from service.api.http.openapi import JSON, WORK_ERRORS, operation
+from service.api.http.record import RequestRecord, record_of
+from service.api.http.routing import RequestRoute
+from service.api.http.streaming import (
+    DONE,
+    EVENT_STREAM,
+    KEEP_ALIVE,
+    ClientLeft,
+    LiveResponse,
+    error_event,
+    event,
+    unless_disconnected,
+)
+from service.api.merging import merged
+from service.api.steps import StepReport, step_report
+from service.catalog import HostedModel
+from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
+
+router = APIRouter(route_class=RequestRoute)
+
+
+@dataclass
+class TokenCounts:
+    """Of one choice, so far."""
+
+    tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    calls: int = 0
+    steps: StepCounts | None = None
+    """Once the engine has ended it."""
+
+
+@dataclass(eq=False)
+class ChatJob:
+    """A request that is ready for the engine, and the tokens of its choices so far."""
+
+    id: str
+    created: int
+    model: HostedModel
+    prompt: Prompt
+    sampling: tuple[SamplingParams, ...]
+    stops: tuple[str, ...]
+    tools: ToolUse | None
+    grammar: str
+    record: RequestRecord
+    counts: list[TokenCounts] = field(default_factory=list)
+    spoken: SpokenAnswer | None = None
+    timed_out: bool = False
+    """The request has reached request_timeout: its choices end with the text they have."""
+
+    def usage(self) -> Usage:
+        prompt_tokens = len(self.prompt.token_ids)
+        audio_tokens = 0 if self.spoken is None else self.spoken.patches
+        completion_tokens = sum(choice.tokens for choice in self.counts) + audio_tokens
+        kinds = media_tokens(self.prompt)
+        return Usage(
+            prompt_tokens,
+            completion_tokens,
+            prompt_tokens + completion_tokens,
+            PromptTokensDetails(
+                max(choice.cached_tokens for choice in self.counts), kinds["text"], kinds["image"], kinds["video"]
+            ),
+            CompletionTokensDetails(sum(choice.reasoning_tokens for choice in self.counts), audio_tokens),
+        )
+
+    def steps(self) -> StepReport | UnsetType:
+        return step_report([choice.steps for choice in self.counts if choice.steps is not None])
+
+
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra=operation(
+        "Create a chat completion; messages may have images and videos.",
+        {JSON: ChatCompletion},
+        events=(ChatCompletionChunk,),
+        errors=WORK_ERRORS,
+        body={JSON: ChatRequestBody},
+    ),
+)
+async def chat_completions(request: Request) -> Response:
+    context = context_of(request)
+    context.require_ready()
+    body = await context.read_json(request, ChatRequestBody)
+    record = record_of(request.scope)
+    try:
+        async with asyncio.timeout(context.settings.request_timeout):
+            preparing = prepare_job(context, body, record)
+            # A small request is prepared without awaiting I/O: no need to watch for a disconnect meanwhile.
+            small = is_small(body) and body.audio is None
+            job = await (preparing if small else unless_disconnected(request, preparing))
+        if body.stream:
+            return _stream(context, job, body.stream_options or StreamOptions())
+        completion = await unless_disconnected(request, _complete(context, job))
+    except ClientLeft:
+        record.outcome = "aborted"
+        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
+    return Response(msgspec.json.encode(completion), media_type="application/json")
+
+
+async def prepare_job(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> ChatJob:
+    """ApiError or InputError names the field that does not fit."""
+    model = context.model(body.model, "chat", record)
+    refuse_unsupported(body)
+    stops = stop_strings(body)
+    count = choice_count(body, context.settings)
+    tools = tool_use(body)
+    record.ticket.grow(count - 1)
+    answer = await answer_grammar(context.grammars, body)
+    spoken = await prepare_spoken(context, body, record)
+    prompt = await build_prompt(context, model, body, tools.tools if tools else (), record.ticket)
+    grammar = await _grammar(context, model, prompt, tools, answer)
+    first = sampling_params(body, model.chat_processor, len(prompt.token_ids), context.settings)
+    sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
+    record.notes["prompt_tokens"] = len(prompt.token_ids)
+    id = f"chatcmpl-{uuid.uuid4().hex}"
+    counts = [TokenCounts() for _ in sampling]
+    return ChatJob(id, int(time.time()), model, prompt, sampling, stops, tools, grammar, record, counts, spoken)
+
+
+async def _grammar(
+    context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str
+) -> str:
+    """What the answers must match. answer: what they must match where they call nothing."""
+    markers = model.chat_processor.reasoning_markers
+    end = markers[1] if markers and opens_reasoning(model.chat_processor, prompt) else None
+    if tools is not None:
+        return await checked_tool_grammar(context.grammars, tools, answer=answer, reasoning_end=end)
+    if answer and end is not None:
+        field = "chat_template_kwargs.enable_thinking"
+        raise bad_request(f"{field}: an answer that has to match something cannot begin with reasoning.", field)
+    return answer
+
+
+async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGenerator[TextDelta]:
+    """The text of one choice as it is generated; the last delta has a finish_reason. Closing it aborts the request.
+
+    At request_timeout the choice ends with finish_reason "length". TimeoutError when no choice has a token by then.
+    """
+    processor, sampling, counts = job.model.chat_processor, job.sampling[index], job.counts[index]
+    assembler = TextAssembler(
+        processor.detokenize,
+        job.stops,
+        min_tokens=sampling.min_tokens,
+        reasoning_markers=processor.reasoning_markers,
+        reasoning_opened=opens_reasoning(processor, job.prompt),
+        calls=ToolCallParser() if job.tools else None,
+    )
+    request = ChatRequest(f"{job.id}-{index}", job.model.name, job.prompt, sampling, job.record.arrival, job.grammar)
+    async with aclosing(context.engine.submit(request)) as stream:
+
+        def end() -> None:
+            if not stream.ended:
+                job.timed_out = True
+                stream.cut(ChatDelta(request.request_id, (), finish_reason="length"))
+
+        limit = asyncio.get_running_loop().call_later(
+            job.record.arrival + context.settings.request_timeout - time.monotonic(), end
+        )
+        try:
+            async for tokens in stream:
+                delta = assembler.feed(tokens)
+                counts.tokens = assembler.tokens
+                counts.cached_tokens = max(counts.cached_tokens, tokens.cached_tokens)
+                counts.reasoning_tokens = assembler.reasoning_tokens
+                counts.calls += sum(call.id is not UNSET for call in delta.calls)
+                counts.steps = tokens.steps
+                if job.timed_out and not any(choice.tokens for choice in job.counts):
+                    raise TimeoutError
+                yield delta
+                if delta.finish_reason is not None:
+                    break
+        finally:
+            limit.cancel()
+    _finish(context, job, index)
+
+
+def _finish(context: ServerContext, job: ChatJob, index: int) -> None:
+    context.metrics.observe("request_output_tokens", job.counts[index].tokens, model=job.model.name)
+    job.record.notes["tokens"] = sum(choice.tokens for choice in job.counts)
+    if calls := job.counts[index].calls:
+        context.metrics.observe("tool_calls_total", calls, model=job.model.name)
+        job.record.notes["tool_calls"] = sum(choice.calls for choice in job.counts)
+    if job.timed_out:
+        job.record.notes["truncated"] = True
+
+
+async def _complete(context: ServerContext, job: ChatJob) -> ChatCompletion:
+    tasks = [asyncio.ensure_future(_choice(context, job, index)) for index in range(len(job.sampling))]
+    try:
+        choices = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return ChatCompletion(job.id, job.created, job.model.name, choices, job.usage(), steps=job.steps())
+
+
+async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
+    content: list[str] = []
+    reasoning: list[str] = []
+    logprobs: list[TokenLogprob] = []
+    calls: list[ToolCallDelta] = []
+    finish_reason: FinishReason | None = None
+    spoken, generated = job.spoken, generate(context, job, index)
+    async with aclosing(generated if spoken is None else spoken.heard(generated)) as deltas:
+        async for delta in deltas:
+            content.append(delta.content)
+            reasoning.append(delta.reasoning)
+            logprobs += delta.logprobs
+            calls += delta.calls
+            finish_reason = delta.finish_reason or finish_reason
+    assert finish_reason is not None
+    thoughts, text = "".join(reasoning), "".join(content)
+    message = AnswerMessage(
+        text or None if calls else text,
+        reasoning_content=thoughts or UNSET,
+        tool_calls=joined(calls) if calls else UNSET,
+    )
+    if spoken is not None:
+        audio = spoken.audio(text) if text or not calls else UNSET
+        message = msgspec.structs.replace(message, content=None, audio=audio)
+        finish_reason = "length" if spoken.cut else finish_reason
+    return Choice(index, message, _logprobs(job, logprobs), finish_reason)
+
+
+def _logprobs(job: ChatJob, entries: Sequence[TokenLogprob]) -> Logprobs | None:
+    return None if job.sampling[0].logprobs is None else Logprobs(list(entries))
+
+
+def _stream(context: ServerContext, job: ChatJob, options: StreamOptions) -> Response:
+    settings = context.settings
+    return LiveResponse(
+        _events(context, job, options),
+        media_type=EVENT_STREAM,
+        timeout=settings.request_timeout + settings.write_timeout,  # choices end by themselves at request_timeout
+        write_timeout=settings.write_timeout,
+        keep_alive=(settings.keep_alive, KEEP_ALIVE),
+        on_error=error_event,
+    )
+
+
+async def _events(context: ServerContext, job: ChatJob, options: StreamOptions) -> AsyncGenerator[bytes]:
+    usage = None if options.include_usage else UNSET
+    template = ChatCompletionChunk(job.id, job.created, job.model.name, [], usage)
+
+    def chunk(choice: ChunkChoice) -> bytes:
+        current = job.usage() if options.continuous_usage_stats else usage
+        return event(msgspec.structs.replace(template, choices=[choice], usage=current))
+
+    answers = _text_events(context, job, chunk)
+    if job.spoken is not None:
+        answers = job.spoken.events(generate(context, job, 0), chunk)
+    async with aclosing(answers) as events:
+        async for data in events:
+            yield data
+    if options.include_usage:
+        yield event(msgspec.structs.replace(template, usage=job.usage(), steps=job.steps())) + DONE
+    else:
+        yield DONE
+
+
+async def _text_events(
+    context: ServerContext, job: ChatJob, chunk: Callable[[ChunkChoice], bytes]
+) -> AsyncGenerator[bytes]:
+    begun = [False] * len(job.sampling)
+    first = DeltaMessage(role="assistant", content=None if job.tools and job.tools.forced else "")
+    choices = [generate(context, job, index) for index in range(len(job.sampling))]
+    async with aclosing(merged(choices)) as deltas:
+        async for index, text in deltas:
+            events: list[bytes] = []
+            if not begun[index]:
+                begun[index] = True
+                events.append(chunk(ChunkChoice(index, first)))
+            if text.content or text.reasoning or text.logprobs:
+                delta = DeltaMessage(content=text.content or UNSET, reasoning_content=text.reasoning or UNSET)
+                events.append(chunk(ChunkChoice(index, delta, _logprobs(job, text.logprobs))))
+            events += [chunk(ChunkChoice(index, DeltaMessage(tool_calls=[call]))) for call in text.calls]
+            if text.finish_reason is not None:
+                events.append(chunk(ChunkChoice(index, DeltaMessage(), finish_reason=text.finish_reason)))
+            if events:  # sent together: one packet, not two or three
+                yield b"".join(events)

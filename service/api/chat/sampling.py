@@ -1,0 +1,103 @@
+"""Fields of a chat request -> SamplingParams. Defaults come from the checkpoint's generation_config.json."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Any
+
+from models.processor import ChatProcessor
+from service.api.chat.schema import REFUSED, ChatRequestBody
+from service.api.http.errors import bad_request
+from service.link.messages import SamplingParams
+from service.settings import Settings
+
+MAX_STOP_LENGTH = 1000
+INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
+"""What OpenAI's API has in place of fields that it has given up."""
+
+
+def refuse_unsupported(body: ChatRequestBody) -> None:
+    """ApiError 400 for the first field that is not supported and would change the output."""
+    for field, neutral in REFUSED.items():
+        value = getattr(body, field)
+        if value is not None and not any(value == harmless for harmless in neutral):
+            instead = f"; use {INSTEAD[field]}" if field in INSTEAD else ""
+            raise bad_request(f"{field}: not supported by this server{instead}.", field, "unsupported_parameter")
+
+
+def stop_strings(body: ChatRequestBody) -> tuple[str, ...]:
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    for stop in stops:
+        if not stop or len(stop) > MAX_STOP_LENGTH:
+            message = f"stop: a string of {len(stop)} characters given, 1 to {MAX_STOP_LENGTH} characters allowed."
+            raise bad_request(message, "stop")
+    return stops
+
+
+def choice_count(body: ChatRequestBody, settings: Settings) -> int:
+    """`n`, at most max_n."""
+    count = body.n or 1
+    if count > settings.max_n:
+        raise bad_request(f"n: too many choices: {count} given, at most {settings.max_n} allowed.", "n")
+    return count
+
+
+def sampling_params(
+    body: ChatRequestBody, processor: ChatProcessor, prompt_tokens: int, settings: Settings
+) -> SamplingParams:
+    """Parameters of the first choice. ApiError 400 names the field that does not fit the model or the prompt.
+
+    max_tokens is reduced to what the context has room for.
+    """
+    room = processor.context_length - prompt_tokens
+    if room < 1:
+        raise bad_request(
+            f"messages: the prompt is too long: {prompt_tokens} tokens, media included; the model's context is "
+            f"{processor.context_length} tokens, at least one of them for the completion.",
+            "messages",
+            "context_length_exceeded",
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")
+    asked = body.max_completion_tokens or body.max_tokens or settings.default_output_tokens or room
+    max_tokens = min(asked, room, settings.max_output_tokens or room)
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_request(
+            f"min_tokens: too high: {min_tokens} given, the completion can have at most {max_tokens} tokens.",
+            "min_tokens",
+        )
+    for field, ids in (("logit_bias", body.logit_bias or {}), ("stop_token_ids", body.stop_token_ids or ())):
+        if ids and max(ids) >= processor.vocab_size:
+            largest = processor.vocab_size - 1
+            raise bad_request(f"{field}: token id out of range: {max(ids)} given, at most {largest} allowed.", field)
+    own_stops = frozenset() if body.ignore_eos else processor.stop_token_ids
+
+    def pick(field: str, default: Any) -> Any:
+        value = getattr(body, field)
+        return processor.generation_defaults.get(field, default) if value is None else value
+
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=float(pick("temperature", 1.0)),
+        top_p=float(pick("top_p", 1.0)),
+        top_k=max(0, int(pick("top_k", 0))),
+        min_p=float(pick("min_p", 0.0)),
+        repetition_penalty=float(pick("repetition_penalty", 1.0)),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=body.logit_bias or {},
+        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(sorted(own_stops | set(body.stop_token_ids or ()))),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """Seed of choice `index`: the request's own for the first, independent ones for the others."""
+    if index == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

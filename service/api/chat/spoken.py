@@ -1,0 +1,287 @@
+"""Answers that are spoken while they are written: the text of a choice goes, segment by segment, to a speech model."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+
+from models.errors import InputError
+from service.api.chat.detokenizer import TextDelta
+from service.api.chat.schema import ChatRequestBody, ChunkChoice, DeltaMessage, Logprobs
+from service.api.chat.spoken_schema import AnswerAudio, AudioParams, DeltaAudio
+from service.api.context import ServerContext
+from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.record import RequestRecord
+from service.api.merging import merged
+from service.api.speech.delivery import PlaybackMeter, complete_file, encode_chunk
+from service.api.speech.live_text import LiveText
+from service.api.speech.request import SpeechJob, prepare
+from service.api.speech.schema import SpeechOptions
+
+PCM_RATE = 24_000
+"""Hz: what OpenAI's clients play pcm16 with."""
+MAX_WHOLE_CHARS = 4096
+"""Characters of an answer that is not streamed: its audio is held in memory."""
+AHEAD = 2
+"""Deltas and sounds that wait for a client which takes none; then the text waits, and the audio is merged."""
+PIECE = 6
+"""Bytes of pcm16 that are a whole number of samples and of base64 groups."""
+
+Encode = Callable[[ChunkChoice], bytes]
+
+
+async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: RequestRecord) -> SpokenAnswer | None:
+    """How the answer is to be spoken; None if it is not. ApiError 400 names the field that does not fit."""
+    modalities = body.modalities or ["text"]
+    if "audio" not in modalities:
+        if body.audio is not None:
+            raise bad_request('audio: requires modalities: ["text", "audio"].', "audio")
+        return None
+    if "text" not in modalities:
+        raise bad_request('modalities: audio alone is not supported; ask for ["text", "audio"].', "modalities")
+    if not any(model.kind == "speech" for model in context.catalog.models):
+        message = "modalities: no speech model is served, so answers cannot be spoken."
+        raise bad_request(message, "modalities", "unsupported_parameter")
+    audio = body.audio
+    if audio is None:
+        raise bad_request("audio: required, with voice and format, to have the answer spoken.", "audio")
+    if body.n is not None and body.n > 1:
+        raise bad_request(f"n: {body.n} given, an answer that is spoken can only have one choice.", "n")
+    if body.stream and audio.format != "pcm16":
+        raise bad_request("audio.format: must be pcm16 in a stream.", "audio.format")
+    options = _options(audio, _speech_model(context, audio), body.seed)
+    chat_model = record.model
+    try:
+        job = await prepare(context, options, record, default_format="wav", default_granularity="sentence")
+    except (ApiError, InputError) as error:
+        raise _within_audio(as_api_error(error)) from error
+    finally:
+        record.model = chat_model
+    record.ticket.grow(1)
+    return SpokenAnswer(context, job, streamed=bool(body.stream), logprobs=bool(body.logprobs))
+
+
+def _speech_model(context: ServerContext, audio: AudioParams) -> str:
+    name = audio.model or context.settings.spoken_answer_model
+    if name is not None:
+        return name
+    hosted = [model.name for model in context.catalog.models if model.kind == "speech"]
+    if len(hosted) > 1:
+        message = (
+            f"audio.model: required: {len(hosted)} speech models are served, and the setting spoken_answer_model names "
+            "none."
+        )
+        raise bad_request(message, "audio.model")
+    return hosted[0]
+
+
+def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
+    raw = audio.format == "pcm16"
+    return SpeechOptions(
+        model=model,
+        voice=audio.voice,
+        instructions=audio.instructions,
+        response_format="pcm" if audio.format == "pcm16" else audio.format,
+        speed=audio.speed,
+        sample_rate=PCM_RATE if raw and audio.sample_rate is None else audio.sample_rate,
+        seed=seed if audio.seed is None else audio.seed,
+        cfg_value=audio.cfg_value,
+        inference_timesteps=audio.inference_timesteps,
+        temperature=audio.temperature,
+        max_len=audio.max_len,
+        normalize=audio.normalize,
+    )
+
+
+def _within_audio(error: ApiError) -> ApiError:
+    """An error of a speech request's field, with the name that the field has in a chat request."""
+    if error.param is None or error.status >= 500:
+        return error
+    field = "audio.format" if error.param == "response_format" else f"audio.{error.param}"
+    message = error.message.removeprefix(f"{error.param}: ")
+    return ApiError(400, f"{field}: {message}", param=field, code=error.code)
+
+
+class SpokenAnswer:
+    """The speech of one answer. Text and speech fail together, and closing a generator of either ends both."""
+
+    def __init__(self, context: ServerContext, job: SpeechJob, *, streamed: bool, logprobs: bool) -> None:
+        self.id = f"audio_{uuid.uuid4().hex}"
+        self.cut = False
+        """The text or the time of the request was at its limit."""
+        self.truncated = False
+        """A segment of the speech ended at its cap."""
+        self.texts: Sequence[str] = ()
+        """Of all segments so far, as they are spoken."""
+        self.segment_ends: list[float] = []
+        """Of each segment that is complete: seconds of audio up to its end."""
+        self._context = context
+        self._job = job
+        self._streamed = streamed
+        self._logprobs = logprobs
+        self._most_characters = context.settings.max_speech_chars if streamed else MAX_WHOLE_CHARS
+        self._encoder = job.encoder()
+        self._samples = 0
+        self._file = bytearray()
+
+    @property
+    def patches(self) -> int:
+        """Audio tokens so far."""
+        return self._samples // self._job.processor.samples_per_patch
+
+    def audio(self, transcript: str) -> AnswerAudio:
+        """The whole file, after `heard` has ended."""
+        complete_file(self._job, self._file, self._samples)
+        expiry = self._keep(transcript)
+        return AnswerAudio(self.id, base64.b64encode(self._file).decode(), expiry, transcript, self._ending)
+
+    @property
+    def _ending(self) -> Literal["stop", "length"]:
+        return "length" if self.cut or self.truncated else "stop"
+
+    def _keep(self, transcript: str) -> int:
+        """Keeps what a later request may name by the id; the time until then."""
+        transcripts = self._context.transcripts
+        expiry = transcripts.expiry()
+        transcripts.add(self.id, transcript)
+        return expiry
+
+    async def heard(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta]:
+        """The deltas; ends when all has been spoken, too."""
+        async with aclosing(self.parts(deltas)) as parts:
+            async for part in parts:
+                if isinstance(part, bytes):
+                    self._file += part
+                else:
+                    yield part
+
+    async def events(self, deltas: AsyncGenerator[TextDelta], encode: Encode) -> AsyncGenerator[bytes]:
+        """The events of a stream: the transcript as it is written, pcm16 as it is spoken, calls, then the end of all.
+        Calls without any text have no audio."""
+        finish_reason = None
+        begun = called = False
+        sound, transcript = bytearray(), list[str]()
+        async with aclosing(self.parts(deltas)) as parts:
+            async for part in parts:
+                choices = []
+                if not begun:
+                    begun = True
+                    choices.append(ChunkChoice(0, DeltaMessage(role="assistant")))
+                if isinstance(part, bytes):
+                    sound += part
+                    whole = len(sound) - len(sound) % PIECE
+                    if whole:
+                        choices.append(_sound(bytes(sound[:whole])))
+                        del sound[:whole]
+                else:
+                    choices += self._written_choices(part, named=bool(transcript))
+                    transcript += [part.content] if part.content else []
+                    called = called or bool(part.calls)
+                    finish_reason = part.finish_reason or finish_reason
+                if choices:
+                    yield b"".join(map(encode, choices))
+        ends = [ChunkChoice(0, DeltaMessage(), finish_reason="length" if self.cut else finish_reason)]
+        if transcript or not called:
+            last = DeltaAudio(
+                id=msgspec.UNSET if transcript else self.id,
+                data=base64.b64encode(sound).decode() if sound else msgspec.UNSET,
+                expires_at=self._keep("".join(transcript)),
+                finish_reason=self._ending,
+            )
+            ends.insert(0, ChunkChoice(0, DeltaMessage(audio=last)))
+        yield b"".join(map(encode, ends))
+
+    def _written_choices(self, delta: TextDelta, *, named: bool) -> list[ChunkChoice]:
+        """named: the audio's id has been sent."""
+        text = self._text(delta, named=named)
+        calls = [ChunkChoice(0, DeltaMessage(tool_calls=[call])) for call in delta.calls]
+        return [text, *calls] if text else calls
+
+    def _text(self, delta: TextDelta, *, named: bool) -> ChunkChoice | None:
+        if not (delta.content or delta.reasoning or delta.logprobs):
+            return None
+        audio = DeltaAudio(msgspec.UNSET if named else self.id, delta.content) if delta.content else msgspec.UNSET
+        message = DeltaMessage(reasoning_content=delta.reasoning or msgspec.UNSET, audio=audio)
+        return ChunkChoice(0, message, Logprobs(list(delta.logprobs)) if self._logprobs else None)
+
+    async def parts(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta | bytes]:
+        """Text as it is written and encoded audio as it is spoken. At request_timeout both end with what there is."""
+        context = self._context
+        text = LiveText(context, self._job, live=self._streamed, first="clause")
+        self.texts = text.texts
+        context.unvoiced.add(self)
+        text.feed.add_done_callback(lambda feed: context.unvoiced.discard(self))
+        remaining = self._job.record.arrival + context.settings.request_timeout - time.monotonic()
+        limit = asyncio.get_running_loop().call_later(remaining, self._time_out, text)
+        try:
+            sources: list[AsyncGenerator[TextDelta | bytes]] = [self._written(deltas, text), self._sounds(text)]
+            async with aclosing(merged(sources, AHEAD)) as parts:
+                async for _, part in parts:
+                    yield part
+        finally:
+            limit.cancel()
+            await text.close()
+
+    def _time_out(self, text: LiveText) -> None:
+        self.cut = True
+        text.end()
+
+    async def _written(self, deltas: AsyncGenerator[TextDelta], text: LiveText) -> AsyncGenerator[TextDelta]:
+        """The deltas, each of which has been handed to the speech. Reasoning and calls are not spoken; what was said
+        before a call is, while the call is being written."""
+        room = self._most_characters
+        async with aclosing(deltas):
+            async for delta in deltas:
+                full = len(delta.content) > room
+                if full:
+                    self.cut = True
+                    delta = msgspec.structs.replace(
+                        delta, content=delta.content[:room], finish_reason="length", calls=()
+                    )
+                room -= len(delta.content)
+                if delta.content or delta.calls or delta.finish_reason is not None:
+                    await self._write(text, delta)
+                yield delta
+                if full:
+                    break
+
+    async def _write(self, text: LiveText, delta: TextDelta) -> None:
+        try:
+            await text.write(delta.content, last=delta.finish_reason is not None, pause=bool(delta.calls))
+        except InputError:
+            # What the speech model has no sound for stays in the transcript.
+            self._job.record.notes["unspoken"] = True
+
+    async def _sounds(self, text: LiveText) -> AsyncGenerator[bytes]:
+        context, job, encoder = self._context, self._job, self._encoder
+        feed = await text.feed
+        if feed is not None:
+            assert text.arrival is not None
+            meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
+            async with aclosing(feed.chunks()) as chunks:
+                async for chunk in chunks:
+                    if not self._samples and len(chunk.audio) and self._streamed:
+                        waited = time.monotonic() - job.record.arrival
+                        context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
+                    self._samples += len(chunk.audio)
+                    if chunk.segment_done:
+                        self.segment_ends.append(self._samples / job.processor.sample_rate / job.speed)
+                    if chunk.truncated:
+                        self.truncated = job.record.notes["truncated"] = True
+                    if data := await encode_chunk(context, job, encoder, chunk, meter):
+                        yield data
+            meter.finish()
+            job.record.notes["audio_seconds"] = round(meter.seconds, 2)
+        if tail := await context.encoders.finish(encoder):
+            yield tail
+
+
+def _sound(data: bytes) -> ChunkChoice:
+    return ChunkChoice(0, DeltaMessage(audio=DeltaAudio(data=base64.b64encode(data).decode())))

@@ -1,0 +1,63 @@
+"""Fields of /v1/chat/completions for answers that are spoken, as in OpenAI's API, and extensions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from service.api.speech.schema import ShortText, VoiceReference
+
+Modality = Literal["text", "audio"]
+SpokenFormat = Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
+
+
+class AudioParams(msgspec.Struct, frozen=True):
+    """How an answer is spoken. voice and format are OpenAI's; the others mean what they mean in a speech request, and
+    model is a speech model.
+
+    pcm16 has 24 kHz unless sample_rate says otherwise.
+    """
+
+    format: SpokenFormat
+    voice: str | VoiceReference | None = None
+    model: str | None = None
+    instructions: ShortText | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4)] | None = None
+    sample_rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
+    inference_timesteps: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    normalize: bool | None = None
+
+
+class PastAudio(msgspec.Struct, frozen=True):
+    """Of a past answer that was spoken: its transcript is what the model reads, by its id while it is kept."""
+
+    id: str | None = None
+    transcript: str | None = None
+
+
+class AnswerAudio(msgspec.Struct, frozen=True):
+    """data: base64 of the file. expires_at: Unix time until which the id stands for the transcript; audio is not kept.
+    finish_reason: "length" where a segment of the speech ended at its cap, or all of it before the text."""
+
+    id: str
+    data: str
+    expires_at: int
+    transcript: str
+    finish_reason: Literal["stop", "length"] = "stop"
+
+
+class DeltaAudio(msgspec.Struct, frozen=True):
+    """id: in the first one. transcript, data: the next pieces; each data is base64 of its own, and all together are
+    base64 of the whole. expires_at and finish_reason: in the last one, as in AnswerAudio."""
+
+    id: str | UnsetType = UNSET
+    transcript: str | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+    expires_at: int | UnsetType = UNSET
+    finish_reason: Literal["stop", "length"] | UnsetType = UNSET

@@ -1,0 +1,66 @@
+"""Fields that say what an answer has to match -> a checked grammar.
+
+OpenAI's response_format, and the names that vLLM gave the same: structured_outputs and, before it, guided_*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from service.api.chat.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from service.api.chat.grammar_checks import GrammarChecks
+from service.api.chat.schema import ChatRequestBody, ResponseFormat, StructuredOutputs
+from service.api.http.errors import bad_request
+
+
+async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody) -> str:
+    """The grammar that the request's fields ask for; "" for free text. ApiError 400 names the field."""
+    asked = list(_asked(body))
+    if not asked:
+        return ""
+    field, make = asked[0]
+    if len(asked) > 1:
+        raise bad_request(f"{asked[1][0]}: {field} says already what the answer has to match.", asked[1][0])
+    return await checks.checked(make, field)
+
+
+def _asked(body: ChatRequestBody) -> Iterator[tuple[str, Callable[[], str]]]:
+    """(field, what makes its grammar) of each field that asks for something."""
+    if body.response_format is not None and body.response_format.type != "text":
+        yield _of_format(body.response_format)
+    outputs = body.structured_outputs or StructuredOutputs()
+    values: list[tuple[str, Any, Callable[[Any], str]]] = [
+        ("structured_outputs.json", outputs.json, _schema),
+        ("structured_outputs.regex", outputs.regex, regex_grammar),
+        ("structured_outputs.choice", outputs.choice, choice_grammar),
+        ("structured_outputs.grammar", outputs.grammar, lark_grammar),
+        ("structured_outputs.json_object", outputs.json_object or None, _any_object),
+        ("guided_json", body.guided_json, _schema),
+        ("guided_regex", body.guided_regex, regex_grammar),
+        ("guided_choice", body.guided_choice, choice_grammar),
+        ("guided_grammar", body.guided_grammar, lark_grammar),
+    ]
+    for field, value, make in values:
+        if value is not None:
+            yield field, partial(make, value)
+
+
+def _of_format(given: ResponseFormat) -> tuple[str, Callable[[], str]]:
+    if given.type == "json_object":
+        return "response_format", _any_object
+    if given.json_schema is None:
+        raise bad_request("response_format.json_schema: required with this type.", "response_format.json_schema")
+    return "response_format.json_schema.schema", partial(json_schema_grammar, given.json_schema.schema)
+
+
+def _schema(value: dict[str, Any] | str) -> str:
+    """value: a schema, or its text."""
+    return json_schema_grammar(msgspec.json.decode(value, type=dict[str, Any]) if isinstance(value, str) else value)
+
+
+def _any_object(wanted: bool = True) -> str:
+    return json_schema_grammar({"type": "object"})

@@ -1,0 +1,126 @@
+"""Calls in the text of an answer, separated from it while it is generated.
+
+The text is constrained (service/api/chat/tool_grammar.py), so a call that has begun goes on as one: its name, then its
+arguments, then the closing tag. The format is that of models/tools.py.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import UNSET
+
+from models.tools import CALL_END, CALL_START
+from service.api.chat.tool_schema import CalledFunction, FunctionDelta, ToolCallDelta, ToolCallEntry
+
+_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
+_COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
+
+
+def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
+    """The calls that the deltas of an answer add up to."""
+    begun = [delta for delta in deltas if delta.id is not UNSET]
+    arguments: list[list[str]] = [[] for _ in begun]
+    for delta in deltas:
+        arguments[delta.index].append(delta.function.arguments)
+    return [
+        ToolCallEntry(str(first.id), CalledFunction(str(first.function.name), "".join(fragments)))
+        for first, fragments in zip(begun, arguments, strict=True)
+    ]
+
+
+class ToolCallParser:
+    """Splits an answer into text and calls. What it returns does not depend on how the text is cut into chunks.
+
+    calls: calls begun. White space around calls is no text.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._state: Literal["text", "name", "colon", "arguments", "end"] = "text"
+        self._held = ""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text so far ends between the tags of a call."""
+        return self._state != "text"
+
+    def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
+        """(text, parts of calls) of the next chunk."""
+        self._held += text
+        said, deltas = "", []
+        while True:
+            state = self._state
+            if state == "text":
+                said += self._take_text()
+            elif state == "arguments":
+                deltas += self._take_arguments()
+            else:
+                deltas += self._take_frame()
+            if self._state == state:
+                return said, deltas
+
+    def flush(self) -> str:
+        """Text that was held back, at the end of the answer. A call without a name is dropped."""
+        held, self._held = self._held, ""
+        return held if self._state == "text" and not (self.calls and held.isspace()) else ""
+
+    def _take_text(self) -> str:
+        """Up to the tag. Held back: what may be the beginning of one, and white space that may come before it."""
+        head, tag, rest = self._held.partition(CALL_START)
+        if tag:
+            self._state, self._held = "name", rest
+            return head.rstrip()
+        kept = next((n for n in range(len(CALL_START) - 1, 0, -1) if head.endswith(CALL_START[:n])), 0)
+        said = head[: len(head) - kept].rstrip()
+        self._held = head[len(said) :]
+        return said
+
+    def _take_frame(self) -> list[ToolCallDelta]:
+        """What stands around the name and the arguments."""
+        if self._state == "end":
+            _, tag, rest = self._held.partition(CALL_END)
+            if tag:
+                self._state, self._held = "text", rest
+            return []
+        found = (_NAME if self._state == "name" else _COLON).match(self._held)
+        if found is None:
+            return []
+        self._held = self._held[found.end() :]
+        if self._state == "colon":
+            self._state = "arguments"
+            return []
+        self._state = "colon"
+        self.calls += 1
+        id = f"call_{secrets.token_hex(12)}"
+        return [ToolCallDelta(self.calls - 1, FunctionDelta("", found[1]), id, "function")]
+
+    def _take_arguments(self) -> list[ToolCallDelta]:
+        """Up to the brace that closes the object."""
+        length = 0
+        for character in self._held:
+            length += 1
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self._state = "end"
+                    break
+        fragment, self._held = self._held[:length], self._held[length:]
+        return [ToolCallDelta(self.calls - 1, FunctionDelta(fragment))] if fragment else []

@@ -1,0 +1,62 @@
+"""Tools in requests and answers, as in OpenAI's API."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True):
+    """parameters: JSON Schema of an object; without it the function takes none. strict: arguments fit either way."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(msgspec.Struct, frozen=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """name: in the first delta of a call, whose arguments are empty. arguments: the next characters of the JSON."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """index: of the call in its answer. id, type: in the first delta of a call."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    """arguments: a JSON object, as a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallEntry(msgspec.Struct, frozen=True):
+    """A call of an answer, in the form in which the next request sends it back."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] | None = "function"

@@ -1,0 +1,178 @@
+"""Tools of a chat request: what may be called, and the calls and results that its messages bring along."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from models.media import Tool, ToolCall
+from service.api.chat.schema import ChatRequestBody, Message
+from service.api.chat.tool_schema import FunctionDefinition, NamedToolChoice, ToolCallEntry
+from service.api.http.errors import bad_request
+
+MAX_TOOLS = 128
+MAX_CALLS = 128
+"""Of one message."""
+MAX_CHARACTERS = 262_144
+"""Of all tools together, as JSON."""
+MAX_DEPTH = 32
+"""Objects and lists inside each other: of a tool's parameters, of a call's arguments."""
+MAX_ID = 256
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME_RULE = "1 to 64 letters, digits, _ and - allowed"
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""A function without `parameters` takes none, as in OpenAI's API."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """tools: what the prompt tells of. callable: what the answer may call. forced: the answer consists of calls.
+    several: of more than one, if the model wants."""
+
+    tools: tuple[Tool, ...]
+    callable: tuple[Tool, ...]
+    forced: bool
+    several: bool
+
+
+def tool_use(body: ChatRequestBody) -> ToolUse | None:
+    """What the request says of tools; None where nothing can be called. ApiError names the field that does not fit."""
+    tools = tuple(_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(_bounded(body)))
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            field = f"tools[{index}].function.name"
+            raise bad_request(f"{field}: another tool has this name.", field)
+    choice = body.tool_choice or "auto"
+    if not tools:
+        if choice in ("none", "auto"):
+            return None
+        raise bad_request("tool_choice: requires tools.", "tool_choice")
+    if choice == "none":
+        return None
+    several = body.parallel_tool_calls is not False
+    if not isinstance(choice, NamedToolChoice):
+        return ToolUse(tools, tools, choice == "required", several)
+    named = tuple(tool for tool in tools if tool.name == choice.function.name)
+    if not named:
+        field = "tool_choice.function.name"
+        raise bad_request(f"{field}: no tool of this request has this name.", field)
+    return ToolUse(tools, named, forced=True, several=False)
+
+
+def earlier_calls(message: Message, field: str) -> tuple[ToolCall, ...]:
+    """The calls of an assistant's message. ApiError names the field that does not fit."""
+    calls = message.tool_calls or []
+    at = f"{field}.tool_calls"
+    if calls and message.role != "assistant":
+        raise bad_request(f"{at}: only allowed in assistant messages.", at)
+    if len(calls) > MAX_CALLS:
+        raise bad_request(f"{at}: too many calls: {len(calls)} given, at most {MAX_CALLS} allowed.", at)
+    return tuple(_earlier_call(call, f"{at}[{index}]") for index, call in enumerate(calls))
+
+
+def result_order(messages: Sequence[Message]) -> list[int]:
+    """Indices of all messages, with results in the order of their calls: prompts do not name calls by their ids.
+
+    ApiError for a result without a call or a call without a result.
+    """
+    order: list[int] = []
+    caller, results = -1, dict[str, int | None]()
+    for index, message in enumerate(messages):
+        if message.role == "tool":
+            _take_result(message.tool_call_id, f"messages[{index}].tool_call_id", results, index)
+            continue
+        order += _results(caller, results)
+        order.append(index)
+        caller, results = index, _ids(message, index)
+    return order + _results(caller, results)
+
+
+def _bounded(body: ChatRequestBody) -> Sequence[Any]:
+    tools = body.tools or []
+    if len(tools) > MAX_TOOLS:
+        raise bad_request(f"tools: too many: {len(tools)} given, at most {MAX_TOOLS} allowed.", "tools")
+    if (size := len(msgspec.json.encode(tools))) > MAX_CHARACTERS:
+        raise bad_request(f"tools: too large: {size} bytes of JSON given, at most {MAX_CHARACTERS} allowed.", "tools")
+    return tools
+
+
+def _tool(function: FunctionDefinition, field: str) -> Tool:
+    _check_name(function.name, f"{field}.name")
+    if function.parameters is None:
+        return Tool(function.name, function.description, NO_PARAMETERS)
+    at = f"{field}.parameters"
+    _check_depth(function.parameters, at)
+    kind = function.parameters.get("type", "object")
+    if kind != "object":
+        raise bad_request(f'{at}.type: must be "object": arguments are named.', f"{at}.type")
+    return Tool(function.name, function.description, {"type": "object", **function.parameters})
+
+
+def _earlier_call(call: ToolCallEntry, field: str) -> ToolCall:
+    _check_name(call.function.name, f"{field}.function.name")
+    if not 0 < len(call.id) <= MAX_ID:
+        message = f"{field}.id: a string of {len(call.id)} characters given, 1 to {MAX_ID} allowed."
+        raise bad_request(message, f"{field}.id")
+    at = f"{field}.function.arguments"
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise bad_request(f"{at}: must be a JSON object, written as a string.", at)
+    _check_depth(arguments, at)
+    return ToolCall(call.function.name, arguments)
+
+
+def _check_name(name: str, field: str) -> None:
+    if not NAME.fullmatch(name):
+        raise bad_request(f"{field}: a name of {len(name)} characters given, {NAME_RULE}.", field)
+
+
+def _check_depth(value: Any, field: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise bad_request(f"{field}: nested too deeply: at most {MAX_DEPTH} levels allowed.", field)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    inner = value.values() if isinstance(value, dict) else value
+    return (one for one in inner if isinstance(one, dict | list))
+
+
+def _ids(message: Message, index: int) -> dict[str, int | None]:
+    ids: dict[str, int | None] = {}
+    for number, call in enumerate(message.tool_calls or []):
+        if call.id in ids:
+            field = f"messages[{index}].tool_calls[{number}].id"
+            raise bad_request(f"{field}: another call of this message has this id.", field)
+        ids[call.id] = None
+    return ids
+
+
+def _take_result(id: str | None, field: str, results: dict[str, int | None], index: int) -> None:
+    if id is None:
+        raise bad_request(f"{field}: this field is required.", field)
+    if id not in results:
+        raise bad_request(f"{field}: not the id of a call in the assistant message before.", field)
+    if results[id] is not None:
+        raise bad_request(f"{field}: this call has a result already.", field)
+    results[id] = index
+
+
+def _results(caller: int, results: dict[str, int | None]) -> list[int]:
+    indices = []
+    for number, index in enumerate(results.values()):
+        if index is None:
+            field = f"messages[{caller}].tool_calls[{number}]"
+            raise bad_request(f"{field}: must be followed by a message with role tool and the id of this call.", field)
+        indices.append(index)
+    return indices

@@ -1,0 +1,64 @@
+"""Transcripts of spoken answers, kept for a while: OpenAI's clients send an answer back as `audio: {id}` alone."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+LIFETIME = 3600.0
+"""Seconds."""
+MAX_TRANSCRIPTS = 10_000
+MAX_BYTES = 16 << 20
+"""Of all transcripts, in UTF-8."""
+
+
+class Transcripts:
+    """By the answer's id, in this process. The oldest leave first: after `lifetime` seconds, or for lack of room."""
+
+    def __init__(
+        self,
+        *,
+        lifetime: float = LIFETIME,
+        most: int = MAX_TRANSCRIPTS,
+        most_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._lifetime = lifetime
+        self._most = most
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._kept: OrderedDict[str, tuple[float, str, int]] = OrderedDict()
+        """(when it expires, text, bytes) by id, oldest first."""
+        self._bytes = 0
+
+    def expiry(self) -> int:
+        """Unix time until which a transcript is kept that is added now."""
+        return int(self._clock() + self._lifetime)
+
+    def add(self, id: str, text: str) -> None:
+        """Keeps a transcript. One that is larger than the room for all is not kept."""
+        size = len(text.encode(errors="replace"))
+        if size > self._most_bytes:
+            return
+        self._discard(id)
+        self._kept[id] = self._clock() + self._lifetime, text, size
+        self._bytes += size
+        self._tidy()
+
+    def find(self, id: str) -> str | None:
+        self._tidy()
+        found = self._kept.get(id)
+        return None if found is None else found[1]
+
+    def _tidy(self) -> None:
+        now = self._clock()
+        while self._kept:
+            oldest = next(iter(self._kept))
+            if self._kept[oldest][0] > now and len(self._kept) <= self._most and self._bytes <= self._most_bytes:
+                return
+            self._discard(oldest)
+
+    def _discard(self, id: str) -> None:
+        if (kept := self._kept.pop(id, None)) is not None:
+            self._bytes -= kept[2]

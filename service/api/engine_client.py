@@ -1,0 +1,314 @@
+"""The engine as the API process sees it: requests in, streams of deltas out, restarts after crashes and hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from service.api.request_stream import EngineError, Request, RequestStream
+from service.api.tracing import engine_trace
+from service.link.messages import (
+    Abort,
+    ChatDelta,
+    ChatRequest,
+    Command,
+    Drain,
+    EngineState,
+    Failed,
+    Outputs,
+    ReferenceEncoded,
+    SpeechDelta,
+    Stop,
+)
+from service.link.silence import Silence
+from service.link.supervisor import EngineExit, EngineLink
+from service.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+STEADY_SECONDS = 60.0
+"""An engine that ran longer than this resets the back-off."""
+HEARTBEAT_CHECK_SECONDS = 0.5
+
+
+def _unavailable(message: str, retry_after: float = 2.0) -> EngineError:
+    return EngineError(503, "engine_unavailable", message, retry_after=retry_after)
+
+
+class EngineClient:
+    """Starts, watches and restarts the engine. `make_link` makes a link for each start.
+
+    hang_timeout: seconds without a message from a ready engine until it counts as hung and is killed.
+    start_timeout: the same between two signs of life while it loads and captures, also when it is ready.
+    clock: what both are measured by.
+    started_elsewhere: another process starts, watches and restarts the engine, and `make_link` is called when this has
+    returned. None: this client does.
+    """
+
+    def __init__(
+        self,
+        make_link: Callable[[], EngineLink],
+        metrics: Metrics,
+        *,
+        hang_timeout: float = 20.0,
+        start_timeout: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+        started_elsewhere: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.state: EngineState | None = None
+        """The newest heartbeat since the engine was started."""
+        self.on_state: Callable[[EngineState], None] | None = None
+        self.failure: EngineExit | None = None
+        """Set when the engine cannot be started and will not be tried again."""
+        self.restarts = 0
+        self._make_link = make_link
+        self._metrics = metrics
+        self._hang_timeout = hang_timeout
+        self._start_timeout = start_timeout
+        self._started_elsewhere = started_elsewhere
+        self._link: EngineLink | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._supervisor: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._launched = asyncio.Event()
+        self._silence = Silence(clock)
+        self._stopping = False
+        self._was_ready = False
+
+    # Life
+
+    def start(self) -> None:
+        """Start the engine in the background."""
+        self._supervisor = asyncio.create_task(
+            self._supervise() if self._supervises else self._follow(), name="engine-supervisor"
+        )
+
+    @property
+    def _supervises(self) -> bool:
+        return self._started_elsewhere is None
+
+    async def wait_launched(self) -> None:
+        """Until the engine's process runs or cannot be started. It then loads, and this process can work beside it."""
+        await self._launched.wait()
+
+    def fail(self, reason: str) -> None:
+        """This process cannot serve, for `reason`: the engine counts as one that cannot be started."""
+        self.failure = EngineExit(reason)
+        self._changed.set()
+
+    async def wait_ready(self) -> None:
+        """Until the engine takes requests; EngineError when it cannot be started."""
+        while not self.ready:
+            if self.failure is not None:
+                raise EngineError(503, "engine_failed", f"The engine could not be started: {self.failure.reason}.")
+            self._changed.clear()
+            await self._changed.wait()
+
+    def drain(self) -> None:
+        """Tell the engine to take no new requests, unless others go on using it."""
+        if self._supervises:
+            self._send(Drain())
+
+    async def stop(self, grace: float = 10.0) -> None:
+        """Stop the engine, or leave it to others; the requests that still run fail."""
+        self._stopping = True
+        for request_id in self._streams if not self._supervises else ():
+            self._send(Abort(request_id))
+        self._fail_all(_unavailable("The server is shutting down."))
+        if self._supervises:
+            self._send(Stop())
+        if self._supervisor is None:
+            return
+        # An engine that loads or captures reads no commands, so it is killed at once.
+        listens = self._supervises and self.phase in ("ready", "draining")
+        _, running = await asyncio.wait({self._supervisor}, timeout=grace if listens else 0.0)
+        if running:
+            if listens:
+                log.warning("the engine did not stop within %.0f s; it is killed", grace)
+            self._supervisor.cancel()
+            await asyncio.wait(running)
+
+    @property
+    def phase(self) -> str:
+        """ "starting", "loading", "capturing", "ready", "draining", "down" or "failed"."""
+        if self.failure is not None:
+            return "failed"
+        if self._link is None:
+            return "down"
+        return "starting" if self.state is None else self.state.phase
+
+    @property
+    def ready(self) -> bool:
+        return self.phase == "ready"
+
+    @property
+    def alive(self) -> bool:
+        """The engine runs, and its last heartbeat is recent enough for what it is doing."""
+        return self._link is not None and not self._silent()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._streams)
+
+    # Requests
+
+    def submit(self, request: Request) -> RequestStream:
+        """Send a request to the engine; EngineError (503) when it is not ready."""
+        if not self.ready:
+            raise _unavailable(f"The engine is not ready ({self.phase}); retry in a moment.")
+        stream: RequestStream = RequestStream(request, self._abort, engine_trace(request.request_id))
+        self._streams[request.request_id] = stream
+        self._send(request)
+        return stream
+
+    def send(self, command: Command) -> None:
+        """A command about a request that was submitted (SpeechAppend, Pause)."""
+        self._send(command)
+
+    def _send(self, command: Command) -> None:
+        if self._link is not None:
+            self._link.send(command)
+
+    def _abort(self, request_id: str) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._send(Abort(request_id))
+
+    # Supervision
+
+    async def _supervise(self) -> None:
+        attempt = 0
+        while True:
+            started = time.monotonic()
+            exit = await self._live()
+            if self._stopping:
+                return
+            if not self._was_ready:  # wait_ready raises and says why
+                self.failure = exit
+                self._changed.set()
+                return
+            log.error("engine: %s", exit.reason)
+            if time.monotonic() - started > STEADY_SECONDS:
+                attempt = 0
+            await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
+            attempt += 1
+            self.restarts += 1
+            self._metrics.observe("engine_restarts_total")
+            log.warning("engine: restart %d", self.restarts)
+
+    async def _follow(self) -> None:
+        """Through all lives of an engine that another process supervises."""
+        assert self._started_elsewhere is not None
+        while not self._stopping:
+            await self._started_elsewhere()
+            await self._live()
+
+    async def _live(self) -> EngineExit:
+        link = self._link = self._make_link()
+        link.on_launch = self._launched.set
+        self._silence.end()
+        watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
+        try:
+            return await link.run(self._on_outputs)
+        finally:
+            watchdog.cancel()
+            self._link = None
+            self._launched.set()
+            if self.state is not None and self._supervises:
+                self._metrics.observe_end(self.state)
+            self.state = None
+            self._fail_all(_unavailable("The engine stopped while the request was in progress; it is being restarted."))
+            self._changed.set()
+
+    def _silent(self) -> bool:
+        serves = self.state is not None and self.ready and not self.state.occupied
+        return self._silence.look() > (self._hang_timeout if serves else self._start_timeout)
+
+    async def _watch(self, link: EngineLink) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_CHECK_SECONDS)
+            if self._silent() and self._supervises:
+                log.error("engine: no sign of life for %.0f s; it is killed", self._silence.look())
+                link.kill()
+                return
+
+    def _fail_all(self, error: EngineError) -> None:
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+
+    # Outputs
+
+    def _on_outputs(self, outputs: Outputs) -> None:
+        now = time.monotonic()
+        self._silence.end()
+        for event in outputs.observations:
+            self._metrics.observe_event(event)
+        if outputs.chat:
+            self._observe_tokens(outputs.chat, now)
+        for delta in outputs.chat:
+            self._deliver(delta, now, last=delta.finish_reason is not None)
+        for audio in outputs.speech:
+            self._deliver(audio, now, last=audio.finished)
+        for encoded in outputs.encoded:
+            self._deliver(encoded, now, last=True)
+        for failed in outputs.failed:
+            self._on_failed(failed)
+        if outputs.state is not None:
+            self._on_state(outputs.state)
+
+    def _deliver(self, delta: ChatDelta | SpeechDelta | ReferenceEncoded, now: float, *, last: bool) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is None:  # aborted: its last deltas were under way
+            return
+        stream.last_delivery = now
+        stream.deliver(delta, last=last)
+        if last:
+            del self._streams[delta.request_id]
+
+    def _observe_tokens(self, deltas: Sequence[ChatDelta], now: float) -> None:
+        """TTFT and ITL. Rows of a step mostly share model and gap, so equal observations are made together."""
+        tokens: Counter[str] = Counter()
+        gaps: Counter[tuple[str, float]] = Counter()
+        for delta in deltas:
+            stream = self._streams.get(delta.request_id)
+            count = len(delta.token_ids)
+            if stream is None or not count:
+                continue
+            model = stream.request.model
+            tokens[model] += count
+            if stream.last_delivery is None:
+                self._metrics.observe("time_to_first_token_seconds", now - stream.request.arrival, model=model)
+            else:
+                gaps[model, (now - stream.last_delivery) / count] += count
+        for model, count in tokens.items():
+            self._metrics.observe("generated_tokens_total", count, model=model)
+        for (model, gap), count in gaps.items():
+            self._metrics.observe_often("inter_token_duration_seconds", gap, count, model=model)
+
+    def _on_failed(self, failed: Failed) -> None:
+        stream = self._streams.pop(failed.request_id, None)
+        if stream is not None:
+            self._count_rejection(stream.request, failed.code)
+            stream.fail(EngineError(failed.status, failed.code, failed.message, failed.field, failed.retry_after))
+
+    def _count_rejection(self, request: Request, code: str) -> None:
+        """Counts queue timeouts, and full queues of chat; those of speech are counted in the engine."""
+        endpoint = "chat" if isinstance(request, ChatRequest) else "speech"
+        if code == "queue_timeout" or (code == "overloaded" and endpoint == "chat"):
+            reason = "queue_full" if code == "overloaded" else code
+            self._metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
+
+    def _on_state(self, state: EngineState) -> None:
+        changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)
+        self.state = state
+        self._was_ready |= state.phase == "ready"
+        if self._supervises:
+            self._metrics.observe_state(state)
+        if changed:
+            self._changed.set()
+            if self.on_state is not None:
+                self.on_state(state)

@@ -1,0 +1,1 @@
+"""HTTP itself: connections, middleware, authentication, errors and streams."""

@@ -1,0 +1,128 @@
+"""Admission control: limits on work in progress, applied before bodies are read and media decoded. A request over a
+limit gets 503 with Retry-After."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Protocol
+
+from service.api.http.errors import ApiError
+from service.metrics import Metrics
+
+RETRY_AFTER = 1.0
+KINDS = {"voices": "speech", "realtime": "chat"}
+"""Kind of work by endpoint, where the two differ."""
+
+
+class OtherProcesses(Protocol):
+    """What other processes of the same server have admitted."""
+
+    def requests(self) -> Counter[str]:
+        """In flight, by kind of work."""
+        ...
+
+    def num_bytes(self) -> Counter[str]: ...
+
+    def tell(self, kind: str, requests: int, size: int) -> None:
+        """What this process holds of a kind from now on."""
+        ...
+
+
+class Admission:
+    """Counts requests in flight and the bytes of their bodies and decoded media, for each kind of work (chat, speech).
+
+    shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
+    can be starved. A kind without a share may use everything. others: what counts beside this process' own work.
+    """
+
+    def __init__(
+        self,
+        max_in_flight: int,
+        max_pending_bytes: int,
+        metrics: Metrics,
+        shares: Mapping[str, float] | None = None,
+        others: OtherProcesses | None = None,
+    ) -> None:
+        self._max_in_flight = max_in_flight
+        self._max_pending_bytes = max_pending_bytes
+        self._metrics = metrics
+        self._shares = dict(shares or {})
+        self._others = others
+        self._requests: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    @property
+    def in_flight(self) -> int:
+        return self._requests.total()
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._bytes.total()
+
+    def ticket(self, endpoint: str) -> Ticket:
+        return Ticket(self, endpoint)
+
+    def take(self, endpoint: str, requests: int, size: int, held: int) -> None:
+        """ApiError 503 unless `requests` more with `size` more bytes fit. held: bytes that this request holds
+        already."""
+        kind = KINDS.get(endpoint, endpoint)
+        in_flight, in_bytes = self._requests, self._bytes
+        if self._others is not None:
+            in_flight, in_bytes = in_flight + self._others.requests(), in_bytes + self._others.num_bytes()
+        if requests and in_flight[kind] + requests > self._room(in_flight, kind, self._max_in_flight):
+            raise self._refusal(endpoint, "in_flight", "Too many requests in progress; retry shortly.")
+        # The only request of its kind is always admitted: the limits for single requests bound it.
+        alone = in_bytes[kind] <= held
+        if not alone and in_bytes[kind] + size > self._room(in_bytes, kind, self._max_pending_bytes):
+            raise self._refusal(
+                endpoint, "bytes", "Too many bytes in progress (request bodies and decoded media); retry shortly."
+            )
+        self._hold(kind, requests, size)
+
+    def give_back(self, endpoint: str, requests: int, size: int) -> None:
+        self._hold(KINDS.get(endpoint, endpoint), -requests, -size)
+
+    def _room(self, used: Mapping[str, int], kind: str, most: int) -> int:
+        """Limit of a kind: its share, and at most what the others have not taken of theirs."""
+        others = sum(min(used[other], self._share(other, most)) for other in used if other != kind)
+        return min(self._share(kind, most), most - others)
+
+    def _share(self, kind: str, most: int) -> int:
+        return max(1, int(self._shares.get(kind, 1.0) * most))
+
+    def _hold(self, kind: str, requests: int, size: int) -> None:
+        self._requests[kind] += requests
+        self._bytes[kind] += size
+        if self._others is not None:
+            self._others.tell(kind, self._requests[kind], self._bytes[kind])
+        self._metrics.observe("admitted_bytes", self.pending_bytes)
+
+    def _refusal(self, endpoint: str, reason: str, message: str) -> ApiError:
+        self._metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
+        return ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER)
+
+
+class Ticket:
+    """What one request was admitted with; `release` gives all of it back."""
+
+    def __init__(self, admission: Admission, endpoint: str) -> None:
+        self._admission = admission
+        self._endpoint = endpoint
+        self._requests = 0
+        self.size = 0
+
+    def grow(self, requests: int = 0, size: int = 0) -> None:
+        """Takes more, or raises ApiError 503 and keeps what it has."""
+        self._admission.take(self._endpoint, requests, size, self.size)
+        self._requests += requests
+        self.size += size
+
+    def adjust(self, size: int) -> None:
+        """Takes bytes that are held already, whatever the limits, or gives some back (size < 0)."""
+        self._admission.give_back(self._endpoint, 0, -size)
+        self.size += size
+
+    def release(self) -> None:
+        self._admission.give_back(self._endpoint, self._requests, self.size)
+        self._requests = self.size = 0

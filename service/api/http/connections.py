@@ -1,0 +1,262 @@
+"""HTTP connections: how many may be open, how long each may take to send a request head, and when each is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import secrets
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from service.api.http.errors import ApiError, ResponseCut
+from service.api.http.streaming import ClientTimeout
+
+log = logging.getLogger(__name__)
+
+OPTIONS = {
+    "TCP_NODELAY": 1,
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 60_000,
+    "TCP_NOTSENT_LOWAT": 1 << 17,
+}
+"""TCP_NODELAY: chunks of a stream are sent at once, not up to 40 ms later when the previous one is acknowledged;
+asyncio sets it only on sockets that it creates itself. Keep-alives (s, s, count, ms): a vanished peer is noticed within
+a minute. TCP_NOTSENT_LOWAT: the kernel buffers 128 KiB for a client that does not read, not megabytes, which would be
+minutes of audio before a stream could be paused. Not every platform has all options."""
+MOST_DESCRIPTORS = 1 << 16
+MOST_HEAD_BYTES = 1 << 16
+FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
+CLOSE = (b"connection", b"close")
+REQUEST_TIMEOUT = 408
+"""Ends its connection (RFC 9110, 15.5.9): the rest of the body is not waited for as an idle connection is."""
+SHUTDOWN_LINGER = 0.2
+"""Seconds before idle connections are closed at a shutdown: a request may be on its way already."""
+UNREADABLE = {
+    431: "The request head is too large: at most 64 KiB are allowed.",
+    501: "Transfer encodings other than chunked are not supported.",
+}
+"""Messages for requests that h11 cannot parse, where it suggests another status than 400."""
+
+
+def set_options(listener: socket.socket) -> None:
+    """On the listener: accepted sockets inherit them."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in OPTIONS.items():
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit on open files towards the hard one: it is often 1024, fewer than max_connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class FastBodyConnection(h11.Connection):
+    """h11 that frames the chunks of a streamed body itself and sends the head together with the first chunk.
+
+    h11's event objects and state machine cost as much processor time per chunk as the kernel's send; framing here is
+    one of the changes that halved the cost of a streamed token (docs/performance.md, "The API process"). httptools is
+    cheaper, but does not limit the size of a request head. Tests compare the bytes with h11's own.
+    """
+
+    _chunked = False
+    _head = b""
+    _ambiguous = False
+    """The request has both Content-Length and Transfer-Encoding: the connection is closed after it (RFC 9112, 6.1)."""
+
+    def __init__(self, *arguments: Any, draining: Callable[[], bool]) -> None:
+        super().__init__(*arguments)
+        self._draining = draining
+        self.ends = False
+        """The next response is the last one of the connection."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._ambiguous = {name for name, _ in event.headers} >= LENGTHS
+        return event
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # its overloads say the same
+        head, self._head = self._head, b""
+        if self._chunked and isinstance(event, h11.Data) and self.our_state is h11.SEND_BODY:
+            return head + b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else head
+        if isinstance(event, h11.Response):
+            unfinished = event.status_code == REQUEST_TIMEOUT
+            last = self.ends or self._ambiguous or unfinished or self._draining()
+            self._head = self._framed(_closing(event) if last else event)
+            self._chunked = b"\r\ntransfer-encoding: chunked\r\n" in self._head.lower()
+            return b""
+        data = super().send(event)
+        return head + data if head and data is not None else data
+
+    def _framed(self, response: h11.Response) -> bytes:
+        """The head of a response. h11 validates all headers again for each framing header that it adds; here it adds
+        them to a response without headers."""
+        headers = response.headers.raw_items()
+        if not FRAMING.isdisjoint(name.lower() for name, _ in headers):
+            return super().send(response) or b""
+        bare = h11.Response(status_code=response.status_code, headers=[], reason=response.reason)
+        status, _, framing = (super().send(bare) or b"").partition(b"\r\n")
+        return b"%b\r\n%b%b" % (status, b"".join([b"%b: %b\r\n" % header for header in headers]), framing)
+
+
+def _closing(response: h11.Response) -> h11.Response:
+    """The response with `Connection: close` (RFC 9112, 6.3 and 9.6)."""
+    headers = [(name, value) for name, value in response.headers.raw_items() if name.lower() != CLOSE[0]]
+    return h11.Response(status_code=response.status_code, headers=[*headers, CLOSE], reason=response.reason)
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn's connection with limits; uvicorn itself would wait for a request head forever.
+
+    max_connections: a further connection replaces the one that has been idle longest, or is closed at once if none is
+    idle. header_timeout: seconds from accepting the connection, or from the first byte of a later head, to the end of
+    the head and of a WebSocket handshake. draining: whether each response is to be the last one of its connection.
+    idle: connections of this server without a request, the one that has been idle longest first.
+    """
+
+    conn: FastBodyConnection
+
+    def __init__(
+        self,
+        *arguments: Any,
+        max_connections: int,
+        header_timeout: float,
+        draining: Callable[[], bool],
+        idle: OrderedDict[BoundedConnection, None],
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.conn = FastBodyConnection(h11.SERVER, MOST_HEAD_BYTES, draining=draining)
+        self.app = self._run
+        self._max_connections = max_connections
+        self._header_timeout = header_timeout
+        self._idle = idle
+        self._timer: asyncio.TimerHandle | None = None
+        self._socket: WebSocketsSansIOProtocol | None = None
+        """The WebSocket protocol after an upgrade."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        if len(self.connections) > self._max_connections:
+            if not self._idle:
+                transport.abort()
+                return
+            longest, _ = self._idle.popitem(last=False)
+            longest.timeout_keep_alive_handler()
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        self._idle.pop(self, None)
+        super().data_received(data)
+        if self._socket is None:
+            if self.transport.is_closing() or self._answering:
+                self._disarm()
+            else:
+                self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.pop(self, None)
+        self._disarm()
+        super().connection_lost(exc)
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing() or self._answering or self._socket is not None:
+            return
+        if self.conn.trailing_data[0]:
+            self._arm()  # the next head has started
+        else:
+            self._idle[self] = None
+
+    def shutdown(self) -> None:
+        self.conn.ends = True
+        if self._answering:
+            super().shutdown()
+        else:
+            self.loop.call_later(SHUTDOWN_LINGER, self._end_idle)
+
+    def _end_idle(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Refuses handshakes to which the WebSocket parser would not respond: bodies, other methods, very long
+        lines."""
+        if event.method != b"GET" or event.http_version != b"1.1" or self._has_body():
+            self._refuse(ApiError(400, "A WebSocket handshake must be an HTTP/1.1 GET request without a body."))
+            return
+        self._arm()  # a pipelined head has no timer yet
+        super().handle_websocket_upgrade(event)
+        upgraded = self.transport.get_protocol()
+        assert isinstance(upgraded, WebSocketsSansIOProtocol)
+        self._socket = upgraded
+        if not upgraded.handshake_initiated:
+            self._refuse(ApiError(400, "The WebSocket handshake has too many header lines or a line that is too long."))
+
+    def _has_body(self) -> bool:
+        return any(name in LENGTHS and value != b"0" for name, value in self.headers)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers a request that h11 cannot parse with an error object; uvicorn would send plain text."""
+        problem = sys.exception()
+        status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
+        self._refuse(ApiError(status, UNREADABLE.get(status, "The request is not valid HTTP/1.1.")))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Sends an error object, if a response can still be started, and closes the connection."""
+        log.info("refused: %s", error.message)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = error.response()
+            headers = [*answer.raw_headers, (b"x-request-id", f"req_{secrets.token_hex(16)}".encode()), CLOSE]
+            for event in (
+                h11.Response(status_code=error.status, headers=headers),
+                h11.Data(data=bytes(answer.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application. Handles responses that are cut off here, since uvicorn would log a traceback."""
+        try:
+            await self.config.loaded_app(scope, receive, send)
+        except ResponseCut as cut:
+            self.cycle.disconnected = True
+            if isinstance(cut, ClientTimeout):
+                self.transport.abort()  # close() would wait until the buffered data is sent
+            else:
+                self.transport.close()
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._header_timeout, self._expire)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._socket is None or not self._socket.handshake_complete:
+            self.transport.abort()

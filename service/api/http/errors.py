@@ -1,0 +1,188 @@
+"""OpenAI error objects. Messages never contain text of the input, server paths or reprs."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from models.errors import InputError
+from service.api.http.validation import explain
+from service.api.request_stream import EngineError
+from service.voice_store import DISK_FULL
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 500
+CLIENT_CLOSED = 499
+"""Status in log and metrics when the client disconnected before the response started."""
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    421: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """A response with an error object. param: path of the field in the request."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message[:MAX_MESSAGE]
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def type(self) -> str:
+        return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code)))
+
+    def headers(self) -> dict[str, str]:
+        headers = (
+            {} if self.retry_after is None else {"retry-after": str(min(120, max(1, math.ceil(self.retry_after))))}
+        )
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers(), media_type="application/json")
+
+
+class ResponseCut(Exception):
+    """A response that has started cannot be completed, so its connection is closed. The cause has been logged."""
+
+
+async def refuse_socket(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Rejects a WebSocket handshake with an error object."""
+    await receive()
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await error.response()(scope, receive, send)
+    else:
+        await send({"type": "websocket.close", "code": 1008, "reason": error.code or ""})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The error response for an exception. Unexpected exceptions are logged and become a 500."""
+    match error:
+        case ApiError():
+            return error
+        case EngineError():
+            return ApiError(
+                error.status, error.message, param=error.field, code=error.code, retry_after=error.retry_after
+            )
+        case InputError():
+            return bad_request(f"{error.field}: {error}", error.field)
+        case msgspec.ValidationError():
+            return _describe(str(error))
+        case msgspec.DecodeError() | RecursionError() | UnicodeDecodeError():
+            return bad_request("The body is not valid JSON.", code="invalid_json")
+        case OSError() if error.errno in DISK_FULL:
+            log.error("the disk is full: %s", error)
+            return ApiError(507, "The server's disk is full.", code="insufficient_storage")
+        case TimeoutError():
+            return ApiError(504, "The request timed out (request_timeout).", code="timeout")
+        case ResponseCut():
+            return ApiError(500, "The response could not be completed.", code="internal_error")
+        case _:
+            log.error("unexpected error", exc_info=error)
+            return ApiError(500, "Internal server error; the server's log has the details.", code="internal_error")
+
+
+def _describe(text: str) -> ApiError:
+    """The response for msgspec's one-line message, split into message and param."""
+    path, problem = explain(text)
+    return bad_request(f"{path}: {problem}." if path else f"The JSON {problem}.", path or None)
+
+
+def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> None:
+    """routes: all routes of the application, to tell which methods a path allows."""
+
+    async def known(request: Request, error: Exception) -> Response:
+        return as_api_error(error).response()
+
+    async def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            return _other_method(request, routes)
+        message = {404: "Not found."}.get(error.status_code, "The request cannot be processed.")
+        code = {404: "not_found"}.get(error.status_code)
+        response = ApiError(error.status_code, message, code=code).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        fields = ", ".join(".".join(str(part)[:40] for part in problem["loc"][1:]) for problem in error.errors()[:5])
+        return bad_request(f"Invalid fields: {fields}.", fields.split(",")[0] or None).response()
+
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(ClientDisconnect, left)
+    for kind in (
+        ApiError,
+        EngineError,
+        InputError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+        TimeoutError,
+        OSError,
+        Exception,
+    ):
+        app.add_exception_handler(kind, known)
+
+
+def _other_method(request: Request, routes: Sequence[BaseRoute]) -> Response:
+    """The response to a method that the path does not have: 204 to OPTIONS, else 405, both with the allowed methods."""
+    path = request.scope["path"]
+    matching = [route for route in routes if isinstance(route, Route) and route.path_regex.match(path)]
+    allowed = {"OPTIONS"}.union(*(route.methods or () for route in matching))
+    headers = {"allow": ", ".join(sorted(allowed))}
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers=headers)
+    response = ApiError(405, "Method not allowed.", code="method_not_allowed").response()
+    response.headers.update(headers)
+    return response

@@ -1,0 +1,77 @@
+"""Decodes JSON to a type. Errors for a value that is not among the choices of a field list the choices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from service.api.http.errors import bad_request
+from service.api.http.validation import explain, kinds, one_of
+
+STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
+"""A step of a path like messages[0].content: a field, or an item of a list or object."""
+
+OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:of length )?[<>]")
+"""A value of a type that the field has, but too large, small, long or short."""
+
+NAMES: dict[type[inspect.Type], str] = {
+    inspect.IntType: "int",
+    inspect.FloatType: "float",
+    inspect.StrType: "str",
+    inspect.BoolType: "bool",
+    inspect.ListType: "array",
+    inspect.DictType: "object",
+    inspect.StructType: "object",
+}
+describe = cache(inspect.type_info)
+
+
+def parse(raw: bytes | str, kind: Any) -> Any:
+    """A body or WebSocket message as `kind`, a type or union of types. ApiError or a msgspec error when it does not
+    fit."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        path, _ = explain(str(error))
+        if not OUT_OF_BOUNDS.match(str(error)) and (choices := choices_at(kind, path)):
+            raise bad_request(f"{path}: must be {one_of(choices)}.", path) from error
+        raise
+
+
+def choices_at(kind: Any, path: str) -> list[str]:
+    """The literal values that `kind` allows at a path, and behind them other types in words; empty if it does not list
+    any."""
+    found = list(_alternatives(describe(kind)))
+    for step in STEP.findall(path):
+        found = [inner for outer in found for part in _inside(outer, step) for inner in _alternatives(part)]
+    literals = [str(value) for one in found if isinstance(one, inspect.LiteralType) for value in one.values]
+    others = [NAMES[type(one)] for one in found if type(one) in NAMES]
+    return [*literals, *kinds(others)] if literals else []
+
+
+def _alternatives(described: inspect.Type) -> Iterator[inspect.Type]:
+    match described:
+        case inspect.Metadata():
+            yield from _alternatives(described.type)
+        case inspect.UnionType():
+            for one in described.types:
+                yield from _alternatives(one)
+        case _:
+            yield described
+
+
+def _inside(outer: inspect.Type, step: str) -> Iterator[inspect.Type]:
+    match outer:
+        case inspect.StructType():
+            if step == outer.tag_field:
+                yield inspect.LiteralType((outer.tag,))
+            yield from (field.type for field in outer.fields if field.encode_name == step)
+        case inspect.ListType() if step.startswith("["):
+            yield outer.item_type
+        case inspect.DictType() if step.startswith("["):
+            yield outer.value_type

@@ -1,0 +1,134 @@
+"""The OpenAPI document: every route declares its body and all its responses. OpenAPI has no WebSockets; their messages
+are described under "x-websockets"."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, get_args
+
+import msgspec
+from fastapi import FastAPI
+
+from service.api.http.errors import ErrorBody
+
+REFERENCE = "#/components/schemas/{name}"
+JSON = "application/json"
+SSE = "text/event-stream"
+
+DESCRIPTIONS = {
+    400: "The request is invalid; `param` names the field.",
+    401: "API key missing or invalid.",
+    403: "The web page's origin is not allowed.",
+    404: "No such model, voice or path.",
+    408: "Timed out reading the request body.",
+    409: "A voice of this name exists, or max_voices is reached.",
+    413: "The request body is too large.",
+    415: "Compressed request bodies are not supported.",
+    421: "The host name in Host is not allowed.",
+    499: "The client disconnected (in log and metrics only).",
+    500: "The server failed on this request.",
+    503: "Overloaded, loading or shutting down; retry after Retry-After seconds.",
+    504: "The request took too long.",
+    507: "The server's disk is full.",
+}
+MISDIRECTED = 421
+"""A possible response of every path."""
+WORK_ERRORS = (400, 401, 403, 404, 408, 413, 415, 499, 500, 503, 504)
+"""Error statuses of routes that use the engine."""
+
+_types: dict[str, type] = {}
+_sockets: dict[str, dict[str, Any]] = {}
+
+
+def operation(
+    summary: str,
+    answer: Mapping[str, type | None],
+    *,
+    events: tuple[type, ...] = (),
+    errors: tuple[int, ...] = (401,),
+    body: Mapping[str, type] | None = None,
+    statuses: Mapping[int, type] | None = None,
+) -> dict[str, Any]:
+    """A route's openapi_extra. answer, body: msgspec type by media type (None: no schema). events: types of a stream's
+    events, besides errors. statuses: types of further responses that are not error objects."""
+    responses: dict[str, Any] = {"200": {"description": "The result.", "content": _content(answer)}}
+    if events:
+        responses["200"]["content"][SSE] = {"schema": _events(*events, ErrorBody)}
+    for status, kind in (statuses or {}).items():
+        responses[str(status)] = {"description": DESCRIPTIONS[status], "content": _content({JSON: kind})}
+    for status in (*errors, MISDIRECTED):
+        responses[str(status)] = {"description": DESCRIPTIONS[status], "content": _content({JSON: ErrorBody})}
+    if "503" in responses:
+        responses["503"]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+    extra: dict[str, Any] = {"summary": summary, "responses": responses}
+    if body is not None:
+        extra["requestBody"] = {"required": True, "content": _content(body)}
+    return extra
+
+
+def websocket(path: str, summary: str, *, client: Any, server: Any) -> None:
+    """Describe a WebSocket. client, server: unions of the msgspec types that each side sends, besides binary frames."""
+    described: dict[str, Any] = {"summary": summary}
+    for side, union in (("client", client), ("server", server)):
+        described[side] = [_reference(kind) for kind in get_args(union)]
+    _sockets[path] = described
+
+
+def _reference(kind: type) -> dict[str, str]:
+    _types[kind.__name__] = kind
+    return {"$ref": REFERENCE.format(name=kind.__name__)}
+
+
+def _events(*kinds: type) -> dict[str, Any]:
+    """A server-sent event: its data is JSON, or [DONE] at the end."""
+    payload = {"anyOf": [_reference(kind) for kind in kinds]}
+    data = {
+        "anyOf": [
+            {"const": "[DONE]"},
+            {"type": "string", "contentMediaType": JSON, "contentSchema": payload},
+        ]
+    }
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}}
+
+
+def _description(kind: type) -> str:
+    """The docstring of a type, after those of its base types."""
+    documented = [base.__doc__ for base in reversed(kind.__mro__) if issubclass(base, msgspec.Struct)]
+    return "\n\n".join(inspect.cleandoc(text) for text in documented[1:] if text)
+
+
+def _content(types: Mapping[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for media_type, kind in types.items():
+        content[media_type] = {}
+        if kind is not None:
+            content[media_type] = {"schema": _reference(kind)}
+    return content
+
+
+def install_openapi(app: FastAPI, open_paths: Collection[str] | None) -> None:
+    """Adds the schemas of msgspec types to FastAPI's document. open_paths: paths without API key; None: all of them."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        _, components = msgspec.json.schema_components(_types.values(), ref_template=REFERENCE)
+        for name, kind in _types.items():
+            components[name]["description"] = _description(kind)
+        document.setdefault("components", {})["schemas"] = components  # without FastAPI's own, which nothing uses
+        document["x-websockets"] = _sockets
+        for path, operations in document["paths"].items():
+            for described in operations.values():
+                described["responses"].pop("422", None)  # FastAPI's own; those answers are 400 with an error object
+                content = described["responses"]["200"]["content"]
+                if content.get(JSON) == {"schema": {}}:  # FastAPI's own, too
+                    del content[JSON]
+                if open_paths is not None and path in open_paths:
+                    described["security"] = []
+        if open_paths is not None:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document

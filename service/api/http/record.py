@@ -1,0 +1,47 @@
+"""Data about a request in progress for its access log line and metrics. Never prompts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from starlette.types import Scope
+
+from service.api.http.admission import Ticket
+from service.api.tracing import RequestTrace
+
+Outcome = Literal["ok", "client_error", "aborted", "timeout", "overloaded", "error"]
+
+
+@dataclass
+class RequestRecord:
+    """model: name of the model, once it is known. outcome: set by code that ends a stream other than its status
+    says."""
+
+    request_id: str
+    endpoint: str
+    ticket: Ticket
+    arrival: float = field(default_factory=time.monotonic)
+    model: str = "unknown"
+    outcome: Outcome | None = None
+    trace: RequestTrace | None = None
+    """None where it is not traced."""
+    notes: dict[str, object] = field(default_factory=dict)
+    """Further fields of the access log line."""
+
+    def end_with(self, status: int) -> Outcome:
+        """The outcome for a response status."""
+        if self.outcome is not None:
+            return self.outcome
+        if status in (408, 504):
+            return "timeout"
+        if status in (429, 503):
+            return "overloaded"
+        return "ok" if status < 400 else "client_error" if status < 500 else "error"
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    record = scope["reprise.record"]
+    assert isinstance(record, RequestRecord)
+    return record

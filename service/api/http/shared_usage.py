@@ -1,0 +1,61 @@
+"""What each API process of a server has admitted, in memory that all of them map: limits count all of it.
+
+A table of int64 [processes, kinds of work, 2]: requests in flight and bytes. Each process writes its own row alone,
+and single words, so there is no lock. Two processes that look at the same moment may both take the last place.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from typing import IO
+
+import numpy as np
+
+
+class UsageTable:
+    """The table in a mapped file without a name. kinds: those that have a limit of their own."""
+
+    def __init__(self, file: int, processes: int, kinds: Sequence[str]) -> None:
+        self._kinds = {kind: column for column, kind in enumerate(kinds)}
+        shape = (processes, len(kinds), 2)
+        size = int(np.prod(shape)) * np.dtype(np.int64).itemsize
+        self._table = np.frombuffer(mmap.mmap(file, size), np.int64).reshape(shape)
+
+    @staticmethod
+    def make_file(processes: int, kinds: Sequence[str]) -> IO[bytes]:
+        """A file of zeros for a table; it lasts as long as a process has it open."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the server's process keeps it open
+        file.truncate(processes * len(kinds) * 2 * np.dtype(np.int64).itemsize)
+        return file
+
+    def clear(self, process: int) -> None:
+        """That process has ended."""
+        self._table[process] = 0
+
+    def row(self, process: int) -> UsageRow:
+        return UsageRow(self._table, process, self._kinds)
+
+
+class UsageRow:
+    """The table as one process sees it (admission.OtherProcesses)."""
+
+    def __init__(self, table: np.ndarray, process: int, kinds: dict[str, int]) -> None:
+        self._table = table
+        self._process = process
+        self._kinds = kinds
+
+    def requests(self) -> Counter[str]:
+        return self._others(0)
+
+    def num_bytes(self) -> Counter[str]:
+        return self._others(1)
+
+    def _others(self, of: int) -> Counter[str]:
+        totals = self._table[:, :, of].sum(axis=0) - self._table[self._process, :, of]
+        return Counter({kind: int(totals[column]) for kind, column in self._kinds.items()})
+
+    def tell(self, kind: str, requests: int, size: int) -> None:
+        self._table[self._process, self._kinds[kind]] = (requests, size)

@@ -1,0 +1,221 @@
+"""Streamed responses, and work that is cancelled when its client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.api.http.errors import ApiError, ResponseCut, as_api_error
+from service.api.http.record import record_of
+
+T = TypeVar("T")
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+MONITOR_DELAY = 0.2
+"""Seconds until a response is monitored for disconnects and timeouts: when many start at once, their first chunks come
+first."""
+
+
+class ClientLeft(Exception):
+    """The client disconnected before the end of its response."""
+
+
+def event(payload: Any) -> bytes:
+    """One server-sent event of a msgspec struct."""
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """An error in the middle of a stream, in the form that OpenAI's clients recognise."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client disconnects (ClientLeft). The body must have been
+    read."""
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnect(request.receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not worker.done():
+            raise ClientLeft
+        return worker.result()
+    finally:
+        watcher.cancel()  # it only listens: no need to await it
+        if not worker.done():
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class LiveResponse(Response):
+    """A streamed response. Its generator is closed when the client disconnects or stops reading.
+
+    Nothing is sent before the first chunk, so that an earlier failure is an ordinary error response. After a later one,
+    `on_error` makes the last chunk (server-sent events), or the connection is closed without the end of the body (plain
+    bytes), so that clients can tell a failed body from a complete one. keep_alive: (seconds of silence, the comment
+    that is then sent). timeout: seconds for the whole body. write_timeout: seconds for the transport to take a chunk.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes],
+        *,
+        media_type: str,
+        timeout: float,
+        write_timeout: float,
+        keep_alive: tuple[float, bytes] | None = None,
+        on_error: Callable[[ApiError], bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.media_type = media_type
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+        self._chunks = chunks
+        self._timeout = timeout
+        self._write_timeout = write_timeout
+        self._keep_alive = keep_alive
+        self._on_error = on_error
+        self._started = False
+        self._sending = False
+        self._sent_at = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._keep_alive_task: asyncio.Task[None] | None = None
+        self._comment = asyncio.Lock()
+        """Held while a keep-alive comment is sent."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        try:
+            await self._stream(receive, send)
+        except ClientLeft:
+            record.outcome = "aborted"
+        except ClientTimeout:
+            record.outcome = "timeout"
+            raise
+        except Exception as error:
+            answer = as_api_error(error)
+            record.outcome = record.end_with(answer.status)
+            if not self._started:
+                await answer.response()(scope, receive, send)
+            elif self._on_error is None:
+                raise TruncatedBody from error
+            else:
+                await self._send_last(send, self._on_error(answer))
+        finally:
+            await self._stop_monitor()
+            await self._chunks.aclose()
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        reason: type[Exception] = TimeoutError
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+
+                def end(cause: type[Exception]) -> None:
+                    nonlocal reason
+                    reason = cause
+                    limit.reschedule(asyncio.get_running_loop().time())
+
+                async def watch() -> None:
+                    await _disconnect(receive)
+                    end(ClientLeft)
+
+                def start_monitor() -> None:
+                    self._watcher = asyncio.create_task(watch())
+                    self._monitor(send, end)
+
+                self._timer = asyncio.get_running_loop().call_later(MONITOR_DELAY, start_monitor)
+                async for chunk in self._chunks:
+                    await self._send(send, chunk)
+                await self._send(send, b"", more=False)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise reason from None
+
+    def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
+        """Sends keep-alive comments, and ends the stream when the client has read nothing for the write timeout.
+
+        A single timer checks periodically: setting one for each chunk would cost more than sending the chunk.
+        """
+        silence, comment = self._keep_alive or (math.inf, b"")
+        passed = time.monotonic() - self._sent_at
+        if self._sending and passed >= self._write_timeout:
+            end(ClientTimeout)
+        elif not self._sending and passed >= silence:
+            self._keep_alive_task = asyncio.create_task(self._send_keep_alive(send, comment, end))
+        else:
+            pause = self._write_timeout - passed if self._sending else min(silence - passed, self._write_timeout)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._monitor, send, end)
+
+    async def _send_keep_alive(self, send: Send, comment: bytes, end: Callable[[type[Exception]], None]) -> None:
+        if not self._sending:
+            try:
+                async with self._comment, asyncio.timeout(self._write_timeout):
+                    await self._write(send, comment)
+            except TimeoutError:
+                end(ClientTimeout)
+                return
+            except ClientLeft:
+                end(ClientLeft)
+                return
+        self._monitor(send, end)
+
+    async def _stop_monitor(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()  # it only listens: no need to await it
+        if self._keep_alive_task is not None:
+            self._keep_alive_task.cancel()
+            await asyncio.gather(self._keep_alive_task, return_exceptions=True)
+
+    async def _send(self, send: Send, chunk: bytes, *, more: bool = True) -> None:
+        self._sending = True
+        if self._comment.locked():
+            async with self._comment:
+                pass
+        await self._write(send, chunk, more=more)
+        self._sending = False
+
+    async def _send_last(self, send: Send, chunk: bytes) -> None:
+        """With a timeout of its own: the monitor may have stopped."""
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await self._send(send, chunk, more=False)
+        except TimeoutError:
+            raise ClientTimeout from None
+
+    async def _write(self, send: Send, chunk: bytes, *, more: bool = True) -> None:
+        self._sent_at = time.monotonic()
+        try:
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": chunk, "more_body": more})
+        except OSError:
+            raise ClientLeft from None
+
+
+class ClientTimeout(ResponseCut):
+    """The client has read nothing for the write timeout."""
+
+
+class TruncatedBody(ResponseCut):
+    """A body of plain bytes could not be completed."""

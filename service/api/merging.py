@@ -1,0 +1,49 @@
+"""Several streams as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def merged(sources: Sequence[AsyncGenerator[T]], ahead: int = 0) -> AsyncGenerator[tuple[int, T]]:
+    """(index of the source, item) as they come, until all have ended. An error of one ends the others and is raised.
+
+    ahead: items that may wait to be taken; 0: any number. A single source needs no task.
+    """
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as items:
+            async for item in items:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(ahead)
+
+    async def collect(index: int, source: AsyncGenerator[T]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    await queue.put((index, item))
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.ensure_future(collect(index, source)) for index, source in enumerate(sources)]
+    running = len(tasks)
+    try:
+        while running:
+            taken = await queue.get()
+            if isinstance(taken, Exception):
+                raise taken
+            if taken is None:
+                running -= 1
+            else:
+                yield taken
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

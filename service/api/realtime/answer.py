@@ -1,0 +1,251 @@
+"""One response: a chat answer, written or spoken, as the events of the Realtime protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from msgspec import UNSET
+from starlette.websockets import WebSocketDisconnect
+
+from service.api.chat.detokenizer import TextDelta
+from service.api.chat.route import ChatJob, generate, prepare_job
+from service.api.chat.schema import ChatRequestBody, Message
+from service.api.chat.tool_schema import ToolCallDelta
+from service.api.context import ServerContext
+from service.api.http.errors import ApiError, as_api_error
+from service.api.http.record import RequestRecord
+from service.api.realtime.conversation import Conversation
+from service.api.realtime.events import (
+    RealtimeFailure,
+    RealtimeResponse,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStatus,
+    StatusDetails,
+    error_event,
+    realtime_usage,
+)
+from service.api.realtime.items import ConversationItem, Status, new_id
+from service.api.realtime.outputs import CallOutput, Emit, MessageOutput, Place
+from service.api.realtime.session_config import Metadata, RealtimeAudio, RealtimeConfig, chat_tools
+from service.api.sockets import StreamClosed
+
+log = logging.getLogger("reprise.access")
+
+
+class Answer:
+    """`task`, which begins at once, makes it, sends it and writes it into the conversation.
+
+    conversation: None for an answer that is not kept. record: of this response; its ticket is released at the end.
+    event_id, size (bytes): of the client's response.create, which may hold items of its own. What is refused before the
+    response begins is an error event; what fails later is the status of response.done.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        emit: Emit,
+        record: RequestRecord,
+        conversation: Conversation | None,
+        config: RealtimeConfig,
+        messages: Sequence[Message],
+        *,
+        metadata: Metadata | None = None,
+        event_id: str | None = None,
+        size: int = 0,
+    ) -> None:
+        self.id = new_id("resp")
+        self.ended = False
+        """The last event is on its way: the next response may begin."""
+        self._context = context
+        self._emit = emit
+        self._record = record
+        self._conversation = conversation
+        self._config = config
+        self._metadata = metadata
+        self._event_id = event_id
+        self._size = size
+        self._body = _request(record.model, config, messages)
+        self._job: ChatJob | None = None
+        self._begun = False
+        self._message: MessageOutput | None = None
+        self._calls: list[CallOutput] = []
+        self._outputs: list[MessageOutput | CallOutput] = []
+        """Both, in order."""
+        self._cancelled = False
+        self._ending = False
+        self._telling = asyncio.Lock()
+        """Held while events that belong together are sent: a client that cancels gets all of them or none."""
+        self.task = asyncio.create_task(self._run())
+
+    async def cancel(self) -> None:
+        """By the client: returns when the last event has been sent. Nothing is left in the engine then."""
+        async with self._telling:
+            if not self._ending:
+                self._cancelled = True
+                self.task.cancel()
+        await asyncio.wait({self.task})
+
+    async def stop(self) -> None:
+        """Nobody listens any more."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            details = await self._generate()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._cancelled or task is None:
+                raise
+            task.uncancel()
+            details = StatusDetails(type="cancelled", reason="client_cancelled")
+        except (StreamClosed, WebSocketDisconnect):
+            raise
+        except Exception as error:
+            failure = as_api_error(error)
+            if not self._begun:
+                await self._refuse(_within_response(failure))
+                return
+            failed = RealtimeFailure(type=failure.type, code=failure.code, message=failure.message)
+            details = StatusDetails(type="failed", error=failed)
+        finally:
+            self._record.ticket.release()
+        self._ending = True
+        await self._end(details)
+
+    async def _generate(self) -> StatusDetails:
+        context = self._context
+        self._record.ticket.grow(1, self._size)
+        async with asyncio.timeout(context.settings.request_timeout):
+            job = await prepare_job(context, self._body, self._record)
+        self._job = job
+        async with self._telling:
+            await self._begin()
+        finish_reason = None
+        deltas = generate(context, job, 0)
+        async with aclosing(deltas if job.spoken is None else job.spoken.parts(deltas)) as parts:
+            async for part in parts:
+                async with self._telling:
+                    await self._tell(part)
+                if isinstance(part, TextDelta):
+                    finish_reason = part.finish_reason or finish_reason
+        if finish_reason == "length" or (job.spoken is not None and job.spoken.cut):
+            return StatusDetails(type="incomplete", reason="max_output_tokens")
+        return StatusDetails(type="completed")
+
+    async def _tell(self, part: TextDelta | bytes) -> None:
+        """part: text and calls, or pcm16."""
+        if isinstance(part, bytes):
+            await (await self._begun_message()).sound(part)
+            return
+        if part.content:
+            await (await self._begun_message()).write(part.content)
+        for call in part.calls:
+            await self._call(call)
+
+    async def _begin(self) -> None:
+        self._begun = True
+        await self._emit(ResponseCreated(response=self._response("in_progress", [])))
+
+    async def _begun_message(self) -> MessageOutput:
+        """It is announced with its first text or sound."""
+        if self._message is None:
+            self._message = MessageOutput(self._next_place(), spoken=self._config.spoken)
+            self._outputs.append(self._message)
+            await self._message.begin()
+        return self._message
+
+    async def _call(self, delta: ToolCallDelta) -> None:
+        if delta.id is not UNSET:
+            call = CallOutput(self._next_place(), str(delta.id), str(delta.function.name))
+            self._calls.append(call)
+            self._outputs.append(call)
+            await call.begin()
+        if delta.function.arguments:
+            await self._calls[delta.index].write(delta.function.arguments)
+
+    def _next_place(self) -> Place:
+        return Place(self.id, len(self._outputs), self._emit, self._conversation)
+
+    async def _refuse(self, error: ApiError) -> None:
+        self._ending = self.ended = True
+        self._observe("refused")
+        await self._emit(error_event(error, self._event_id))
+
+    async def _end(self, details: StatusDetails) -> None:
+        if not self._begun:
+            await self._begin()
+        if not self._outputs and details.type in ("completed", "incomplete"):
+            await self._begun_message()
+        status: Status = "completed" if details.type == "completed" else "incomplete"
+        spoken = None if self._job is None else self._job.spoken
+        output = [await one.end(status, spoken) for one in self._outputs]
+        self._observe(details.type)
+        self.ended = True
+        await self._emit(ResponseDone(response=self._response(details.type, output, details)))
+
+    def _response(
+        self, status: ResponseStatus, output: list[ConversationItem], details: StatusDetails | None = None
+    ) -> RealtimeResponse:
+        return RealtimeResponse(
+            id=self.id,
+            status=status,
+            output=output,
+            conversation_id=None if self._conversation is None else self._conversation.id,
+            output_modalities=self._config.output_modalities,
+            max_output_tokens=self._config.max_output_tokens,
+            audio=RealtimeAudio(output=self._config.output),
+            metadata=self._metadata,
+            status_details=details,
+            usage=None if details is None or self._job is None else realtime_usage(self._job.usage()),
+        )
+
+    def _observe(self, status: str) -> None:
+        record = self._record
+        self._context.metrics.observe("realtime_responses_total", model=record.model, status=status)
+        extra = {"request_id": record.request_id, "model": record.model, **record.notes}
+        log.info("realtime response %s", status, extra=extra)
+
+
+def _request(model: str, config: RealtimeConfig, messages: Sequence[Message]) -> ChatRequestBody:
+    return ChatRequestBody(
+        model=model,
+        messages=list(messages),
+        stream=True,
+        max_completion_tokens=None if config.max_output_tokens == "inf" else config.max_output_tokens,
+        temperature=config.temperature,
+        seed=config.seed,
+        modalities=["text", "audio"] if config.spoken else None,
+        audio=config.audio if config.spoken else None,
+        **chat_tools(config),
+    )
+
+
+RENAMED = (
+    (r"messages\b.*", "conversation"),
+    (r"audio\.(.*)", r"response.audio.output.\1"),
+    (r"max_completion_tokens", "response.max_output_tokens"),
+    (r"tools\[(\d+)\]\.function(.*)", r"response.tools[\1]\2"),
+    (r"tool_choice\.function\.(.*)", r"response.tool_choice.\1"),
+    (r"(tools|tool_choice)", r"response.\1"),
+    (r"modalities", "response.output_modalities"),
+    (r"(temperature|seed)", r"response.\1"),
+)
+"""Fields of a chat request, and what they are called here."""
+
+
+def _within_response(error: ApiError) -> ApiError:
+    """An error of a chat request's field, with the name that the field has here."""
+    if error.param is None:
+        return error
+    for pattern, name in RENAMED:
+        if found := re.fullmatch(pattern, error.param):
+            param = found.expand(name)
+            problem = error.message.removeprefix(f"{error.param}: ")
+            return ApiError(error.status, f"{param}: {problem}", param=param, code=error.code)
+    return error

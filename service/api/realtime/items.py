@@ -1,0 +1,183 @@
+"""Items of a conversation: what clients may create, and the chat messages that they stand for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from PIL import Image
+
+from models.errors import InputError
+from models.media import MediaItem
+from models.processor import ChatProcessor
+from service.api.chat.schema import ContentPart, MediaUrl, Message
+from service.api.chat.tool_schema import CalledFunction, ToolCallEntry
+from service.api.context import ServerContext
+from service.api.http.errors import bad_request
+from service.media.data_url import is_data_url
+from service.media.loader import MediaBudget
+
+ShortId = Annotated[str, Meta(min_length=1, max_length=128)]
+ItemType = Literal["message", "item_reference", "function_call", "function_call_output", "mcp_approval_response"]
+ContentType = Literal["input_text", "input_image", "input_audio", "output_text", "output_audio"]
+Role = Literal["user", "system", "assistant"]
+Status = Literal["completed", "incomplete", "in_progress"]
+
+ALLOWED: dict[Role, tuple[ContentType, ...]] = {
+    "user": ("input_text", "input_image"),
+    "system": ("input_text",),
+    "assistant": ("output_text",),
+}
+"""Kinds of content that a client may create, by role."""
+CALL_FIELDS: dict[ItemType, tuple[str, ...]] = {
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+NO_RECOGNITION = "this server has no speech recognition; send text as input_text"
+
+
+class ItemContent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a message. image_url: a data: URL. transcript: of output_audio, whose audio is not kept."""
+
+    type: ContentType
+    text: str | None = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+    audio: str | None = None
+    transcript: str | None = None
+
+
+class ConversationItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """role, content: of a message. call_id, name, arguments: of a function_call. call_id, output: of a
+    function_call_output. All of them are required."""
+
+    type: ItemType
+    id: ShortId | None = None
+    object: Literal["realtime.item"] | None = None
+    status: Status | None = None
+    role: Role | None = None
+    content: list[ItemContent] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | None = None
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def created_item(given: ConversationItem, field: str) -> ConversationItem:
+    """The item as it is kept. ApiError names the field below `field` that does not fit."""
+    if given.type in CALL_FIELDS:
+        return _created_call(given, CALL_FIELDS[given.type], field)
+    if given.type != "message":
+        allowed = "message, function_call or function_call_output"
+        raise bad_request(f"{field}.type: must be {allowed}.", f"{field}.type")
+    if given.role is None:
+        raise bad_request(f"{field}.role: this field is required.", f"{field}.role")
+    if not given.content:
+        raise bad_request(f"{field}.content: at least one part is required.", f"{field}.content")
+    content = [_created_content(part, given.role, f"{field}.content[{n}]") for n, part in enumerate(given.content)]
+    return ConversationItem(type=given.type, role=given.role, content=content, **_settled(given))
+
+
+def _created_call(given: ConversationItem, required: Sequence[str], field: str) -> ConversationItem:
+    for name in required:
+        if getattr(given, name) is None:
+            raise bad_request(f"{field}.{name}: this field is required.", f"{field}.{name}")
+    return ConversationItem(type=given.type, **{name: getattr(given, name) for name in required}, **_settled(given))
+
+
+def _settled(given: ConversationItem) -> dict[str, Any]:
+    return {"id": given.id or new_id("item"), "object": "realtime.item", "status": "completed"}
+
+
+def _created_content(part: ItemContent, role: Role, field: str) -> ItemContent:
+    if part.type == "input_audio":
+        raise bad_request(f"{field}.type: {NO_RECOGNITION}.", f"{field}.type", "unsupported_parameter")
+    if part.type not in ALLOWED[role]:
+        allowed = " or ".join(ALLOWED[role])
+        raise bad_request(f"{field}.type: must be {allowed} in an item with role {role}.", f"{field}.type")
+    if part.type == "input_image":
+        if part.image_url is None:
+            raise bad_request(f"{field}.image_url: this field is required.", f"{field}.image_url")
+        if not is_data_url(part.image_url):
+            raise bad_request(f"{field}.image_url: must be a data: URL.", f"{field}.image_url")
+        return ItemContent(type=part.type, image_url=part.image_url, detail=part.detail)
+    if part.text is None:
+        raise bad_request(f"{field}.text: this field is required.", f"{field}.text")
+    return ItemContent(type=part.type, text=part.text)
+
+
+def pictures(item: ConversationItem) -> Iterator[tuple[int, ItemContent]]:
+    """The parts of an item that are pictures, with their places."""
+    return ((place, part) for place, part in enumerate(item.content or ()) if part.type == "input_image")
+
+
+async def check_pictures(context: ServerContext, processor: ChatProcessor, item: ConversationItem, field: str) -> None:
+    """Loads the pictures of an item as a chat request would. InputError names the one that does not fit; ApiError 503
+    when the server is full."""
+    found = list(pictures(item))
+    if not found:
+        return
+    budget, ticket = context.media.budget(), context.admission.ticket("realtime")
+    try:
+        ticket.grow(1)
+        for place, part in found:
+            loaded = await _load(context, processor, part, f"{field}.content[{place}].image_url", budget)
+            ticket.grow(size=sum(frame.nbytes for frame in loaded.frames))
+    except InputError:
+        context.metrics.observe("media_rejections_total", kind="image", reason="refused")
+        raise
+    finally:
+        ticket.release()
+
+
+async def _load(
+    context: ServerContext, processor: ChatProcessor, part: ItemContent, field: str, budget: MediaBudget
+) -> MediaItem:
+    def prepare(picture: Image.Image, source: bytes) -> MediaItem:
+        try:
+            return processor.image(picture, detail=part.detail or "auto", source=source)
+        except InputError as error:
+            raise InputError(field, str(error)) from error
+
+    return await context.media.image(part.image_url or "", prepare, field=field, budget=budget)
+
+
+def as_messages(items: Iterable[ConversationItem]) -> list[Message]:
+    """Chat messages. Calls belong to the answer before them. A call that was cut off is left out, and an answer of
+    which nothing was heard."""
+    messages: list[Message] = []
+    for item in items:
+        if item.type == "function_call":
+            if item.status != "completed":
+                continue
+            call = ToolCallEntry(item.call_id or "", CalledFunction(item.name or "", item.arguments or ""))
+            after_answer = bool(messages) and messages[-1].role == "assistant"
+            answer = messages.pop() if after_answer else Message("assistant")
+            messages.append(msgspec.structs.replace(answer, tool_calls=[*(answer.tool_calls or ()), call]))
+        elif item.type == "function_call_output":
+            messages.append(Message("tool", item.output, tool_call_id=item.call_id))
+        elif (message := _as_message(item)) is not None:
+            messages.append(message)
+    return messages
+
+
+def _as_message(item: ConversationItem) -> Message | None:
+    assert item.role is not None and item.content is not None
+    if item.role != "user":
+        text = "".join(part.text or part.transcript or "" for part in item.content)
+        return Message(item.role, text) if text else None
+    return Message(item.role, [_as_part(part) for part in item.content])
+
+
+def _as_part(part: ItemContent) -> ContentPart:
+    if part.type == "input_text":
+        return ContentPart(type="text", text=part.text)
+    assert part.image_url is not None
+    return ContentPart(type="image_url", image_url=MediaUrl(part.image_url, detail=part.detail))

@@ -1,0 +1,230 @@
+"""The configuration of a session and of one response: what clients send, and what is in force."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from service.api.chat.schema import Int64
+from service.api.chat.spoken_schema import AudioParams, Modality
+from service.api.chat.tool_schema import FunctionDefinition, NamedFunction, NamedToolChoice, ToolDefinition
+from service.api.chat.tools import MAX_TOOLS
+from service.api.http.errors import bad_request
+from service.api.realtime.items import NO_RECOGNITION, ConversationItem
+from service.api.speech.schema import ShortText, VoiceReference
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Modalities = Annotated[list[Modality], Meta(min_length=1, max_length=2)]
+Tokens = Annotated[int, Meta(ge=1)] | Literal["inf"]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Instructions = Annotated[str, Meta(max_length=65_536)]
+Refused = Annotated[Any, Meta(description="not supported: only a value that changes nothing is accepted")]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "truncation": ("disabled",),
+    "tracing": (),
+    "prompt": (),
+    "include": ([],),
+    "reasoning": (),
+}
+"""Unsupported fields, with the values that change nothing and are accepted."""
+
+
+class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """16-bit mono samples, little-endian."""
+
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Literal[24000] = 24000
+
+
+class RealtimeOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How answers are spoken. format, voice and speed are OpenAI's; the others are those of a spoken chat answer."""
+
+    format: RealtimeFormat | None = None
+    voice: str | VoiceReference | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4)] | None = None
+    model: str | None = None
+    instructions: ShortText | None = None
+    seed: Int64 | None = None
+    cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
+    inference_timesteps: int | None = None
+    temperature: Temperature | None = None
+    max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    normalize: bool | None = None
+
+
+class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of sound that clients send. There is no speech recognition, so all but format must be null."""
+
+    format: Any = None
+    turn_detection: Any = None
+    transcription: Any = None
+    noise_reduction: Any = None
+
+
+class RealtimeAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input: RealtimeInput | None = None
+    output: RealtimeOutput | None = None
+
+
+class RealtimeTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function that answers may call, with the fields of a chat request's `function`."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class RealtimeToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    name: str
+
+
+class _Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both a session and a response may set. modalities: the older name of output_modalities. temperature, seed:
+    of the chat model."""
+
+    output_modalities: Modalities | None = None
+    modalities: Modalities | None = None
+    instructions: Instructions | None = None
+    max_output_tokens: Tokens | None = None
+    audio: RealtimeAudio | None = None
+    temperature: Temperature | None = None
+    seed: Int64 | None = None
+    tools: list[RealtimeTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | RealtimeToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    prompt: Refused = None
+    reasoning: Refused = None
+
+
+class SessionParams(_Overrides, frozen=True, kw_only=True):
+    """A session.update: what is left out, or null, stays as it is."""
+
+    type: Literal["realtime", "transcription"] = "realtime"
+    model: str | None = None
+    truncation: Refused = None
+    tracing: Refused = None
+    include: Refused = None
+
+
+class ResponseParams(_Overrides, frozen=True, kw_only=True):
+    """Of one response. conversation "none": its answer is not added to the conversation. input: items to answer instead
+    of the conversation's, new ones or references to those."""
+
+    conversation: Literal["auto", "none"] | None = None
+    input: list[ConversationItem] | None = None
+    metadata: Metadata | None = None
+
+
+class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in force. output_modalities has one entry: audio comes with its transcript."""
+
+    output_modalities: list[Modality]
+    instructions: str = ""
+    max_output_tokens: Tokens = "inf"
+    output: RealtimeOutput = RealtimeOutput(format=RealtimeFormat())
+    temperature: float | None = None
+    seed: int | None = None
+    tools: list[RealtimeTool] = []
+    tool_choice: Literal["none", "auto", "required"] | RealtimeToolChoice = "auto"
+    parallel_tool_calls: bool = True
+
+    @property
+    def spoken(self) -> bool:
+        return "audio" in self.output_modalities
+
+    @property
+    def audio(self) -> AudioParams:
+        output = self.output
+        given = {name: getattr(output, name) for name in RealtimeOutput.__struct_fields__ if name != "format"}
+        return AudioParams(format="pcm16", **given)
+
+
+class RealtimeSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as clients see it."""
+
+    id: str
+    model: str
+    output_modalities: list[Modality]
+    instructions: str
+    max_output_tokens: Tokens
+    audio: RealtimeAudio
+    temperature: float | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    type: Literal["realtime"] = "realtime"
+    object: Literal["realtime.session"] = "realtime.session"
+    tools: list[RealtimeTool]
+    tool_choice: Literal["none", "auto", "required"] | RealtimeToolChoice
+    parallel_tool_calls: bool
+    truncation: Literal["disabled"] = "disabled"
+
+
+def updated(config: RealtimeConfig, given: _Overrides, field: str) -> RealtimeConfig:
+    """The configuration with what `given` sets. ApiError names the field below `field` that is not supported."""
+    _refuse_unsupported(given, field)
+    if given.tools is not None and len(given.tools) > MAX_TOOLS:
+        at = f"{field}.tools"
+        raise bad_request(f"{at}: too many: {len(given.tools)} given, at most {MAX_TOOLS} allowed.", at)
+    config = _overlaid(config, given)
+    if given.audio is not None and given.audio.output is not None:
+        config = msgspec.structs.replace(config, output=_overlaid(config.output, given.audio.output))
+    modalities = given.output_modalities or given.modalities
+    if modalities is None:
+        return config
+    return msgspec.structs.replace(config, output_modalities=["audio" if "audio" in modalities else "text"])
+
+
+def shown(config: RealtimeConfig, id: str, model: str) -> RealtimeSession:
+    return RealtimeSession(
+        id=id,
+        model=model,
+        output_modalities=config.output_modalities,
+        instructions=config.instructions,
+        max_output_tokens=config.max_output_tokens,
+        audio=RealtimeAudio(input=RealtimeInput(format=RealtimeFormat()), output=config.output),
+        temperature=UNSET if config.temperature is None else config.temperature,
+        seed=UNSET if config.seed is None else config.seed,
+        tools=config.tools,
+        tool_choice=config.tool_choice,
+        parallel_tool_calls=config.parallel_tool_calls,
+    )
+
+
+def chat_tools(config: RealtimeConfig) -> dict[str, Any]:
+    """The fields of a chat request that say which tools there are."""
+    asked = config.tool_choice
+    if not config.tools and asked in ("none", "auto"):
+        return {}
+    choice = asked if isinstance(asked, str) else NamedToolChoice("function", NamedFunction(asked.name))
+    tools = [
+        ToolDefinition("function", FunctionDefinition(tool.name, tool.description, tool.parameters))
+        for tool in config.tools
+    ]
+    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": config.parallel_tool_calls}
+
+
+def _overlaid(base: T, given: msgspec.Struct) -> T:
+    """`base` with the values of the same names that are set in `given`."""
+    values = {name: getattr(given, name, None) for name in base.__struct_fields__}
+    return msgspec.structs.replace(base, **{name: value for name, value in values.items() if value is not None})
+
+
+def _refuse_unsupported(given: _Overrides, field: str) -> None:
+    for name in given.__struct_fields__:
+        value = getattr(given, name)
+        if name in REFUSED and value is not None and not any(value == harmless for harmless in REFUSED[name]):
+            message = f"{field}.{name}: not supported by this server."
+            raise bad_request(message, f"{field}.{name}", "unsupported_parameter")
+    hearing = None if given.audio is None else given.audio.input
+    for name in ("turn_detection", "transcription", "noise_reduction"):
+        if getattr(hearing, name, None) is not None:
+            at = f"{field}.audio.input.{name}"
+            raise bad_request(f"{at}: must be null: {NO_RECOGNITION}.", at, "unsupported_parameter")

@@ -1,0 +1,316 @@
+"""The WebSocket /v1/realtime: OpenAI's Realtime protocol, without speech recognition.
+
+A connection has one session, one conversation and at most one response at a time. Events of the client are handled one
+after another; a response runs beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, WebSocket
+from starlette.websockets import WebSocketDisconnect
+
+from models.errors import InputError
+from service.api.chat.schema import Message
+from service.api.context import LARGE_BODY, ServerContext, context_of
+from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.json_body import parse
+from service.api.http.openapi import websocket
+from service.api.http.record import RequestRecord, record_of
+from service.api.realtime.answer import Answer
+from service.api.realtime.conversation import Conversation, check_counts, max_items
+from service.api.realtime.events import (
+    AnyClientEvent,
+    AnyServerEvent,
+    Envelope,
+    ItemAdded,
+    ItemCreate,
+    ItemDelete,
+    ItemDeleted,
+    ItemDone,
+    ItemRetrieve,
+    ItemRetrieved,
+    ItemTruncate,
+    ItemTruncated,
+    OutputAudioClear,
+    ResponseCancel,
+    ResponseCreate,
+    SessionCreated,
+    SessionUpdate,
+    SessionUpdated,
+    Unsupported,
+    error_event,
+)
+from service.api.realtime.items import (
+    NO_RECOGNITION,
+    ConversationItem,
+    as_messages,
+    check_pictures,
+    created_item,
+    new_id,
+)
+from service.api.realtime.session_config import RealtimeConfig, ResponseParams, SessionParams, shown, updated
+from service.api.request_stream import EngineError
+from service.api.sockets import (
+    FAILED,
+    GOING_AWAY,
+    NOT_JSON,
+    POLICY,
+    TRY_LATER,
+    StreamClosed,
+    close,
+    read_into,
+    send,
+)
+from service.catalog import HostedModel
+
+router = APIRouter()
+
+PATH = "/v1/realtime"
+PROTOCOL = "realtime"
+"""The subprotocol that browsers' clients offer beside the key, and insist on."""
+QUEUED_EVENTS = 2
+"""Each may have a picture."""
+MAX_UPDATE = 1 << 18
+"""Bytes of a session.update: its values are kept."""
+
+websocket(
+    PATH, "Converse in text and pictures; answers are written or spoken.", client=AnyClientEvent, server=AnyServerEvent
+)
+
+
+@router.websocket(PATH)
+async def realtime(socket: WebSocket) -> None:
+    context = context_of(socket)
+    record = record_of(socket.scope)
+    await socket.accept(PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", ()) else None)
+    context.open_sockets += 1
+    session = Session(context, socket, record)
+    try:
+        await session.run()
+    except StreamClosed as closed:
+        await close(socket, closed.code, closed.reason)
+    except WebSocketDisconnect:
+        record.outcome = "aborted"
+    except ApiError as error:
+        record.outcome = record.end_with(error.status)
+        with suppress(WebSocketDisconnect, StreamClosed):
+            await session.send_error(error, None)
+        code = TRY_LATER if error.status == 503 else FAILED if error.status >= 500 else POLICY
+        await close(socket, code, error.code or "")
+    finally:
+        await session.stop()
+        context.open_sockets -= 1
+
+
+class Session:
+    """One connection. Reads events while a response is being made."""
+
+    def __init__(self, context: ServerContext, socket: WebSocket, record: RequestRecord) -> None:
+        self._context = context
+        self._socket = socket
+        self._record = record
+        self._id = new_id("sess")
+        self._conversation = Conversation(context.settings, record.ticket)
+        self._config = RealtimeConfig(output_modalities=["audio" if _speaks(context) else "text"])
+        self._answer: Answer | None = None
+        self._events: asyncio.Queue[str | bytes | None] = asyncio.Queue(QUEUED_EVENTS)
+        self._reader = asyncio.create_task(read_into(socket, self._events))
+
+    async def run(self) -> None:
+        """ApiError when the connection cannot be served, StreamClosed or WebSocketDisconnect at its end."""
+        self._context.require_ready()
+        self._model = self._requested_model()
+        await self._emit(SessionCreated(session=shown(self._config, self._id, self._model.name)))
+        while True:
+            await self._take(await self._next())
+
+    def _requested_model(self) -> HostedModel:
+        query = self._socket.query_params
+        if query.get("intent") == "transcription" or "call_id" in query:
+            field = "call_id" if "call_id" in query else "intent"
+            raise bad_request(f"{field}: not supported: {NO_RECOGNITION}.", field, "unsupported_parameter")
+        if "model" not in query:
+            raise bad_request("model: required in the query, as in /v1/realtime?model=NAME.", "model")
+        return self._context.model(query["model"], "chat", self._record)
+
+    async def _next(self) -> str | bytes:
+        """The next event. The session ends when a response cannot be sent, when the client is silent while nothing is
+        being answered, and at a shutdown between two responses."""
+        waiting = asyncio.create_task(self._events.get())
+        draining = asyncio.create_task(self._context.drain_begun.wait())
+        try:
+            while not waiting.done():
+                other = draining if self._answer is None else self._answer.task
+                idle = self._context.settings.realtime_idle if self._answer is None else None
+                done, _ = await asyncio.wait({waiting, other}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    raise StreamClosed(POLICY, "idle")
+                if draining in done:
+                    raise StreamClosed(GOING_AWAY, "shutting down")
+                if other in done:
+                    self._answer = None
+                    await other
+            event = waiting.result()
+        finally:
+            waiting.cancel()
+            draining.cancel()
+        if event is None:
+            raise WebSocketDisconnect
+        return event
+
+    async def _take(self, raw: str | bytes) -> None:
+        """Handles one event; what does not fit is reported, and the session goes on."""
+        event_id = await self._event_id(raw)
+        try:
+            event: AnyClientEvent = await self._decoded(raw, AnyClientEvent)
+            if isinstance(event, SessionUpdate) and len(raw) > MAX_UPDATE:
+                raise bad_request(
+                    f"session: too long: {len(raw)} bytes given, at most {MAX_UPDATE} allowed.", "session"
+                )
+            await self._obey(event, len(raw))
+        except (ApiError, EngineError, InputError, msgspec.MsgspecError, RecursionError) as error:
+            await self.send_error(as_api_error(error), event_id)
+
+    async def _event_id(self, raw: str | bytes) -> str | None:
+        """StreamClosed for what is not a JSON object: the client speaks another protocol."""
+        try:
+            id = (await self._decoded(raw, Envelope)).event_id
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            await self.send_error(bad_request("An event must be a JSON object.", code="invalid_json"), None)
+            raise StreamClosed(NOT_JSON, "not a JSON object") from None
+        return id[:512] if isinstance(id, str) else None
+
+    async def _decoded(self, raw: str | bytes, kind: Any) -> Any:
+        if len(raw) > LARGE_BODY:
+            return await self._context.in_thread(lambda: parse(raw, kind))
+        return parse(raw, kind)
+
+    async def _obey(self, event: AnyClientEvent, size: int) -> None:
+        """size: bytes of the event."""
+        match event:
+            case SessionUpdate():
+                await self._update(event.session)
+            case ItemCreate():
+                await self._create_item(event)
+            case ItemRetrieve():
+                await self._emit(ItemRetrieved(item=self._conversation.item(event.item_id)))
+            case ItemDelete():
+                self._conversation.delete(event.item_id)
+                await self._emit(ItemDeleted(item_id=event.item_id))
+            case ItemTruncate():
+                await self._truncate(event)
+            case ResponseCreate():
+                await self._respond(event.response or ResponseParams(), event.event_id, size)
+            case ResponseCancel():
+                await self._cancel(event.response_id)
+            case _:
+                raise _unsupported(event)
+
+    async def _update(self, given: SessionParams) -> None:
+        if given.type != "realtime":
+            message = f"session.type: must be realtime: {NO_RECOGNITION}."
+            raise bad_request(message, "session.type", "unsupported_parameter")
+        if given.model is not None and self._context.catalog.get(given.model) is not self._model:
+            raise bad_request("session.model: cannot be changed; open another connection.", "session.model")
+        self._config = updated(self._config, given, "session")
+        await self._emit(SessionUpdated(session=shown(self._config, self._id, self._model.name)))
+
+    async def _create_item(self, event: ItemCreate) -> None:
+        check_counts([event.item], self._context.settings, "item")
+        item = created_item(event.item, "item")
+        self._conversation.check_room(item)
+        await check_pictures(self._context, self._model.chat_processor, item, "item")
+        previous = self._conversation.add(item, event.previous_item_id)
+        await self._emit(ItemAdded(item=item, previous_item_id=previous))
+        await self._emit(ItemDone(item=item, previous_item_id=previous))
+
+    async def _truncate(self, event: ItemTruncate) -> None:
+        self._conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
+        truncated = ItemTruncated(
+            item_id=event.item_id, content_index=event.content_index, audio_end_ms=event.audio_end_ms
+        )
+        await self._emit(truncated)
+
+    async def _respond(self, given: ResponseParams, event_id: str | None, size: int) -> None:
+        context, conversation = self._context, self._conversation
+        if self._answer is not None:
+            if not self._answer.ended:
+                message = "A response is in progress; wait for response.done or send response.cancel."
+                raise bad_request(message, code="conversation_already_has_active_response")
+            await asyncio.wait({self._answer.task})
+        context.require_ready()
+        config = updated(self._config, given, "response")
+        kept = given.conversation != "none"
+        if kept and len(conversation) >= max_items(context.settings):
+            message = f"The conversation is full: at most {max_items(context.settings)} items allowed. Delete some."
+            raise bad_request(message, code="conversation_full")
+        messages = self._messages(config, given)
+        record = RequestRecord(self._record.request_id, "realtime", context.admission.ticket("realtime"))
+        record.model = self._model.name
+        self._answer = Answer(
+            context,
+            self._emit,
+            record,
+            conversation if kept else None,
+            config,
+            messages,
+            metadata=given.metadata,
+            event_id=event_id,
+            size=size,
+        )
+
+    def _messages(self, config: RealtimeConfig, given: ResponseParams) -> list[Message]:
+        if given.input is None:
+            messages = self._conversation.messages()
+        else:
+            check_counts(given.input, self._context.settings, "response.input")
+            named = [item.id for item in given.input if item.type == "item_reference"]
+            if len(set(named)) < len(named):
+                # A large item, a thousand times, would be a thousand copies of it.
+                raise bad_request("response.input: an item can be referred to once.", "response.input")
+            messages = as_messages(self._input(item, place) for place, item in enumerate(given.input))
+        if config.instructions:
+            messages = [Message("system", config.instructions), *messages]
+        if not messages:
+            raise bad_request("There is nothing to respond to; send conversation.item.create first.")
+        return messages
+
+    def _input(self, item: ConversationItem, place: int) -> ConversationItem:
+        if item.type == "item_reference" and item.id is not None:
+            return self._conversation.item(item.id)
+        return created_item(item, f"response.input[{place}]")
+
+    async def _cancel(self, response_id: str | None) -> None:
+        answer = self._answer
+        if answer is None or answer.ended or response_id not in (None, answer.id):
+            raise bad_request("There is no such response in progress.", code="response_cancel_not_active")
+        await answer.cancel()
+
+    async def _emit(self, event: AnyServerEvent) -> None:
+        await send(self._context, self._socket, event)
+
+    async def send_error(self, error: ApiError, event_id: str | None) -> None:
+        await self._emit(error_event(error, event_id))
+
+    async def stop(self) -> None:
+        self._reader.cancel()
+        if self._answer is not None:
+            await self._answer.stop()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+
+def _speaks(context: ServerContext) -> bool:
+    """Whether answers can be spoken without naming a model."""
+    hosted = [model for model in context.catalog.models if model.kind == "speech"]
+    return len(hosted) == 1 or bool(hosted and context.settings.spoken_answer_model)
+
+
+def _unsupported(event: Unsupported) -> ApiError:
+    name = event.__struct_config__.tag
+    reason = "only WebRTC has this buffer" if isinstance(event, OutputAudioClear) else NO_RECOGNITION
+    return bad_request(f"{name}: not supported: {reason}.", "type", "unsupported_event")

@@ -1,0 +1,142 @@
+"""One request on its way through the engine, as the API process sees it: a stream of deltas that ends or fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+import numpy as np
+
+from service.api.tracing import EngineTrace
+from service.link.messages import ChatDelta, ChatRequest, EncodeReference, ReferenceEncoded, SpeechDelta, SpeechRequest
+
+Request = ChatRequest | SpeechRequest | EncodeReference
+Delta = TypeVar("Delta", ChatDelta, SpeechDelta, ReferenceEncoded)
+
+
+class EngineError(Exception):
+    """A request that the engine did not answer; `status` is the HTTP status that fits."""
+
+    def __init__(
+        self, status: int, code: str, message: str, field: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.field = field
+        self.retry_after = retry_after
+
+
+class RequestStream(Generic[Delta]):
+    """Deltas of one request, in order. Deltas that a reader has not taken yet are merged into one.
+
+    Iteration ends after the last delta and raises EngineError when the request fails. `aclose` aborts a request that
+    has not ended; use contextlib.aclosing. To see each delta as it arrives, set `on_update` and call `take` in it.
+    """
+
+    def __init__(self, request: Request, abort: Callable[[str], None], trace: EngineTrace | None = None) -> None:
+        self.request = request
+        self.last_delivery: float | None = None
+        """time.monotonic() when the newest delta came from the engine."""
+        self.on_update: Callable[[], None] | None = None
+        """Called when deltas have come or the stream has ended. Must not raise."""
+        self.error: EngineError | None = None
+        """Why the request failed; deltas that were not taken come before it."""
+        self._abort = abort
+        self._trace = trace
+        self._pending: list[Delta] = []
+        self._ended = False
+        self._reader: asyncio.Future[None] | None = None
+        """Done when there is something to read."""
+
+    def __aiter__(self) -> RequestStream[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._pending:
+            if self.error is not None:
+                raise self.error
+            if self._ended:
+                raise StopAsyncIteration
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        merged, self._pending = merge(self._pending)
+        return merged
+
+    def take(self) -> list[Delta]:
+        """The deltas since the last call, not merged."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    async def aclose(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._abort(self.request.request_id)
+            if self._trace is not None:
+                self._trace.end("aborted")
+        self._wake()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def deliver(self, delta: Delta, *, last: bool) -> None:
+        self._pending.append(delta)
+        self._ended |= last
+        if self._trace is not None:
+            self._trace.deliver(delta, last=last)
+        self._wake()
+
+    def cut(self, last: Delta) -> None:
+        """Aborts a request that has not ended. Its reader gets the deltas that it has not taken, then `last`."""
+        if not self._ended:
+            self._abort(self.request.request_id)
+            self.deliver(last, last=True)
+
+    def fail(self, error: EngineError) -> None:
+        self.error = error
+        self._ended = True
+        if self._trace is not None:
+            self._trace.end(error.code)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.on_update is not None:
+            self.on_update()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
+    """The longest run from the front that one delta can hold, and the rest."""
+    first, rest = deltas[0], deltas[1:]
+    if not rest:
+        return first, rest
+    if isinstance(first, ChatDelta):
+        chat = cast(list[ChatDelta], deltas)
+        merged = ChatDelta(
+            first.request_id,
+            tuple(token for delta in chat for token in delta.token_ids),
+            tuple(info for delta in chat for info in delta.infos),
+            chat[-1].finish_reason,
+            max(delta.cached_tokens for delta in chat),
+            chat[-1].steps,
+        )
+        return cast(Delta, merged), []
+    if isinstance(first, SpeechDelta):
+        speech = cast(list[SpeechDelta], deltas)
+        count = next((n for n, delta in enumerate(speech, 1) if delta.segment_done or delta.finished), len(speech))
+        last = speech[count - 1]
+        merged_audio = SpeechDelta(
+            first.request_id,
+            np.concatenate([delta.audio for delta in speech[:count]]),
+            first.segment,
+            last.segment_done,
+            last.finished,
+            any(delta.truncated for delta in speech[:count]),
+            last.steps,
+        )
+        return cast(Delta, merged_audio), deltas[count:]
+    return first, rest

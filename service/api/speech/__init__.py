@@ -1,0 +1,1 @@
+"""Speech routes, voices and delivery of audio."""

@@ -1,0 +1,112 @@
+"""Voices of their own: what a description sounds like is spoken once, with a fixed seed, and kept as a reference."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import aclosing
+
+import numpy as np
+
+from models.errors import InputError
+from service.api.context import ServerContext
+from service.api.http.errors import ApiError
+from service.api.speech.references import encode, encoder_of
+from service.catalog import HostedModel
+from service.link.messages import SpeechRequest, SpeechSegment
+from service.media.reference_level import level_reference
+from service.media.resample import resample
+from service.named_voice_store import load_named, save_named, voice_key, weights_of
+
+TEXT = "Hello there. This is how I sound when I read something to you."
+SEED = 20_260_101
+CFG = 2.0
+MIN_PATCHES = 2
+MAX_PATCHES = 32
+"""About five seconds: enough for a voice, and short in front of every text."""
+ATTEMPTS = 3
+"""Seeds that are tried: a take may be too short or too quiet."""
+VERSION = "1"
+"""Changes with everything above: other references are then made."""
+
+
+async def named_reference(context: ServerContext, model: HostedModel, name: str, description: str) -> np.ndarray:
+    """Patches float32 [n, frames, channels] of the built-in voice `name`: those on disk, or made now and kept.
+
+    Requests that ask at the same time wait for the same making, which goes on when they leave.
+    """
+    voice = model.name, name
+    making = context.named_voices.get(voice)
+    if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
+        making = asyncio.ensure_future(_named(context, model, name, description))
+        context.named_voices[voice] = making
+        context.tasks.add(making)
+        making.add_done_callback(context.tasks.discard)
+    return making.result() if making.done() else await asyncio.shield(making)
+
+
+def _key(model: HostedModel, solver_steps: int, name: str, description: str) -> str:
+    """Of a voice on disk. Weights are known by their revision, or for a folder by what is in it."""
+    checkpoint = model.checkpoint
+    weights = "" if checkpoint.revision else weights_of(checkpoint.directory)
+    published = model.speech_processor.solver_steps[0]
+    version = VERSION if solver_steps == published else f"{VERSION}, {solver_steps} solver steps"
+    return voice_key(version, encoder_of(model), weights, name, description)
+
+
+async def _named(context: ServerContext, model: HostedModel, name: str, description: str) -> np.ndarray:
+    directory = context.settings.voices_dir.expanduser()
+    key = await context.in_thread(lambda: _key(model, _solver_steps(context, model), name, description))
+    kept = await context.in_thread(lambda: load_named(directory, key))
+    if kept is not None:
+        return kept
+    reference, _ = await described_reference(context, model, description, SEED)
+    await context.in_thread(lambda: save_named(directory, key, reference))
+    # Of several servers that share the directory, all speak with what lies there now.
+    stored = await context.in_thread(lambda: load_named(directory, key))
+    return reference if stored is None else stored
+
+
+async def described_reference(
+    context: ServerContext, model: HostedModel, description: str, seed: int
+) -> tuple[np.ndarray, float]:
+    """(patches, seconds) of a voice as described. ApiError 500 when no take can serve."""
+    processor = model.speech_processor
+    for attempt in range(ATTEMPTS):
+        wave = await _spoken(context, model, description, (seed + attempt) & (2**63 - 1))
+
+        def prepared(wave: np.ndarray = wave) -> np.ndarray:
+            resampled = resample(wave, processor.sample_rate, processor.reference_sample_rate)
+            return level_reference(resampled, processor.reference_sample_rate, "voice")
+
+        try:
+            level = await context.in_thread(prepared)
+        except InputError:
+            continue
+        return await encode(context, model, level, "right"), len(level) / processor.reference_sample_rate
+    raise ApiError(500, "voice: no take of this voice was loud and long enough.", param="voice", code="voice_not_made")
+
+
+async def _spoken(context: ServerContext, model: HostedModel, description: str, seed: int) -> np.ndarray:
+    """float32 [samples] at the model's rate. Nobody listens live, so listeners go first."""
+    processor = model.speech_processor
+    ids = processor.tokenize(f"({description}){TEXT}" if description else TEXT)
+    cap = min(processor.max_patches(ids), MAX_PATCHES)
+    request = SpeechRequest(
+        f"voice-{uuid.uuid4().hex}",
+        model.name,
+        (SpeechSegment(tuple(ids), min(MIN_PATCHES, cap), cap),),
+        seed,
+        CFG,
+        _solver_steps(context, model),
+        live=False,
+        arrival=time.monotonic(),
+    )
+    async with aclosing(context.engine.submit(request)) as stream:
+        return np.concatenate([delta.audio async for delta in stream])
+
+
+def _solver_steps(context: ServerContext, model: HostedModel) -> int:
+    """The number that the server captures for requests that name none."""
+    return (context.settings.solver_steps or model.speech_processor.solver_steps)[0]

@@ -1,0 +1,143 @@
+"""Chinese: numbers, dates, times, money and units in Han characters. What no rule knows stays as it is.
+
+As in english.py, the rules run one after the other and take linear time. Units that are written in Han characters are
+read as they stand: only the number in front of them changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from service.api.speech.normalising.numbers import han_cardinal, han_decimal, han_digits
+
+Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
+
+BEGIN = r"(?<![A-Za-z0-9_.,:/@#$€£¥￥&=+%~^*\\-])"
+END = r"(?![A-Za-z0-9_/@=^*\\]|[.,:-]\d)"
+AMOUNT = r"(?P<amount>(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:\.\d{1,12})?)"
+MINUS = r"(?P<minus>[-−](?=\d))?"
+YEAR = r"(1[1-9]\d\d|20\d\d)"
+
+CURRENCIES = {"¥": "元", "￥": "元", "$": "美元", "€": "欧元", "£": "英镑"}
+UNITS = {
+    "km/h": "公里每小时",
+    "m/s": "米每秒",
+    "km²": "平方公里",
+    "m²": "平方米",
+    "m³": "立方米",
+    "㎡": "平方米",
+    "km": "公里",
+    "cm": "厘米",
+    "mm": "毫米",
+    "m": "米",
+    "kg": "公斤",
+    "mg": "毫克",
+    "g": "克",
+    "ml": "毫升",
+    "mL": "毫升",
+    "L": "升",
+    "℃": "摄氏度",
+    "°C": "摄氏度",
+    "℉": "华氏度",
+    "°F": "华氏度",
+    "°": "度",
+    "kW": "千瓦",
+    "kWh": "千瓦时",
+    "W": "瓦",
+    "V": "伏",
+}
+MEASURES = "个只位名本张条件种块天次遍岁杯瓶辆台座间家层倍周小"
+"""Before these, two is 两, not 二."""
+
+
+def normalise_chinese(text: str) -> str:
+    """text: a clause or more. Words and marks that no rule knows stay."""
+    for pattern, replace in RULES:
+        text = pattern.sub(replace, text)
+    return text
+
+
+def _signed(match: re.Match[str], words: str) -> str:
+    return f"负{words}" if match["minus"] else words
+
+
+def _date(match: re.Match[str]) -> str:
+    month, day = int(match[2]), int(match[3])
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return match[0]
+    return f"{han_digits(match[1])}年{han_cardinal(month)}月{han_cardinal(day)}日"
+
+
+def _time(match: re.Match[str]) -> str:
+    hour, minute, second = int(match[1]), int(match[2]), match[3]
+    if hour > 24 or minute > 59 or (second and int(second) > 59):
+        return match[0]
+    spoken = f"{'两' if hour == 2 else han_cardinal(hour)}点"
+    if minute or second:
+        spoken += f"{'零' if 0 < minute < 10 else ''}{han_cardinal(minute)}分"
+    return f"{spoken}{han_cardinal(int(second))}秒" if second else spoken
+
+
+def _money(match: re.Match[str]) -> str:
+    amount = match["amount"]
+    if "." in amount:
+        amount = amount.rstrip("0").rstrip(".")
+    spoken = f"{han_decimal(amount)}{match['scale'] or ''}{CURRENCIES[match['currency']]}"
+    return _signed(match, spoken)
+
+
+def _percent(match: re.Match[str]) -> str:
+    return _signed(match, f"百分之{han_decimal(match['amount'])}")
+
+
+def _range(match: re.Match[str]) -> str:
+    first, last = match[1], match[2]
+    if first.startswith("0") or last.startswith("0") or int(first) >= int(last):
+        return match[0]
+    before = "百分之" if match[3] else ""
+    return f"{before}{han_cardinal(int(first))}到{before}{han_cardinal(int(last))}"
+
+
+def _fraction(match: re.Match[str]) -> str:
+    top, bottom = int(match[1]), int(match[2])
+    if not 0 < top < bottom:
+        return match[0]
+    return f"{han_cardinal(bottom)}分之{han_cardinal(top)}"
+
+
+def _phone(match: re.Match[str]) -> str:
+    return "，".join(map(han_digits, re.findall(r"\d+", match[0])))
+
+
+def _plain(match: re.Match[str]) -> str:
+    amount = match["amount"]
+    long = len(amount) >= 10 and amount.isdigit()
+    return _signed(match, han_digits(amount) if long else han_decimal(amount))
+
+
+RULES: tuple[Rule, ...] = tuple(
+    (re.compile(pattern), replace)
+    for pattern, replace in (
+        (rf"{BEGIN}{YEAR}[-/](\d{{1,2}})[-/](\d{{1,2}}){END}", _date),
+        (rf"{BEGIN}{YEAR}[-–—~～至到]{YEAR}(?=年)", lambda match: f"{han_digits(match[1])}到{han_digits(match[2])}"),
+        (rf"{BEGIN}{YEAR}(?=年)", lambda match: han_digits(match[1])),
+        (rf"{BEGIN}(\d{{1,2}}):(\d\d)(?::(\d\d))?{END}", _time),
+        (rf"{BEGIN}{MINUS}(?P<currency>[¥￥$€£]){AMOUNT}(?P<scale>万亿|[万亿])?元?{END}", _money),
+        (rf"{BEGIN}(\d{{1,4}})%?[-–~～](\d{{1,4}})([%％])", _range),
+        (rf"{BEGIN}{MINUS}{AMOUNT}[%％]", _percent),
+        (rf"{BEGIN}(?:1[3-9]\d{{9}}|0\d{{2,3}}-\d{{7,8}}|400-\d{{3}}-\d{{4}}){END}", _phone),
+        (rf"{BEGIN}(\d{{1,3}})/(\d{{1,3}}){END}", _fraction),
+        (
+            rf"{BEGIN}{MINUS}{AMOUNT}\s?(?P<unit>{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})"
+            r"(?![A-Za-z0-9_/²³])",
+            lambda match: _signed(match, han_decimal(match["amount"]) + UNITS[match["unit"]]),
+        ),
+        (rf"{BEGIN}(\d{{1,4}})[-–~～](\d{{1,4}})(){END}", _range),
+        (rf"(?<!第){BEGIN}2(?=\s?[{MEASURES}])(?!\s?月)", lambda match: "两"),
+        (
+            rf"{BEGIN}{MINUS}(?P<amount>(?:\d{{1,3}}(?:,\d{{3}}){{1,4}}|\d{{1,15}})(?:\.\d{{1,12}})?|\d{{16,24}}){END}",
+            _plain,
+        ),
+    )
+)

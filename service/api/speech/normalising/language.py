@@ -1,0 +1,46 @@
+"""The language of a clause, as far as its numbers are concerned."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Language = Literal["english", "chinese", "other"]
+"""other: numbers are left to the model, which speaks many languages."""
+
+HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+KANA_OR_HANGUL = re.compile("[\u3040-\u30ff\u1100-\u11ff\uac00-\ud7af]")
+WORD = re.compile(r"(?<![^\W_])[^\W\d_]+")
+"""A unit right behind its number is no word."""
+
+ENGLISH = frozenset(
+    "the and of to is are was were it its that this these those with for from by at on he she they we you his her "  # noqa: SIM905
+    "their our your i my be been has have had not but or if when which who what there will would can could should "
+    "about into than then more other only also very after before since until each every some any how".split()
+)
+FOREIGN = frozenset(
+    "der das und ist ich nicht ein eine einen dem den des mit von zu auf für sich auch sind wir ihr bei nach oder "  # noqa: SIM905
+    "im zum zur über seite uhr kostet habe hat "
+    "le les et ai est une du des dans pour avec pas vous nous je il elle sur qui que au aux ce cette à coûte page "
+    "el los las y es una por para con del al lo como pero sus se muy tengo cuesta hay "
+    "di che è un per sono della nel gli anche costa ho "
+    "os e o em uma não da do das dos tem custa "
+    "het een van en niet zijn op dat ik je met voor kost "
+    "jest w na się nie i do że och att det som är på av inte og på ikke er".split()
+) - frozenset("i do page on or en see per".split())  # noqa: SIM905
+
+
+def language_of(clause: str, before: Language) -> Language:
+    """before: the language of the clauses before this one, which holds where this one says nothing about its own."""
+    if KANA_OR_HANGUL.search(clause):
+        return "other"
+    if HAN.search(clause):
+        return "chinese"
+    words = [word.lower() for word in WORD.findall(clause)]
+    if not words:
+        return before
+    english = sum(word in ENGLISH for word in words)
+    foreign = sum(word in FOREIGN or not word.isascii() for word in words)
+    if english != foreign:
+        return "english" if english > foreign else "other"
+    return before

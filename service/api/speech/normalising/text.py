@@ -1,0 +1,116 @@
+"""A text, perhaps arriving in chunks, normalised clause by clause.
+
+Segments end at clauses at the earliest, and where a clause ends is known at the character after it, as it is for the
+splitter: words that no rule can change any more pass at once, so that holding back the rest of a clause delays nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from service.api.speech.normalising.chinese import normalise_chinese
+from service.api.speech.normalising.english import BEFORE_NUMBERS, MONTHS, TITLES, WORDS, normalise_english
+from service.api.speech.normalising.language import Language, language_of
+from service.api.speech.text_splitting import ABBREVIATIONS
+
+ENDS = re.compile(r"[。！？；，、]|\n|[.!?,;:…]['\")\]]{0,2}\s")
+TRIGGERS = re.compile(r"[\d&]|\w\.")
+PLAIN = re.compile(r"(?:[^\W\d_]|[ \"'])*")
+CHANGING = tuple(word.lower() for word in (*BEFORE_NUMBERS, *TITLES, *WORDS, *MONTHS, "us", "v"))
+"""Begins of what rules may change and that is no number."""
+SENTENCE = frozenset(".!?…。！？")
+LONGEST = 600
+"""Characters of a clause that are looked at together."""
+
+
+class TextNormaliser:
+    """Joined output does not depend on how the text is cut into chunks."""
+
+    def __init__(self, on_clause: Callable[[str, str], None] = lambda clause, words: None) -> None:
+        """on_clause: gets each clause as it was and in words, in order."""
+        self._on_clause = on_clause
+        self._pending = ""
+        """The current clause."""
+        self._released = 0
+        """Characters of it that have been returned."""
+        self._language: Language = "english"
+        self._starts = False
+        """The current clause is the first of a sentence, and not of the text."""
+
+    def feed(self, text: str) -> str:
+        """What is decided: whole clauses, and words at the beginning of the next."""
+        self._pending += text
+        done: list[str] = []
+        begin = 0
+        while (end := self._end(begin)) is not None:
+            done.append(self._normalise(self._pending[begin:end]))
+            begin = end
+        self._pending = self._pending[begin:]
+        plain = self._plain()
+        done.append(self._pending[self._released : plain])
+        self._released = max(plain, self._released)
+        return "".join(done)
+
+    def flush(self) -> str:
+        """The rest; the text ends here. A new text may be fed afterwards."""
+        rest = self._normalise(self._pending)
+        self._pending, self._language, self._starts = "", "english", False
+        return rest
+
+    def _end(self, begin: int) -> int | None:
+        """Where the clause that starts at begin ends; None while later text can change that."""
+        pending = self._pending
+        limit = begin + LONGEST
+        for match in ENDS.finditer(pending, begin, limit):
+            end = match.end()
+            if not match[0][-1].isspace() or match[0] == "\n":
+                return end
+            if end == len(pending):
+                return None
+            if end < limit and not self._goes_on(match.start(), end, begin):
+                return end
+        if len(pending) < limit:
+            return None
+        space = pending.rfind(" ", begin, limit)
+        return limit if space <= begin else space + 1
+
+    def _goes_on(self, stop: int, end: int, begin: int) -> bool:
+        """Whether the mark at stop belongs to an abbreviation or a date: "Dr. Smith", "November 22, 2026"."""
+        mark = self._pending[stop]
+        if mark != ".":
+            return mark == "," and self._pending[end].isdigit()
+        word = re.split(r"[\s(\[\"']", self._pending[max(begin, stop - 12) : stop])[-1].lower()
+        return (
+            len(word) == 1 or word in ABBREVIATIONS or word in BEFORE_NUMBERS or bool(re.fullmatch(r"\w(\.\w)+", word))
+        )
+
+    def _plain(self) -> int:
+        """How much of the current clause stays, whatever follows: its words up to a number or an abbreviation."""
+        match = PLAIN.match(self._pending, 0, LONGEST)
+        words = match[0] if match else ""
+        complete = words.rstrip(" \"'")
+        begin = max(complete.rfind(mark) for mark in " \"'") + 1
+        last = complete[begin:].lower()
+        return begin if any(word.startswith(last) for word in CHANGING) else len(words)
+
+    def _normalise(self, clause: str) -> str:
+        """The rest of a clause."""
+        self._language = language_of(clause, self._language)
+        words = clause
+        if self._language != "other" and TRIGGERS.search(clause):
+            words = normalise_chinese(clause) if self._language == "chinese" else normalise_english(clause)
+        if self._starts and words != clause and not clause.lstrip()[0].isalpha():
+            # "It is. 5 came": a word in lower case would not begin a sentence.
+            begin = len(words) - len(words.lstrip())
+            words = words[:begin] + words[begin : begin + 1].upper() + words[begin + 1 :]
+        self._starts = clause.rstrip()[-1:] in SENTENCE if clause.strip() else self._starts
+        self._on_clause(clause, words)
+        rest, self._released = words[self._released :], 0
+        return rest
+
+
+def normalise(text: str) -> str:
+    """A whole text, in words. Line breaks and whatever no rule knows stay."""
+    normaliser = TextNormaliser()
+    return normaliser.feed(text) + normaliser.flush()

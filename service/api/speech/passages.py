@@ -1,0 +1,76 @@
+"""The `input` of a speech request -> passages with pauses between them, from marks like [pause:1.5s] or from SSML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from models.errors import InputError
+from service.api.speech.alignment import Pair
+from service.api.speech.lexicon import MAX_GROWTH
+from service.api.speech.markup import strip_markup
+
+MAX_PAUSE = 10.0
+"""Seconds."""
+MAX_PAUSES = 120.0
+"""Seconds of all pauses of a text."""
+PAUSE = re.compile(r"\[pause:([^\[\]\n]{0,32})\]", re.IGNORECASE)
+DURATION = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})\s*(ms|s)\s*", re.IGNORECASE)
+
+
+@dataclass
+class Passage:
+    """Text up to the next pause. parts: as written and as spoken, in order. pause: seconds of silence in front."""
+
+    pause: float = 0.0
+    parts: list[Pair] = field(default_factory=list)
+
+
+class Passages:
+    """Passages in the making."""
+
+    def __init__(self) -> None:
+        self.all = [Passage()]
+        self._pauses = 0.0
+        self._growth = 0
+
+    def say(self, written: str, spoken: str | None = None) -> None:
+        """spoken: where it differs from what is written. InputError when the text becomes too long by it."""
+        self._growth += 0 if spoken is None else len(spoken) - len(written)
+        if self._growth > MAX_GROWTH:
+            raise InputError("input", f"its elements make it more than {MAX_GROWTH} characters longer")
+        pair = (written, written if spoken is None else spoken)
+        if any(pair):
+            self.all[-1].parts.append(pair)
+
+    def pause(self, seconds: float) -> None:
+        """InputError when it is too long, alone or with those before it."""
+        if seconds > MAX_PAUSE:
+            raise InputError("input", f"a pause of {seconds:g} s given, at most {MAX_PAUSE:g} s allowed")
+        self._pauses += seconds
+        if self._pauses > MAX_PAUSES:
+            raise InputError("input", f"its pauses are longer than {MAX_PAUSES:g} s together")
+        if seconds > 0:
+            self.all.append(Passage(seconds))
+
+
+def seconds_of(duration: str) -> float | None:
+    """ "1.5s", "300ms" -> seconds; None for any other text."""
+    match = DURATION.fullmatch(duration)
+    return None if match is None else float(match[1]) / (1000 if match[2].lower() == "ms" else 1)
+
+
+def marked_passages(text: str, *, markup: bool) -> Sequence[Passage]:
+    """Of a text that is no SSML. markup: it may hold Markdown, HTML tags and emoji, which are taken out."""
+    passages = Passages()
+    # Of [text, duration, text, ...] every second one is a duration.
+    for index, piece in enumerate(PAUSE.split(strip_markup(text) if markup else text)):
+        if index % 2 == 0:
+            passages.say(piece)
+            continue
+        seconds = seconds_of(piece)
+        if seconds is None:
+            raise InputError("input", "a pause is written [pause:1.5s] or [pause:300ms]")
+        passages.pause(seconds)
+    return passages.all

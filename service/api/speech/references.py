@@ -1,0 +1,65 @@
+"""Reference audio of requests and uploads, encoded by the model that is to speak with its voice."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+import numpy as np
+
+from models.errors import InputError
+from service.api.context import ServerContext
+from service.api.http.errors import ApiError
+from service.catalog import HostedModel
+from service.link.messages import EncodeReference
+
+T = TypeVar("T")
+
+
+def encoder_of(model: HostedModel) -> str:
+    """Identifies the checkpoint whose codec encodes a voice."""
+    checkpoint = model.checkpoint
+    return f"{checkpoint.source}@{checkpoint.revision}" if checkpoint.revision else checkpoint.directory.name
+
+
+async def encode_reference(
+    context: ServerContext, model: HostedModel, wave: np.ndarray, text: str | None
+) -> dict[str, np.ndarray]:
+    """Patches of reference audio: "reference" and, if `text` (its transcript) is given, "prompt". wave: float32
+    [samples]."""
+    if text is not None:
+        check_text(model, text, "ref_text")
+    latents = {"reference": await encode(context, model, wave, "right")}
+    if text is not None:
+        # Padded on the left: the last patch of a prompt must end where the audio ends.
+        latents["prompt"] = await encode(context, model, wave, "left")
+    return latents
+
+
+async def encode(context: ServerContext, model: HostedModel, wave: np.ndarray, pad: str) -> np.ndarray:
+    key = hashlib.blake2b(wave.tobytes(), key=f"{model.name}/{pad}".encode()[:64]).digest()
+    cached = context.references.get(key)
+    if cached is not None:
+        return cached
+    request = EncodeReference(f"reference-{uuid.uuid4().hex}", model.name, wave, pad, time.monotonic())
+    async with aclosing(context.engine.submit(request)) as stream:
+        async for encoded in stream:
+            context.references.put(key, encoded.patches)
+            return encoded.patches
+    raise ApiError(500, "The reference audio could not be encoded.", code="internal_error")
+
+
+def check_text(model: HostedModel, text: str, field: str) -> None:
+    named(field, lambda: model.speech_processor.tokenize(text))
+
+
+def named(field: str, step: Callable[[], T]) -> T:
+    """Errors of a processor name the field "input"; here they get the name of the field that the text came from."""
+    try:
+        return step()
+    except InputError as error:
+        raise InputError(field, str(error)) from error

@@ -1,0 +1,332 @@
+"""Fields of a speech request -> SpeechRequest of the engine: voice, reference audio, text segments."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.errors import InputError
+from models.processor import SpeechProcessor
+from service.api.context import ServerContext
+from service.api.http.errors import ApiError, bad_request
+from service.api.http.record import RequestRecord
+from service.api.speech.lexicon import Lexicon, LexiconFilter
+from service.api.speech.markup import MarkupStripper
+from service.api.speech.named_voices import named_reference
+from service.api.speech.normalising.text import TextNormaliser
+from service.api.speech.references import check_text, encode, encode_reference, encoder_of
+from service.api.speech.schema import SpeechOptions
+from service.api.speech.text_splitting import CONTROL, Granularity, TextSplitter
+from service.api.tracing import phase
+from service.catalog import HostedModel
+from service.link.messages import SpeechRequest, SpeechSegment
+from service.media.audio_out import FORMATS, StreamingEncoder
+from service.media.reference_level import level_reference
+from service.voice_store import Voice, VoiceStoreError, name_key
+
+DEFAULT_VOICE = "default"
+OPENAI_VOICES = {
+    "alloy": "A neutral, balanced adult voice",
+    "ash": "A calm, warm male voice",
+    "ballad": "A gentle, expressive male voice",
+    "cedar": "A warm, natural male voice",
+    "coral": "A bright, friendly female voice",
+    "echo": "A clear, steady male voice",
+    "fable": "A lively storyteller with a British accent",
+    "marin": "A clear, natural female voice",
+    "nova": "An energetic young female voice",
+    "onyx": "A deep, confident male voice",
+    "sage": "A soft, thoughtful female voice",
+    "shimmer": "A light, cheerful female voice",
+    "verse": "A versatile, expressive male voice",
+}
+"""OpenAI's voice names, each as a description that the model follows."""
+
+DEFAULT_CFG = 2.0
+DEFAULT_MIN_PATCHES = 2
+PARENTHESES = str.maketrans("", "", "()（）")
+"""Removed from instructions: the model takes text in parentheses as the description."""
+UNSPEAKABLE = re.compile("[\x00-\x08\x0e-\x1f\x7f\ufeff\ud800-\udfff]")
+WHITESPACE = re.compile(r"\s+")
+
+
+SMALL_TEXT = 512
+"""Up to so many characters are split and tokenized in the event loop: as fast as handing the work to a thread."""
+
+
+@dataclass(frozen=True, eq=False)
+class Speaker:
+    """The voice. reference, prompt: encoded audio, float32 [patches, frames, channels]. transcript: of the prompt.
+    design: description of the voice or manner, put in front of each text."""
+
+    reference: np.ndarray | None = None
+    prompt: np.ndarray | None = None
+    transcript: str = ""
+    design: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechJob:
+    """The validated fields of a request, all but its text."""
+
+    id: str
+    model: HostedModel
+    speaker: Speaker
+    seed: int
+    cfg_value: float
+    solver_steps: int
+    temperature: float
+    min_patches: int
+    max_patches: int | None
+    response_format: str
+    sample_rate: int
+    speed: float
+    granularity: Granularity
+    markup: bool
+    normalised: bool
+    lexicons: tuple[Lexicon, ...]
+    segment_length: int
+    retries: int
+    record: RequestRecord
+
+    @property
+    def processor(self) -> SpeechProcessor:
+        return self.model.speech_processor
+
+    def encoder(self) -> StreamingEncoder:
+        return StreamingEncoder(self.response_format, self.processor.sample_rate, self.sample_rate, self.speed)
+
+    def splitter(self, first: Granularity | None = None) -> TextSplitter:
+        """first: the granularity of the first segment, where it differs."""
+        return TextSplitter(self.granularity, max_length=self.segment_length, first=first)
+
+    def filters(self) -> list[MarkupStripper | LexiconFilter | TextNormaliser]:
+        """What script.py does to a whole text, for one that arrives in chunks: each takes what the one before lets
+        through."""
+        filters: list[MarkupStripper | LexiconFilter | TextNormaliser] = []
+        if self.markup:
+            filters.append(MarkupStripper())
+        if self.lexicons:
+            filters.append(LexiconFilter(*self.lexicons))
+        return [*filters, TextNormaliser()] if self.normalised else filters
+
+    def segment(self, text: str) -> SpeechSegment:
+        """InputError when the text cannot be tokenized."""
+        ids = self.processor.tokenize(f"({self.speaker.design}){text}" if self.speaker.design else text)
+        cap = self.processor.max_patches(ids)
+        if self.max_patches is not None:
+            cap = min(cap, self.max_patches)
+        return SpeechSegment(tuple(ids), min(self.min_patches, cap), cap)
+
+    def control_of(self, first_text: str) -> str:
+        """The description in parentheses at the start of a text, which later segments repeat."""
+        match = None if self.speaker.prompt is not None else CONTROL.match(first_text)
+        return match[0] if match else ""
+
+    def transcript_ids(self, first_text: str) -> tuple[int, ...]:
+        """The prompt's transcript and the first segment's text, tokenized as one. InputError when they cannot be
+        tokenized together."""
+        if self.speaker.prompt is None:
+            return ()
+        return tuple(self.processor.tokenize(self.speaker.transcript + first_text))
+
+    def request(
+        self,
+        segments: Sequence[SpeechSegment],
+        transcript_ids: tuple[int, ...],
+        *,
+        live: bool,
+        open: bool,
+        arrival: float,
+        number: int = 0,
+    ) -> SpeechRequest:
+        """transcript_ids: see the method. number: counts the texts of this job (utterances of a WebSocket)."""
+        return SpeechRequest(
+            request_id=f"{self.id}-{number}",
+            model=self.model.name,
+            segments=tuple(segments),
+            seed=self.seed,
+            cfg_value=self.cfg_value,
+            solver_steps=self.solver_steps,
+            live=live,
+            arrival=arrival,
+            temperature=self.temperature,
+            open=open,
+            transcript_ids=transcript_ids,
+            reference=self.speaker.reference,
+            prompt=self.speaker.prompt,
+            speed=self.speed,
+            retries=self.retries,
+        )
+
+
+async def prepare(
+    context: ServerContext,
+    options: SpeechOptions,
+    record: RequestRecord,
+    *,
+    default_format: str,
+    default_granularity: Granularity,
+) -> SpeechJob:
+    """ApiError or InputError names the field that does not fit."""
+    model = speech_model(context, options.model, record)
+    processor, settings = model.speech_processor, context.settings
+    served = settings.solver_steps or processor.solver_steps
+    steps = served[0] if options.inference_timesteps is None else options.inference_timesteps
+    if steps not in served:
+        allowed = ", ".join(map(str, sorted(served)))
+        raise bad_request(f"inference_timesteps: {steps} given, must be one of {allowed}.", "inference_timesteps")
+    name = options.response_format or default_format
+    sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, settings.pcm_sample_rate)
+    max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
+    speed = 1.0 if options.speed is None else options.speed
+    StreamingEncoder(
+        name, processor.sample_rate, sample_rate, speed
+    )  # InputError for a rate or speed that the format cannot have
+    return SpeechJob(
+        id=f"speech-{secrets.token_hex(16)}",
+        model=model,
+        speaker=await _resolve_speaker(context, options, model),
+        seed=secrets.randbits(63) if options.seed is None else options.seed & (2**63 - 1),
+        cfg_value=DEFAULT_CFG if options.cfg_value is None else options.cfg_value,
+        solver_steps=steps,
+        temperature=1.0 if options.temperature is None else options.temperature,
+        min_patches=DEFAULT_MIN_PATCHES if options.min_len is None else options.min_len,
+        max_patches=max_patches,
+        response_format=name,
+        sample_rate=sample_rate,
+        speed=speed,
+        granularity=options.split_granularity or default_granularity,
+        markup=settings.clean_markup,
+        normalised=options.normalize is not False,
+        lexicons=_lexicons(context, options),
+        segment_length=settings.speech_segment_length,
+        retries=settings.speech_retries if max_patches is None else 0,  # a length that was asked for is no runaway
+        record=record,
+    )
+
+
+def _lexicons(context: ServerContext, options: SpeechOptions) -> tuple[Lexicon, ...]:
+    """The request's, before the server's."""
+    own = (Lexicon(options.lexicon),) if options.lexicon else ()
+    return own if context.lexicon is None else (*own, context.lexicon)
+
+
+def speech_model(context: ServerContext, name: str | None, record: RequestRecord) -> HostedModel:
+    """The named model, or the only speech model when no name is given."""
+    if name is None:
+        hosted = [model for model in context.catalog.models if model.kind == "speech"]
+        if len(hosted) != 1:
+            message = f"model: this field is required: {len(hosted)} speech models are served."
+            raise bad_request(message, "model")
+        name = hosted[0].name
+    return context.model(name, "speech", record)
+
+
+def _default_rate(name: str, native: int, pcm_rate: int | None) -> int:
+    if name == "pcm" and pcm_rate is not None:
+        return pcm_rate
+    return native if native in FORMATS[name].rates else FORMATS[name].rates[0]
+
+
+async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel) -> Speaker:
+    """The voice that the fields ask for. ApiError or InputError names the field that does not fit."""
+    design = clean_text((options.instructions or "").translate(PARENTHESES)).strip()
+    if options.instructions:
+        check_text(model, options.instructions, "instructions")
+    if options.ref_text and not options.ref_audio:
+        raise bad_request("ref_text: requires ref_audio, whose transcript it is.", "ref_text")
+    if bool(options.prompt_audio) != bool(options.prompt_text):
+        missing = "prompt_text" if options.prompt_audio else "prompt_audio"
+        raise bad_request(
+            f"{missing}: required: prompt_audio and prompt_text, its transcript, are used together.", missing
+        )
+    if options.prompt_audio and options.ref_text:
+        raise bad_request(
+            "ref_text: cannot be combined with prompt_audio: only one audio can be continued.", "ref_text"
+        )
+    if design and (options.ref_text or options.prompt_audio):
+        message = "instructions: cannot be combined with ref_text or prompt_text: continued audio keeps its own manner."
+        raise bad_request(message, "instructions")
+    if options.ref_audio:
+        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text, model, design)
+    else:
+        speaker = await _named_speaker(context, options, model, design)
+    if not options.prompt_audio or not options.prompt_text:
+        return speaker
+    check_text(model, options.prompt_text, "prompt_text")
+    wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio")
+    return Speaker(speaker.reference, await encode(context, model, wave, "left"), options.prompt_text)
+
+
+async def _named_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, design: str) -> Speaker:
+    name = options.voice if isinstance(options.voice, str) or options.voice is None else options.voice.id
+    key = name_key(name or DEFAULT_VOICE)
+    if key == DEFAULT_VOICE and (design or options.prompt_audio):
+        return Speaker(design=design)  # a voice as described, or that of the audio
+    if key == DEFAULT_VOICE or key in OPENAI_VOICES:
+        description = OPENAI_VOICES.get(key, "")
+        if not context.settings.fixed_voices:
+            return Speaker(design=design or description)
+        return Speaker(await named_reference(context, model, key, description), design=design)
+    voice = context.voices.find(name) if name else None
+    if voice is None:
+        raise ApiError(
+            404,
+            "voice: no voice has this id or name; GET /v1/audio/voices lists them.",
+            param="voice",
+            code="voice_not_found",
+        )
+    return await _stored_speaker(context, voice, model, design)
+
+
+async def _reference_speaker(
+    context: ServerContext, url: str, text: str | None, model: HostedModel, design: str
+) -> Speaker:
+    wave = await _load_audio(context, url, model, "ref_audio")
+    latents = await encode_reference(context, model, wave, text)
+    return Speaker(latents["reference"], latents.get("prompt"), text or "", design)
+
+
+async def _load_audio(context: ServerContext, url: str, model: HostedModel, field: str) -> np.ndarray:
+    try:
+        rate = model.speech_processor.reference_sample_rate
+        with phase("media", kind="audio"):
+            wave = await context.media.audio(url, sample_rate=rate, field=field)
+        # Audio to continue stays as it is: its end is where the speech goes on.
+        return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
+    except InputError:
+        context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
+        raise
+
+
+async def _stored_speaker(context: ServerContext, voice: Voice, model: HostedModel, design: str) -> Speaker:
+    if voice.encoder != encoder_of(model):
+        message = "voice: this voice was uploaded for another model; upload it again for this one."
+        raise bad_request(message, "voice", "voice_of_other_model")
+    try:
+        latents = context.voices.cached(voice)
+        if latents is None:
+            latents = await context.in_thread(lambda: context.voices.latents(voice))
+    except VoiceStoreError as error:
+        raise ApiError(500, f"voice: {error}.", param="voice", code="voice_unreadable") from error
+    if design or voice.ref_text is None:
+        return Speaker(latents["reference"], design=design)
+    return Speaker(latents["reference"], latents.get("prompt"), voice.ref_text)
+
+
+def clean_text(text: str) -> str:
+    """Text as the model gets it: runs of whitespace become one space, control characters are removed.
+
+    A space at either end stays, as in the reference implementation.
+    """
+    return WHITESPACE.sub(" ", UNSPEAKABLE.sub("", text))
+
+
+def speakable(text: str) -> bool:
+    """Whether it has a letter or digit."""
+    return any(character.isalnum() for character in text)

@@ -1,0 +1,254 @@
+"""POST /v1/audio/speech."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from models.errors import InputError
+from service.api.context import ServerContext, context_of
+from service.api.http.errors import CLIENT_CLOSED, bad_request
+from service.api.http.openapi import WORK_ERRORS, operation
+from service.api.http.record import RequestRecord, record_of
+from service.api.http.routing import RequestRoute
+from service.api.http.streaming import (
+    EVENT_STREAM,
+    KEEP_ALIVE,
+    ClientLeft,
+    LiveResponse,
+    error_event,
+    unless_disconnected,
+)
+from service.api.speech.captions import Captions, with_pauses
+from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, complete_file, encode_chunk
+from service.api.speech.request import SMALL_TEXT, SpeechJob, prepare
+from service.api.speech.schema import (
+    SpeechAudioDelta,
+    SpeechAudioDone,
+    SpeechAudioSegment,
+    SpeechRequestBody,
+    SpeechUsage,
+)
+from service.api.speech.script import Script, read_script
+from service.api.steps import step_report
+from service.link.messages import SpeechRequest, StepCounts
+from service.media.audio_out import FORMATS, content_type
+
+router = APIRouter(route_class=RequestRoute)
+
+MAX_WHOLE_CHARS = 4096
+"""Characters. Longer texts must be streamed, since a complete file is held in memory."""
+MAX_WORDED_CHARS = 2 * MAX_WHOLE_CHARS
+"""The same, once numbers are words."""
+
+
+@dataclass(frozen=True, eq=False)
+class Speech:
+    """A request that is ready for the engine. longest: upper bound of its audio in seconds. captions: what is told
+    beside the audio."""
+
+    job: SpeechJob
+    script: Script
+    captions: frozenset[str]
+    request: SpeechRequest
+    input_tokens: int
+    longest: float
+
+
+@router.post(
+    "/v1/audio/speech",
+    openapi_extra=operation(
+        "Convert a text to speech.",
+        dict.fromkeys(sorted({chosen.content_type for chosen in FORMATS.values()})),
+        events=(SpeechAudioDelta, SpeechAudioSegment, SpeechAudioDone),
+        errors=WORK_ERRORS,
+        body={"application/json": SpeechRequestBody},
+    ),
+)
+async def speak(request: Request) -> Response:
+    context = context_of(request)
+    context.require_ready()
+    body = await context.read_json(request, SpeechRequestBody)
+    record = record_of(request.scope)
+    try:
+        async with asyncio.timeout(context.settings.request_timeout):
+            preparing = _prepare(context, body, record)
+            # A small request is prepared without awaiting threads: no need to watch for a disconnect meanwhile.
+            speech = await (preparing if _is_small(body) else unless_disconnected(request, preparing))
+            if body.stream_format == "sse":
+                return _event_response(context, speech)
+            if body.stream is not False:
+                return _audio_response(context, speech)
+            data = await unless_disconnected(request, _whole(context, speech))
+    except ClientLeft:
+        record.outcome = "aborted"
+        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
+    return Response(data, headers=_headers(speech.job))
+
+
+def _is_small(body: SpeechRequestBody) -> bool:
+    """Whether it is prepared in the event loop."""
+    return len(body.input) <= SMALL_TEXT and not body.ref_audio and not body.prompt_audio
+
+
+async def _prepare(context: ServerContext, body: SpeechRequestBody, record: RequestRecord) -> Speech:
+    if len(body.input) > context.settings.max_speech_chars:
+        most = context.settings.max_speech_chars
+        raise bad_request(f"input: too long: {len(body.input)} characters given, at most {most} allowed.", "input")
+    if body.stream is False and body.stream_format == "sse":
+        raise bad_request("stream: cannot be false with stream_format: sse.", "stream")
+    if body.stream is False and len(body.input) > MAX_WHOLE_CHARS:
+        message = (
+            f"stream: cannot be false for a text this long: {len(body.input)} characters given, at most "
+            f"{MAX_WHOLE_CHARS} allowed."
+        )
+        raise bad_request(message, "stream")
+    captions = frozenset[str](body.timestamp_granularities or ())
+    if captions and body.stream_format != "sse":
+        raise bad_request("timestamp_granularities: require stream_format: sse.", "timestamp_granularities")
+    job = await prepare(context, body, record, default_format="mp3", default_granularity="none")
+
+    def build() -> tuple[SpeechRequest, Script]:
+        script = read_script(job, body.input, written=bool(captions))
+        if body.stream is False and script.characters > MAX_WORDED_CHARS:
+            reason = (
+                f"with its numbers in words the text has {script.characters} characters, at most {MAX_WORDED_CHARS} "
+                "allowed"
+            )
+            raise InputError("stream", f"cannot be false for this text: {reason}")
+        texts = [line.text for line in script.lines]
+        control = job.control_of(texts[0])
+        segments = [job.segment(texts[0]), *(job.segment(control + text) for text in texts[1:])]
+        live = body.stream is not False
+        transcript = job.transcript_ids(texts[0])
+        return job.request(segments, transcript, live=live, open=False, arrival=record.arrival), script
+
+    request, script = build() if _is_small(body) else await context.in_thread(build)
+    tokens = sum(len(segment.text_ids) for segment in request.segments)
+    context.metrics.observe("speech_characters_total", script.characters, model=job.model.name)
+    context.metrics.observe("request_input_tokens", tokens, model=job.model.name)
+    record.notes["segments"] = len(script.lines)
+    patches = sum(segment.max_patches for segment in request.segments)
+    longest = patches * job.processor.samples_per_patch / job.processor.sample_rate / job.speed + script.pauses
+    return Speech(job, script, captions, request, tokens, longest)
+
+
+def _headers(job: SpeechJob) -> dict[str, str]:
+    """Content type, and the audio format for players of raw pcm."""
+    return {
+        "content-type": content_type(job.response_format, job.sample_rate),
+        "x-sample-rate": str(job.sample_rate),
+        "x-channels": "1",
+        "x-bits-per-sample": "16",
+    }
+
+
+def _audio_response(context: ServerContext, speech: Speech) -> Response:
+    headers = _headers(speech.job)
+    return LiveResponse(
+        _chunks(context, speech, AudioProgress(speech)),
+        media_type=headers.pop("content-type"),
+        timeout=context.settings.request_timeout + speech.longest,
+        write_timeout=context.settings.write_timeout,
+        headers=headers,
+    )
+
+
+class AudioProgress:
+    """truncated: a segment ended at its cap, not by itself. silence: samples of pauses. steps: once the engine has
+    ended the request."""
+
+    def __init__(self, speech: Speech) -> None:
+        self.samples = 0
+        self.silence = 0
+        self.truncated = False
+        self.steps: tuple[StepCounts, ...] = ()
+        rate = speech.job.processor.sample_rate * speech.job.speed
+        self._captions = None
+        if speech.captions:
+            self._captions = Captions(speech.script.lines, rate, words="word" in speech.captions)
+        pauses = [*(line.pause for line in speech.script.lines), speech.script.pause]
+        self.pauses = [round(seconds * rate) for seconds in pauses]
+
+    def add(self, chunk: AudioChunk) -> None:
+        self.samples += len(chunk.audio)
+        self.silence += len(chunk.audio) if chunk.silent else 0
+        if self._captions is not None:
+            self._captions.add(chunk)
+
+    def events(self) -> bytes:
+        """Of the segments that have been completed since the last call, where captions are asked for."""
+        segments = () if self._captions is None else self._captions.take()
+        return b"".join(_named_event("speech.audio.segment", segment) for segment in segments)
+
+
+async def _chunks(context: ServerContext, speech: Speech, progress: AudioProgress) -> AsyncGenerator[bytes]:
+    """The encoded file, as it is made. Closing the generator aborts the request."""
+    job, settings = speech.job, context.settings
+    encoder = job.encoder()
+    meter = PlaybackMeter(context, job.model.name, job.record.arrival, live=speech.request.live)
+    most_ahead = settings.speech_ahead if speech.request.live else speech.longest
+    async with (
+        AudioFeed(context, speech.request, job.processor.sample_rate, most_ahead) as feed,
+        aclosing(feed.chunks()) as spoken,
+        aclosing(with_pauses(spoken, progress.pauses)) as chunks,
+    ):
+        async for chunk in chunks:
+            progress.add(chunk)
+            if chunk.steps is not None:
+                progress.steps = (chunk.steps,)
+            if chunk.truncated:
+                progress.truncated = True
+                job.record.notes["truncated"] = True
+            if data := await encode_chunk(context, job, encoder, chunk, meter):
+                yield data
+    tail = await context.encoders.finish(encoder)
+    meter.finish()
+    job.record.notes["audio_seconds"] = round(meter.seconds, 2)
+    if tail:
+        yield tail
+
+
+def _event_response(context: ServerContext, speech: Speech) -> Response:
+    return LiveResponse(
+        _events(context, speech),
+        media_type=EVENT_STREAM,
+        timeout=context.settings.request_timeout + speech.longest,
+        write_timeout=context.settings.write_timeout,
+        keep_alive=(context.settings.keep_alive, KEEP_ALIVE),
+        on_error=error_event,
+        headers={"x-sample-rate": str(speech.job.sample_rate)},
+    )
+
+
+async def _events(context: ServerContext, speech: Speech) -> AsyncGenerator[bytes]:
+    progress = AudioProgress(speech)
+    async with aclosing(_chunks(context, speech, progress)) as chunks:
+        async for data in chunks:
+            delta = SpeechAudioDelta(base64.b64encode(data).decode(), speech.job.response_format)
+            yield _named_event("speech.audio.delta", delta) + progress.events()
+    if rest := progress.events():
+        yield rest
+    patches = (progress.samples - progress.silence) // speech.job.processor.samples_per_patch
+    usage = SpeechUsage(speech.input_tokens, patches, speech.input_tokens + patches)
+    done = SpeechAudioDone(usage, "length" if progress.truncated else "stop", step_report(progress.steps))
+    yield _named_event("speech.audio.done", done)
+
+
+def _named_event(name: str, payload: msgspec.Struct) -> bytes:
+    return f"event: {name}\n".encode() + b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+async def _whole(context: ServerContext, speech: Speech) -> bytes:
+    progress = AudioProgress(speech)
+    async with aclosing(_chunks(context, speech, progress)) as chunks:
+        data = bytearray(b"".join([chunk async for chunk in chunks]))
+    complete_file(speech.job, data, progress.samples)
+    return bytes(data)

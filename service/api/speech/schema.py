@@ -1,0 +1,159 @@
+"""Request and response types of /v1/audio: OpenAI's fields and vLLM-Omni's extensions. Unknown fields are ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from service.api.speech.lexicon import MAX_SPOKEN, MAX_WORD
+from service.api.speech.text_splitting import Granularity
+from service.api.steps import StepReport
+
+ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+StreamFormat = Literal["audio", "sse"]
+ShortText = Annotated[str, Meta(max_length=4096)]
+MAX_ENTRIES = 100
+LexiconEntries = Annotated[
+    dict[
+        Annotated[str, Meta(min_length=1, max_length=MAX_WORD)],
+        Annotated[str, Meta(min_length=1, max_length=MAX_SPOKEN)],
+    ],
+    Meta(max_length=MAX_ENTRIES),
+]
+
+
+class VoiceReference(msgspec.Struct, frozen=True):
+    id: str
+
+
+class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that a speech request and a WebSocket's session.config share.
+
+    voice: id or name of an uploaded voice, "default", or one of OpenAI's names. instructions: description of the voice
+    or manner. ref_audio: reference audio of the voice (data: URL, or https: if remote media are enabled); with
+    ref_text, its transcript, the audio is continued. prompt_audio, prompt_text: audio to continue and its transcript,
+    alone or together with another voice (ref_audio or an uploaded one). seed: of the noise; the same request with the
+    same seed gives the same audio. cfg_value: guidance. inference_timesteps: solver steps. temperature: scale of the
+    noise. min_len, max_len: patches (160 ms) of each segment; max_new_tokens is an alias of max_len.
+    split_granularity: where the text is split, besides where a segment would become too long. normalize: numbers,
+    dates, money, units and abbreviations are turned into words first, in English and Chinese (default true). lexicon:
+    what is said for whole words, before the server's own.
+    """
+
+    model: str | None = None
+    voice: str | VoiceReference | None = None
+    instructions: ShortText | None = None
+    response_format: ResponseFormat | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4)] | None = None
+    sample_rate: Annotated[int, Meta(ge=1, le=192_000)] | None = None
+    ref_audio: str | None = None
+    ref_text: ShortText | None = None
+    prompt_audio: str | None = None
+    prompt_text: ShortText | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    cfg_value: Annotated[float, Meta(ge=0, le=10)] | None = None
+    inference_timesteps: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    min_len: Annotated[int, Meta(ge=0, le=65536)] | None = None
+    max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    max_new_tokens: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    split_granularity: Granularity | None = None
+    normalize: bool | None = None
+    lexicon: LexiconEntries | None = None
+
+
+class SpeechRequestBody(SpeechOptions, frozen=True, kw_only=True):
+    """input: text, with pauses written as [pause:1.5s], or SSML that begins with <speak>. stream: false returns the
+    complete file, at a lower priority than streams. timestamp_granularities: with stream_format: sse, an event for each
+    segment, with its words if "word" is among them."""
+
+    input: str
+    timestamp_granularities: list[Literal["segment", "word"]] | None = None
+    stream_format: StreamFormat | None = None
+    stream: bool | None = None
+
+
+class SpeechUsage(msgspec.Struct, frozen=True):
+    """input_tokens: of the text. output_tokens: patches of 160 ms."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class SpeechAudioDelta(msgspec.Struct, frozen=True, tag_field="type", tag="speech.audio.delta"):
+    """audio: base64 of the next bytes of the file."""
+
+    audio: str
+    response_format: str
+
+
+class CaptionWord(msgspec.Struct, frozen=True):
+    """Times are estimated, from the length of what is said for each word within the sound of the segment."""
+
+    word: str
+    start: float
+    end: float
+    estimated: Literal[True] = True
+
+
+class SpeechAudioSegment(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="speech.audio.segment"):
+    """A segment whose audio is complete. start, end: seconds of the audio, exact to the sample. text: as in the input.
+    words: where timestamp_granularities names them."""
+
+    index: int
+    start: float
+    end: float
+    text: str
+    words: tuple[CaptionWord, ...] | None = None
+
+
+class SpeechAudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="speech.audio.done"):
+    """finish_reason: "length" where a segment ended at its cap, not by itself."""
+
+    usage: SpeechUsage
+    finish_reason: Literal["stop", "length"]
+    steps: StepReport | UnsetType = UNSET
+
+
+class VoiceObject(msgspec.Struct, frozen=True, omit_defaults=True):
+    """type: "builtin" (default and OpenAI's names) or "uploaded"."""
+
+    id: str
+    name: str
+    object: Literal["audio.voice"]
+    type: Literal["builtin", "uploaded"]
+    created_at: int | None = None
+    seconds: float | None = None
+    ref_text: str | None = None
+    description: str | None = None
+    consent: str | None = None
+
+
+class VoiceList(msgspec.Struct, frozen=True):
+    """voices and data are the same list, since clients expect either name."""
+
+    voices: list[VoiceObject]
+    data: list[VoiceObject]
+    object: str = "list"
+
+
+class VoiceUpload(msgspec.Struct, frozen=True):
+    """Form fields of an upload, for the OpenAPI document. audio_sample: a file; without one, speaker_description says
+    what the voice is like and seed draws it. consent: with a file, a statement that the speaker agrees, or true."""
+
+    name: str
+    audio_sample: str | None = None
+    consent: str | None = None
+    ref_text: str | None = None
+    speaker_description: str | None = None
+    seed: str | None = None
+    model: str | None = None
+
+
+class VoiceDeleted(msgspec.Struct, frozen=True):
+    id: str
+    deleted: bool = True
+    object: str = "audio.voice.deleted"

@@ -1,0 +1,226 @@
+"""GET, POST and DELETE /v1/audio/voices: reference audio that was uploaded with consent, encoded once."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.responses import Response
+
+from models.errors import InputError
+from service.api.context import ServerContext, context_of
+from service.api.http.errors import ApiError, bad_request
+from service.api.http.openapi import JSON, WORK_ERRORS, operation
+from service.api.http.record import record_of
+from service.api.speech.named_voices import described_reference
+from service.api.speech.references import check_text, encode_reference, encoder_of
+from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES, PARENTHESES, clean_text, speech_model
+from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
+from service.catalog import HostedModel
+from service.media.reference_level import level_reference
+from service.voice_store import Voice, VoiceStoreError, name_key
+
+router = APIRouter()
+
+PATH = "/v1/audio/voices"
+NAME = re.compile(r"\w(?:[\w .'-]{0,62}[\w.'])?")
+NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
+"""Values of `consent` that mean no."""
+SEED = re.compile(r"[0-9]{1,18}")
+MAX_FIELD = 4096
+MAX_FIELDS = 16
+STATUS = {"full": 409, "exists": 409, "disk_full": 507, "disk": 500}
+RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
+
+
+@router.get(PATH, openapi_extra=operation("List built-in and uploaded voices.", {JSON: VoiceList}))
+async def list_voices(request: Request) -> Response:
+    builtin = [
+        VoiceObject(name, name, "audio.voice", "builtin", description=OPENAI_VOICES.get(name))
+        for name in (DEFAULT_VOICE, *OPENAI_VOICES)
+    ]
+    voices = builtin + [_object(voice) for voice in context_of(request).voices.voices()]
+    return _json(VoiceList(voices, voices))
+
+
+@router.get(
+    PATH + "/{voice}", openapi_extra=operation("Get an uploaded voice.", {JSON: VoiceObject}, errors=(401, 404))
+)
+async def get_voice(request: Request, voice: str) -> Response:
+    return _json(_object(_find(context_of(request), voice)))
+
+
+@router.delete(
+    PATH + "/{voice}",
+    openapi_extra=operation("Delete an uploaded voice.", {JSON: VoiceDeleted}, errors=(401, 403, 404)),
+)
+async def delete_voice(request: Request, voice: str) -> Response:
+    context = context_of(request)
+    found = _find(context, voice)
+    try:
+        await context.in_thread(lambda: context.voices.delete(found.id))
+    except KeyError:
+        raise _not_found() from None
+    return _json(VoiceDeleted(found.id))
+
+
+@router.post(
+    PATH,
+    openapi_extra=operation(
+        "Upload a voice.",
+        {JSON: VoiceObject},
+        errors=(*WORK_ERRORS, 409, 507),
+        body={"multipart/form-data": VoiceUpload},
+    ),
+)
+async def upload_voice(request: Request) -> Response:
+    context = context_of(request)
+    context.require_ready()
+    form = await _parse_form(request)
+    try:
+        voice = await _store(context, form, request)
+    finally:
+        await form.close()
+    return _json(_object(voice))
+
+
+async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
+    model = speech_model(context, _field(form, "model"), record_of(request.scope))
+    name = _field(form, "name")
+    if name is None or not NAME.fullmatch(name):
+        raise bad_request("name: must be 1 to 64 letters, digits, spaces or any of . - '", "name")
+    if name_key(name) in RESERVED:
+        raise bad_request("name: this is the name of a built-in voice.", "name")
+    consent = _field(form, "consent")
+    sample = form.get("audio_sample")
+    ref_text = _field(form, "ref_text")
+    description = _field(form, "speaker_description")
+    if not isinstance(sample, UploadFile):
+        if description is None:
+            message = "audio_sample: required: an audio file, unless speaker_description describes the voice."
+            raise bad_request(message, "audio_sample")
+        if ref_text is not None:
+            raise bad_request("ref_text: requires audio_sample, whose transcript it is.", "ref_text")
+        consent = None
+    elif consent is None or consent.lower() in NO_CONSENT:
+        raise bad_request("consent: required: a statement that the speaker agrees, or true.", "consent")
+    try:
+        context.voices.check_room(name)
+        if isinstance(sample, UploadFile):
+            latents, seconds = await _uploaded(context, model, await sample.read(), ref_text)
+        else:
+            latents, seconds = await _described(context, model, description or "", _field(form, "seed"))
+        return await context.in_thread(
+            lambda: context.voices.add(
+                name=name,
+                encoder=encoder_of(model),
+                consent=consent,
+                seconds=seconds,
+                latents=latents,
+                ref_text=ref_text,
+                description=description,
+            )
+        )
+    except VoiceStoreError as error:
+        field = "name" if error.reason == "exists" else None
+        code = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
+        raise ApiError(
+            STATUS[error.reason], f"{error}.", param=field, code=code.get(error.reason, "internal_error")
+        ) from error
+    except InputError:
+        context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
+        raise
+
+
+async def _uploaded(
+    context: ServerContext, model: HostedModel, data: bytes, ref_text: str | None
+) -> tuple[dict[str, np.ndarray], float]:
+    """Latents and seconds of an audio file."""
+    rate = model.speech_processor.reference_sample_rate
+    wave = await context.media.audio_file(data, sample_rate=rate, field="audio_sample")
+    wave = await context.in_thread(lambda: level_reference(wave, rate, "audio_sample"))
+    return await encode_reference(context, model, wave, ref_text), len(wave) / rate
+
+
+async def _described(
+    context: ServerContext, model: HostedModel, description: str, seed: str | None
+) -> tuple[dict[str, np.ndarray], float]:
+    """The same of a description, spoken once."""
+    if seed is not None and not SEED.fullmatch(seed):
+        raise bad_request("seed: must be a whole number of at most 18 digits.", "seed")
+    design = clean_text(description.translate(PARENTHESES)).strip()
+    if not design:
+        raise bad_request("speaker_description: has nothing but parentheses.", "speaker_description")
+    check_text(model, design, "speaker_description")
+    drawn = secrets.randbits(62) if seed is None else int(seed)
+    patches, seconds = await described_reference(context, model, design, drawn)
+    return {"reference": patches}, seconds
+
+
+async def _parse_form(request: Request) -> FormData:
+    """The parsed body. A large file part is spooled to disk; max_body limits it."""
+    kind = request.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        raise bad_request("The body must be multipart/form-data, with name, and audio_sample or speaker_description.")
+    parser = MultiPartParser(
+        request.headers, request.stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD * 4
+    )
+    try:
+        return await parser.parse()
+    except (MultiPartException, KeyError) as error:
+        message = (
+            f"The body is not a valid form: at most {MAX_FIELDS} fields of {MAX_FIELD} characters each and one file "
+            "are allowed."
+        )
+        raise bad_request(message) from error
+
+
+def _field(form: FormData, name: str) -> str | None:
+    """A text field; None when it is missing or empty."""
+    value = form.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise bad_request(f"{name}: must be text, not a file.", name)
+    if len(value) > MAX_FIELD:
+        raise bad_request(f"{name}: too long: {len(value)} characters given, at most {MAX_FIELD} allowed.", name)
+    return value.strip() or None
+
+
+def _find(context: ServerContext, key: str) -> Voice:
+    voice = context.voices.find(key)
+    if voice is None:
+        raise _not_found()
+    return voice
+
+
+def _not_found() -> ApiError:
+    return ApiError(
+        404,
+        "No uploaded voice has this id or name; GET /v1/audio/voices lists them.",
+        param="voice",
+        code="voice_not_found",
+    )
+
+
+def _object(voice: Voice) -> VoiceObject:
+    return VoiceObject(
+        id=voice.id,
+        name=voice.name,
+        object="audio.voice",
+        type="uploaded",
+        created_at=voice.created_at,
+        seconds=voice.seconds,
+        ref_text=voice.ref_text,
+        description=voice.description,
+        consent=voice.consent,
+    )
+
+
+def _json(payload: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(payload), media_type=JSON)

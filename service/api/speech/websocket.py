@@ -1,0 +1,302 @@
+"""The WebSocket /v1/audio/speech/stream: text in as it is written, speech of each complete clause out.
+
+The client sends session.config, then any number of input.text and an input.done, which ends the utterance; more
+utterances may follow until session.close. The server sends, for each segment, audio.start, binary frames (one complete
+file of the format) and audio.done, then session.done for the utterance; "error" reports errors. Message names are those
+of vLLM-Omni.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+from fastapi import APIRouter, WebSocket
+from starlette.websockets import WebSocketDisconnect
+
+from models.errors import InputError
+from service.api.context import ServerContext, context_of
+from service.api.http.errors import ApiError, as_api_error, bad_request
+from service.api.http.json_body import parse
+from service.api.http.openapi import websocket
+from service.api.http.record import RequestRecord, record_of
+from service.api.request_stream import EngineError
+from service.api.sockets import FAILED, GOING_AWAY, POLICY, TRY_LATER, StreamClosed, close, read_into, send
+from service.api.speech.delivery import AudioFeed, PlaybackMeter, encode_chunk
+from service.api.speech.live_text import LiveText
+from service.api.speech.request import SpeechJob, prepare
+from service.api.speech.schema import SpeechOptions
+from service.media.audio_out import StreamingEncoder
+
+log = logging.getLogger(__name__)
+
+router = APIRouter()
+
+MAX_TEXT = 128 << 10
+"""Bytes of an input.text message."""
+QUEUED_MESSAGES = 16
+
+
+class SessionConfig(SpeechOptions, frozen=True, kw_only=True, tag_field="type", tag="session.config"):
+    pass
+
+
+class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input.text"):
+    text: str
+
+
+class InputDone(msgspec.Struct, frozen=True, tag_field="type", tag="input.done"):
+    pass
+
+
+class SessionClose(msgspec.Struct, frozen=True, tag_field="type", tag="session.close"):
+    pass
+
+
+ClientMessage = SessionConfig | InputText | InputDone | SessionClose
+
+
+class AudioStart(msgspec.Struct, frozen=True, tag_field="type", tag="audio.start"):
+    sentence_index: int
+    sentence_text: str
+    format: str
+    sample_rate: int
+
+
+class AudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="audio.done"):
+    """finish_reason: "length" where the segment ended at its cap."""
+
+    sentence_index: int
+    total_bytes: int
+    error: bool = False
+    finish_reason: Literal["stop", "length"] = "stop"
+
+
+class SessionDone(msgspec.Struct, frozen=True, tag_field="type", tag="session.done"):
+    """finish_reason: "length" where a segment ended at its cap."""
+
+    total_sentences: int
+    finish_reason: Literal["stop", "length"] = "stop"
+
+
+class SocketError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """param: the field of the client's message that does not fit."""
+
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after: float | None = None
+
+
+ServerMessage = AudioStart | AudioDone | SessionDone | SocketError
+
+
+PATH = "/v1/audio/speech/stream"
+websocket(PATH, "Convert text to speech while it is being written.", client=ClientMessage, server=ServerMessage)
+
+
+@router.websocket(PATH)
+async def speech_stream(socket: WebSocket) -> None:
+    context = context_of(socket)
+    record = record_of(socket.scope)
+    await socket.accept()
+    context.open_sockets += 1
+    session = Session(context, socket, record)
+    try:
+        context.require_ready()
+        record.ticket.grow(1)
+        await session.run()
+    except StreamClosed as closed:
+        await close(socket, closed.code, closed.reason)
+    except WebSocketDisconnect:
+        record.outcome = "aborted"
+    except (ApiError, EngineError) as error:
+        answer = as_api_error(error)
+        record.outcome = record.end_with(answer.status)
+        await session.send_error(answer)
+        await close(socket, TRY_LATER if answer.status == 503 else FAILED, answer.code or "")
+    finally:
+        await session.stop()
+        context.open_sockets -= 1
+
+
+class Session:
+    """One connection. Reads messages while an utterance is being spoken."""
+
+    def __init__(self, context: ServerContext, socket: WebSocket, record: RequestRecord) -> None:
+        self._context = context
+        self._socket = socket
+        self._record = record
+        self._job: SpeechJob | None = None
+        self._utterance: Utterance | None = None
+        self._number = 0
+        self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue(QUEUED_MESSAGES)
+        self._reader = asyncio.create_task(read_into(socket, self._messages))
+
+    async def run(self) -> None:
+        while True:
+            raw = await self._next()
+            try:
+                await self._handle(self._parse(raw))
+            except (ApiError, InputError, msgspec.MsgspecError) as error:
+                answer = as_api_error(error)
+                if answer.status >= 500:
+                    raise answer from error
+                await self.send_error(answer)
+
+    async def _next(self) -> str | bytes:
+        """The next message. The session ends when the utterance fails, when the client is idle while nothing is being
+        spoken, and at a shutdown between two utterances."""
+        waiting = asyncio.create_task(self._messages.get())
+        draining = asyncio.create_task(self._context.drain_begun.wait())
+        watched: set[asyncio.Task] = {waiting}
+        watched.add(draining if self._utterance is None else self._utterance.task)
+        speaking = self._utterance is not None and self._utterance.complete
+        try:
+            idle = None if speaking else self._context.settings.speech_idle
+            done, _ = await asyncio.wait(watched, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
+            if self._utterance is not None and self._utterance.task in done:
+                await self._finish_utterance()
+                if waiting not in done:
+                    idle = self._context.settings.speech_idle
+                    done, _ = await asyncio.wait({waiting, draining}, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
+            if draining in done:
+                raise StreamClosed(GOING_AWAY, "shutting down")
+            if waiting not in done:
+                raise StreamClosed(POLICY, "idle")
+            message = waiting.result()
+        finally:
+            waiting.cancel()
+            draining.cancel()
+        if message is None:
+            raise WebSocketDisconnect
+        return message
+
+    def _parse(self, raw: str | bytes) -> ClientMessage:
+        message: ClientMessage = parse(raw, ClientMessage)
+        if isinstance(message, InputText) and len(raw) > MAX_TEXT:
+            raise bad_request(f"text: message too long: {len(raw)} bytes given, at most {MAX_TEXT} allowed.", "text")
+        return message
+
+    async def _handle(self, message: ClientMessage) -> None:
+        match message:
+            case SessionConfig():
+                await self._finish_utterance(interrupted=True)
+                self._job = await self._prepare(message)
+            case InputText():
+                await self._say(message.text, last=False)
+            case InputDone():
+                await self._say("", last=True)
+            case SessionClose():
+                await self._finish_utterance(interrupted=True)
+                raise StreamClosed
+
+    async def _prepare(self, options: SpeechOptions) -> SpeechJob:
+        return await prepare(self._context, options, self._record, default_format="wav", default_granularity="clause")
+
+    async def _say(self, text: str, *, last: bool) -> None:
+        if self._utterance is not None and self._utterance.complete:
+            await self._finish_utterance()
+        if self._utterance is None:
+            if self._job is None:
+                self._job = await self._prepare(SpeechOptions())
+            self._utterance = Utterance(self._context, self._socket, self._job, self._number)
+            self._number += 1
+        await self._utterance.write(text, last=last)
+        if self._utterance.task.done():
+            await self._finish_utterance()
+
+    async def _finish_utterance(self, *, interrupted: bool = False) -> None:
+        """Waits for the current utterance, or stops it if its text has not ended and it is interrupted."""
+        utterance, self._utterance = self._utterance, None
+        if utterance is None:
+            return
+        if interrupted and not utterance.complete:
+            await utterance.stop()
+            return
+        await utterance.task
+
+    async def send_error(self, error: ApiError) -> None:
+        message = SocketError(error.message, error.code, error.param, error.retry_after)
+        try:
+            await send(self._context, self._socket, message)
+        except (WebSocketDisconnect, StreamClosed):
+            log.debug("the client disconnected before an error could be sent")
+
+    async def stop(self) -> None:
+        self._reader.cancel()
+        if self._utterance is not None:
+            await self._utterance.stop()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+
+class Utterance:
+    """One text, written in chunks, and its speech. `task` sends the audio and ends when all of it has been sent."""
+
+    def __init__(self, context: ServerContext, socket: WebSocket, job: SpeechJob, number: int) -> None:
+        self._context = context
+        self._socket = socket
+        self._job = job
+        self._arrival = time.monotonic()
+        self._text = LiveText(context, job, number=number, arrival=self._arrival)
+        self._characters = 0
+        self._truncated = False
+        self.task = asyncio.create_task(self._send())
+
+    @property
+    def complete(self) -> bool:
+        """input.done was received."""
+        return self._text.complete
+
+    async def write(self, text: str, *, last: bool) -> None:
+        """Adds text. InputError or ApiError when it cannot be spoken; the utterance continues without it."""
+        self._characters += len(text)
+        most = self._context.settings.max_speech_chars
+        if self._characters > most:
+            raise bad_request(
+                f"text: utterance too long: {self._characters} characters given, at most {most} allowed.", "text"
+            )
+        await self._text.write(text, last=last)
+
+    async def _send(self) -> None:
+        feed = await self._text.feed
+        if feed is not None:
+            meter = PlaybackMeter(self._context, self._job.model.name, self._arrival, live=True)
+            async with feed:
+                await self._speak(feed, meter)
+            meter.finish()
+        await send(self._context, self._socket, SessionDone(self._text.total, "length" if self._truncated else "stop"))
+
+    async def _speak(self, feed: AudioFeed, meter: PlaybackMeter) -> None:
+        """Sends each segment as a complete file between audio.start and audio.done."""
+        context, socket, job = self._context, self._socket, self._job
+        encoder: StreamingEncoder | None = None
+        index = size = 0
+        async with aclosing(feed.chunks()) as chunks:
+            async for chunk in chunks:
+                if encoder is None:
+                    if not len(chunk.audio):
+                        continue  # input.done came after the last segment had been spoken
+                    encoder, size = job.encoder(), 0
+                    text = self._text.texts.popleft()
+                    await send(context, socket, AudioStart(index, text, job.response_format, job.sample_rate))
+                data = await encode_chunk(context, job, encoder, chunk, meter)
+                if chunk.segment_done:
+                    data += await context.encoders.finish(encoder)
+                if data:
+                    await send(context, socket, data)
+                    size += len(data)
+                if chunk.segment_done:
+                    reason: Literal["stop", "length"] = "length" if chunk.truncated else "stop"
+                    await send(context, socket, AudioDone(index, size, finish_reason=reason))
+                    self._truncated = self._truncated or chunk.truncated
+                    encoder, index = None, index + 1
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self._text.close()

@@ -1,1 +1,0 @@
-"""Load clients for a running server: what `reprise bench` and the scripts in benchmarks/ drive it with."""

@@ -1,0 +1,58 @@
+"""Child processes run Reprise's own code: nothing of the current directory, no other packages of the same name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+"""Holds `models` and `service`: the checkout, or where the package is installed."""
+REQUIRED = ("av", "fastapi", "msgspec", "numpy", "PIL", "pydantic", "safetensors", "tokenizers", "torch", "uvicorn")
+"""Packages whose replacement by a file of PYTHONPATH is worth a word."""
+LAUNCHER = PACKAGE_ROOT / "service" / "launch.py"
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """`python -m MODULE ARGUMENT ...` without the current directory, with the packages of this process. Start it with
+    `python_environment`."""
+    return [sys.executable, "-P", str(LAUNCHER), module, *arguments]
+
+
+def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`environ` without what means the current directory in PYTHONPATH: an empty or a relative path."""
+    kept = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
+    others = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
+    return others | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
+
+
+def wait_for_end_of_parent() -> None:
+    """Until standard input, a pipe that only the parent process writes to, is closed."""
+    # Not sys.stdin.buffer: a thread waiting in it holds a lock that the interpreter needs to exit.
+    while os.read(0, 4096):
+        pass
+
+
+def namesakes() -> Iterator[Path]:
+    """Files of other packages called `models` or `service` that Python would find before Reprise's."""
+    ahead = []
+    for entry in sys.path:
+        if Path(entry).resolve() == PACKAGE_ROOT:
+            break
+        ahead.append(entry)
+    for name in ("models", "service"):
+        spec = PathFinder.find_spec(name, ahead)
+        if spec is not None and spec.origin is not None:  # a folder without __init__.py comes after every package
+            yield Path(spec.origin)
+
+
+def hidden_by_python_path(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
+    """Files on PYTHONPATH that Python finds before an installed package of the same name."""
+    named = python_environment(environ).get("PYTHONPATH", "").split(os.pathsep)
+    installed = [entry for entry in sys.path if os.path.isabs(entry) and entry not in named]
+    for name in REQUIRED:
+        spec = PathFinder.find_spec(name, named)
+        if spec is not None and spec.origin is not None and PathFinder.find_spec(name, installed) is not None:
+            yield Path(spec.origin)

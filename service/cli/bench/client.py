@@ -1,0 +1,91 @@
+"""A client process: reads an Assignment from standard input, writes its Records to standard output, a line of JSON each
+as soon as its request has ended.
+
+Before them it writes READY twice, and reads a line each time: when its requests are prepared, and, once every client
+is that far, when its connections are warm. They come second because servers close a connection that is idle for some
+seconds. The second line is the wall-clock time at which all clients begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from service.cli.bench.connection import Connection, peer_of
+from service.cli.bench.spec import Assignment, Record
+from service.cli.bench.traffic import converse, payload, questions
+
+READY = b"ready\n"
+
+
+async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Callable[[Record], None]) -> None:
+    """All bodies are prepared and a connection for each lane is opened before the beginning, so that neither costs
+    measured time. An open loop opens more when all it has are taken.
+
+    barrier: waits for all clients; returns the line that the parent then sends.
+    """
+    load = assignment.load
+    rng = np.random.default_rng(assignment.seed)
+    talks = [(msgspec.json.encode(payload(load, rng)), questions(load, rng)) for _ in range(assignment.count)]
+    peer = peer_of(load.url, load.api_key)
+    idle = [Connection(peer, load.timeout) for _ in range(max(1, assignment.lanes))]
+    gc.freeze()  # what is loaded stays, and need not be looked through while answers come
+    barrier()
+    await asyncio.gather(*(connection.warm_up() for connection in idle))
+    begin = float(barrier())
+    await asyncio.sleep(max(0.0, begin - time.time()))
+    if assignment.offsets:
+
+        async def at(offset: float, index: int) -> None:
+            await asyncio.sleep(max(0.0, begin + offset - time.time()))
+            connection = idle.pop() if idle else Connection(peer, load.timeout)
+            async for record in converse(connection, load, *talks[index]):
+                if record.turn == 1:
+                    record.delay = record.start - begin - offset
+                report(record)
+            idle.append(connection)
+
+        await asyncio.gather(*(at(offset, index) for index, offset in enumerate(assignment.offsets)))
+    else:
+        await asyncio.sleep(assignment.after)
+        waiting = iter(talks)
+
+        async def lane(connection: Connection) -> None:
+            for body, later in waiting:
+                async for record in converse(connection, load, body, later):
+                    report(record)
+
+        await asyncio.gather(*(lane(connection) for connection in idle))
+    for connection in idle:
+        connection.close()
+
+
+def _read() -> bytes:
+    if not (line := sys.stdin.buffer.readline()):
+        sys.exit("a load client's parent has ended")
+    return line
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def _barrier() -> bytes:
+    _write(READY)
+    return _read()
+
+
+def main() -> None:
+    assignment = msgspec.json.decode(_read(), type=Assignment)
+    asyncio.run(run(assignment, _barrier, lambda record: _write(msgspec.json.encode(record) + b"\n")))
+
+
+if __name__ == "__main__":
+    main()

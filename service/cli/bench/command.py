@@ -1,0 +1,215 @@
+"""`reprise bench`: a load against a server, with progress and a table of what its clients saw."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from service.cli.bench.run import run_load, summary
+from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
+from service.cli.client import ApiClient, ServerError
+from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, connect, key_for
+
+LATE_SECONDS = 0.05
+
+bench = typer.Typer(
+    name="bench",
+    help="Put load on a server and time its answers at the client. Every picture and text is new.",
+    no_args_is_help=True,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of every load."""
+
+    url: Url = DEFAULT_URL
+    key: Key = ""
+    local: Local = False
+    model: Model = ""
+    requests: Annotated[int, typer.Option(min=1, help="Requests to measure.")] = 32
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Closed loop: requests that are always open; 4 unless --rate is given.")
+    ] = None
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests a second, Poisson arrivals.")] = (
+        None
+    )
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the measurement, one after the other.")] = 2
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0
+    processes: Annotated[int, typer.Option(min=1, help="Client processes; more where one is too slow.")] = 1
+    timeout: Annotated[float, typer.Option(min=1, help="Longest wait for a byte of an answer (s).")] = 300.0
+    out: Annotated[Path | None, typer.Option("--json", help="File for the summary and every single request.")] = None
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and self.concurrency is not None:
+            raise typer.BadParameter("a closed loop (--concurrency) and an open one (--rate) exclude each other")
+
+    def load(self, client: ApiClient, kind: Literal["chat", "speech"]) -> dict[str, Any]:
+        """The fields of spec.Load, against the server of `client`."""
+        return {
+            "url": client.url,
+            "model": self.model or client.first(kind),
+            "requests": self.requests,
+            "seed": self.seed,
+            "concurrency": 0 if self.rate is not None else self.concurrency or 4,
+            "rate": self.rate or 0.0,
+            "warmup": self.warmup,
+            "api_key": key_for(client.url, self.key),
+            "timeout": self.timeout,
+        }
+
+
+def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., AnyLoad]], Callable[..., AnyLoad]]:
+    """Registers `reprise bench KIND` from a function that builds the load; adds the shared Options to its own."""
+
+    def register(make: Callable[..., AnyLoad]) -> Callable[..., AnyLoad]:
+        shared = list(inspect.signature(Options, eval_str=True).parameters.values())
+        own = list(inspect.signature(make, eval_str=True).parameters.values())[1:]
+
+        def command(**given: Any) -> None:
+            options = Options(**{option.name: given.pop(option.name) for option in shared})
+            with connect(options.url, options.key, options.local) as client:
+                _measure(make(options.load(client, kind), **given), options.processes, options.out)
+
+        # What Typer reads the options from.
+        command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+        bench.command(kind, help=make.__doc__)(command)
+        return make
+
+    return register
+
+
+@load_command("chat")
+def chat(
+    load: dict[str, Any],
+    images: Annotated[int, typer.Option(min=0, help="Pictures of a request.")] = 1,
+    width: Annotated[int, typer.Option(min=28, help="Of a picture, in pixels.")] = 448,
+    height: Annotated[int, typer.Option(min=28, help="Of a picture, in pixels.")] = 448,
+    text: Annotated[int, typer.Option(min=1, help="Characters of random text in a request.")] = 128,
+    words: Annotated[int, typer.Option(min=0, help="Ordinary words in a request, instead of --text.")] = 0,
+    system_tokens: Annotated[
+        int, typer.Option(min=0, help="Words of a system prompt that all requests share, about a token each.")
+    ] = 0,
+    turns: Annotated[
+        int, typer.Option(min=1, help="Turns of a conversation about its pictures; counts and rates are then of these.")
+    ] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer: no more, no less.")] = 64,
+) -> ChatLoad:
+    """Chat: time to the first token, between tokens, tokens a second."""
+    return ChatLoad(
+        **load,
+        images=images,
+        width=width,
+        height=height,
+        text_characters=text,
+        text_words=words,
+        system_tokens=system_tokens,
+        turns=turns,
+        output_tokens=tokens,
+    )
+
+
+@load_command("speech")
+def speech(
+    load: dict[str, Any],
+    words: Annotated[int, typer.Option(min=1, help="Words of a text.")] = 12,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Audio of each answer, as far as the text carries; 0: the model decides.")
+    ] = 0.0,
+    response_format: Annotated[str, typer.Option("--format", help="pcm, wav, flac, mp3, opus or aac.")] = "pcm",
+    steps: Annotated[int | None, typer.Option(min=1, help="Solver steps (inference_timesteps).")] = None,
+) -> SpeechLoad:
+    """Speech: time to the first audio, real-time factor, silence where audio should have been."""
+    return SpeechLoad(**load, text_words=words, seconds=seconds, response_format=response_format, solver_steps=steps)
+
+
+def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:
+    with _progress(load) as report:
+        records = run_load(load, processes=processes, report=report)
+    result = summary(load, records)
+    if out is not None:
+        out.write_text(json.dumps({**result, "records": msgspec.to_builtins(records)}, indent=1) + "\n")
+    console = Console()
+    console.print(results_table(load, result, records))
+    if not result["succeeded"]:
+        words = next((record.message for record in records if record.message), "")
+        raise ServerError(f"no request succeeded ({_failures(records)}). {words}".rstrip())
+    if result.get("delay", {}).get("p99", 0.0) > LATE_SECONDS:
+        console.print("The clients sent requests late: raise --processes.", style="yellow")
+
+
+@contextmanager
+def _progress(load: AnyLoad) -> Iterator[Callable[[Record], None]]:
+    """A bar on a terminal, one line otherwise; gives what is to be called with each record."""
+    console = Console(stderr=True)
+    how = f"{load.rate:g} a second" if load.rate else f"{load.concurrency} at a time"
+    turns = load.turns if isinstance(load, ChatLoad) else 1
+    counted = f"{load.requests} conversations of {turns} turns" if turns > 1 else f"{load.requests} requests"
+    what = f"{load.model}: {counted}, {how}"
+    if not console.is_terminal:
+        typer.echo(what, err=True)
+        yield lambda record: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=load.requests * turns)
+        yield lambda record: progress.advance(task)
+
+
+def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Record]) -> Group:
+    """What the clients saw: counts and rates, then quantiles of times."""
+    counts = Table.grid(padding=(0, 2))
+    counts.add_row("requests", str(result["requests"]))
+    if failures := _failures(records):
+        counts.add_row("[red]without an answer[/red]", failures)
+    times = Table("", *_SHOWN, box=box.SIMPLE_HEAD)
+    for column in times.columns[1:]:
+        column.justify = "right"
+
+    def quantiles(label: str, values: dict[str, float], scale: float = 1e3) -> None:
+        if values:
+            times.add_row(label, *(f"{scale * values[name]:.{1 if scale > 1 else 3}f}" for name in _SHOWN))
+
+    if not result["succeeded"]:
+        return Group(counts)
+    counts.add_row("requests/s", f"{result['requests_per_second']:.2f}")
+    if isinstance(load, ChatLoad):
+        counts.add_row("tokens/s", f"{result.get('tokens_per_second', 0.0):.1f}")
+        counts.add_row("tokens of a prompt", f"{result.get('prompt_tokens_mean', 0.0):.0f}")
+        quantiles("time to first token (ms)", result["first"])
+        if load.turns > 1:
+            quantiles("first turns (ms)", result["first_by_turn"]["1"])
+            quantiles("later turns (ms)", result["first_later"])
+        quantiles("between tokens (ms)", result["gap"])
+    else:
+        counts.add_row("audio s/s", f"{result.get('audio_seconds_per_second', 0.0):.2f}")
+        if load.response_format == "pcm" and "streams_with_underrun" in result:
+            silence = f"{result['underrun_seconds']:.2f} s in {result['streams_with_underrun']} streams"
+            counts.add_row("underruns", silence)
+        quantiles("time to first audio (ms)", result["first"])
+        quantiles("between chunks (ms)", result["gap"])
+        quantiles("real-time factor", result.get("realtime_factor", {}), 1.0)
+    quantiles("whole answer (ms)", result["duration"])
+    return Group(counts, times)
+
+
+_SHOWN = ("mean", "p50", "p95", "p99", "max")
+
+
+def _failures(records: Sequence[Record]) -> str:
+    """Counts by what happened: "503 refused: 3"."""
+    counts = Counter(f"{record.status or ''} {record.error}".strip() for record in records if record.error)
+    return ", ".join(f"{what}: {count}" for what, count in counts.most_common())

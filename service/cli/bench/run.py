@@ -1,0 +1,202 @@
+"""Runs a load with client processes of their own and sums up what they saw."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, suppress
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from service.children import python_command, python_environment
+from service.cli.bench.client import READY
+from service.cli.bench.spec import AnyLoad, Assignment, ChatLoad, Record
+
+CLIENT = python_command("service.cli.bench.client")
+LEAD_SECONDS = 0.3
+"""Head start for telling every client the start time."""
+
+Report = Callable[[Record], None]
+T = TypeVar("T")
+
+
+class BenchError(Exception):
+    """A client process failed; its own words are on standard error."""
+
+
+def run_load(
+    load: AnyLoad,
+    *,
+    processes: int = 1,
+    report: Report = lambda record: None,
+) -> list[Record]:
+    """Every process prepares its requests, then all begin together.
+
+    report: called with each measured record as it comes, in threads. Raises BenchError.
+    """
+    _warm_up(load)
+    shares = _run(_assignments(load, processes), report)
+    return _by_start(record for share in shares for record in share)
+
+
+def run_beside(load: AnyLoad, other: AnyLoad, *, after: float, processes: int = 1) -> tuple[list[Record], list[Record]]:
+    """`load` in `processes` clients, and in one more, a closed loop that begins `after` seconds later, `other`. Raises
+    BenchError."""
+    for each in (load, other):
+        _warm_up(each)
+    late = [msgspec.structs.replace(assignment, after=after) for assignment in _assignments(other, 1)]
+    *shares, others = _run([*_assignments(load, processes), *late], lambda record: None)
+    return _by_start(record for share in shares for record in share), _by_start(others)
+
+
+def _by_start(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: record.start)
+
+
+def _warm_up(load: AnyLoad) -> None:
+    if load.warmup:
+        warm = msgspec.structs.replace(load, requests=load.warmup, concurrency=1, rate=0.0, warmup=0)
+        _run([Assignment(warm, load.seed + 1_000_003, 1, load.warmup)], lambda record: None)
+
+
+def _assignments(load: AnyLoad, processes: int) -> list[Assignment]:
+    processes = max(1, min(processes, load.requests, load.concurrency or load.requests))
+    arrivals = _poisson_arrivals(load) if load.rate else None
+    assignments = []
+    for index in range(processes):
+        offsets = tuple(float(t) for t in arrivals[index::processes]) if arrivals is not None else ()
+        count = len(range(index, load.requests, processes))
+        lanes = len(range(index, load.concurrency, processes))
+        assignments.append(Assignment(load, load.seed * 1009 + index, lanes, count, offsets))
+    return assignments
+
+
+def _poisson_arrivals(load: AnyLoad) -> np.ndarray:
+    """Seconds after the beginning, [requests]."""
+    return np.cumsum(np.random.default_rng(load.seed).exponential(1 / load.rate, load.requests))
+
+
+def _run(assignments: Sequence[Assignment], report: Report) -> list[list[Record]]:
+    """Each in a process of its own, all from one moment on; the records of each. One that fails ends the others."""
+    with ThreadPoolExecutor(len(assignments)) as pool, ExitStack() as stack:
+        clients = [stack.enter_context(_Client()) for _ in assignments]
+
+        def each(step: Callable[[_Client], T]) -> list[T]:
+            return [done.result() for done in as_completed([pool.submit(step, client) for client in clients])]
+
+        for client, assignment in zip(clients, assignments, strict=True):
+            client.tell(msgspec.json.encode(assignment))
+        each(_Client.wait_ready)
+        for client in clients:
+            client.tell(b"warm up")
+        each(_Client.wait_ready)
+        begin = time.time() + LEAD_SECONDS
+        for client in clients:
+            client.tell(str(begin).encode())
+        shares = dict(each(lambda client: (client, client.records(report))))
+        return [shares[client] for client in clients]
+
+
+class _Client:
+    """A client process (service/cli/bench/client.py), killed at the end of the context if it has not ended."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            CLIENT, env=python_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+
+    def __enter__(self) -> _Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._stdout.close()
+        with suppress(BrokenPipeError):  # what it was told and did not read
+            self._stdin.close()
+
+    def tell(self, line: bytes) -> None:
+        """A dead client is detected by the next read."""
+        with suppress(BrokenPipeError):
+            self._stdin.write(line + b"\n")
+            self._stdin.flush()
+
+    def wait_ready(self) -> None:
+        line = self._stdout.readline()
+        if not line:
+            raise self._failure()
+        assert line == READY, line
+
+    def records(self, report: Report) -> list[Record]:
+        """To the end of the process, each reported as it comes."""
+        records = []
+        for line in self._stdout:
+            records.append(msgspec.json.decode(line, type=Record))
+            report(records[-1])
+        if self._process.wait():
+            raise self._failure()
+        return records
+
+    def _failure(self) -> BenchError:
+        return BenchError(f"a load client ended with status {self._process.wait()}")
+
+
+def summary(load: AnyLoad, records: list[Record]) -> dict[str, Any]:
+    """Counts, rates and quantiles (seconds) over the successful requests, plus every kind of failure."""
+    good = [record for record in records if not record.error]
+    result: dict[str, Any] = {
+        "load": msgspec.to_builtins(msgspec.structs.replace(load, api_key=None)),
+        "requests": len(records),
+        "succeeded": len(good),
+        "refused": sum(record.error == "refused" for record in records),
+        "failed": sum(record.error == "failed" for record in records),
+    }
+    if not good:
+        return result
+    wall = max(r.start + r.duration for r in good) - min(r.start for r in good)
+    result |= {
+        "wall_seconds": wall,
+        "requests_per_second": len(good) / wall,
+        "first": _quantiles([r.first for r in good]),
+        "duration": _quantiles([r.duration for r in good]),
+        "gap": _quantiles([gap for r in good for gap in r.gaps]),
+        "cached_tokens": sum(r.cached_tokens for r in good),
+    }
+    if load.rate:
+        result["delay"] = _quantiles([r.delay for r in good if r.turn == 1])
+    if any(r.tokens for r in good):
+        result["tokens_per_second"] = sum(r.tokens for r in good) / wall
+        result["prompt_tokens_mean"] = float(np.mean([r.prompt_tokens for r in good]))
+        result["completion_tokens_mean"] = float(np.mean([r.tokens for r in good]))
+    if isinstance(load, ChatLoad) and load.turns > 1:
+        turns = range(1, load.turns + 1)
+        result["first_by_turn"] = {str(turn): _quantiles([r.first for r in good if r.turn == turn]) for turn in turns}
+        result["first_later"] = _quantiles([r.first for r in good if r.turn > 1])
+    if any(r.audio for r in good):
+        result["audio_seconds"] = sum(r.audio for r in good)
+        result["audio_seconds_per_second"] = result["audio_seconds"] / wall
+        result["realtime_factor"] = _quantiles([r.duration / r.audio for r in good if r.audio])
+        result["streams_with_underrun"] = sum(r.underrun > 0 for r in good)
+        result["underrun_seconds"] = sum(r.underrun for r in good)
+    return result
+
+
+def _quantiles(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    p10, p50, p90, p95, p99 = np.quantile(values, (0.1, 0.5, 0.9, 0.95, 0.99))
+    return {
+        "mean": float(np.mean(values)),
+        "p10": float(p10),
+        "p50": float(p50),
+        "p90": float(p90),
+        "p95": float(p95),
+        "p99": float(p99),
+        "max": float(np.max(values)),
+    }

@@ -1,0 +1,199 @@
+"""A client for the command line: httpx against a running server, or against one started for the occasion."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from service.children import python_command, python_environment
+
+LOCAL_START_SECONDS = 180.0
+
+
+class ServerError(Exception):
+    """The server's error message, or why it cannot be reached."""
+
+
+class ApiClient:
+    """Talks to a server's /v1."""
+
+    def __init__(self, url: str, key: str) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        self.url = url
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)
+
+    def __enter__(self) -> ApiClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._http.close()
+        if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol):
+            raise ServerError(
+                f"no server at {self.url} ({error}); start one with `reprise serve`, or add --local"
+            ) from error
+        if isinstance(error, httpx.TransportError):
+            raise ServerError(f"the connection to {self.url} broke ({error})") from error
+
+    def models(self) -> list[dict[str, Any]]:
+        response = self._http.get("/v1/models")
+        _check(response)
+        return response.json()["data"]
+
+    def answer(self, messages: Sequence[dict[str, Any]], model: str, max_tokens: int) -> Iterator[tuple[str, str]]:
+        """(reasoning, answer), piece by piece; one of them is empty."""
+        body = {
+            "model": model or self.first("chat"),
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "stream": True,
+        }
+        with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            _check(response)
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    chunk = json.loads(line.removeprefix("data: "))
+                    if "error" in chunk:
+                        raise ServerError(chunk["error"]["message"])
+                    for choice in chunk["choices"]:
+                        delta = choice["delta"]
+                        pieces = delta.get("reasoning_content") or "", delta.get("content") or ""
+                        if any(pieces):
+                            yield pieces
+
+    def speech(
+        self,
+        text: str,
+        audio_format: str,
+        model: str,
+        voice: str,
+        instructions: str = "",
+        speed: float = 1.0,
+        seed: int | None = None,
+        segments: list[dict[str, Any]] | None = None,
+    ) -> Iterator[bytes]:
+        """The audio as it comes. segments: receives each segment with its words, when its audio has come."""
+        body = {
+            "model": model or self.first("speech"),
+            "input": text,
+            "voice": voice,
+            "instructions": instructions,
+            "speed": speed,
+            "seed": seed,
+            "response_format": audio_format,
+        }
+        if segments is not None:
+            body |= {"stream_format": "sse", "timestamp_granularities": ["segment", "word"]}
+        with self._http.stream("POST", "/v1/audio/speech", json=body) as response:
+            _check(response)
+            yield from response.iter_bytes() if segments is None else _captioned(response, segments)
+
+    def get(self, path: str) -> httpx.Response:
+        """A raw GET (/health, /metrics); never raises on status."""
+        return self._http.get(path)
+
+    def first(self, kind: str) -> str:
+        """Name of the first model that is "chat" or "speech"; ServerError when there is none."""
+        for card in self.models():
+            if card["kind"] == kind:
+                return card["id"]
+        raise ServerError(f"the server has no {kind} model")
+
+
+def user_message(question: str, files: Sequence[Path]) -> dict[str, Any]:
+    """files: pictures and videos, told apart by their names' endings."""
+    return {"role": "user", "content": [*map(_media_part, files), {"type": "text", "text": question}]}
+
+
+def _media_part(file: Path) -> dict[str, Any]:
+    media_type = mimetypes.guess_type(file)[0] or "image/png"
+    kind = "video_url" if media_type.startswith("video/") else "image_url"
+    return {"type": kind, kind: {"url": f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"}}
+
+
+def _captioned(response: httpx.Response, segments: list[dict[str, Any]]) -> Iterator[bytes]:
+    """The audio of the events; segments receives the others. ServerError when the stream ends before its end."""
+    for line in response.iter_lines():
+        if not line.startswith("data: "):
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        match event.get("type"):
+            case "speech.audio.delta":
+                yield base64.b64decode(event["audio"])
+            case "speech.audio.segment":
+                segments.append(event)
+            case "speech.audio.done":
+                return
+            case _ if "error" in event:
+                raise ServerError(event["error"]["message"])
+    raise ServerError("the server ended the speech before it was complete")
+
+
+def _check(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    response.read()
+    try:
+        raise ServerError(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        raise ServerError(f"the server answered with status {response.status_code}") from None
+
+
+@contextmanager
+def local_server(key: str) -> Iterator[ApiClient]:
+    """A server on a free loopback port with the settings of the environment, stopped at the end."""
+    command = python_command("service.cli", "serve", "--host", "127.0.0.1", "--port", "0")
+    options = ["--log-format", "json", "--log-level", "info"]
+    process = subprocess.Popen([*command, *options], env=python_environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        url = _ready_url(process)
+        with ApiClient(url, key) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _ready_url(process: subprocess.Popen[str], timeout: float = LOCAL_START_SECONDS) -> str:
+    """The address from the log line that says so; ServerError when the log ends without it, or past `timeout` seconds.
+
+    A thread reads the log to its end: a pipe that nobody reads would stop the server once it is full.
+    """
+    ready: Future[str] = Future()
+    last = deque([""], maxlen=1)
+    threading.Thread(target=_read_log, args=(process.stderr, ready, last), daemon=True).start()
+    try:
+        return ready.result(timeout)
+    except TimeoutError:
+        raise ServerError(f"the local server was not ready after {timeout:g} s: {last[0]}") from None
+
+
+def _read_log(log: Iterable[str], ready: Future[str], last: deque[str]) -> None:
+    """last: receives the newest line until the server is ready."""
+    for line in log:
+        if not ready.done() and line.strip():
+            last.append(line.strip())
+            if url := _announced(line):
+                ready.set_result(url)
+    if not ready.done():
+        ready.set_exception(ServerError(f"the local server did not start: {last[0]}"))
+
+
+def _announced(line: str) -> str:
+    """The address in a line of the JSON log, if that is what it says."""
+    try:
+        message = str(json.loads(line)["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return message.removeprefix("ready at ") if message.startswith("ready at ") else ""

@@ -1,0 +1,215 @@
+"""Commands that talk to a server: ask, say, models, ps; and pull, which fetches what one serves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import httpx
+import typer
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.table import Table
+
+from models.errors import CheckpointError
+from service.cli.captions import cues, write_srt, write_vtt
+from service.cli.client import ServerError, user_message
+from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, connect
+from service.cli.playback import play, require_playback
+
+T = TypeVar("T")
+
+STDOUT = Path("-")
+FORMATS = {"ogg": "opus"}
+"""Formats whose file extension differs."""
+GIB = 1 << 30
+
+
+def ask(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Picture and video files, or none.", exists=True, dir_okay=False)
+    ] = None,
+    question: Annotated[str, typer.Argument(help="What to ask about them.")] = "",
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+    model: Model = "",
+    max_tokens: Annotated[int, typer.Option(help="Length of the answer.")] = 256,
+    local: Local = False,
+) -> None:
+    """Ask a server about pictures and videos, or none, and print the answer as it comes; reasoning goes to standard
+    error."""
+    if not question or Path(question).is_file():
+        raise typer.BadParameter("the question is missing; it goes after the files", param_hint="QUESTION")
+    with connect(url, key, local) as client:
+        pieces = client.answer([user_message(question, files or [])], model, max_tokens)
+        for reasoning, answer in until_first(pieces, "waiting for the first token"):
+            typer.echo(reasoning, nl=False, err=True)
+            typer.echo(answer, nl=False)
+        typer.echo()
+
+
+def say(
+    text: Annotated[str, typer.Argument(help="What to say; standard input when it is missing.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="File to write, - is standard output; without it, the sound is played."),
+    ] = None,
+    audio_format: Annotated[
+        str, typer.Option("--format", help="wav, mp3, flac, opus, aac or pcm; else the file's ending, or wav.")
+    ] = "",
+    voice: Annotated[str, typer.Option(help="Name of a voice.")] = "default",
+    instructions: Annotated[str, typer.Option(help="What the voice is like, or how it speaks.")] = "",
+    speed: Annotated[float, typer.Option(help="1 is the model's own; 0.25 to 4.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same audio.")] = None,
+    srt: Annotated[Path | None, typer.Option(help="File for captions in SubRip's format.", dir_okay=False)] = None,
+    vtt: Annotated[Path | None, typer.Option(help="File for captions in WebVTT's format.", dir_okay=False)] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+    model: Model = "",
+    local: Local = False,
+) -> None:
+    """Speak a text: play it, or write the audio to a file."""
+    text = text or _standard_input()
+    if out is None:
+        require_playback()
+        audio_format = "wav"
+    chosen = audio_format or _format_of(out)
+    _check_writable(srt, vtt)
+    segments: list[dict[str, Any]] | None = [] if srt or vtt else None
+    with connect(url, key, local) as client:
+        chunks = client.speech(text, chosen, model, voice, instructions, speed, seed, segments)
+        chunks = until_first(chunks, "waiting for the first sound")
+        if out is None:
+            play(chunks)
+        elif out == STDOUT:
+            for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+        else:
+            typer.echo(f"{out}: {write_audio(out, chunks, chosen)} bytes")
+    shown = cues(segments or ())
+    if srt:
+        write_srt(srt, shown)
+    if vtt:
+        write_vtt(vtt, shown)
+
+
+def _check_writable(*files: Path | None) -> None:
+    """OSError for a file that cannot be written: before a long text is spoken, not behind it."""
+    for path in filter(None, files):
+        place = path if path.exists() else path.parent
+        if not os.access(place, os.W_OK):
+            number = errno.EACCES if place.exists() else errno.ENOENT
+            raise OSError(number, os.strerror(number), str(path))
+
+
+def models(url: Url = DEFAULT_URL, key: Key = "", local: Local = False) -> None:
+    """List the models of a server."""
+    table = Table("name", "kind", "context", "notice")
+    with connect(url, key, local) as client:
+        for card in client.models():
+            table.add_row(card["id"], card["kind"], str(card["max_model_len"]), card.get("notice", ""))
+    Console().print(table)
+
+
+def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
+    """Say what a server is doing: its models, their requests and caches, the memory of its device."""
+    with connect(url, key, local=False) as client:
+        health, metrics = client.get("/health"), client.get("/metrics")
+        if metrics.status_code != 200:
+            raise ServerError(f"/metrics answered with status {metrics.status_code}; --key names an API key")
+        cards = {card["root"]: card for card in client.models()}
+    found = Metrics(metrics)
+    device = found.label("reprise_engine_info", "device") or "no device yet"
+    memory = f", {found.gpu_memory()}" if found.gpu_memory() else ""
+    Console(soft_wrap=True).print(f"{url}: {health.json()['engine']}, {device}{memory}", highlight=False)
+    table = Table("model", "kind", "running", "waiting", "KV cache in use")
+    for name, card in cards.items():
+        running, waiting, usage = (
+            found.of("reprise_" + metric, name)
+            for metric in ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
+        )
+        table.add_row(name, card["kind"], f"{running:.0f}", f"{waiting:.0f}", f"{usage:.0%}")
+    Console().print(table)
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="Hub id, or HUB_ID@REVISION.")],
+) -> None:
+    """Download a model, so that `serve --model` finds it without the network."""
+    from service.hub import locate
+
+    errors = Console(stderr=True, soft_wrap=True)
+    try:
+        with errors.status(model) if errors.is_terminal else nullcontext() as status:
+            checkpoint = locate(model, report=errors.print if status is None else status.update)
+    except CheckpointError as error:
+        raise ServerError(str(error)) from error
+    typer.echo(checkpoint.directory)
+
+
+class Metrics:
+    """Samples of a server's /metrics."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        families = text_string_to_metric_families(response.text)
+        self._samples = [sample for family in families for sample in family.samples]
+
+    def of(self, name: str, model: str) -> float:
+        return sum(s.value for s in self._samples if s.name == name and s.labels.get("model") == model)
+
+    def label(self, name: str, label: str) -> str:
+        return next((s.labels.get(label, "") for s in self._samples if s.name == name), "")
+
+    def gpu_memory(self) -> str:
+        """Empty on a CPU."""
+        states = {s.labels["state"]: s.value for s in self._samples if s.name == "reprise_gpu_memory_bytes"}
+        total = sum(states.values())
+        return f"{(total - states.get('free', 0)) / GIB:.1f} of {total / GIB:.1f} GiB used" if total else ""
+
+
+def until_first(pieces: Iterator[T], what: str) -> Iterator[T]:
+    """`pieces`; on a terminal a line says `what` until the first one comes."""
+    console = Console(stderr=True)
+    with console.status(what) if console.is_terminal else nullcontext():
+        first = next(pieces, None)
+    if first is not None:
+        yield first
+        yield from pieces
+
+
+def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
+    """Bytes written to `out`, which is removed when the audio does not end as it should."""
+    first = next(chunks, b"")  # nothing is written where the server refuses
+    with out.open("wb") as file:
+        try:
+            size = file.write(first) + sum(file.write(chunk) for chunk in chunks)
+        except BaseException:
+            out.unlink()
+            raise
+        if audio_format == "wav":
+            # A streamed WAV header holds no real length, and some players trust it.
+            for at in (4, 40):
+                file.seek(at)
+                file.write(struct.pack("<I", size - at - 4))
+        return size
+
+
+def _format_of(out: Path | None) -> str:
+    ending = out.suffix.removeprefix(".").lower() if out is not None else ""
+    return FORMATS.get(ending, ending) or "wav"
+
+
+def _standard_input() -> str:
+    """A text that another program says, as in `reprise ask picture.png "What is it?" | reprise say`."""
+    if sys.stdin.isatty():
+        raise typer.BadParameter("what to say is missing", param_hint="TEXT")
+    if not (text := sys.stdin.read().strip()):
+        raise typer.BadParameter("standard input holds no text", param_hint="TEXT")
+    return text

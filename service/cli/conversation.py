@@ -1,0 +1,165 @@
+"""`reprise chat`: a conversation in the terminal, with pictures and videos by their paths."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from service.cli.client import ApiClient, ServerError, user_message
+from service.cli.commands import until_first
+from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, connect
+from service.cli.playback import PlaybackError, play, require_playback
+
+PROMPT = "> "
+HELP = """\
+A path in a line, typed or dropped into the window, adds a picture or video to it.
+/new     begins another conversation
+/speak   speaks answers from now on, or no longer
+/quit    leaves, as Ctrl-D does; Ctrl-C stops an answer"""
+
+
+def chat(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Pictures and videos to talk about.", exists=True, dir_okay=False)
+    ] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+    model: Model = "",
+    speak: Annotated[bool, typer.Option("--speak", metavar="", help="Speak the answers, too.")] = False,
+    voice: Annotated[str, typer.Option(help="Name of the voice that speaks.")] = "default",
+    system: Annotated[str, typer.Option(help="What the model is told before the conversation.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Length of an answer.")] = 512,
+    local: Local = False,
+) -> None:
+    """Talk with a model, line by line; lines may hold paths of pictures and videos. Reads a pipe as well."""
+    if speak:
+        require_playback()
+    with connect(url, key, local) as client:
+        name = model or client.first("chat")
+        if sys.stdin.isatty():
+            with suppress(ImportError):  # gives input() line editing and history
+                import readline  # noqa: F401
+            typer.echo(f"{name} at {client.url}; /help says what you can do", err=True)
+        Conversation(client, name, max_tokens, system, voice, speak).run(files or [])
+
+
+class Conversation:
+    """Turns with one model. A refused turn is reported and left out of the history."""
+
+    def __init__(self, client: ApiClient, model: str, max_tokens: int, system: str, voice: str, speaking: bool) -> None:
+        self._client, self._model, self._max_tokens = client, model, max_tokens
+        self._voice, self._speaking = voice, speaking
+        self._begin: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._begin)
+
+    def run(self, files: list[Path]) -> None:
+        """Until the input ends or /quit. files: for the first question."""
+        waiting = [path.absolute() for path in files]
+        for line in _lines():
+            if line.startswith("/") and not _is_file(line.split()[0]):
+                if line == "/quit":
+                    return
+                self._command(line)
+                continue
+            paths, question = split_line(line)
+            waiting += paths
+            if not question:
+                typer.echo("question missing" if waiting else HELP, err=True)
+                continue
+            self._turn(question, waiting)
+            waiting = []
+
+    def _command(self, line: str) -> None:
+        if line == "/new":
+            self._messages = list(self._begin)
+        elif line == "/speak":
+            self._switch_speech()
+        else:
+            typer.echo(HELP, err=True)
+
+    def _switch_speech(self) -> None:
+        if not self._speaking:
+            try:
+                require_playback()
+            except PlaybackError as error:
+                typer.echo(f"reprise: {error}", err=True)
+                return
+        self._speaking = not self._speaking
+        typer.echo(f"answers are {'spoken' if self._speaking else 'written only'}", err=True)
+
+    def _turn(self, question: str, files: list[Path]) -> None:
+        asked = [*self._messages, user_message(question, files)]
+        said = ""
+        try:
+            pieces = self._client.answer(asked, self._model, self._max_tokens)
+            for reasoning, answer in until_first(pieces, "thinking"):
+                typer.echo(reasoning, nl=False, err=True)
+                typer.echo(answer, nl=False)
+                said += answer
+        except ServerError as error:
+            typer.echo(f"reprise: {error}", err=True)
+            return
+        except KeyboardInterrupt:
+            typer.echo(" ...", nl=False)
+        typer.echo()
+        self._messages = [*asked, {"role": "assistant", "content": said}]
+        if self._speaking and said.strip():
+            self._speak(said)
+
+    def _speak(self, text: str) -> None:
+        try:
+            play(self._client.speech(text, "wav", "", self._voice))
+        except (ServerError, PlaybackError) as error:
+            typer.echo(f"reprise: {error}", err=True)
+        except KeyboardInterrupt:
+            typer.echo(err=True)
+
+
+def _lines() -> Iterator[str]:
+    """Non-empty lines from a terminal (with a prompt) or a pipe."""
+    while True:
+        try:
+            line = input(PROMPT if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            if sys.stdin.isatty():
+                typer.echo()
+            return
+        except KeyboardInterrupt:  # forgets the line
+            typer.echo()
+            continue
+        if line:
+            yield line
+
+
+def split_line(line: str) -> tuple[list[Path], str]:
+    """Files at the beginning or end of a line, and the words between. A window that a file is dropped into types its
+    path in quotes, with backslashes, or as a file:// address."""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # an apostrophe
+        words = line.split()
+    first, last = 0, len(words)
+    while first < last and _is_file(words[first]):
+        first += 1
+    while last > first and _is_file(words[last - 1]):
+        last -= 1
+    files = [_path(word) for word in (*words[:first], *words[last:])]
+    return files, (" ".join(words[first:last]) if files else line)
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return _path(word).is_file()
+    except (OSError, ValueError):  # too long for a name, or a character that names cannot have
+        return False
+
+
+def _path(word: str) -> Path:
+    return Path(unquote(urlsplit(word).path) if word.startswith("file://") else word).expanduser()

@@ -1,0 +1,215 @@
+"""The `reprise` command and its subcommands."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+import typing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from models.errors import CheckpointError
+from service.api.operations import server_version
+from service.children import namesakes
+from service.cli import doctor as checks
+from service.cli.bench.command import bench
+from service.cli.bench.run import BenchError
+from service.cli.client import ServerError
+from service.cli.commands import ask, models, ps, pull, say
+from service.cli.conversation import chat
+from service.cli.playback import PlaybackError
+from service.cli.setting_texts import describe, panel, placeholder, shown_default
+from service.link.config import ConfigurationError
+from service.logs import chosen_format, configure_logging
+from service.settings import Settings, SettingsError, load_settings, unknown_variables
+from service.tuning.command import tune
+
+log = logging.getLogger("reprise")
+
+app = typer.Typer(
+    name="reprise",
+    help="A small server that sees and speaks, over the OpenAI protocol.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+for talks in (ask, chat, say, models, ps):
+    app.command()(talks)
+app.command()(pull)
+app.command()(tune)
+app.add_typer(bench)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(server_version())
+        raise typer.Exit()
+
+
+@app.callback()
+def command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def _settings_command(command: Any) -> Any:
+    """Give `command(config, print_config, **flags)` one option for each setting, documented where it is defined."""
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, default, annotation in (
+            ("config", None, Annotated[Path | None, typer.Option(help="YAML file of settings.")]),
+            (
+                "print_config",
+                False,
+                Annotated[
+                    bool, typer.Option("--print-config", metavar="", help="Print the effective settings and exit.")
+                ],
+            ),
+            (
+                "dry_run",
+                False,
+                Annotated[
+                    bool, typer.Option("--dry-run", metavar="", help="Print what a start would use of a GPU and exit.")
+                ],
+            ),
+            (
+                "gpu_memory",
+                None,
+                Annotated[
+                    str | None,
+                    typer.Option(metavar="BYTES", help="With --dry-run: GPU memory, e.g. 24G; default: this GPU's."),
+                ],
+            ),
+        )
+    ]
+    for name, field in Settings.model_fields.items():
+        kind = _flag_type(field.annotation)
+        shown = shown_default(name)
+        option = typer.Option(
+            help=f"{escape(field.description or '')}{escape(f' [{shown}]') if shown else ''}",
+            metavar="" if field.annotation is bool else placeholder(name),
+            rich_help_panel=panel(name),
+        )
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+        )
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def _flag_type(annotation: Any) -> Any:
+    """A flag is a switch, a string or several strings; Settings converts them. None: not given."""
+    if typing.get_origin(annotation) is tuple:
+        return list[str] | None
+    return bool | None if annotation is bool else str | None
+
+
+@app.command()
+@_settings_command
+def serve(
+    config: Path | None = None,
+    print_config: bool = False,
+    dry_run: bool = False,
+    gpu_memory: str | None = None,
+    **flags: Any,
+) -> None:
+    """Serve models: those of --model, or the small ones that come with the package."""
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
+    # Loading settings may already log: guess the format from flag or environment.
+    configure_logging("info", chosen_format(given.get("log_format") or os.environ.get("REPRISE_LOG_FORMAT", "auto")))
+    try:
+        if gpu_memory is not None and not dry_run:
+            raise SettingsError("gpu_memory: goes with --dry-run; --memory-share is what a server takes of its GPU")
+        settings = load_settings(given, config)
+    except SettingsError as error:
+        _refuse(error)
+    configure_logging(settings.log_level, chosen_format(settings.log_format))
+    for variable in unknown_variables(os.environ):
+        log.warning("unknown variable %s", variable)
+    for path in namesakes():
+        log.warning("%s has the name of one of Reprise's own packages and is left aside", path)
+    if print_config:
+        typer.echo(describe(settings), nl=False)
+        return
+    if dry_run:
+        _dry_run(settings, gpu_memory)
+        return
+    from service.catalog import load_catalog
+    from service.processes.supervisor import serve_several
+    from service.server import bind, run, serve
+
+    try:
+        listener = bind(settings)
+        catalog = load_catalog(settings, log.info)
+        status = run(settings, catalog, listener, serve_several if settings.api_processes > 1 else serve)
+    except (CheckpointError, SettingsError) as error:
+        _refuse(error)
+    raise typer.Exit(status)
+
+
+def _dry_run(settings: Settings, gpu_memory: str | None) -> None:
+    """Exit status 2 where a start would fail."""
+    from service.sizing import size
+
+    try:
+        found = size(settings, gpu_memory)
+    except (CheckpointError, ConfigurationError, SettingsError) as error:
+        _refuse(error)
+    for line in found.lines():
+        typer.echo(line)
+    if found.refusal is not None:
+        _refuse(SettingsError(found.refusal))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has and what is missing."""
+    marks = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "[yellow]--[/yellow]"}
+    console = Console(soft_wrap=True)
+    findings = checks.examine()
+    for finding in findings:
+        console.print(f"{marks[finding.good]}  {escape(finding.subject)}: {escape(finding.found)}", highlight=False)
+        if finding.advice:
+            console.print(f"      [dim]{escape(finding.advice)}[/dim]", highlight=False)
+    console.print(f"\n{checks.verdict(findings)}", highlight=False)
+    raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(server_version())
+
+
+def _refuse(error: Exception) -> typing.NoReturn:
+    for line in str(error).splitlines():
+        log.error("%s", line)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Entry point of the `reprise` command."""
+    try:
+        app()
+    except (ServerError, BenchError, PlaybackError) as error:
+        typer.echo(f"reprise: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # a file that the command line names
+        if error.filename is None:
+            raise
+        typer.echo(f"reprise: {error.filename}: {error.strerror}", err=True)
+        sys.exit(1)

@@ -1,0 +1,61 @@
+"""Options of the client commands, and which API key they send."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from service.cli.client import ApiClient, local_server
+from service.settings import ENV_PREFIX
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+NO_KEY = "none"
+
+Url = Annotated[str, typer.Option("--url", envvar=ENV_PREFIX + "URL", help="Address of the server to ask.")]
+Key = Annotated[
+    str,
+    typer.Option(
+        "--key",
+        help="API key of that server; else REPRISE_API_KEY, and for a server on this machine OPENAI_API_KEY.",
+        show_default=False,
+    ),
+]
+Local = Annotated[bool, typer.Option("--local", metavar="", help="Start a server for this command alone.")]
+Model = Annotated[str, typer.Option("--model", help="Served name; default: the first of its kind.")]
+
+
+def connect(url: str, key: str, local: bool) -> AbstractContextManager[ApiClient]:
+    """A client of the server at `url`, or of one that is started for the occasion."""
+    if not (local or _is_address(url)):
+        raise typer.BadParameter(f"{url!r} is no address such as {DEFAULT_URL}", param_hint="--url")
+    return local_server(key_for(DEFAULT_URL, key)) if local else ApiClient(url, key_for(url, key))
+
+
+def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:
+    """`named`, or what the environment holds for this server. OPENAI_API_KEY is for another service: it is sent to
+    loopback servers only."""
+    ours = environ.get(ENV_PREFIX + "API_KEY", "").split(",")[0].strip()
+    theirs = environ.get("OPENAI_API_KEY", "") if _is_loopback(url) else ""
+    return named or ours or theirs or NO_KEY
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets without an IPv6 address in them
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

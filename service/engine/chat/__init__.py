@@ -1,0 +1,1 @@
+"""Chat models in the engine: requests in, tokens out."""

@@ -1,0 +1,114 @@
+"""What launches of a chat model cost in seconds, measured from those that finished."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_UP, _DOWN = 0.5, 0.2
+"""Weight of a measurement above the mean and of one below it. Too high an estimate only delays a launch; too low a one
+can make a live listener's audio run out."""
+
+_SHAPE = (128.0, 1.0, 1e-4)
+"""Of a prefill's cost before anything is measured: a launch costs as much as so many tokens, and a cached key that a
+token attends to so much of one."""
+_NOISE = 0.1
+"""Of a measurement, relative to what was expected."""
+_DRIFT = 5e-4
+"""Variance that each coefficient, relative to its start, gains with a measurement."""
+_MOST = 3.0
+"""Times the mean of encoder passes or decode steps that a measurement counts at most."""
+_OUTLIER = 3.0
+"""Deviations beyond which a measurement counts no more than one at that distance."""
+_LEAST = 0.02
+"""No coefficient falls under this share of its start."""
+_FAR_LESS = 0.5
+"""Share of the start under which it was none."""
+
+
+class ChatCosts:
+    """Running means of seconds by kind (encoder, decode) and size, sizes grouped by powers of two, and the cost of
+    prefill chunks.
+
+    A group without a measurement is estimated from the nearest one, in proportion to the size. A launch that was held
+    up (a machine that was suspended) moves a mean no more than one that took _MOST of it. The same idea as
+    engine.speech.costs.SpeechCosts, without its bounds: nobody listens live to a chat.
+    """
+
+    def __init__(self) -> None:
+        self.prefill = PrefillCost()
+        self._seconds: dict[str, dict[int, tuple[float, float]]] = {}
+
+    def observe(self, kind: str, size: int, seconds: float) -> None:
+        known = self._seconds.setdefault(kind, {})
+        mean_size, mean = known.get(size.bit_length(), (float(size), seconds))
+        seconds = min(seconds, _MOST * mean) if mean > 0 else seconds
+        weight = _UP if seconds > mean else _DOWN
+        known[size.bit_length()] = (mean_size + weight * (size - mean_size), mean + weight * (seconds - mean))
+
+    def mean(self, kind: str, size: int) -> float:
+        """Expected seconds; 0 for a kind that never ran. A size below its group's mean costs as much as the mean."""
+        known = self._seconds.get(kind)
+        if not known:
+            return 0.0
+        nearest = min(known, key=lambda bits: abs(bits - size.bit_length()))
+        mean_size, mean = known[nearest]
+        return mean * max(1.0, size / max(1.0, mean_size))
+
+
+class PrefillCost:
+    """Seconds of a step's prefill chunks: launch + token x tokens + pair x pairs; a pair is a query and a cached key.
+
+    The three coefficients are tracked by a Kalman filter, relative to where they started: what `start` was given (a GPU
+    measures its captured prefills), else the usual shape scaled to the first measurement. A measurement far off moves
+    them no more than one at the edge of what is plausible, and one above what was expected twice as much as one below.
+    """
+
+    def __init__(self) -> None:
+        self._start = np.array(_SHAPE)
+        self._factors = np.ones(3)
+        self._variance = np.eye(3)
+        self.known = False
+        """Something was measured; until then everything costs nothing."""
+
+    def start(self, launch: float, token: float, pair: float) -> None:
+        """Sets the coefficients. One that is 0, because it was lost in noise, gets its usual share of a token's."""
+        given = np.array((launch, token, pair))
+        self._start = np.where(given > 0, given, np.array(_SHAPE) * token)
+        self.known = True
+
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        """Seconds of a launch, of a token and of a pair."""
+        launch, token, pair = (self._start * self._factors).tolist() if self.known else (0.0, 0.0, 0.0)
+        return launch, token, pair
+
+    def seconds(self, tokens: int, pairs: int) -> float:
+        """tokens: computed, with those that pad a captured graph."""
+        launch, token, pair = self.coefficients
+        return launch + token * tokens + pair * pairs
+
+    def observe(self, tokens: int, pairs: int, seconds: float) -> None:
+        terms = self._start * (1, tokens, pairs)
+        if not self.known:
+            if seconds <= 0:
+                return
+            scale = seconds / terms.sum()
+            self._start, terms, self.known = self._start * scale, terms * scale, True
+        expected = float(terms @ self._factors)
+        spread = self._variance @ terms
+        variance = float(terms @ spread) + (_NOISE * expected) ** 2
+        most = _OUTLIER * variance**0.5
+        error = min(max(seconds - expected, -most), most)
+        gain = spread / variance
+        self._factors = np.maximum(self._factors + gain * (error if error > 0 else error / 2), _LEAST)
+        self._variance = self._variance - np.outer(gain, spread) + _DRIFT * np.eye(3)
+        self._scale_down()
+        self._variance *= min(1.0, 3.0 / float(np.trace(self._variance)))
+
+    def _scale_down(self) -> None:
+        """Makes the coefficients the start where both a launch and a token turned out to cost far less: the first
+        measurement was of a call that compiled or was held up, and no floor may follow from it."""
+        scale = float(self._factors[:2].max())
+        if scale < _FAR_LESS:
+            self._start, self._factors = self._start * scale, self._factors / scale
+            self._variance = self._variance / scale**2

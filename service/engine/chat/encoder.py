@@ -1,0 +1,276 @@
+"""The encoder stage: items of all waiting requests are packed together, encoded ahead of their prefill and cached."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from models.media import MediaItem
+from models.protocol import Bucket, Plan, VisionEncoder
+from service.engine.chat.encoder_cache import EncoderCache
+from service.engine.chat.sequence import ChatSequence
+from service.engine.faults import LAUNCH_ERRORS
+from service.engine.memory import peak_bytes
+from service.engine.readback import mark
+from service.engine.tally import StepTally
+from service.engine.worker import MemoryRequirements, WorkerContext
+from service.graphs.buckets import cost_of
+from service.graphs.buffers import exact_buffers
+from service.graphs.observations import Route
+from service.graphs.packing import combine, pack
+from service.graphs.runner import GraphRunner
+
+log = logging.getLogger(__name__)
+
+_MOST_PARTS = 32
+"""Most parts that are packed together; the oldest come first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A piece of an item that is encoded in one go; its embeddings start at row `offset` of the item's."""
+
+    digest: bytes
+    item: MediaItem
+    offset: int
+    required: Bucket
+
+
+@dataclass(eq=False)
+class Wanted:
+    """An item to be encoded. embeds [num_embeds, embeds_width] is filled part by part."""
+
+    item: MediaItem
+    parts: list[Part]
+    embeds: Tensor | None = None
+    tallies: list[StepTally] = field(default_factory=list)
+    """Of the sequences that wait for it."""
+    alone: bool = False
+    """A pass shared with other items failed, so it is encoded alone before its requests fail."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One pass that was launched. bucket: the captured one that holds it, if any, whichever route was taken. begun:
+    where it begins on a GPU. tallies: of the sequences that wait for its items."""
+
+    route: Route
+    bucket: Bucket | None
+    begun: torch.cuda.Event | None
+    tallies: tuple[StepTally, ...]
+
+
+@dataclass(eq=False)
+class EncodeError(Exception):
+    """A pass failed for good; requests with these items cannot be answered."""
+
+    cause: Exception
+    digests: frozenset[bytes] = field(default_factory=frozenset)
+
+
+class VisionStage:
+    """Holds the encoder's captured graphs and the cache of its outputs."""
+
+    def __init__(self, name: str, encoder: VisionEncoder, embeds_width: int, context: WorkerContext) -> None:
+        config = context.config
+        bucket_list = list(encoder.default_buckets())
+        if config.encoder_buckets:
+            bucket_list = [_with_patches(bucket_list, patches) for patches in sorted(set(config.encoder_buckets))]
+        self._name = name
+        self._encoder = encoder
+        self._embeds_width = embeds_width
+        self._context = context
+        self.cache = EncoderCache(config.encoder_cache)
+        # Every other bucket, from the largest down, is captured before readiness; an idle engine captures the others.
+        self.runner = GraphRunner(
+            name,
+            "encoder",
+            encoder,
+            bucket_list,
+            context.pool,
+            context.observations,
+            enabled=config.graphs,
+            before_ready=bucket_list[::-1][::2],
+            measured=True,
+        )
+        self._wanted: OrderedDict[bytes, Wanted] = OrderedDict()
+
+    def measure(self) -> MemoryRequirements:
+        """Peak of one eager pass of the largest bucket, and the cache's whole limit."""
+        device, encoder = self._context.device, self._encoder
+        if device.type == "cpu":
+            return MemoryRequirements()
+        largest = self.runner.bucket_list[-1]
+        buffers = exact_buffers(encoder.buffer_specs(largest), Plan(arrays={}, required=largest), device)
+        peak = peak_bytes(lambda: encoder.forward(buffers, largest), device)
+        return MemoryRequirements(workspace=peak, graphs=peak, state=self.cache.limit_bytes)
+
+    def warm_up(self) -> None:
+        """The smallest bucket; the largest was run by `measure`."""
+        self.runner.warm_up(self.runner.bucket_list[:1])
+
+    def has_work(self) -> bool:
+        return bool(self._wanted)
+
+    @property
+    def oldest_patches(self) -> int:
+        """Patches that a pass of the part that has waited longest computes. Only while there is work."""
+        return self.patches(next(iter(self._wanted.values())).parts[:1])
+
+    def has_embeddings(self, sequence: ChatSequence) -> bool:
+        """Every item after the sequence's prefix hit is encoded and pinned for it."""
+        if not sequence.prompt.items:
+            return True
+        return all(
+            item.digest in sequence.pinned and self.cache.embeds(item.digest) is not None
+            for item in sequence.items_from(sequence.hit_pages * sequence.page_size).values()
+        )
+
+    def request(self, sequence: ChatSequence) -> bool:
+        """Pins the items that a waiting sequence needs and queues those that are not cached.
+
+        False when the cache has no room beside what others have pinned: try again later, before newer sequences.
+        """
+        items = sequence.items_from(sequence.hit_pages * sequence.page_size)
+        missing = {item.digest: item for item in items.values() if item.digest not in sequence.pinned}
+        if not missing:
+            return True
+        itemsize = self._context.dtype.itemsize
+        if not self.cache.try_pin({d: item.num_embeds * self._embeds_width * itemsize for d, item in missing.items()}):
+            return False
+        for index, item in items.items():
+            last = max(sequence.last_position(index), sequence.pinned.get(item.digest, 0))
+            sequence.pinned[item.digest] = last
+        for digest, item in missing.items():
+            known = self.cache.embeds(digest) is not None or digest in self._wanted
+            self._context.observations.count(f"encoder_cache_{'hits' if known else 'misses'}_total", model=self._name)
+            if not known:
+                sequence.tally.encoded_media += 1
+                self._want(item)
+            if (wanted := self._wanted.get(digest)) is not None:
+                wanted.tallies.append(sequence.tally)
+        return True
+
+    def _want(self, item: MediaItem) -> None:
+        if not item.num_embeds:
+            self._context.observations.count_eager_step("empty", model=self._name, kind="encoder")
+            self.cache.fill(item.digest, self._empty(0))
+            return
+        self._wanted[item.digest] = Wanted(item, self._cut(item.digest, item, self.runner.bucket_list[-1]))
+
+    def _cut(self, digest: bytes, item: MediaItem, limit: Bucket, offset: int = 0) -> list[Part]:
+        """Parts of an item, or of a part of it that begins at row `offset`, each as large as `limit` allows."""
+        parts, end = [], offset
+        for part in self._encoder.split(item, limit):
+            parts.append(Part(digest, part, end, self._encoder.required([part])))
+            end += part.num_embeds
+        assert end == offset + item.num_embeds
+        return parts
+
+    def _empty(self, rows: int) -> Tensor:
+        return torch.empty((rows, self._embeds_width), dtype=self._context.dtype, device=self._context.device)
+
+    def release(self, sequence: ChatSequence, num_prefilled: int | None = None) -> None:
+        """Unpins items that lie within the first `num_prefilled` positions, whose keys are written; None: all items."""
+        for digest, last in list(sequence.pinned.items()):
+            if num_prefilled is None or last < num_prefilled:
+                del sequence.pinned[digest]
+                if self.cache.unpin(digest):
+                    self._wanted.pop(digest, None)
+
+    def embeds(self, sequence: ChatSequence, item: int) -> Tensor:
+        """Of a pinned, encoded item: [num_embeds, embeds_width]."""
+        embeds = self.cache.embeds(sequence.prompt.items[item].digest)
+        assert embeds is not None
+        return embeds
+
+    def next_group(self, affords: Callable[[int], bool] = lambda patches: True) -> list[Part]:
+        """The parts to encode next: the group that holds the oldest one. The others are packed again next time, with
+        new ones, so that emptier groups wait to be filled.
+
+        affords: whether a pass of so many patches may run. An item of many frames is cut for it; a part that no such
+        pass holds comes alone.
+        """
+        oldest = next(iter(self._wanted.values()))
+        if oldest.alone:
+            return oldest.parts[:1]
+        bucket_list = [b for b in self.runner.captured or self.runner.bucket_list if affords(b["patches"])]
+        if not bucket_list:
+            return oldest.parts[:1]
+        if not affords(self.patches(oldest.parts[:1])):
+            largest = max(bucket_list, key=cost_of)
+            oldest.parts[:1] = self._cut(oldest.parts[0].digest, oldest.parts[0].item, largest, oldest.parts[0].offset)
+        parts = [part for wanted in self._wanted.values() if not wanted.alone for part in wanted.parts][:_MOST_PARTS]
+        group = pack([part.required for part in parts], bucket_list)[0]
+        return [parts[index] for index in group.items]
+
+    def patches(self, parts: Sequence[Part]) -> int:
+        """Patches that a pass of these parts computes, the padding of a captured bucket included."""
+        required = combine(part.required for part in parts)
+        graph = self.runner.graph_for(required)
+        return required["patches"] if graph is None else graph.bucket["patches"]
+
+    def launch(self, parts: Sequence[Part]) -> Encoded | None:
+        """Encodes parts. None when the pass failed and its items will be tried one by one; EncodeError when an item
+        failed by itself."""
+        try:
+            plan = self._encoder.plan([part.item for part in parts])
+            begun = mark(self._context.device)
+            run = self.runner.run(plan)
+            embeds, row = run.outputs["embeds"], 0
+            for part in parts:
+                wanted = self._wanted[part.digest]
+                if wanted.embeds is None:
+                    wanted.embeds = self._empty(wanted.item.num_embeds)
+                count = part.item.num_embeds
+                wanted.embeds[part.offset : part.offset + count] = embeds[row : row + count]
+                row += count
+        except torch.AcceleratorError:
+            raise
+        except LAUNCH_ERRORS as error:
+            self._failed(parts, error)
+            return None
+        tallies = {tally for part in parts for tally in self._wanted[part.digest].tallies}
+        for part in parts:
+            self._finish(part)
+        return Encoded(run.route, run.bucket, begun, tuple(tallies))
+
+    def observe(self, encoded: Encoded, seconds: float, ended: float) -> None:
+        """What a pass took, for metrics, for the times of its sequences and for the route that its bucket takes next.
+        ended: when its results were read."""
+        for tally in encoded.tallies:
+            tally.add_encoder_pass(ended - seconds, ended)
+        observations, route = self._context.observations, encoded.route
+        observations.observe("vision_encode_duration_seconds", seconds, model=self._name, route=route)
+        if encoded.bucket is not None:
+            self.runner.observe(encoded.bucket, encoded.route, seconds)
+
+    def _finish(self, part: Part) -> None:
+        wanted = self._wanted[part.digest]
+        wanted.parts.remove(part)
+        if not wanted.parts:
+            assert wanted.embeds is not None
+            self.cache.fill(part.digest, wanted.embeds)
+            del self._wanted[part.digest]
+
+    def _failed(self, parts: Sequence[Part], error: Exception) -> None:
+        digests = frozenset(part.digest for part in parts)
+        if len(digests) == 1:
+            raise EncodeError(error, digests) from error
+        log.warning("an encoder pass of %d items failed, each is tried alone: %s", len(digests), error)
+        for digest in digests:
+            self._wanted[digest].alone = True
+
+
+def _with_patches(bucket_list: Sequence[Bucket], patches: int) -> Bucket:
+    """The operator's patch budget; the other sizes are those of the next larger bucket, or of the largest, scaled."""
+    above = next((bucket for bucket in bucket_list if bucket["patches"] >= patches), None)
+    if above is not None:
+        return dict(above) | {"patches": patches}
+    factor = -(-patches // bucket_list[-1]["patches"])
+    return {name: size * factor for name, size in bucket_list[-1].items()} | {"patches": patches}

@@ -1,0 +1,151 @@
+"""The captured graphs of a chat model: a runner for each step, its buckets, and which of them come before readiness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.protocol import Bucket, Decoder
+from service.engine.chat.routes import (
+    CACHED_PREFILL_TOKENS,
+    PREFILL_SEQUENCES,
+    PREFILL_TOKENS,
+    chunk_buckets,
+    token_buckets,
+)
+from service.engine.chat.slot_state import SlotState
+from service.engine.chat.steps import (
+    CachedPrefillStep,
+    DecodeStep,
+    LayersStep,
+    PrefillStep,
+    SampleStep,
+    Sampling,
+)
+from service.engine.worker import WorkerContext
+from service.graphs.buckets import row_buckets
+from service.graphs.runner import GraphRunner
+
+_CPU_PAGES = (8, 64)
+"""Block table widths of a CPU's buckets: its attention reads whole tables, so short sequences use narrow ones."""
+
+
+def mask_words(vocab_limit: int) -> int:
+    """32-bit words of a guided row's mask."""
+    return -(-vocab_limit // 32)
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """max_pages: of one sequence."""
+
+    page_size: int
+    max_pages: int
+    hidden_size: int
+    vocab_limit: int
+
+
+class ChatGraphs:
+    """decode, sample and guided_sample by whether rows have penalties or filters. layers and guided_sample are the
+    halves of a decode step with guided rows. prefill holds chunks without cached context, cached_prefill any."""
+
+    def __init__(
+        self,
+        name: str,
+        decoder: Decoder,
+        state: SlotState,
+        caches: Sequence[Mapping[str, Tensor]],
+        sizes: StepSizes,
+        context: WorkerContext,
+    ) -> None:
+        self._name, self._decoder, self._state, self._caches = name, decoder, state, caches
+        self._sizes, self._context = sizes, context
+        config = context.config
+        rows = sorted(set(config.decode_buckets)) or row_buckets(config.max_running)
+        self.decode = {full: self._decode_runner(rows, full=full) for full in (False, True)}
+        self.sample = {full: self._sample_runner(rows, full=full) for full in (False, True)}
+        self.layers = self._layers_runner(rows)
+        self.guided_sample = {full: self._sample_runner(rows, full=full, guided=True) for full in (False, True)}
+        self.prefill, self.cached_prefill = self._prefill_runners()
+
+    @property
+    def all(self) -> list[GraphRunner]:
+        guided = (self.layers, *self.guided_sample.values())
+        return [*self.decode.values(), *self.sample.values(), self.prefill, self.cached_prefill, *guided]
+
+    def _prefill_runners(self) -> tuple[GraphRunner, GraphRunner]:
+        """Of chunks without cached context, and of any."""
+        context, kind = self._context, self._context.device.type
+        shape = (self._sizes.page_size, self._sizes.hidden_size, context.dtype)
+        budget, sequences = context.config.max_step_tokens, context.config.max_running
+        fresh = token_buckets(PREFILL_TOKENS[kind], budget)
+        cached = token_buckets(CACHED_PREFILL_TOKENS[kind], budget, whole=kind == "cuda")
+        return (
+            self._chunk_runner(PrefillStep(self._decoder, self._caches, *shape), fresh, PREFILL_SEQUENCES),
+            self._chunk_runner(CachedPrefillStep(self._decoder, self._state, self._caches, *shape), cached, sequences),
+        )
+
+    def _chunk_runner(self, step: PrefillStep | CachedPrefillStep, sizes: list[int], sequences: int) -> GraphRunner:
+        bucket_list, before_ready = chunk_buckets(sizes, sequences, self._decoder.feature_levels)
+        return GraphRunner(
+            self._name,
+            step.name,
+            step,
+            bucket_list,
+            self._context.pool,
+            self._context.observations,
+            enabled=self._context.config.graphs,
+            before_ready=before_ready,
+        )
+
+    def _decode_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
+        sampling = Sampling(self._decoder, self._state, self._sizes.vocab_limit, full=full)
+        step = DecodeStep(self._decoder, self._state, self._caches, self._sizes.page_size, sampling)
+        return self._runner("decode", step, self._decode_buckets(rows), full=full)
+
+    def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
+        on_cpu = self._context.device.type == "cpu"
+        widths = (
+            sorted({min(width, self._sizes.max_pages) for width in _CPU_PAGES}) if on_cpu else [self._sizes.max_pages]
+        )
+        return [{"rows": count, "pages": pages} for count in rows for pages in widths]
+
+    def _layers_runner(self, rows: list[int]) -> GraphRunner:
+        step = LayersStep(self._decoder, self._state, self._caches, self._sizes.page_size)
+        return self._runner("guided_layers", step, self._decode_buckets(rows), guided=True)
+
+    def _sample_runner(self, rows: list[int], *, full: bool, guided: bool = False) -> GraphRunner:
+        sampling = Sampling(self._decoder, self._state, self._sizes.vocab_limit, full=full)
+        step = SampleStep(
+            sampling, self._sizes.hidden_size, self._context.dtype, mask_words(self._sizes.vocab_limit) if guided else 0
+        )
+        kind = "guided_sample" if guided else "sample"
+        return self._runner(kind, step, [{"rows": count} for count in rows], full=full, guided=guided)
+
+    def _runner(
+        self,
+        kind: str,
+        step: DecodeStep | LayersStep | SampleStep,
+        bucket_list: list[Bucket],
+        *,
+        full: bool = False,
+        guided: bool = False,
+    ) -> GraphRunner:
+        """Before readiness: plain sampling at every size; with penalties and filters, powers of two and the largest.
+        What guided rows need is captured while the engine idles: a server without them starts no later."""
+        largest = max(bucket["rows"] for bucket in bucket_list)
+        before_ready = [c for c in bucket_list if not full or c["rows"].bit_count() == 1 or c["rows"] == largest]
+        if guided:
+            before_ready = []
+        return GraphRunner(
+            self._name,
+            kind,
+            step,
+            bucket_list,
+            self._context.pool,
+            self._context.observations,
+            enabled=self._context.config.graphs,
+            before_ready=before_ready,
+        )

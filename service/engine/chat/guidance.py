@@ -1,0 +1,262 @@
+"""Answers that match a grammar: their matchers, and the masks of a step, computed beside the forward.
+
+A matcher is built in a thread when its request comes; the request is admitted once it is there. While the layers of a
+step run, another thread advances the matchers of its guided rows by the tokens that the host has just read and computes
+which tokens may follow. Both threads spend their time in llguidance, which releases the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Protocol
+
+import llguidance
+import numpy as np
+
+from models import cpus
+from models.processor import ChatProcessor
+from service.link.grammar_limits import LIMITS, deep_threads
+
+log = logging.getLogger(__name__)
+
+_MOST_KEPT = 64
+"""Grammars whose matchers are kept to be copied, the least recently used go first."""
+_MASK_THREADS = 8
+_LONGEST_REASON = 200
+_NO_TOKEN = "no token can follow"
+
+GOES_ON, COMPLETE = "goes on", "complete"
+"""Verdicts on a guided row after its newest token. Any other one says why no token can follow."""
+
+
+class Guide:
+    """The grammar of one sequence. While a MaskJob works on it, its matcher belongs to the thread of that job."""
+
+    def __init__(self, matcher: Future[llguidance.LLMatcher]) -> None:
+        self._matcher = matcher
+        self.begun = time.monotonic()
+        """When its building was asked for."""
+        self.num_consumed = 0
+        """Tokens of the answer that the matcher has seen."""
+
+    @property
+    def built(self) -> bool:
+        return self._matcher.done()
+
+    @property
+    def seconds(self) -> float:
+        """Since then."""
+        return time.monotonic() - self.begun
+
+    def wait(self, seconds: float) -> None:
+        """Until it is built, at most so long."""
+        wait((self._matcher,), seconds)
+
+    @property
+    def matcher(self) -> llguidance.LLMatcher | None:
+        """None where it could not be built."""
+        return None if self._matcher.exception() else self._matcher.result()
+
+
+class Guided(Protocol):
+    """What a sequence shows of itself here."""
+
+    guide: Guide | None
+    generated: list[int]
+
+
+class Guidance:
+    """Builds the guides of one model."""
+
+    def __init__(self, processor: ChatProcessor, vocab_limit: int) -> None:
+        """vocab_limit: rows of the embedding past it only pad it and are never sampled."""
+        self._vocab_limit = vocab_limit
+        self._builders = deep_threads(1, "grammars")
+        self._masks = deep_threads(1, "masks")
+        threads = min(_MASK_THREADS, cpus.available() // 2)
+        self._executor = llguidance.LLExecutor(threads) if threads > 1 else None
+        # Built while weights load: it takes a second for a published vocabulary, and part of it holds the lock.
+        self._tokenizer = self._builders.submit(build_tokenizer, processor, vocab_limit)
+        self._building: list[Guide] = []
+        self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+
+    @property
+    def num_words(self) -> int:
+        return -(-self._vocab_limit // 32)
+
+    @property
+    def building_since(self) -> float | None:
+        """When the oldest of those was asked for that are being built; None without any."""
+        return self._building[0].begun if self._building else None
+
+    def begin(self, sequence: Guided, grammar: str) -> None:
+        """Begins to build the sequence's guide."""
+        sequence.guide = Guide(self._builders.submit(self._build, grammar))
+        self._building.append(sequence.guide)
+
+    def wait(self, seconds: float) -> None:
+        """Until the oldest is built, at most so long."""
+        if self._building:
+            self._building[0].wait(seconds)
+
+    def take_built(self) -> list[Guide]:
+        """Those that have been built since the last call."""
+        built = [guide for guide in self._building if guide.built]
+        self._building = [guide for guide in self._building if guide not in built]
+        return built
+
+    def forget(self, guide: Guide) -> None:
+        """Its sequence has ended."""
+        if guide in self._building:
+            self._building.remove(guide)
+
+    def _build(self, grammar: str) -> llguidance.LLMatcher:
+        if grammar not in self._kept:
+            limits = llguidance.LLParserLimits(**LIMITS)
+            matcher = llguidance.LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=limits)
+            if matcher.is_error():
+                log.warning("a grammar cannot be built: %s", " ".join(matcher.get_error().split())[:_LONGEST_REASON])
+                raise ValueError("the grammar cannot be built")
+            matcher.compute_bitmask()  # Copies share what the first mask, the slowest one, has worked out.
+            self._kept[grammar] = matcher
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar)
+        return self._kept[grammar].deep_copy()
+
+    def masks(self, sequences: Mapping[int, Guided], num_rows: int) -> MaskJob:
+        """Begins to compute the masks of a step of `num_rows` rows; sequences: the guided ones by row."""
+        return MaskJob(sequences, np.zeros((num_rows, self.num_words), np.int32), self._masks, self._executor)
+
+
+class MaskJob:
+    """forbidden int32 [rows, words], see service.engine.chat.sampler.mask_logits: 0 for rows without a guide and for
+    those that do not go on. verdicts by row. Both once it is done."""
+
+    def __init__(
+        self,
+        sequences: Mapping[int, Guided],
+        forbidden: np.ndarray,
+        threads: ThreadPoolExecutor,
+        executor: llguidance.LLExecutor | None,
+    ) -> None:
+        # Tokens are copied: the engine's thread may read more of them.
+        self._news: dict[int, tuple[Guide, list[int]]] = {}
+        for row, sequence in sequences.items():
+            assert sequence.guide is not None
+            self._news[row] = sequence.guide, sequence.generated[sequence.guide.num_consumed :]
+        self._executor = executor
+        self.forbidden = forbidden
+        self.verdicts: dict[int, str] = {}
+        self.seconds = 0.0
+        self._done = threads.submit(self._compute)
+
+    def done(self) -> bool:
+        """A computation that raised is done, too: no row of it goes on."""
+        if self._done.done() and (problem := self._done.exception()) is not None:
+            log.error("masks cannot be computed", exc_info=problem)
+            self.verdicts = dict.fromkeys(self._news, "its mask cannot be computed")
+            self.forbidden[:] = 0
+        return self._done.done()
+
+    def wait(self) -> None:
+        wait((self._done,))
+
+    def _compute(self) -> None:
+        started = time.perf_counter()
+        matchers = self._built()
+        self._consume(matchers)
+        self.verdicts |= {row: _verdict(matcher) for row, matcher in matchers.items()}
+        going = [(matcher, row) for row, matcher in matchers.items() if self.verdicts[row] == GOES_ON]
+        if going:
+            address, words = self.forbidden.ctypes.data, self.forbidden.shape[1]
+            if self._executor is not None:
+                self._executor.unsafe_compute_mask_ptr(going, address, 4 * words, len(self.forbidden))
+            else:
+                for matcher, row in going:
+                    matcher.unsafe_compute_mask_ptr(address + 4 * words * row, 4 * words)
+        for matcher, row in going:
+            if matcher.is_error() or not self.forbidden[row].any():
+                self.verdicts[row] = _verdict(matcher) if matcher.is_error() else _NO_TOKEN
+                self.forbidden[row] = 0
+            else:
+                np.invert(self.forbidden[row], out=self.forbidden[row])
+        self.seconds = time.perf_counter() - started
+
+    def _built(self) -> dict[int, llguidance.LLMatcher]:
+        """Matchers by row; a verdict where there is none."""
+        matchers = {}
+        for row, (guide, _) in self._news.items():
+            if (matcher := guide.matcher) is not None:
+                matchers[row] = matcher
+            else:
+                self.verdicts[row] = "it cannot be built for this model's vocabulary"
+        return matchers
+
+    def _consume(self, matchers: Mapping[int, llguidance.LLMatcher]) -> None:
+        """Advances the matchers by the tokens that they have not seen, one as a rule."""
+        for row, matcher in matchers.items():
+            guide, tokens = self._news[row]
+            matcher.consume_tokens(tokens)
+            guide.num_consumed += len(tokens)
+
+
+def _verdict(matcher: llguidance.LLMatcher) -> str:
+    if matcher.is_error():
+        error = " ".join(matcher.get_error().split())
+        if error.startswith("NoExtension"):
+            return _NO_TOKEN
+        log.warning("a grammar cannot be followed: %s", error[:_LONGEST_REASON])
+        return "it is too complex at this point"
+    return COMPLETE if matcher.is_stopped() else GOES_ON
+
+
+class _Vocabulary:
+    """Tokens as llguidance.TokenizerWrapper wants them. What ends an answer, and what has no text, is special: no
+    grammar of text leads to it."""
+
+    bos_token_id = None
+
+    def __init__(self, processor: ChatProcessor, vocab_limit: int) -> None:
+        texts = [processor.detokenize([token]) for token in range(vocab_limit)]
+        ends = {token for token in processor.stop_token_ids if token < vocab_limit}
+        self.special_token_ids = sorted(ends | {token for token, text in enumerate(texts) if not text})
+        for token in self.special_token_ids:
+            texts[token] = b"<|%d|>" % token
+        self.tokens = texts
+        self.eos_token_id = min(ends)
+        self._tokenize = processor.tokenize
+        special = set(self.special_token_ids)
+        self._ids = {text: token for token, text in enumerate(texts) if token not in special}
+        self._longest = max(map(len, self._ids))
+
+    def __call__(self, text: str) -> list[int]:
+        """Tokens of text that a grammar forces, as the model would write them. Tokenizers that begin every text with a
+        blank would add one here: then the longest tokens are taken that spell the text itself."""
+        ids = self._tokenize(text)
+        raw = text.encode()
+        return ids if b"".join(self.tokens[token] for token in ids) == raw else self._spelled(raw)
+
+    def _spelled(self, raw: bytes) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        while start < len(raw):
+            ends = range(min(len(raw), start + self._longest), start, -1)
+            end = next((end for end in ends if raw[start:end] in self._ids), None)
+            if end is None:
+                break  # The vocabulary cannot spell the rest.
+            ids.append(self._ids[raw[start:end]])
+            start = end
+        return ids
+
+
+def build_tokenizer(processor: ChatProcessor, vocab_limit: int) -> llguidance.LLTokenizer:
+    """The model's tokens as bytes, for all families: what an answer's tokens are as text is all that a grammar sees."""
+    ends = sorted(token for token in processor.stop_token_ids if token < vocab_limit)
+    wrapper = llguidance.TokenizerWrapper(_Vocabulary(processor, vocab_limit))
+    slices = llguidance.LLTokenizer.json_slices()
+    return llguidance.LLTokenizer(wrapper, n_vocab=vocab_limit, eos_token=ends, slices=slices)

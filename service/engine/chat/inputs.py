@@ -1,0 +1,136 @@
+"""Inputs of a chat model's step: host arrays from scheduled chunks and sequences, to be uploaded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from models.protocol import Bucket
+from service.engine.chat.scheduler import Chunk
+from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.slot_state import Float, Int
+from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
+
+
+def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
+    """What a captured prefill must hold (PrefillStep and CachedPrefillStep of service.engine.chat.steps)."""
+    required = {"tokens": sum(chunk.length for chunk in chunks), "sequences": len(chunks)}
+    if not feature_levels:
+        return required
+    media = any(True for chunk in chunks for _ in chunk.sequence.media_rows(chunk.start, chunk.end))
+    return required | {"levels": feature_levels if media else 0}
+
+
+def count_pairs(chunks: tuple[Chunk, ...]) -> int:
+    """Pairs of a query and a cached key, which the seconds of attention grow with."""
+    return sum(chunk.length * chunk.start for chunk in chunks)
+
+
+def chunk_arrays(
+    chunks: tuple[Chunk, ...], num_decode_rows: int, page_size: int, max_pages: int
+) -> dict[str, np.ndarray]:
+    """The prefill rows of a packed batch; n are the chunks' tokens together.
+
+    tokens int64 [n], positions int64 [axes, n], slot_mapping int64 [n]; cu_seqlens_q and cu_seqlens_k int32 [chunks +
+    1]; chunk_slots int64 [chunks] and their block_tables int32 [chunks, max_pages]. sampled_rows int64: the packed rows
+    that end in a token, decode rows first. context_slots int64 [keys], only where a chunk has cached context;
+    media_rows int64, only where positions take embeddings of media. The last three count the decode rows, which are
+    packed before the prefill rows.
+    """
+    lengths = np.array([chunk.length for chunk in chunks])
+    starts = num_decode_rows + np.cumsum(lengths) - lengths
+    context_slots = [slot_mapping(chunk.sequence, chunk.end, page_size) for chunk in chunks]
+    lasts = [start + chunk.length - 1 for start, chunk in zip(starts, chunks, strict=True) if chunk.is_last]
+    arrays = {
+        "tokens": np.concatenate([chunk.sequence.token_ids(chunk.start, chunk.end) for chunk in chunks]),
+        "positions": np.concatenate([c.sequence.positions(c.start, c.end) for c in chunks], axis=1),
+        "slot_mapping": np.concatenate([rows[c.start :] for rows, c in zip(context_slots, chunks, strict=True)]),
+        "cu_seqlens_q": cu_seqlens(lengths),
+        "cu_seqlens_k": cu_seqlens(np.array([chunk.end for chunk in chunks])),
+        "chunk_slots": np.array([chunk.sequence.slot for chunk in chunks], dtype=np.int64),
+        "block_tables": block_tables([chunk.sequence for chunk in chunks], max_pages),
+        "sampled_rows": np.concatenate((np.arange(num_decode_rows), np.array(lasts, dtype=np.int64))),
+    }
+    if any(chunk.start for chunk in chunks):
+        arrays["context_slots"] = np.concatenate(context_slots)
+    media = [
+        np.arange(rows.start, rows.end) - chunk.start + start
+        for start, chunk in zip(starts, chunks, strict=True)
+        for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
+    ]
+    if media:
+        arrays["media_rows"] = np.concatenate(media)
+    return arrays
+
+
+def slot_mapping(sequence: ChatSequence, end: int, page_size: int) -> np.ndarray:
+    """KV slot of each of the first `end` positions, int64."""
+    positions = np.arange(end)
+    pages = np.asarray(sequence.pages, dtype=np.int64)
+    return pages[positions // page_size] * page_size + positions % page_size
+
+
+def block_tables(sequences: list[ChatSequence], max_pages: int) -> np.ndarray:
+    """int32 [sequences, max_pages]; the scratch page where a sequence has none."""
+    tables = np.zeros((len(sequences), max_pages), dtype=np.int32)
+    for table, sequence in zip(tables, sequences, strict=True):
+        table[: len(sequence.pages)] = sequence.pages
+    return tables
+
+
+def cu_seqlens(lengths: np.ndarray) -> np.ndarray:
+    """Bounds of consecutive segments, int32 [segments + 1]."""
+    return np.concatenate((np.zeros(1), np.cumsum(lengths))).astype(np.int32)
+
+
+def admission_arrays(sequences: list[ChatSequence], vocab_size: int) -> dict[str, np.ndarray]:
+    """Rows of the slot state, by name, for sequences whose prefill ends in this step: the state of a decode step just
+    before it samples the first token.
+
+    vocab_size: larger ids cannot be sampled, and the tables of penalties have no column for them.
+    """
+    count = len(sequences)
+    ints = np.zeros((count, len(Int)), dtype=np.int64)
+    floats = np.zeros((count, len(Float)), dtype=np.float32)
+    stop_ids = np.full((count, MAX_STOP_IDS), -1, dtype=np.int64)
+    bias_ids = np.zeros((count, MAX_BIASES), dtype=np.int64)
+    bias_values = np.zeros((count, MAX_BIASES), dtype=np.float32)
+    for row, sequence in enumerate(sequences):
+        s = sequence.sampling
+        ints[row, Int.LENGTH] = sequence.num_tokens - 1
+        ints[row, Int.POSITION] = sequence.prompt.next_position + len(sequence.generated) - 1
+        ints[row, Int.GENERATED] = len(sequence.generated)
+        ints[row, Int.ACTIVE] = 1
+        ints[row, Int.SEED] = (s.seed + 2**63) % 2**64 - 2**63
+        ints[row, Int.MIN_TOKENS] = s.min_tokens
+        ints[row, Int.TOP_K] = s.top_k
+        floats[row, Float.TEMPERATURE] = 0.0 if s.top_k == 1 else s.temperature
+        floats[row, Float.TOP_P] = s.top_p
+        floats[row, Float.MIN_P] = s.min_p
+        floats[row, Float.REPETITION] = s.repetition_penalty
+        floats[row, Float.PRESENCE] = s.presence_penalty
+        floats[row, Float.FREQUENCY] = s.frequency_penalty
+        stops = [token for token in s.stop_token_ids if token < vocab_size]
+        stop_ids[row, : len(stops)] = stops
+        bias_ids[row, : len(s.logit_bias)] = list(s.logit_bias)
+        bias_values[row, : len(s.logit_bias)] = list(s.logit_bias.values())
+    arrays: dict[str, np.ndarray] = {
+        "new_slots": np.array([sequence.slot for sequence in sequences], dtype=np.int64),
+        "new_ints": ints,
+        "new_floats": floats,
+        "new_stop_ids": stop_ids,
+        "new_bias_ids": bias_ids,
+        "new_bias_values": bias_values,
+    }
+    full = [sequence for sequence in sequences if sequence.needs_penalties_or_filters]
+    if full:
+        prompts = [np.unique(s.prompt.token_ids[s.prompt.token_ids < vocab_size]).astype(np.int64) for s in full]
+        outputs = [np.array(s.generated, dtype=np.int64) for s in full]
+        slots = np.array([s.slot for s in full], dtype=np.int64)
+        arrays |= {
+            "full_slots": slots,
+            "prompt_slots": np.repeat(slots, [len(ids) for ids in prompts]),
+            "prompt_ids": np.concatenate(prompts),
+            "output_slots": np.repeat(slots, [len(ids) for ids in outputs]),
+            "output_ids": np.concatenate(outputs),
+        }
+    return arrays

@@ -1,0 +1,156 @@
+"""What the worker of a chat model keeps of a launch until its results have been read."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+from torch import Tensor
+
+from service.engine.chat.encoder import Encoded
+from service.engine.chat.guidance import MaskJob
+from service.engine.chat.pacing import ChunkWork
+from service.engine.chat.scheduler import Chunk, SamplerNeeds
+from service.engine.chat.sequence import ChatSequence
+from service.engine.readback import Readback
+from service.graphs.observations import Route
+from service.link.messages import ChatDelta, PhaseTimes, TokenInfo
+
+StepKind = Literal["decode", "mixed", "prefill"]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldSampling:
+    """Sampling that waits for masks: slots int64 [rows], hidden [rows, width]. No other step of the model is launched
+    before it: hidden is the static output of a captured graph, which the next step would overwrite. An encoder pass
+    may be: its graphs have outputs of their own, and it touches no slot state."""
+
+    slots: np.ndarray
+    hidden: Tensor
+    needs: SamplerNeeds
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """results int32 [rows, 2], rows in the order of the step's decode rows and then its last chunks; with
+    `logprobs`, `top_values` [rows, n] and `top_ids` where a row asked for them. held: set where a row is guided; then
+    the results come from ChatRunner.sample."""
+
+    results: dict[str, Tensor]
+    route: Route
+    kind: StepKind
+    held: HeldSampling | None = None
+
+
+@dataclass(eq=False)
+class InFlightStep:
+    """A launch whose results have not been read. Rows of the results: decode rows, then last chunks.
+
+    size: tokens, or patches of an encoder pass; work: of the prefill chunks in it. held: its sampling, with the
+    masks that it waits for once they are asked for; then readback is None. alone: False for a held step with an
+    encoder pass between its layers and its sampling, whose seconds are not its own.
+    """
+
+    kind: str
+    size: int
+    route: str
+    launched_at: float
+    host_seconds: float
+    predicted: float
+    readback: Readback | None
+    sequences: tuple[ChatSequence, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    work: ChunkWork | None = None
+    encoded: Encoded | None = None
+    held: HeldSampling | None = None
+    masks: MaskJob | None = None
+    alone: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Sequences that it computes for: decode rows and chunks."""
+        return len(self.sequences) + sum(not chunk.is_last for chunk in self.chunks)
+
+    @property
+    def arrived(self) -> bool:
+        return self.readback is not None and self.readback.ready()
+
+    def wait(self) -> None:
+        """Until its results, or the masks of a held one, are there."""
+        if self.readback is not None:
+            self.readback.wait()
+        elif self.masks is not None:
+            self.masks.wait()
+
+
+class InFlight:
+    """Launches in the order in which their results arrive."""
+
+    def __init__(self) -> None:
+        self._steps: deque[InFlightStep] = deque()
+        self._last_read_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, index: int) -> InFlightStep:
+        return self._steps[index]
+
+    def __iter__(self) -> Iterator[InFlightStep]:
+        return iter(self._steps)
+
+    @property
+    def held(self) -> InFlightStep | None:
+        """The step whose sampling waits for masks: always the last one."""
+        last = self._steps[-1] if self._steps else None
+        return last if last is not None and last.readback is None else None
+
+    def add(self, step: InFlightStep) -> None:
+        self._steps.append(step)
+
+    def add_encoder_pass(self, step: InFlightStep) -> None:
+        """Before a held step, whose results come after it."""
+        if (held := self.held) is None:
+            self._steps.append(step)
+        else:
+            held.alone = False
+            self._steps.insert(len(self._steps) - 1, step)
+
+    def take(self, now: float) -> tuple[InFlightStep, float]:
+        """The oldest one, which has arrived, and its seconds: since its launch, or since the one before was read."""
+        step, before = self._steps.popleft(), self._last_read_at
+        self._last_read_at = now
+        return step, now - max(step.launched_at, before)
+
+    def backlog(self, now: float) -> float:
+        """Predicted seconds that are left."""
+        if not self._steps:
+            return 0.0
+        started = max(self._steps[0].launched_at, self._last_read_at)
+        return max(0.0, sum(step.predicted for step in self._steps) - (now - started))
+
+    def wait(self) -> None:
+        """Until the masks of a held step are there, or else the oldest results."""
+        held = self.held
+        (self._steps[0] if held is None or held.masks is None else held).wait()
+
+
+def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> tuple[TokenInfo, ...]:
+    if count is None:
+        return ()
+    ids, values = results["top_ids"][row, :count].tolist(), results["top_values"][row, :count].tolist()
+    return (TokenInfo(float(results["logprobs"][row]), tuple(zip(ids, values, strict=True))),)
+
+
+def with_times(deltas: list[ChatDelta], first: dict[str, PhaseTimes]) -> list[ChatDelta]:
+    """The deltas; those of the requests in `first` get their times. Apart from the loop over a step's rows, which
+    every token pays for."""
+    return [
+        msgspec.structs.replace(delta, times=first[delta.request_id]) if delta.request_id in first else delta
+        for delta in deltas
+    ]

@@ -1,0 +1,48 @@
+"""Which chat requests the engine takes, and how long their answers may become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.engine.worker import QUEUE_RETRY_AFTER
+from service.link.messages import ChatRequest, Failed
+from service.link.sampling_limits import sampling_problem
+
+
+def timed_out(request_id: str) -> Failed:
+    message = "the request timed out in the queue"
+    return Failed(request_id, 503, "queue_timeout", message, retry_after=QUEUE_RETRY_AFTER)
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """max_context: positions of one sequence; pool: positions of all pages; vocab_limit: ids that can be sampled;
+    max_waiting: requests in the queue."""
+
+    max_context: int
+    pool: int
+    vocab_limit: int
+    max_waiting: int
+
+    def length_cap(self, request: ChatRequest) -> int:
+        """Most tokens to generate: as requested, at most to the end of the context and of all pages."""
+        prompt = len(request.prompt.token_ids)
+        return min(request.sampling.max_tokens, self.max_context - prompt, self.pool - prompt + 1)
+
+    def refusal(self, request: ChatRequest, num_waiting: int) -> Failed | None:
+        """Why the request is not taken; None where it is."""
+        name, length = request.request_id, len(request.prompt.token_ids)
+        if num_waiting >= self.max_waiting:
+            return Failed(name, 503, "overloaded", "too many requests are waiting", retry_after=1.0)
+        if not length:
+            return Failed(name, 400, "invalid_prompt", "the prompt is empty", "messages")
+        if (problem := sampling_problem(request.sampling, self.vocab_limit)) is not None:
+            return Failed(name, 400, "invalid_value", problem[1], problem[0])
+        if request.grammar and request.sampling.min_tokens:
+            message = "min_tokens cannot be combined with a grammar, which says where the answer ends"
+            return Failed(name, 400, "invalid_value", message, "min_tokens")
+        if self.length_cap(request) < 1:
+            most = min(self.max_context - 1, self.pool)
+            message = f"the prompt is too long: {length} positions, at most {most} allowed"
+            return Failed(name, 400, "context_length_exceeded", message, "messages")
+        return None

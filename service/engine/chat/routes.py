@@ -1,0 +1,100 @@
+"""Which route a batch with prefill chunks takes: a captured prefill, with captured decode beside it, or one eager pass.
+
+Eager execution is bound by its launches in small batches, and spares in large ones the padding and a second reading of
+the weights for the decode rows. So the choice is made from seconds: of each captured bucket on both routes, measured at
+its capture, and of a pair of a query and a cached key on both, measured at the start. Without a GPU nothing is
+measured, and what is captured is replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from models.protocol import Bucket
+from service.engine.chat.inputs import count_pairs, required_prefill
+from service.engine.chat.scheduler import Chunk
+from service.graphs.observations import EagerReason
+from service.graphs.pool import RouteSeconds
+from service.graphs.runner import CapturedGraph, GraphRunner
+from service.link.config import MixedRoute
+
+PREFILL_TOKENS = {"cuda": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), "cpu": (64,)}
+"""Buckets of captured prefills without cached context. A padded token costs as much as a real one (20 us for 7B
+parameters), so the steps are small. Every other bucket is captured before readiness."""
+PREFILL_SEQUENCES = 8
+CACHED_PREFILL_TOKENS = {
+    "cuda": (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048),
+    "cpu": (16, 64),
+}
+"""Buckets of captured prefills of any chunks. A later turn has few tokens; a long prompt's chunks have the step's whole
+budget, or what decode rows leave of it."""
+
+
+def token_buckets(sizes: tuple[int, ...], budget: int, *, whole: bool = False) -> list[int]:
+    """`sizes` under the step's token budget. whole: and on to the budget, in steps of a quarter."""
+    made = sorted({min(size, budget) for size in sizes})
+    while whole and made[-1] < budget:
+        made.append(min(budget, made[-1] * 5 // 4))
+    return made
+
+
+def chunk_buckets(sizes: list[int], sequences: int, feature_levels: int) -> tuple[list[Bucket], list[Bucket]]:
+    """Buckets of a captured prefill, and those to capture before readiness. Where media rows have features there is one
+    with them and one without of each size; the first holds text, too."""
+    bucket_list: list[Bucket] = [{"tokens": tokens, "sequences": sequences} for tokens in sizes]
+    with_features = bucket_list
+    if feature_levels:
+        with_features = [{**bucket, "levels": feature_levels} for bucket in bucket_list]
+        bucket_list = [*({**bucket, "levels": 0} for bucket in bucket_list), *with_features]
+    return bucket_list, with_features[::-1][::2]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The captured prefill to replay, or None and why the batch runs eagerly."""
+
+    prefill: GraphRunner | None
+    reason: EagerReason | Literal["captured"]
+
+
+class PrefillRoutes:
+    """fresh holds chunks without cached context, cached any; both offer tokens and sequences."""
+
+    def __init__(
+        self, fresh: GraphRunner, cached: GraphRunner, mixed_route: MixedRoute, feature_levels: int = 0
+    ) -> None:
+        """feature_levels: Decoder.feature_levels."""
+        self._fresh = fresh
+        self._cached = cached
+        self._mixed_route = mixed_route
+        self._feature_levels = feature_levels
+        self.pair_seconds = RouteSeconds(0.0, 0.0)
+        """Of a query and a cached key."""
+
+    def choose(self, chunks: tuple[Chunk, ...], rows: int, decode: CapturedGraph | None) -> Choice:
+        """decode: the captured step of the `rows` decode rows beside the chunks, if there is one."""
+        if not self._cached.enabled:
+            return Choice(None, "disabled")
+        if self._mixed_route == "eager":
+            return Choice(None, "mixed_route")
+        required = required_prefill(chunks, self._feature_levels)
+        continued = any(chunk.start for chunk in chunks)
+        runners = (self._cached,) if continued else (self._fresh, self._cached)
+        found = [(runner, graph) for runner in runners if (graph := runner.graph_for(required)) is not None]
+        if not found:
+            return Choice(None, self._cached.miss(required))
+        runner, graph = min(found, key=lambda one: _replay_seconds(one[1]))
+        measured, eager = graph.capture.seconds, runner.eager_seconds(required["tokens"] + rows)
+        if measured is None or eager is None:
+            return Choice(runner, "captured")
+        pairs = count_pairs(chunks)
+        whole = RouteSeconds(
+            eager=eager + pairs * self.pair_seconds.eager,
+            replay=measured.replay + pairs * self.pair_seconds.replay + (_replay_seconds(decode) if rows else 0.0),
+        )
+        return Choice(None, "measured") if whole.faster() == "eager" else Choice(runner, "captured")
+
+
+def _replay_seconds(graph: CapturedGraph | None) -> float:
+    return 0.0 if graph is None or graph.capture.seconds is None else graph.capture.seconds.replay

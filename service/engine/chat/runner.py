@@ -1,0 +1,381 @@
+"""The device side of a chat model: caches, slot state, captured steps and the eager mixed step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.layers.kv_cache import PagedBatch
+from models.protocol import Bucket, ChatModel, Plan
+from service.engine.chat.graphs import ChatGraphs, StepSizes, mask_words
+from service.engine.chat.inputs import admission_arrays, chunk_arrays, cu_seqlens, required_prefill
+from service.engine.chat.launched import HeldSampling, LaunchedStep, StepKind
+from service.engine.chat.pacing import Pacing
+from service.engine.chat.routes import Choice, PrefillRoutes
+from service.engine.chat.sampler import log_probabilities
+from service.engine.chat.scheduler import BlockAllocation, Chunk, Step
+from service.engine.chat.sequence import ChatSequence
+from service.engine.chat.slot_state import SlotState
+from service.engine.chat.steps import (
+    CachedPrefillStep,
+    DecodeStep,
+    PrefillStep,
+    SampleStep,
+    Sampling,
+    decode_rows,
+)
+from service.engine.faults import prefill_errors
+from service.engine.memory import peak_bytes
+from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
+from service.graphs.buckets import powers_of_two
+from service.graphs.buffers import exact_buffers, upload
+from service.graphs.observations import Route
+from service.graphs.pool import RouteSeconds, seconds_of
+from service.graphs.runner import GraphRunner, Run
+
+_MEASURED_CONTEXT = 4096
+"""Cached keys before a chunk, to measure what they cost."""
+
+Embeds = Callable[[ChatSequence, int], Tensor]
+"""The encoder's rows [num_embeds, embeds_width] of a sequence's item."""
+PrefillKind = Literal["mixed", "prefill"]
+
+
+class ChatRunner:
+    def __init__(self, name: str, model: ChatModel, vocab_limit: int, max_context: int, context: WorkerContext) -> None:
+        self._name = name
+        self._decoder = model.decoder
+        self._vocab_limit = min(vocab_limit, model.decoder.vocab_size)
+        self._context = context
+        self._page_size = context.config.page_size
+        self._max_pages = -(-max_context // self._page_size)
+        self._hidden_size = int(model.decoder.embed(torch.zeros(1, dtype=torch.int64, device=context.device)).shape[-1])
+        self.embeds_width = self._hidden_size * (1 + model.decoder.feature_levels)
+        """Of the encoder's rows: an embedding, and behind it its features."""
+
+    @property
+    def page_bytes(self) -> int:
+        per_token = sum(spec.bytes_per_token(self._context.dtype) for spec in self._decoder.cache_specs())
+        return per_token * self._page_size
+
+    def allocate(self, num_pages: int) -> None:
+        config, device = self._context.config, self._context.device
+        self._caches = [
+            spec.allocate(num_pages, self._page_size, device, self._context.dtype)
+            for spec in self._decoder.cache_specs()
+        ]
+        self._state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
+        sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
+        graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, sizes, self._context)
+        self._graphs, self._decode, self._sample = graphs, graphs.decode, graphs.sample
+        self._layers, self._guided_sample = graphs.layers, graphs.guided_sample
+        self._prefill, self._cached_prefill = graphs.prefill, graphs.cached_prefill
+        self._routes = PrefillRoutes(
+            self._prefill, self._cached_prefill, config.mixed_route, self._decoder.feature_levels
+        )
+
+    @property
+    def graph_runners(self) -> list[GraphRunner]:
+        return self._graphs.all
+
+    @property
+    def mask_words(self) -> int:
+        """Words of a guided row's mask."""
+        return mask_words(self._vocab_limit)
+
+    def measure(self) -> MemoryRequirements:
+        """Peak of a prefill of the whole token budget and of a decode step of all slots, over scratch pages."""
+        device, config = self._context.device, self._context.config
+        if device.type == "cpu":
+            return MemoryRequirements()
+        caches = [
+            spec.allocate(1, self._page_size, device, self._context.dtype) for spec in self._decoder.cache_specs()
+        ]
+        tokens = min(config.max_step_tokens, self._max_pages * self._page_size)
+        prefill = peak_bytes(lambda: self._scratch_pass(caches, [tokens]), device)
+        state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
+        sampling = Sampling(self._decoder, state, self._vocab_limit, full=True)
+        step = DecodeStep(self._decoder, state, caches, self._page_size, sampling)
+        slots = torch.zeros(config.max_running, dtype=torch.int64, device=device)
+        bucket = {"rows": config.max_running, "pages": self._max_pages}
+        decode = peak_bytes(lambda: step.forward({"slots": slots}, bucket), device)
+        shape = (self._page_size, self._hidden_size, self._context.dtype)
+        cached = CachedPrefillStep(self._decoder, state, caches, *shape)
+        prefill = max(prefill, self._peak_of(cached, {"tokens": tokens, "sequences": config.max_running}))
+        guided = SampleStep(sampling, self._hidden_size, self._context.dtype, self.mask_words)
+        sample = self._peak_of(guided, {"rows": config.max_running})
+        num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit)
+        most = max(prefill, decode, sample)
+        return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
+
+    def _peak_of(self, step: CachedPrefillStep | SampleStep, bucket: Bucket) -> int:
+        """Bytes at the peak of a pass over buffers of this size."""
+        device = self._context.device
+        buffers = exact_buffers(step.buffer_specs(bucket), Plan(arrays={}, required=bucket), device)
+        return peak_bytes(lambda: step.forward(buffers, bucket), device)
+
+    def warm_up(self) -> None:
+        """Runs what may run eagerly, on the scratch slot and page: decode steps and prefills of each power of two,
+        prefills with cached context, of many sequences, and beside decode rows."""
+        config = self._context.config
+        rows = powers_of_two(config.max_running)
+        for full in (False, True):
+            self._decode[full].warm_up({"rows": count, "pages": self._max_pages} for count in rows)
+            self._sample[full].warm_up({"rows": count} for count in rows)
+            self._guided_sample[full].warm_up({"rows": count} for count in rows)
+        self._layers.warm_up({"rows": count, "pages": self._max_pages} for count in rows)
+        for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS)):
+            self._scratch_pass(self._caches, [tokens])
+        self._scratch_pass(self._caches, [1, 2], cached=self._page_size)
+        self._scratch_pass(self._caches, [1] * WARM_SEQUENCES)
+        for count in rows:
+            self._scratch_pass(self._caches, [1], rows=count)
+        self._cached_prefill.warm_up(self._cached_prefill.bucket_list[:1])
+        self._measure_cached_keys()
+
+    @property
+    def prefill_sizes(self) -> tuple[int, ...]:
+        """Tokens of the captured prefills that any chunks may take, ascending; none where chunks always run eagerly."""
+        if self._context.config.mixed_route == "eager":
+            return ()
+        return tuple(sorted({bucket["tokens"] for bucket in self._cached_prefill.captured}))
+
+    def start_pacing(self, pacing: Pacing, encoder: GraphRunner) -> None:
+        """Tells what captures and warm-up measured."""
+        pacing.start(self._decode[False], self._cached_prefill, encoder, self._routes.pair_seconds.replay)
+
+    def _measure_cached_keys(self) -> None:
+        """What a pair of a query and a cached key costs on each route, by the largest captured bucket."""
+        captured = self._cached_prefill.captured
+        tokens = max((bucket["tokens"] for bucket in captured), default=0)
+        cached = min(_MEASURED_CONTEXT, self._max_pages * self._page_size - tokens)
+        if not captured or cached <= 0:
+            return
+
+        def replay(keys: int) -> float:
+            arrays = {"cu_seqlens": cu_seqlens(np.array([tokens])), "seq_lens": np.array([keys + tokens], np.int32)}
+            plan = Plan(arrays, {"tokens": tokens, "sequences": 1}, fills={"cu_seqlens": tokens})
+            seconds = self._cached_prefill.replay_seconds(plan)
+            assert seconds is not None
+            return seconds
+
+        def eager(keys: int) -> float:
+            return seconds_of(lambda: self._scratch_pass(self._caches, [tokens], cached=keys), self._context.device)
+
+        eager(cached)  # The allocator's and the libraries' first time.
+        pairs = tokens * cached
+        each = (max(0.0, run(cached) - run(0)) / pairs for run in (eager, replay))
+        self._routes.pair_seconds = RouteSeconds(*each)
+
+    def _scratch_pass(
+        self, caches: list[dict[str, Tensor]], lengths: list[int], *, cached: int = 0, rows: int = 0
+    ) -> None:
+        """The decoder over prompts of these lengths, each after `cached` keys, with decode rows beside them."""
+        sizes = np.array(lengths)
+        tokens = rows + int(sizes.sum())
+        arrays = {
+            "slot_mapping": np.zeros(tokens, dtype=np.int64),
+            "cu_seqlens_q": cu_seqlens(sizes),
+            "cu_seqlens_k": cu_seqlens(sizes + cached),
+            "slots": np.zeros(rows, dtype=np.int64),
+        }
+        if cached:
+            arrays["context_slots"] = np.zeros(int((sizes + cached).sum()), dtype=np.int64)
+        sent = upload(arrays, self._context.device)
+        tables = seq_lens = None
+        if rows:
+            *_, tables, seq_lens = decode_rows(sent["slots"], self._state, self._max_pages, self._page_size)
+        batch = PagedBatch(
+            caches=caches,
+            page_size=self._page_size,
+            slot_mapping=sent["slot_mapping"],
+            num_decode_rows=rows,
+            block_tables=tables,
+            seq_lens=seq_lens,
+            cu_seqlens_q=sent["cu_seqlens_q"],
+            cu_seqlens_k=sent["cu_seqlens_k"],
+            context_slots=sent.get("context_slots"),
+            max_seqlen_q=max(lengths),
+            max_seqlen_k=max(lengths) + cached,
+        )
+        zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
+        hidden = PrefillStep.with_features(self._decoder.embed(zeros), self.embeds_width)
+        self._decoder.forward(hidden, zeros.expand(self._decoder.position_axes, -1), batch)
+
+    def launch(self, step: Step, embeds: Embeds) -> LaunchedStep:
+        """Runs one batch.
+
+        Decode rows alone are replayed. Prefill chunks are replayed where a captured graph holds them and is not slower
+        (service.engine.chat.routes); with decode rows beside them that is two replays. Other chunks run eagerly, in one
+        pass with the decode rows, followed by replayed sampling. Where a row is guided, sampling is held until its mask
+        is there, and decode rows run in two replays.
+
+        Raises PrefillError when the chunks failed and the decode rows are unchanged. After any other error rows may
+        have advanced on the device, and their tokens are lost.
+        """
+        if step.allocations:
+            self._write_block_tables(step.allocations)
+        if not step.chunks:
+            return self._decode_rows(step)
+        kind: PrefillKind = "mixed" if len(step.slots) else "prefill"
+        decode = self._decode[step.needs.full].graph_for(self._required_decode(step)) if len(step.slots) else None
+        choice = self._routes.choose(step.chunks, len(step.slots), decode)
+        if choice.prefill is None or not len(step.slots):
+            return self._prefill_rows(step, embeds, kind, choice)
+        # Prefills first: where one fails, the decode rows have not advanced.
+        alone = replace(step, slots=step.slots[:0], sequences=(), allocations=())
+        if step.needs.guided:
+            with prefill_errors():
+                last = self._backbone(alone, embeds, choice.prefill)
+            layers = self._layers_of(step)
+            hidden = torch.cat((layers.outputs["hidden"][: len(step.slots)], last))
+            return self._sampled(step, hidden, layers.route, kind)
+        with prefill_errors():
+            prefilled = self._prefill_rows(alone, embeds, kind, choice)
+        decoded = self._decode_rows(step)
+        parts = [part.results for part in (decoded, prefilled) if part.results]
+        results = {name: torch.cat([part[name] for part in parts]) for name in decoded.results}
+        return LaunchedStep(results, decoded.route, kind)
+
+    def _decode_rows(self, step: Step) -> LaunchedStep:
+        if step.needs.guided:
+            layers = self._layers_of(step)
+            return self._sampled(step, layers.outputs["hidden"][: len(step.slots)], layers.route, "decode")
+        run = self._decode[step.needs.full].run(self._decode_plan(step))
+        return LaunchedStep(self._results(run.outputs, len(step.slots), step.needs.logprobs), run.route, "decode")
+
+    def _layers_of(self, step: Step) -> Run:
+        return self._layers.run(self._decode_plan(step))
+
+    def _decode_plan(self, step: Step) -> Plan:
+        return Plan(arrays={"slots": step.slots}, required=self._required_decode(step))
+
+    def _required_decode(self, step: Step) -> Bucket:
+        return {"rows": len(step.slots), "pages": self._table_width(step)}
+
+    def _table_width(self, step: Step) -> int:
+        """Columns of the block tables. A GPU reads no more of a row than its length, so one width serves all."""
+        return self._max_pages if self._context.device.type == "cuda" else step.num_pages
+
+    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: Choice) -> LaunchedStep:
+        route: Route = "eager" if choice.prefill is None else "replay"
+        if choice.prefill is None:
+            assert choice.reason != "captured"
+            self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
+        with prefill_errors():
+            hidden = self._backbone(step, embeds, choice.prefill)
+        return self._sampled(step, hidden, route, kind)
+
+    def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> LaunchedStep:
+        """Samples the step's rows from hidden [rows, hidden_size], now or once their masks are there."""
+        slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
+        if not len(slots):
+            return LaunchedStep({}, route, kind)
+        held = HeldSampling(slots, hidden, step.needs)
+        if step.needs.guided:
+            return LaunchedStep({}, route, kind, held)
+        return LaunchedStep(self.sample(held), route, kind)
+
+    def sample(self, held: HeldSampling, forbidden: np.ndarray | None = None) -> dict[str, Tensor]:
+        """Results as in LaunchedStep. forbidden int32 [rows, mask_words], see sampler.mask_logits."""
+        arrays = {"slots": held.slots} | ({} if forbidden is None else {"forbidden": forbidden})
+        plan = Plan(arrays=arrays, tensors={"hidden": [held.hidden]}, required={"rows": len(held.slots)})
+        runners = self._sample if forbidden is None else self._guided_sample
+        run = runners[held.needs.full].run(plan)
+        return self._results(run.outputs, len(held.slots), held.needs.logprobs)
+
+    def _results(self, outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> dict[str, Tensor]:
+        results = {"results": outputs["results"][:rows]}
+        if logprobs is not None:
+            tokens = results["results"][:, 0].long()
+            names = ("logprobs", "top_values", "top_ids")
+            values = log_probabilities(outputs["logits"][:rows], tokens, logprobs)
+            results |= dict(zip(names, values, strict=True))
+        return results
+
+    def _write_block_tables(self, allocations: tuple[BlockAllocation, ...]) -> None:
+        rows = np.array(
+            [(allocation.slot, allocation.index, allocation.page) for allocation in allocations], dtype=np.int64
+        ).T
+        block = upload({"rows": rows}, self._context.device)["rows"]
+        self._state.block_tables.index_put_((block[0], block[1]), block[2].to(torch.int32))
+
+    def _backbone(self, step: Step, embeds: Embeds, prefill: GraphRunner | None) -> Tensor:
+        """Decoder over decode rows and chunks -> hidden [decode rows + last chunks, hidden_size]. One upload. `prefill`
+        replays it where there are chunks alone."""
+        ends = [chunk for chunk in step.chunks if chunk.is_last]
+        arrays = chunk_arrays(step.chunks, len(step.slots), self._page_size, self._max_pages) | {"slots": step.slots}
+        if ends:
+            arrays |= admission_arrays([chunk.sequence for chunk in ends], self._vocab_limit)
+        sent = upload(arrays, self._context.device)
+        self._state.block_tables.index_copy_(0, sent["chunk_slots"], sent["block_tables"])
+        tokens, positions, slot_mapping = sent["tokens"], sent["positions"], sent["slot_mapping"]
+        tables = seq_lens = None
+        if len(step.slots):
+            decode_tokens, decode_positions, decode_slot_mapping, tables, seq_lens = decode_rows(
+                sent["slots"], self._state, self._table_width(step), self._page_size
+            )
+            tokens = torch.cat((decode_tokens, tokens))
+            positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)
+            slot_mapping = torch.cat((decode_slot_mapping, slot_mapping))
+        if ends:
+            self._admit(sent)
+        hidden = self._decoder.embed(tokens)
+        if "media_rows" in sent:
+            media = self._media(step.chunks, embeds).to(hidden.dtype)
+            hidden = PrefillStep.with_features(hidden, media.shape[1]).index_copy(0, sent["media_rows"], media)
+        if prefill is not None:
+            required = required_prefill(step.chunks, self._decoder.feature_levels)
+            graph = prefill.graph_for(required)
+            assert graph is not None
+            hidden = PrefillStep.with_features(hidden, self._hidden_size * (1 + graph.bucket.get("levels", 0)))
+            named = {"cu_seqlens": arrays["cu_seqlens_q"]}
+            if prefill is self._cached_prefill:
+                named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}
+            plan = Plan(
+                arrays=named,
+                tensors={"hidden": [hidden], "positions": [positions.T], "slot_mapping": [slot_mapping]},
+                fills={"cu_seqlens": len(tokens)},
+                required=required,
+            )
+            return prefill.run(plan).outputs["hidden"][sent["sampled_rows"]]
+        batch = PagedBatch(
+            caches=self._caches,
+            page_size=self._page_size,
+            slot_mapping=slot_mapping,
+            num_decode_rows=len(step.slots),
+            block_tables=tables,
+            seq_lens=seq_lens,
+            cu_seqlens_q=sent["cu_seqlens_q"],
+            cu_seqlens_k=sent["cu_seqlens_k"],
+            context_slots=sent.get("context_slots"),
+            max_seqlen_q=max(chunk.length for chunk in step.chunks),
+            max_seqlen_k=max(chunk.end for chunk in step.chunks),
+        )
+        return self._decoder.forward(hidden, positions, batch)[sent["sampled_rows"]]
+
+    def _media(self, chunks: tuple[Chunk, ...], embeds: Embeds) -> Tensor:
+        return torch.cat(
+            [
+                embeds(chunk.sequence, rows.item)[rows.offset : rows.offset + rows.length]
+                for chunk in chunks
+                for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
+            ]
+        )
+
+    def _admit(self, sent: Mapping[str, Tensor]) -> None:
+        """Writes the slot-state rows of sequences whose prefill ends in this step."""
+        state, slots = self._state, sent["new_slots"]
+        for name in ("ints", "floats", "stop_ids", "bias_ids", "bias_values"):
+            getattr(state, name).index_copy_(0, slots, sent[f"new_{name}"])
+        if "full_slots" in sent:
+            state.prompt_seen[sent["full_slots"]] = False
+            state.output_counts[sent["full_slots"]] = 0
+            state.prompt_seen.index_put_((sent["prompt_slots"], sent["prompt_ids"]), state.prompt_seen.new_ones(()))
+            ones = state.output_counts.new_ones(sent["output_slots"].shape)
+            state.output_counts.index_put_((sent["output_slots"], sent["output_ids"]), ones, accumulate=True)

@@ -1,0 +1,342 @@
+"""What runs next: continuous batching with chunked prefill over pages and slots.
+
+A step advances every decode row by one token and gives what its budget affords to prefill chunks. Pages of the
+prompt are allocated at admission, pages of new tokens as needed. When none is left, the newest sequence is preempted:
+it goes back to waiting and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from service.engine.chat.chunk_budget import ChunkBudget
+from service.engine.chat.sequence import ChatSequence
+from service.engine.pages import PagePool
+from service.engine.slots import SlotPool
+
+SECONDS_PER_PROMPT_TOKEN = 5e-5
+"""Priority is the arrival time plus this much per prompt token to compute: short requests overtake long ones that came
+at about the same time, also begun ones, and none waits for ever."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Known tokens [start, end) of a sequence to be computed in one step; the last chunk ends in a sampled token."""
+
+    sequence: ChatSequence
+    start: int
+    end: int
+    is_last: bool
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class BlockAllocation:
+    """Page `page` becomes entry `index` of the slot's block table."""
+
+    slot: int
+    index: int
+    page: int
+
+
+class SamplerNeeds(NamedTuple):
+    """What the sampled rows of a step need together. full: the sampler with penalties and filters; logprobs: the most
+    alternatives that a row wants reported, None when none wants any; guided: masks."""
+
+    full: bool
+    logprobs: int | None
+    guided: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One batch. Decode rows first (slots int64 [rows] and their sequences), then prefill chunks.
+
+    num_pages: block table entries that the longest decode row uses.
+    """
+
+    slots: np.ndarray
+    sequences: tuple[ChatSequence, ...]
+    num_pages: int
+    chunks: tuple[Chunk, ...]
+    allocations: tuple[BlockAllocation, ...]
+    needs: SamplerNeeds
+
+    @property
+    def sampled(self) -> tuple[ChatSequence, ...]:
+        """The sequences that get a token, in the order of the results."""
+        return (*self.sequences, *(chunk.sequence for chunk in self.chunks if chunk.is_last))
+
+
+@dataclass
+class DecodeRows:
+    """The sequences that decode, one token a step, as arrays indexed by request slot, so that a step without changes
+    needs no loop over rows.
+
+    keys: positions written by launched steps; room: positions that the pages hold; left: tokens that may still be
+    launched.
+    """
+
+    num_slots: int
+    page_size: int
+    members: dict[int, ChatSequence] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys = np.zeros(self.num_slots + 1, dtype=np.int64)
+        self.room = np.zeros(self.num_slots + 1, dtype=np.int64)
+        self.left = np.zeros(self.num_slots + 1, dtype=np.int64)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.slots = np.fromiter(self.members, dtype=np.int64, count=len(self.members))
+        self.sequences = tuple(self.members.values())
+        self.needs = sampler_needs(self.sequences)
+
+    def add(self, sequence: ChatSequence) -> None:
+        """Adds a sequence whose prefill was launched; its first token has not been read yet."""
+        slot = sequence.slot
+        self.keys[slot] = sequence.num_tokens
+        self.room[slot] = len(sequence.pages) * self.page_size
+        self.left[slot] = sequence.max_new_tokens - len(sequence.generated) - 1
+        if self.left[slot]:
+            self.members[slot] = sequence
+            self._refresh()
+
+    def remove(self, sequence: ChatSequence) -> None:
+        if self.members.pop(sequence.slot, None) is not None:
+            self._refresh()
+
+    def advance(self) -> None:
+        """One step was launched; rows that reach their length cap leave."""
+        self.keys[self.slots] += 1
+        self.left[self.slots] -= 1
+        if not self.left[self.slots].all():
+            self.members = {slot: sequence for slot, sequence in self.members.items() if self.left[slot]}
+            self._refresh()
+
+
+class Scheduler:
+    """waiting -> prefilling -> decoding -> finished, and back to waiting by preemption."""
+
+    def __init__(self, pages: PagePool, slots: SlotPool, max_step_tokens: int) -> None:
+        self.pages = pages
+        self.slots = slots
+        self.waiting: list[ChatSequence] = []
+        self.running: dict[int, ChatSequence] = {}
+        """Everything that holds a slot, in order of admission."""
+        self.rows = DecodeRows(slots.num_slots, pages.page_size)
+        self.num_preemptions = 0
+        self._prefilling: list[ChatSequence] = []
+        self._max_step_tokens = max_step_tokens
+
+    def add(self, sequence: ChatSequence) -> None:
+        """Queues a sequence and looks it up in the prefix index."""
+        self.waiting.append(sequence)
+        self._look_up(sequence)
+
+    def _look_up(self, sequence: ChatSequence) -> None:
+        sequence.extend_digests(sequence.num_tokens)
+        sequence.hit_pages = sequence.largest_hit(self.pages.match(sequence.digests))
+
+    def has_work(self) -> bool:
+        return bool(self.rows.members) or self.has_prefills()
+
+    def has_prefills(self) -> bool:
+        return bool(self._prefilling or self.waiting)
+
+    def has_chunks(self, can_start: Callable[[ChatSequence], bool]) -> bool:
+        """A prompt is begun or could begin, given room."""
+        return self.prefilling or bool(self.slots.num_free and self._admissible(can_start))
+
+    @property
+    def prefilling(self) -> bool:
+        """A prompt was begun and is not computed yet."""
+        return bool(self._prefilling)
+
+    def schedule(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None) -> Step | None:
+        """The next batch, with the chunks that the budget affords (None: no chunks); None when nothing can run now.
+
+        can_start: every item of a waiting sequence past its hit (hit_pages) is in the encoder cache, and its grammar
+        is built.
+        """
+        allocations = self._grow()
+        chunks = self._chunks(can_start, budget) if budget is not None else []
+        rows = self.rows
+        if not chunks and not len(rows.slots):
+            return None
+        num_pages = int(rows.keys[rows.slots].max()) // self.pages.page_size + 1 if len(rows.slots) else 0
+        needs = rows.needs
+        if chunks:
+            ends = (chunk.sequence for chunk in chunks if chunk.is_last)
+            needs = sampler_needs((*rows.sequences, *ends))
+        return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(allocations), needs)
+
+    def _chunks(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget) -> list[Chunk]:
+        """Of begun and of admissible prompts, in order of priority: a short one that came later overtakes the rest of
+        a long one."""
+        budget.tokens = min(budget.tokens, self._max_step_tokens - len(self.rows.slots))
+        chunks: list[Chunk] = []
+        admitting = True
+        for sequence in sorted((*self._prefilling, *self._admissible(can_start)), key=priority):
+            if not sequence.slot:
+                if not admitting:
+                    continue
+                self._look_up(sequence)
+                if not can_start(sequence):
+                    continue  # Part of its hit was evicted, so it waits for its encoder again.
+                affords = budget.affords(sequence.hit_pages * self.pages.page_size)
+                if not affords or not self._admit(sequence):
+                    admitting = False
+                    continue
+            self._add_chunk(chunks, sequence, budget)
+        self._give_back(chunks, budget)
+        return chunks
+
+    def _add_chunk(self, chunks: list[Chunk], sequence: ChatSequence, budget: ChunkBudget) -> None:
+        start = sequence.num_prefilled
+        length = min(budget.affords(start), sequence.remaining_prefill)
+        if length > 0:
+            end = start + length
+            chunks.append(Chunk(sequence, start, end, is_last=end == sequence.num_tokens))
+            budget.spend(length, start)
+
+    def _give_back(self, chunks: list[Chunk], budget: ChunkBudget) -> None:
+        """Shortens the last chunks to what a captured prefill holds, where that is better."""
+        excess = budget.excess(finished=all(chunk.is_last for chunk in chunks))
+        while excess:
+            chunk = chunks.pop()
+            length = min(excess, chunk.length)
+            budget.spend(-length, chunk.start)
+            excess -= length
+            if length < chunk.length:
+                chunks.append(replace(chunk, end=chunk.end - length, is_last=False))
+
+    def _admissible(self, can_start: Callable[[ChatSequence], bool]) -> list[ChatSequence]:
+        """Waiting sequences that only lack a slot and pages."""
+        return [sequence for sequence in self.waiting if not sequence.num_unread and can_start(sequence)]
+
+    def _admit(self, sequence: ChatSequence) -> bool:
+        """Allocates a slot, and pages for all known tokens and the next one. Keeps one page per decode row free, so
+        that an admission does not cause a preemption at once."""
+        if not self.slots.num_free:
+            return False
+        hit = self.pages.share(sequence.digests[: sequence.hit_pages])
+        num_keys = min(sequence.num_tokens + 1, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
+        wanted = -(-num_keys // self.pages.page_size) - len(hit)
+        if wanted + len(self.rows.members) > self.pages.num_available:
+            self.pages.release(hit)
+            return False
+        sequence.pages = hit + self.pages.allocate(wanted)
+        sequence.num_prefilled = len(hit) * self.pages.page_size
+        sequence.num_indexed = len(hit)
+        if sequence.tally.scheduled is None:
+            sequence.cached_tokens = sequence.num_prefilled
+        sequence.slot = self.slots.take()
+        self.running[sequence.slot] = sequence
+        self.waiting.remove(sequence)
+        self._prefilling.append(sequence)
+        return True
+
+    def _grow(self) -> list[BlockAllocation]:
+        """Allocates pages for the keys of the next step. While many pages are free every row gets its next page early,
+        so that block tables are written in few uploads."""
+        rows, size = self.rows, self.pages.page_size
+        allocations: list[BlockAllocation] = []
+        if not (rows.keys[rows.slots] >= rows.room[rows.slots]).any():
+            return allocations
+        for sequence in rows.sequences:
+            slot = sequence.slot
+            if slot not in rows.members or rows.members[slot] is not sequence:
+                continue  # Preempted to make room for a row before it.
+            ahead = rows.keys[slot] + min(size, rows.left[slot]) > rows.room[slot]
+            needed = rows.keys[slot] >= rows.room[slot]
+            if needed and not self._make_room(sequence):
+                continue
+            if needed or (ahead and self.pages.num_available > 2 * len(rows.members)):
+                (page,) = self.pages.allocate(1)
+                allocations.append(BlockAllocation(slot, len(sequence.pages), page))
+                sequence.pages.append(page)
+                rows.room[slot] += size
+        return [allocation for allocation in allocations if allocation.slot in rows.members]
+
+    def _make_room(self, sequence: ChatSequence) -> bool:
+        """Preempts until a page is available; False when `sequence` itself had to go."""
+        while not self.pages.num_available:
+            victims = (
+                s for s in reversed(self.running.values()) if s.slot in self.rows.members or s in self._prefilling
+            )
+            victim = next(victims)
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def preempt(self, sequence: ChatSequence) -> None:
+        """Back to waiting. Tokens that were launched are still read."""
+        if sequence.slot in self.rows.members:
+            launched = sequence.max_new_tokens - int(self.rows.left[sequence.slot])
+            sequence.num_unread = launched - len(sequence.generated)
+        self._leave(sequence)
+        self.num_preemptions += 1
+        self.add(sequence)
+
+    def launched(self, step: Step) -> None:
+        """Notes that a step of `schedule` was launched."""
+        self.rows.advance()
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            sequence.num_prefilled = chunk.end
+            if chunk.is_last:
+                self._prefilling.remove(sequence)
+                self.rows.add(sequence)
+
+    def computed(self, sequence: ChatSequence, num_keys: int) -> None:
+        """The step that wrote the keys of the first `num_keys` tokens is done: full pages become findable."""
+        full = num_keys // self.pages.page_size
+        if not sequence.slot or full <= sequence.num_indexed:
+            return
+        sequence.extend_digests(full * self.pages.page_size)
+        for index in range(sequence.num_indexed, full):
+            self.pages.index(sequence.pages[index], sequence.digests[index])
+        sequence.num_indexed = full
+
+    def finish(self, sequence: ChatSequence) -> None:
+        """Ends a sequence in any state. Its slot and pages can be used by the next launch, which runs after all those
+        before it."""
+        sequence.finished = True
+        if sequence.slot:
+            self._leave(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def _leave(self, sequence: ChatSequence) -> None:
+        self.rows.remove(sequence)
+        if sequence in self._prefilling:
+            self._prefilling.remove(sequence)
+        del self.running[sequence.slot]
+        self.slots.give_back(sequence.slot)
+        self.pages.release(sequence.pages)
+        sequence.slot, sequence.pages = 0, []
+        sequence.num_prefilled = sequence.num_indexed = 0
+
+
+def sampler_needs(sequences: tuple[ChatSequence, ...]) -> SamplerNeeds:
+    asked = [s.sampling.logprobs for s in sequences if s.sampling.logprobs is not None]
+    return SamplerNeeds(
+        full=any(s.needs_penalties_or_filters for s in sequences),
+        logprobs=max(asked, default=None),
+        guided=any(s.guide is not None for s in sequences),
+    )
+
+
+def priority(sequence: ChatSequence) -> float:
+    """Smaller goes first."""
+    done = max(sequence.hit_pages * sequence.page_size, sequence.num_prefilled)
+    return sequence.request.arrival + SECONDS_PER_PROMPT_TOKEN * (sequence.num_tokens - done)

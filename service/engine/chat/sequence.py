@@ -1,0 +1,158 @@
+"""One chat request on its way through the engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from models.media import MediaItem, Prompt
+from service.engine.chat.guidance import Guide
+from service.engine.tally import StepTally
+from service.link.messages import ChatDelta, ChatRequest, SamplingParams, TokenInfo
+from service.link.sampling_limits import needs_penalties_or_filters
+
+
+@dataclass(frozen=True)
+class MediaRows:
+    """`length` positions from `start` that take the rows of item `item` from row `offset` on."""
+
+    item: int
+    start: int
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(eq=False)
+class ChatSequence:
+    """Known tokens (the prompt and results that were read) and where their keys are.
+
+    A sampled token is read one step after its launch. Until then only the scheduler's DecodeRows count it.
+    """
+
+    request: ChatRequest
+    max_new_tokens: int
+    """The length cap, from the request, the context and the pages there are."""
+    page_size: int
+
+    generated: list[int] = field(default_factory=list)
+    """Sampled tokens that were read."""
+    num_unread: int = 0
+    """Tokens that were launched before a preemption and have not been read."""
+    slot: int = 0
+    """0 while it has none."""
+    pages: list[int] = field(default_factory=list)
+    num_prefilled: int = 0
+    """Positions whose keys came from the prefix cache or are written by launched prefill chunks."""
+    num_indexed: int = 0
+    """Leading pages that are in the prefix index."""
+    digests: list[bytes] = field(default_factory=list)
+    """Of the leading full pages of known tokens."""
+    hit_pages: int = 0
+    """Leading pages found at the last lookup in the prefix index."""
+    cached_tokens: int = 0
+    """Prompt positions found in the prefix cache at the first admission."""
+    pinned: dict[bytes, int] = field(default_factory=dict)
+    """Digests of items pinned for it in the encoder cache, with the last prompt position that needs each."""
+    guide: Guide | None = None
+    """What its answer must match. Knows `generated`, so a preemption does not concern it."""
+    tally: StepTally = field(default_factory=StepTally)
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        # Computed once: every step reads these for every row.
+        self.request_id = self.request.request_id
+        self.num_prompt_tokens = len(self.request.prompt.token_ids)
+        self.needs_penalties_or_filters = needs_penalties_or_filters(self.request.sampling)
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.request.prompt
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def has_guide(self) -> bool:
+        """Its grammar, if it has one, has been built."""
+        return self.guide is None or self.guide.built
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens; a prefill has to compute all of them."""
+        return self.num_prompt_tokens + len(self.generated)
+
+    @property
+    def remaining_prefill(self) -> int:
+        return self.num_tokens - self.num_prefilled
+
+    def delta(self, tokens: tuple[int, ...], infos: tuple[TokenInfo, ...] = (), reason: str | None = None) -> ChatDelta:
+        """New tokens for its client; `reason` ends it."""
+        steps = self.tally.counts() if reason is not None else None
+        return ChatDelta(self.request_id, tokens, infos, reason, self.cached_tokens, steps)
+
+    def token_ids(self, start: int, end: int) -> np.ndarray:
+        """Known tokens [start, end), int64."""
+        prompt = self.prompt.token_ids[start:end].astype(np.int64)
+        rest = self.generated[max(0, start - self.num_prompt_tokens) : max(0, end - self.num_prompt_tokens)]
+        return np.concatenate((prompt, np.asarray(rest, dtype=np.int64))) if rest else prompt
+
+    def positions(self, start: int, end: int) -> np.ndarray:
+        """Rotary positions int64 [axes, end - start]."""
+        prompt = self.prompt.positions[:, start:end].astype(np.int64)
+        first = max(start, self.num_prompt_tokens)
+        if end <= first:
+            return prompt
+        rest = self.prompt.next_position - self.num_prompt_tokens + np.arange(first, end)
+        return np.concatenate((prompt, np.broadcast_to(rest, (prompt.shape[0], len(rest)))), axis=1)
+
+    def media_rows(self, start: int = 0, end: int | None = None) -> Iterator[MediaRows]:
+        """The media positions inside [start, end), in prompt order."""
+        end = self.num_prompt_tokens if end is None else end
+        offsets = [0] * len(self.prompt.items)
+        for run in self.prompt.placeholders:
+            first, last = max(start, run.start), min(end, run.start + run.length)
+            if first < last:
+                yield MediaRows(run.item, first, offsets[run.item] + first - run.start, last - first)
+            offsets[run.item] += run.length
+
+    def items_from(self, start: int) -> dict[int, MediaItem]:
+        """Items with a position at or after `start`, by index."""
+        return {rows.item: self.prompt.items[rows.item] for rows in self.media_rows(start)}
+
+    def last_position(self, item: int) -> int:
+        """The last prompt position whose embedding comes from the item."""
+        return max(run.start + run.length for run in self.prompt.placeholders if run.item == item) - 1
+
+    def extend_digests(self, num_tokens: int) -> None:
+        """Digests of all pages that the first `num_tokens` known tokens fill.
+
+        A digest covers everything that decides a page's keys and values: the digest of the page before, token ids,
+        positions, and for media the item's digest and rows.
+        """
+        size, done = self.page_size, len(self.digests) * self.page_size
+        tokens, positions = self.token_ids(done, num_tokens), self.positions(done, num_tokens)
+        media = list(self.media_rows(done, num_tokens)) if self.prompt.items else []
+        for start in range(done, num_tokens - size + 1, size):
+            page = slice(start - done, start - done + size)
+            hasher = hashlib.sha256(self.digests[-1] if self.digests else b"")
+            hasher.update(tokens[page].tobytes())
+            hasher.update(positions[:, page].tobytes())
+            for rows in media:
+                first, last = max(start, rows.start), min(start + size, rows.end)
+                if first < last:
+                    hasher.update(self.prompt.items[rows.item].digest)
+                    hasher.update(np.array((first - start, rows.offset + first - rows.start, last - first)).tobytes())
+            self.digests.append(hasher.digest())
+
+    def largest_hit(self, num_pages: int) -> int:
+        """How many of `num_pages` matching pages to use: at least one token must be computed. A hit may end inside an
+        item, whose other rows the next chunk reads."""
+        return min(num_pages, (self.num_tokens - 1) // self.page_size)

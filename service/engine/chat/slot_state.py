@@ -1,0 +1,69 @@
+"""What the device holds for every running chat sequence: tables indexed by request slot.
+
+A decode step reads and writes these by index; the host writes a row when its sequence is admitted and adds pages to
+its block table. Row 0 is scratch: it is never active.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+
+from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
+
+
+class Int(IntEnum):
+    """Columns of SlotState.ints."""
+
+    TOKEN = 0
+    """Fed next."""
+    LENGTH = 1
+    """Keys in the cache, hence the index of the next one."""
+    POSITION = 2
+    """Rotary position (all axes) of TOKEN."""
+    GENERATED = 3
+    """Tokens sampled so far; the counter of the random numbers."""
+    ACTIVE = 4
+    SEED = 5
+    MIN_TOKENS = 6
+    TOP_K = 7
+
+
+class Float(IntEnum):
+    """Columns of SlotState.floats."""
+
+    TEMPERATURE = 0
+    TOP_P = 1
+    MIN_P = 2
+    REPETITION = 3
+    PRESENCE = 4
+    FREQUENCY = 5
+
+
+NEUTRAL_FLOATS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+
+
+class SlotState:
+    """Tables of num_slots + 1 rows.
+
+    ints int64 [rows, len(Int)], floats float32 [rows, len(Float)], stop_ids int64 [rows, MAX_STOP_IDS] (-1 where
+    unused), block_tables int32 [rows, max_pages]; for the sampler with penalties and filters bias_ids int64 and
+    bias_values float32 [rows, MAX_BIASES], prompt_seen bool and output_counts int32 [rows, vocabulary].
+    """
+
+    def __init__(self, num_slots: int, max_pages: int, vocab_size: int, device: torch.device) -> None:
+        rows = num_slots + 1
+        self.ints = torch.zeros((rows, len(Int)), dtype=torch.int64, device=device)
+        self.floats = torch.tensor(NEUTRAL_FLOATS, device=device).repeat(rows, 1)
+        self.stop_ids = torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
+        self.block_tables = torch.zeros((rows, max_pages), dtype=torch.int32, device=device)
+        self.bias_ids = torch.zeros((rows, MAX_BIASES), dtype=torch.int64, device=device)
+        self.bias_values = torch.zeros((rows, MAX_BIASES), dtype=torch.float32, device=device)
+        self.prompt_seen = torch.zeros((rows, vocab_size), dtype=torch.bool, device=device)
+        self.output_counts = torch.zeros((rows, vocab_size), dtype=torch.int32, device=device)
+
+    @staticmethod
+    def num_bytes(num_slots: int, max_pages: int, vocab_size: int) -> int:
+        row = 8 * (len(Int) + MAX_STOP_IDS + MAX_BIASES) + 4 * (len(Float) + max_pages + MAX_BIASES) + 5 * vocab_size
+        return (num_slots + 1) * row

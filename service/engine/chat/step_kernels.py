@@ -1,0 +1,268 @@
+"""Triton kernels around the decode step: its inputs from slot state, and choice, stop and state after the logits.
+
+References: service.engine.chat.steps.decode_rows and sample_tokens. Random numbers are those of
+service.engine.chat.sampler.uniform; a token drawn can differ from the reference's only where rounding moves a border.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from models.layers.kernels.launch import launch, release_next, wait_for_previous
+from models.layers.kernels.random import philox
+from service.engine.chat.slot_state import Float, Int, SlotState
+from service.link.sampling_limits import MAX_STOP_IDS
+
+_ENTRIES = 256
+_BLOCKS = 8
+"""Blocks of 256 entries that one program sums."""
+_INTS = len(Int)
+_FLOATS = len(Float)
+_TOKEN = tl.constexpr(int(Int.TOKEN))
+_LENGTH = tl.constexpr(int(Int.LENGTH))
+_POSITION = tl.constexpr(int(Int.POSITION))
+_GENERATED = tl.constexpr(int(Int.GENERATED))
+_ACTIVE = tl.constexpr(int(Int.ACTIVE))
+_SEED = tl.constexpr(int(Int.SEED))
+_TEMPERATURE = tl.constexpr(int(Float.TEMPERATURE))
+
+
+@triton.jit
+def _decode_rows_kernel(
+    slots_ptr,
+    ints_ptr,
+    tables_ptr,
+    tokens_ptr,
+    positions_ptr,
+    slot_mapping_ptr,
+    out_tables_ptr,
+    seq_lens_ptr,
+    stride_table,
+    max_pages,
+    INTS: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    state = ints_ptr + slot * INTS
+    active = tl.load(state + _ACTIVE) > 0
+    length = tl.load(state + _LENGTH)
+    tl.store(tokens_ptr + row, tl.load(state + _TOKEN))
+    tl.store(positions_ptr + row, tl.load(state + _POSITION))
+    tl.store(seq_lens_ptr + row, tl.where(active, length + 1, 0).to(tl.int32))
+    table = tables_ptr + slot * stride_table
+    page = tl.load(table + tl.minimum(length // PAGE, max_pages - 1)).to(tl.int64)
+    tl.store(slot_mapping_ptr + row, tl.where(active, page * PAGE + length % PAGE, 0))
+    for first in range(0, max_pages, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        here = column < max_pages
+        tl.store(out_tables_ptr + row * max_pages + column, tl.load(table + column, mask=here, other=0), mask=here)
+
+
+def decode_rows(
+    slots: Tensor, state: SlotState, max_pages: int, page_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """slots int64 [rows] -> tokens, positions, KV slots int64 [rows], tables int32 [rows, pages], lengths int32."""
+    rows, device = slots.shape[0], slots.device
+    tokens, positions, slot_mapping = (torch.empty(rows, dtype=torch.int64, device=device) for _ in range(3))
+    tables = torch.empty((rows, max_pages), dtype=torch.int32, device=device)
+    seq_lens = torch.empty(rows, dtype=torch.int32, device=device)
+    if rows:
+        launch(
+            _decode_rows_kernel,
+            (rows,),
+            slots,
+            state.ints,
+            state.block_tables,
+            tokens,
+            positions,
+            slot_mapping,
+            tables,
+            seq_lens,
+            state.block_tables.stride(0),
+            max_pages,
+            INTS=_INTS,
+            PAGE=page_size,
+            BLOCK=min(1024, triton.next_power_of_2(max_pages)),
+        )
+    return tokens, positions, slot_mapping, tables, seq_lens
+
+
+@triton.jit
+def _summarise_kernel(
+    logits_ptr,
+    slots_ptr,
+    floats_ptr,
+    peaks_ptr,
+    sums_ptr,
+    best_ptr,
+    stride_logits,
+    columns,
+    blocks,
+    FLOATS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCKS blocks of one row: largest scaled logit, where it is, and the sum of exp(. - largest)."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(floats_ptr + tl.load(slots_ptr + row) * FLOATS + _TEMPERATURE)
+    temperature = tl.where(temperature > 0, temperature, 1.0)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    entry = tl.arange(0, ENTRIES)
+    column = block[:, None] * ENTRIES + entry[None, :]
+    logits = tl.load(logits_ptr + row * stride_logits + column, mask=column < columns, other=float("-inf"))
+    scaled = tl.div_rn(logits.to(tl.float32), temperature + tl.zeros_like(column).to(tl.float32))
+    peak = tl.max(scaled, 1)
+    # A block of nothing but barred entries: -inf - -inf is NaN.
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp(scaled - base[:, None]), 1)
+    best = tl.min(tl.where(scaled == peak[:, None], column, columns), 1)
+    here = block < blocks
+    place = row * blocks + block
+    tl.store(peaks_ptr + place, peak, mask=here)
+    tl.store(sums_ptr + place, total, mask=here)
+    tl.store(best_ptr + place, best, mask=here)
+
+
+@triton.jit
+def _uniform(seed, step):
+    """Words 0 and 1 of Philox 4x32-10 at counter (0, step, 1, 0) as a float64 in (0, 1)."""
+    zero = tl.zeros((1,), tl.uint32)
+    c1 = zero + (step & 0xFFFFFFFF).to(tl.uint32)
+    k0 = zero + (seed & 0xFFFFFFFF).to(tl.uint32)
+    k1 = zero + ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    c0, c1, _, _ = philox(zero, c1, zero + 1, zero, k0, k1)
+    return ((c0 >> 6).to(tl.float64) * 134217728.0 + (c1 >> 5).to(tl.float64) + 0.5) * 1.1102230246251565e-16
+
+
+@triton.jit
+def _first(mask, weights, index, COUNT: tl.constexpr):
+    """First true place; where rounding left none, the heaviest."""
+    first = tl.min(tl.where(mask, index, COUNT), 0)
+    heaviest = tl.min(tl.where(weights == tl.max(weights, 0), index, COUNT), 0)
+    return tl.where(first < COUNT, first, heaviest)
+
+
+@triton.jit
+def _choose_kernel(
+    logits_ptr,
+    slots_ptr,
+    ints_ptr,
+    floats_ptr,
+    stop_ids_ptr,
+    peaks_ptr,
+    sums_ptr,
+    best_ptr,
+    results_ptr,
+    stride_logits,
+    columns,
+    blocks,
+    INTS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    STOPS: tl.constexpr,
+    PADDED: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: one row. Chooses its token, stops it, and writes the slot's next inputs."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + row)
+    state = ints_ptr + slot * INTS
+    temperature = tl.load(floats_ptr + slot * FLOATS + _TEMPERATURE)
+    active = tl.load(state + _ACTIVE)
+    generated = tl.load(state + _GENERATED)
+    length = tl.load(state + _LENGTH)
+    position = tl.load(state + _POSITION)
+    old_token = tl.load(state + _TOKEN)
+    index = tl.arange(0, PADDED)
+    here = index < blocks
+    place = row * blocks + index
+    peaks = tl.load(peaks_ptr + place, mask=here, other=float("-inf"))
+    peak = tl.max(peaks, 0)
+    best = tl.load(best_ptr + place, mask=here, other=columns)
+    token = tl.min(tl.where(peaks == peak, best, columns), 0).to(tl.int64)
+    if temperature > 0:
+        sums = tl.load(sums_ptr + place, mask=here, other=0.0) * tl.exp(peaks - peak)
+        ends = tl.cumsum(sums.to(tl.float64), 0)
+        target = tl.sum(_uniform(tl.load(state + _SEED), generated), 0) * tl.max(ends, 0)
+        block = _first((ends > target) & (sums > 0), sums, index, PADDED)
+        start = tl.sum(tl.where(index < block, sums, 0.0).to(tl.float64), 0)
+        entry = tl.arange(0, ENTRIES)
+        column = block * ENTRIES + entry
+        logits = tl.load(logits_ptr + row * stride_logits + column, mask=column < columns, other=float("-inf"))
+        scaled = tl.div_rn(logits.to(tl.float32), temperature + tl.zeros_like(column).to(tl.float32))
+        weights = tl.exp(scaled - peak)
+        ends = start + tl.cumsum(weights.to(tl.float64), 0)
+        token = (block * ENTRIES + _first((ends > target) & (weights > 0), weights, entry, ENTRIES)).to(tl.int64)
+    stops = tl.load(stop_ids_ptr + slot * STOPS + tl.arange(0, STOPS))
+    stopped = tl.max((stops == token).to(tl.int64), 0) * active
+    tl.store(results_ptr + 2 * row, token.to(tl.int32))
+    tl.store(results_ptr + 2 * row + 1, stopped.to(tl.int32))
+    tl.store(state + _TOKEN, tl.where(active > 0, token, old_token))
+    tl.store(state + _LENGTH, length + active)
+    tl.store(state + _POSITION, position + active)
+    tl.store(state + _GENERATED, generated + active)
+    tl.store(state + _ACTIVE, active - stopped)
+
+
+def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """logits [rows, columns] of any float dtype, slots int64 [rows] -> results int32 [rows, 2]; commits them."""
+    rows, columns = logits.shape
+    device = logits.device
+    blocks = triton.cdiv(columns, _ENTRIES)
+    peaks, sums = (torch.empty((rows, blocks), device=device) for _ in range(2))
+    best = torch.empty((rows, blocks), dtype=torch.int32, device=device)
+    results = torch.empty((rows, 2), dtype=torch.int32, device=device)
+    if rows == 0:
+        return results
+    launch(
+        _summarise_kernel,
+        (rows, triton.cdiv(blocks, _BLOCKS)),
+        logits,
+        slots,
+        state.floats,
+        peaks,
+        sums,
+        best,
+        logits.stride(0),
+        columns,
+        blocks,
+        FLOATS=_FLOATS,
+        BLOCKS=_BLOCKS,
+        ENTRIES=_ENTRIES,
+    )
+    launch(
+        _choose_kernel,
+        (rows,),
+        logits,
+        slots,
+        state.ints,
+        state.floats,
+        state.stop_ids,
+        peaks,
+        sums,
+        best,
+        results,
+        logits.stride(0),
+        columns,
+        blocks,
+        INTS=_INTS,
+        FLOATS=_FLOATS,
+        STOPS=MAX_STOP_IDS,
+        PADDED=triton.next_power_of_2(blocks),
+        ENTRIES=_ENTRIES,
+    )
+    return results

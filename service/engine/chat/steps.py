@@ -1,0 +1,258 @@
+"""The captured steps of a chat model: decode, sampling after a prefill, and prefills without and with cached context.
+
+A batch with guided rows decodes in two steps, so that the masks of their tokens are computed beside the first: layers,
+then sampling. Their next token depends on the grammar and on the token before, which the host reads in between.
+
+The only input of a decode step is the list of request slots. It feeds each slot's token, samples the next one and
+writes the slot's state for the step after it. A slot that stopped is inactive: its overrun row writes to scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.layers.kv_cache import PagedBatch
+from models.layers.op import op
+from models.protocol import Bucket, BufferSpec, Decoder
+from service.engine.chat.sampler import choose, mask_logits, restricted
+from service.engine.chat.slot_state import Int, SlotState
+
+
+class Sampling:
+    """What follows the backbone: logits, choice, stop, next inputs."""
+
+    def __init__(self, decoder: Decoder, state: SlotState, vocab_limit: int, *, full: bool) -> None:
+        self._decoder = decoder
+        self._state = state
+        self._vocab_limit = vocab_limit
+        self.full = full
+
+    def __call__(self, slots: Tensor, hidden: Tensor, forbidden: Tensor | None = None) -> dict[str, Tensor]:
+        """slots int64 [rows], hidden [rows, hidden_size], forbidden int32 [rows, words] (sampler.mask_logits) ->
+        "results" int32 [rows, 2] (token, 1 where it stopped); the full variant adds "logits" float32 [rows,
+        vocabulary], the model's own."""
+        state = self._state
+        # Rows past the tokenizer's vocabulary only pad the embedding.
+        logits = self._decoder.logits(hidden)[:, : self._vocab_limit]
+        candidates = logits if forbidden is None else mask_logits(logits, forbidden)
+        if not self.full:
+            return {"results": sample_tokens(candidates, slots, state)}
+        logits = logits.float()
+        active = state.ints[slots, Int.ACTIVE].to(torch.int32)
+        results = sample_tokens(restricted(candidates.float(), slots, state), slots, state)
+        tokens = results[:, 0].long()
+        state.output_counts.index_put_((slots, tokens), state.output_counts[slots, tokens] + active)
+        return {"results": results, "logits": logits}
+
+
+@op(cuda="service.engine.chat.step_kernels:sample_tokens")
+def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """Samples the slots' next tokens, greedily or by plain temperature, and commits them: logits [rows, vocabulary],
+    slots int64 [rows] -> results int32 [rows, 2]."""
+    return commit_tokens(choose(logits.float(), slots, state), slots, state)
+
+
+def commit_tokens(tokens: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+    """Commits sampled tokens int64 [rows]: stops the slots whose stop token came and writes the next inputs of all ->
+    results int32 [rows, 2]."""
+    ints = state.ints[slots]
+    active = ints[:, Int.ACTIVE]
+    stopped = (tokens[:, None] == state.stop_ids[slots]).any(dim=1).to(torch.int64) & active
+    following = ints.clone()
+    following[:, Int.TOKEN] = torch.where(active > 0, tokens, ints[:, Int.TOKEN])
+    following[:, Int.LENGTH] += active
+    following[:, Int.POSITION] += active
+    following[:, Int.GENERATED] += active
+    following[:, Int.ACTIVE] = active - stopped
+    state.ints.index_copy_(0, slots, following)
+    return torch.stack((tokens, stopped), dim=1).to(torch.int32)
+
+
+@op(cuda="service.engine.chat.step_kernels:decode_rows")
+def decode_rows(
+    slots: Tensor, state: SlotState, max_pages: int, page_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, positions, KV slots, block tables and lengths of the slots' next step; inactive slots have length 0
+    and write to the scratch page."""
+    ints = state.ints[slots]
+    active, length = ints[:, Int.ACTIVE] > 0, ints[:, Int.LENGTH]
+    tables = state.block_tables[slots, :max_pages]
+    pages = tables.gather(1, (length // page_size).clamp(max=max_pages - 1)[:, None]).squeeze(1).long()
+    slot_mapping = torch.where(active, pages * page_size + length % page_size, 0)
+    seq_lens = torch.where(active, length + 1, 0).to(torch.int32)
+    return ints[:, Int.TOKEN], ints[:, Int.POSITION], slot_mapping, tables, seq_lens
+
+
+class LayersStep:
+    """The first half of a decode step: the backbone over every slot's token. Bucket: rows, pages (of the longest
+    sequence)."""
+
+    name = "layers"
+
+    def __init__(
+        self, decoder: Decoder, state: SlotState, caches: Sequence[Mapping[str, Tensor]], page_size: int
+    ) -> None:
+        self._decoder = decoder
+        self._state = state
+        self._caches = caches
+        self._page_size = page_size
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return {"slots": BufferSpec((bucket["rows"],), torch.int64)}
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        slots = buffers["slots"]
+        tokens, positions, slot_mapping, tables, seq_lens = decode_rows(
+            slots, self._state, bucket["pages"], self._page_size
+        )
+        batch = PagedBatch.of_decode_rows(self._caches, self._page_size, slot_mapping, tables, seq_lens)
+        positions = positions[None].expand(self._decoder.position_axes, -1)
+        return {"hidden": self._decoder.forward(self._decoder.embed(tokens), positions, batch)}
+
+
+class DecodeStep:
+    """Every slot advances by one token. Bucket: as LayersStep."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        state: SlotState,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        sampling: Sampling,
+    ) -> None:
+        self.name = "decode_full" if sampling.full else "decode"
+        self._layers = LayersStep(decoder, state, caches, page_size)
+        self._sampling = sampling
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return self._layers.buffer_specs(bucket)
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        return self._sampling(buffers["slots"], self._layers.forward(buffers, bucket)["hidden"])
+
+
+class PrefillStep:
+    """Backbone of whole prompts, or their first chunks: nothing of them is cached. Bucket: tokens, sequences.
+
+    Of decoders with features of media rows (Decoder.feature_levels) also levels: those levels, or 0 for text alone,
+    which pays nothing for them.
+
+    Padded rows write to the scratch page.
+    """
+
+    name = "prefill"
+
+    @staticmethod
+    def with_features(hidden: Tensor, width: int) -> Tensor:
+        """Rows [n, width]: embeddings with zeros behind them, which are the features of text."""
+        return F.pad(hidden, (0, width - hidden.shape[1])) if width > hidden.shape[1] else hidden
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._decoder = decoder
+        self._caches = caches
+        self._page_size = page_size
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return _chunk_specs(self._decoder, bucket, self._hidden_size, self._dtype)
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        batch = PagedBatch.of_new_prompts(
+            self._caches, self._page_size, buffers["slot_mapping"], buffers["cu_seqlens"], bucket["tokens"]
+        )
+        return {"hidden": self._decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
+
+
+class CachedPrefillStep:
+    """Backbone of any mix of chunks, with cached context or without. Bucket: tokens, sequences.
+
+    Attention reads the sequences' pages by the block tables of their slots, which hold the chunks' own pages already.
+    How much is cached is read on the device, so that it is no size of the bucket. Padded sequences have the scratch
+    slot and no keys.
+    """
+
+    name = "cached_prefill"
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        state: SlotState,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._decoder = decoder
+        self._state = state
+        self._caches = caches
+        self._page_size = page_size
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        sequences = bucket["sequences"]
+        return _chunk_specs(self._decoder, bucket, self._hidden_size, self._dtype) | {
+            "slots": BufferSpec((sequences,), torch.int64),
+            "seq_lens": BufferSpec((sequences,), torch.int32),
+        }
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        batch = PagedBatch(
+            caches=self._caches,
+            page_size=self._page_size,
+            slot_mapping=buffers["slot_mapping"],
+            num_decode_rows=0,
+            cu_seqlens_q=buffers["cu_seqlens"],
+            prefill_tables=self._state.block_tables[buffers["slots"]],
+            prefill_lens=buffers["seq_lens"],
+        )
+        return {"hidden": self._decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
+
+
+def _chunk_specs(decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torch.dtype) -> dict[str, BufferSpec]:
+    """Packed rows of chunks, and where each chunk ends."""
+    tokens = bucket["tokens"]
+    return {
+        "hidden": BufferSpec((tokens, (1 + bucket.get("levels", 0)) * hidden_size), dtype),
+        "positions": BufferSpec((tokens, decoder.position_axes), torch.int64),
+        "slot_mapping": BufferSpec((tokens,), torch.int64),
+        "cu_seqlens": BufferSpec((bucket["sequences"] + 1,), torch.int32),
+    }
+
+
+class SampleStep:
+    """Sampling for the rows of a mixed batch that end in a token, or of a batch with guided rows. Bucket: rows.
+
+    mask_words: words of a guided row's mask; 0 where no row is guided. The filler 0 bars nothing.
+    """
+
+    def __init__(self, sampling: Sampling, hidden_size: int, dtype: torch.dtype, mask_words: int = 0) -> None:
+        self.name = ("guided_" if mask_words else "") + ("sample_full" if sampling.full else "sample")
+        self._sampling = sampling
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._mask_words = mask_words
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        rows = bucket["rows"]
+        specs = {
+            "slots": BufferSpec((rows,), torch.int64),
+            "hidden": BufferSpec((rows, self._hidden_size), self._dtype),
+        }
+        return specs | ({"forbidden": BufferSpec((rows, self._mask_words), torch.int32)} if self._mask_words else {})
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        return self._sampling(buffers["slots"], buffers["hidden"], buffers.get("forbidden"))

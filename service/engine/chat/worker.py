@@ -1,0 +1,398 @@
+"""The worker of a chat model: from requests to tokens.
+
+A tick launches an encoder pass or a step. While it runs, the results of the launch before it are read. Where a row of
+the step is guided its sampling is held: masks are computed once those results are known, and then it is launched.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from models.processor import ChatProcessor
+from models.protocol import ChatModel
+from service.engine.chat.encoder import EncodeError, VisionStage
+from service.engine.chat.guidance import COMPLETE, GOES_ON, Guidance
+from service.engine.chat.launched import InFlight, InFlightStep, token_infos, with_times
+from service.engine.chat.limits import RequestLimits, timed_out
+from service.engine.chat.pacing import ITL_TARGET, LEAST_TOKENS, ChunkWork, Pacing
+from service.engine.chat.runner import ChatRunner
+from service.engine.chat.scheduler import Chunk, Scheduler
+from service.engine.chat.sequence import ChatSequence
+from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure
+from service.engine.pages import PagePool
+from service.engine.readback import Readback
+from service.engine.slots import SlotPool
+from service.engine.worker import Control, MemoryRequirements, Request, WorkerContext
+from service.graphs.runner import GraphRunner
+from service.link.messages import Abort, ChatDelta, ChatRequest, Failed, ModelState, Outputs, PhaseTimes
+
+log = logging.getLogger(__name__)
+
+_IN_FLIGHT = 2
+"""Most launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
+_LEAST_CONTEXT = 512
+"""The engine does not start if its pages hold fewer positions of one request (or of the model's own context)."""
+_BUILD_WAIT = 0.002
+"""Seconds that an otherwise idle engine waits for a grammar before it looks for commands."""
+
+
+class ChatWorker:
+    """service.engine.worker.ModelWorker."""
+
+    def __init__(self, name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> None:
+        config = context.config
+        self.name = name
+        self._context = context
+        self._observations = context.observations
+        self._max_context = min(processor.context_length, model.decoder.max_positions)
+        self._runner = ChatRunner(name, model, processor.vocab_size, self._max_context, context)
+        self._vocab_limit = min(processor.vocab_size, model.decoder.vocab_size)
+        self._vision = VisionStage(name, model.encoder, self._runner.embeds_width, context)
+        itl_target = config.itl_target or (None if context.device.type == "cpu" else ITL_TARGET)
+        self._pacing = Pacing(itl_target, config.max_step_tokens)
+        self.page_bytes = self._runner.page_bytes
+        pages_each = -(-self._max_context // config.page_size)
+        self.max_pages = 1 + config.max_running * pages_each
+        self.min_pages = 1 + min(pages_each, _LEAST_CONTEXT // config.page_size)
+        self._guidance = Guidance(processor, self._vocab_limit)
+        self._sequences: dict[str, ChatSequence] = {}
+        self._in_flight = InFlight()
+        self._encoded_last = False
+        self._chunks_put_off = False
+        """The last step had decode rows alone, because the gap between their tokens had no room for chunks."""
+        self._deltas: list[ChatDelta] = []
+        self._failed: list[Failed] = []
+
+    # Start
+
+    def measure(self) -> MemoryRequirements:
+        return self._runner.measure().beside(self._vision.measure())
+
+    def allocate(self, num_pages: int) -> None:
+        config = self._context.config
+        self._runner.allocate(num_pages)
+        self._pages = PagePool(num_pages, config.page_size)
+        positions = (num_pages - 1) * config.page_size
+        self._limits = RequestLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
+        self._scheduler = Scheduler(self._pages, SlotPool(config.max_running), config.max_step_tokens)
+
+    @property
+    def graph_runners(self) -> list[GraphRunner]:
+        return [self._vision.runner, *self._runner.graph_runners]
+
+    def capture_next(self, *, idle: bool) -> bool:
+        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
+
+    def warm_up(self) -> None:
+        self._runner.warm_up()
+        self._vision.warm_up()
+        self._runner.start_pacing(self._pacing, self._vision.runner)
+
+    # Commands
+
+    def submit(self, request: Request) -> None:
+        assert isinstance(request, ChatRequest), "speech was sent to a chat model"
+        failure = self._limits.refusal(request, len(self._scheduler.waiting))
+        if failure is not None:
+            self._failed.append(failure)
+            return
+        sequence = ChatSequence(request, self._limits.length_cap(request), self._context.config.page_size)
+        if request.grammar:
+            self._guidance.begin(sequence, request.grammar)
+        self._sequences[request.request_id] = sequence
+        self._scheduler.add(sequence)
+        self._request_embeddings()
+        self._observations.count("prefix_cache_query_tokens_total", sequence.num_tokens, model=self.name)
+
+    def control(self, command: Control) -> None:
+        if isinstance(command, Abort) and (sequence := self._sequences.get(command.request_id)) is not None:
+            self._finish(sequence)
+
+    def fail_timed_out(self, now: float) -> None:
+        limit = now - self._context.config.queue_timeout
+        waiting = self._scheduler.waiting
+        for sequence in [s for s in waiting if s.tally.scheduled is None and s.request.arrival < limit]:
+            self._failed.append(timed_out(sequence.request_id))
+            self._finish(sequence)
+
+    # Stepping
+
+    def has_work(self) -> bool:
+        if len(self._in_flight) >= _IN_FLIGHT:
+            return False
+        return self._vision.has_work() or (self._scheduler.has_work() and self._in_flight.held is None)
+
+    def slack(self, now: float) -> float:
+        return math.inf
+
+    def backlog(self, now: float) -> float:
+        return self._in_flight.backlog(now)
+
+    def least(self) -> float:
+        if self._vision.has_work() and not self._encoded_last:
+            return self._pacing.costs.mean("encoder", self._vision.oldest_patches)
+        seconds = self._pacing.decode_seconds(len(self._scheduler.rows.slots))
+        if self._scheduler.has_prefills():
+            seconds += self._pacing.costs.prefill.seconds(LEAST_TOKENS, 0)
+        return seconds
+
+    def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
+        """Launches an encoder pass or a step; behind a held step an encoder pass alone. They alternate while both have
+        work, so that neither starves; chunks that were put off keep their turn."""
+        self._request_embeddings()
+        if self._in_flight.held is not None:
+            return self._launch_encode(now, allowance, must)
+        turns = (self._launch_step, self._launch_encode)
+        for launch in turns if self._encoded_last else turns[::-1]:
+            if launch(now, allowance, must):
+                self._encoded_last = launch == self._launch_encode or (self._encoded_last and self._chunks_put_off)
+                return True
+        return False
+
+    def _request_embeddings(self) -> None:
+        for sequence in self._scheduler.waiting:
+            if sequence.prompt.items and not self._vision.request(sequence):
+                break
+
+    def _launch_encode(self, now: float, allowance: float, must: bool) -> bool:
+        rows = len(self._scheduler.rows.slots)
+        if not self._vision.has_work() or (rows and not self._pacing.gaps.free):
+            return False
+        costs, room = self._pacing.costs, self._pacing.encoder_room(rows, shared=self._scheduler.prefilling)
+        parts = self._vision.next_group(lambda patches: costs.mean("encoder", patches) <= min(allowance, room))
+        patches = self._vision.patches(parts)
+        predicted = costs.mean("encoder", patches)
+        if predicted > allowance and not must:
+            return False
+        started = time.perf_counter()
+        try:
+            encoded = self._vision.launch(parts)
+        except EncodeError as error:
+            self._fail([s for s in self._sequences.values() if error.digests & s.pinned.keys()], error.cause)
+            return True
+        self._pacing.spend(rows, predicted)
+        if encoded is not None:
+            readback = Readback({}, self._context.device, encoded.begun)
+            host, route = time.perf_counter() - started, encoded.route
+            launch = InFlightStep("encoder", patches, route, now, host, predicted, readback, encoded=encoded)
+            self._in_flight.add_encoder_pass(launch)
+        return True
+
+    def _launch_step(self, now: float, allowance: float, must: bool) -> bool:
+        started = time.perf_counter()
+        preemptions = self._scheduler.num_preemptions
+        rows = len(self._scheduler.rows.slots)
+        decode = self._pacing.decode_seconds(rows)
+        if decode > allowance and not must:
+            return False
+        budget = None
+        if self._scheduler.has_prefills():
+            budget = self._pacing.chunk_budget(rows, allowance, self._runner.prefill_sizes, must=must)
+        step = self._scheduler.schedule(self._can_start, budget)
+        if self._scheduler.num_preemptions > preemptions:
+            count = self._scheduler.num_preemptions - preemptions
+            self._observations.count("preemptions_total", count, model=self.name)
+        if step is None:
+            return False
+        try:
+            launched = self._runner.launch(step, self._vision.embeds)
+        except torch.AcceleratorError:
+            raise
+        except PrefillError as error:
+            self._fail([chunk.sequence for chunk in step.chunks], error)
+            return True
+        except LAUNCH_ERRORS as error:
+            self._fail([*(chunk.sequence for chunk in step.chunks), *step.sequences], error)
+            return True
+        self._scheduler.launched(step)
+        for chunk in step.chunks:
+            self._after_chunk(chunk, now)
+        rows, predicted, work, self._chunks_put_off = len(step.slots), decode, None, False
+        if budget is not None and not step.chunks:
+            self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
+        elif budget is not None:
+            work = ChunkWork(budget.padded(budget.used), budget.pairs, decode)
+            predicted += budget.predicted
+            self._pacing.spend(rows, budget.predicted)
+        if launched.held is None:
+            self._pacing.gaps.close(decode)
+        self._in_flight.add(
+            InFlightStep(
+                kind=launched.kind,
+                size=rows + (budget.used if budget is not None else 0),
+                route=launched.route,
+                launched_at=now,
+                host_seconds=time.perf_counter() - started,
+                predicted=predicted,
+                readback=Readback(launched.results, self._context.device) if launched.held is None else None,
+                sequences=step.sampled if step.chunks else step.sequences,
+                chunks=step.chunks,
+                work=work,
+                held=launched.held,
+            )
+        )
+        return True
+
+    def _can_start(self, sequence: ChatSequence) -> bool:
+        return sequence.has_guide and self._vision.has_embeddings(sequence)
+
+    def _after_chunk(self, chunk: Chunk, now: float) -> None:
+        sequence = chunk.sequence
+        if sequence.tally.scheduled is None:
+            sequence.tally.scheduled = now
+            self._observations.observe("queue_duration_seconds", now - sequence.request.arrival, model=self.name)
+            self._observations.count("prefix_cache_hit_tokens_total", sequence.cached_tokens, model=self.name)
+        if sequence.pinned:
+            self._vision.release(sequence, chunk.end)
+
+    def _fail(self, sequences: Sequence[ChatSequence], error: Exception) -> None:
+        log.error("%d requests of %s fail", len(sequences), self.name, exc_info=error)
+        for sequence in sequences:
+            self._failed.append(launch_failure(sequence.request_id, error))
+            self._finish(sequence)
+
+    def oldest_launch(self) -> float | None:
+        """A grammar that is being built counts where nothing else does, so that the engine does not go to sleep."""
+        return self._in_flight[0].launched_at if self._in_flight else self._guidance.building_since
+
+    def wait(self) -> None:
+        if self._in_flight:
+            self._in_flight.wait()
+        else:
+            self._guidance.wait(_BUILD_WAIT)
+
+    def collect(self) -> Outputs:
+        while self._in_flight and self._in_flight[0].arrived:
+            self._read()
+        for guide in self._guidance.take_built():
+            self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
+        if (held := self._in_flight.held) is not None:
+            self._go_on(held)
+        if not self._deltas and not self._failed:
+            return _NOTHING
+        outputs = Outputs(chat=tuple(self._deltas), failed=tuple(self._failed))
+        self._deltas, self._failed = [], []
+        return outputs
+
+    def _go_on(self, step: InFlightStep) -> None:
+        """Asks for the masks of a held step once the tokens before it were read, and samples once they are there."""
+        if step.masks is None:
+            guided = {row: s for row, s in enumerate(step.sequences) if s.guide is not None and not s.finished}
+            unread = {s for launch in self._in_flight if launch is not step for s in launch.sequences}
+            if unread.isdisjoint(guided.values()):
+                step.masks = self._guidance.masks(guided, len(step.sequences))
+        elif step.masks.done():
+            self._observations.observe("guided_mask_duration_seconds", step.masks.seconds, model=self.name)
+            for row, verdict in step.masks.verdicts.items():
+                if verdict != GOES_ON and not step.sequences[row].finished:
+                    self._end_guided(step.sequences[row], verdict)
+            self._sample(step)
+
+    def _end_guided(self, sequence: ChatSequence, verdict: str) -> None:
+        if verdict == COMPLETE:
+            self._deltas.append(sequence.delta((), (), "stop"))
+        else:
+            message = f"the answer cannot match its grammar: {verdict}"
+            self._failed.append(Failed(sequence.request_id, 400, "grammar_failed", message))
+        self._finish(sequence)
+
+    def _sample(self, step: InFlightStep) -> None:
+        assert step.held is not None and step.masks is not None
+        self._pacing.gaps.close(self._pacing.decode_seconds(len(step.sequences)))
+        try:
+            results = self._runner.sample(step.held, step.masks.forbidden)
+        except torch.AcceleratorError:
+            raise
+        except LAUNCH_ERRORS as error:
+            self._fail([sequence for sequence in step.sequences if not sequence.finished], error)
+            step.sequences, results = (), {}
+        step.readback = Readback(results, self._context.device)
+
+    def _read(self) -> None:
+        now, started = self._context.clock(), time.perf_counter()
+        launch, seconds = self._in_flight.take(now)
+        if launch.encoded is not None and launch.readback is not None:
+            seconds = launch.readback.seconds() or seconds
+            self._vision.observe(launch.encoded, seconds, now)
+        if launch.alone:
+            self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
+        first: dict[str, PhaseTimes] = {}
+        for chunk in launch.chunks:
+            self._scheduler.computed(chunk.sequence, chunk.end)
+            if not chunk.is_last:
+                chunk.sequence.tally.add(launch.route == "replay", launch.rows)
+            elif not chunk.sequence.generated and (times := chunk.sequence.tally.times(now)) is not None:
+                self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
+                first[chunk.sequence.request_id] = times
+        if launch.sequences:
+            self._read_tokens(launch)
+        if first:
+            self._deltas = with_times(self._deltas, first)
+        labels = {"model": self.name, "kind": launch.kind}
+        self._observations.observe("step_duration_seconds", seconds, **labels, route=launch.route)
+        host_seconds = launch.host_seconds + time.perf_counter() - started
+        self._observations.observe("step_host_duration_seconds", host_seconds, **labels)
+
+    def _read_tokens(self, launch: InFlightStep) -> None:
+        assert launch.readback is not None
+        results = launch.readback.read()
+        tokens, stops = results["results"].T.tolist()
+        page_size, deltas, ended = self._pages.page_size, self._deltas, list[ChatSequence]()
+        with_logprobs, replayed, rows = "logprobs" in results, launch.route == "replay", launch.rows
+        for row, sequence in enumerate(launch.sequences):
+            if sequence.finished:
+                continue  # The overrun row of a sequence that had stopped or was aborted.
+            if sequence.num_unread:
+                sequence.num_unread -= 1
+            sequence.tally.add(replayed, rows)
+            if stops[row]:
+                deltas.append(sequence.delta((), (), "stop"))
+                self._finish(sequence)
+                continue
+            generated = sequence.generated
+            generated.append(tokens[row])
+            infos = token_infos(results, row, sequence.sampling.logprobs) if with_logprobs else ()
+            if len(generated) < sequence.max_new_tokens:
+                deltas.append(ChatDelta(sequence.request_id, (tokens[row],), infos, None, sequence.cached_tokens))
+            else:
+                deltas.append(sequence.delta((tokens[row],), infos, "length"))
+                ended.append(sequence)
+            num_keys = sequence.num_prompt_tokens + len(generated) - 1
+            # Full pages become findable in the prefix index. The newest token has no key yet; those before it have.
+            if not num_keys % page_size and not sequence.num_unread:
+                self._scheduler.computed(sequence, num_keys)
+        for sequence in ended:
+            self._finish(sequence)
+
+    def _finish(self, sequence: ChatSequence) -> None:
+        del self._sequences[sequence.request_id]
+        if sequence.guide is not None:
+            self._guidance.forget(sequence.guide)
+        self._scheduler.finish(sequence)
+        if sequence.pinned:
+            self._vision.release(sequence)
+
+    def state(self) -> ModelState:
+        scheduler = self._scheduler
+        return ModelState(
+            self.name,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            slots_used=scheduler.slots.num_used,
+            pages_total=self._pages.num_pages - 1,
+            pages_used=self._pages.num_used,
+            pages_cached=self._pages.num_cached,
+            encoder_cache_bytes=self._vision.cache.num_bytes,
+        )
+
+
+_NOTHING = Outputs()
+
+
+def create_worker(name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> ChatWorker:
+    return ChatWorker(name, processor, model, context)

@@ -1,0 +1,109 @@
+"""`reprise serve --dry-run`: the memory that a start would use on a GPU of a given size, found without a GPU.
+
+The models are built with shapes only, from config.json and the headers of the weights; their largest passes run on
+tensors without data, and memory.py divides the memory as at a start. Weights, caches and slot state are exact.
+Activations are those of the CPU path, which holds somewhat more than the GPU's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from service.engine.live_bytes import LiveBytes
+from service.engine.memory import MemoryPlanError, Reserved, Room, reserve, share_pages
+from service.engine.start import load_worker
+from service.graphs.observations import Observations
+from service.graphs.pool import GraphPool
+from service.link.config import EngineConfig
+
+CONTEXT_BYTES = 768 << 20
+"""CUDA's context, loaded kernels and what the allocator rounds up: 0.7 GB on an H100 with VoxCPM2."""
+GIB = 1 << 30
+USUAL_POSITIONS = 1024
+"""Of a chat request: a picture of 448 x 448 takes 256. Of speech: near three minutes."""
+
+
+@dataclass(frozen=True)
+class HostedSize:
+    """positions: of the cache. context: most positions of one request. running: requests at a time, at most."""
+
+    name: str
+    weights: int
+    positions: int
+    context: int
+    running: int
+
+    def at_once(self, positions: int) -> int:
+        """Requests of so many positions that run together."""
+        return min(self.running, self.positions // min(positions, self.context))
+
+
+@dataclass(frozen=True)
+class DryRun:
+    total: int
+    share: float
+    memory: Reserved
+    models: tuple[HostedSize, ...]
+    refusal: str | None = None
+    """Why a start would fail."""
+
+    def lines(self) -> Iterator[str]:
+        """As text, one line each."""
+        memory = self.memory
+        yield f"on a GPU of {self.total / GIB:.1f} GiB a start would use"
+        yield _amount("of it, by --memory-share", f"{self.share:g}", memory.budget)
+        for model in self.models:
+            yield _amount("weights", model.name, model.weights)
+        yield _amount("CUDA, about", "", CONTEXT_BYTES)
+        yield _amount("activations, about", "", memory.workspace)
+        yield _amount("captured graphs, at most", "--graph-memory", memory.graphs)
+        yield _amount("slot state, encoder caches", "", memory.state)
+        yield _amount("left for KV caches", "", memory.left)
+        for model in self.models if self.refusal is None else ():
+            yield (
+                f"{model.name}: a KV cache of {model.positions} positions; at once {model.at_once(USUAL_POSITIONS)} "
+                f"requests of {min(USUAL_POSITIONS, model.context)} positions, {model.at_once(model.context)} of the "
+                f"longest, {model.context} (--max-running {model.running})"
+            )
+
+
+def dry_run(config: EngineConfig, total: int) -> DryRun:
+    """total: bytes of the GPU. Needs no GPU and reads no weights.
+
+    Raises CheckpointError, and MemoryPlanError where graph memory is too small for a model's largest pass.
+    """
+    meta = torch.device("meta")
+    pool, workers, weights = GraphPool(meta, config.graph_memory), [], []
+    with torch.inference_mode():
+        for model in config.models:
+            with LiveBytes() as counted:
+                workers.append(load_worker(config, model, meta, pool, Observations()))
+            weights.append(counted.live)
+        reserved = reserve(config, workers, lambda: Room(total, sum(weights) + CONTEXT_BYTES))
+    assert reserved is not None
+    refusal, pages = None, {worker.name: 1 for worker in workers}
+    try:
+        pages = share_pages(config, workers, reserved)
+    except MemoryPlanError as error:
+        refusal = str(error)
+    hosted = []
+    for worker, num_bytes in zip(workers, weights, strict=True):
+        positions = (pages[worker.name] - 1) * config.page_size
+        # A worker can use the pages of as many full contexts as run, and one scratch page.
+        context = (worker.max_pages - 1) // config.max_running * config.page_size
+        hosted.append(HostedSize(worker.name, num_bytes, positions, context, config.max_running))
+    return DryRun(total, config.memory_share, reserved, tuple(hosted), refusal)
+
+
+def without_files(config: EngineConfig) -> EngineConfig:
+    """The same models by their configurations alone: their weights were not fetched."""
+    random = tuple(msgspec.structs.replace(model, load_format="random") for model in config.models)
+    return msgspec.structs.replace(config, models=random)
+
+
+def _amount(what: str, of: str, num_bytes: int) -> str:
+    return f"  {what:<28}{of:<24}{num_bytes / GIB:8.2f} GiB"

@@ -1,0 +1,140 @@
+"""Kernel precompilation at the first start: a model's steps run once with kernels that are compiled, not launched.
+
+An ordinary run meets its kernels one by one and waits a second or two for each that Triton's cache lacks. Here a launch
+only requests the compilation, which a thread pool does in parallel on all processors (nearly all of it runs outside of
+Python). A stamp file in the cache says that a start with the same sources and settings can skip this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.overrides import TorchFunctionMode
+
+import models
+import service
+from models import cpus
+from service.engine.worker import ModelWorker
+from service.link.config import EngineConfig
+
+log = logging.getLogger(__name__)
+
+_PAGES = 2
+"""The scratch page and one more."""
+_MOST_THREADS = 32
+"""The compiler takes some hundred MB per thread."""
+_ALLOCATIONS = (
+    torch.empty,
+    torch.empty_like,
+    torch.empty_strided,
+    torch.Tensor.new_empty,
+    torch.Tensor.new_empty_strided,
+)
+
+
+def stamp_file(directory: Path, dtype: torch.dtype, config: EngineConfig, device_name: str) -> Path:
+    """The file in Triton's cache that says that the kernels of the model in `directory` are in it, for these sources,
+    versions, device and engine settings. Emptying the cache removes it, too."""
+    import triton
+    from triton import knobs
+
+    from models.layers.kernels import gemm_configs
+
+    sources = [Path(folder) for package in (models, service) for folder in package.__path__]
+    digest = hashlib.sha256()
+    for path in [*(path for folder in sources for path in sorted(folder.rglob("*.py"))), directory / "config.json"]:
+        digest.update(path.read_bytes())
+    others = msgspec.structs.replace(config, models=(), threads=None)
+    chosen = gemm_configs.active()
+    digest.update(repr((torch.__version__, triton.__version__, device_name, dtype, others, chosen)).encode())
+    return Path(knobs.cache.dir) / f"reprise-{digest.hexdigest()[:32]}.precompiled"
+
+
+class ZeroAllocations(TorchFunctionMode):
+    """New tensors hold zeros. No kernel writes its results during precompilation, and some results are indices: 0 is
+    the scratch slot, the scratch page and a valid token."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in _ALLOCATIONS else made
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Inside, a launch of a Triton kernel only compiles it. On exit all are compiled, in this process and in the cache
+    on disk. Configurations that do not compile for this GPU, or need more shared memory than it has, are refused from
+    then on, and their operations run as the PyTorch reference. Other compiler errors are raised."""
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    from models.layers.kernels.launch import configuration_of
+
+    run = JITFunction.run
+    asked: dict[int, tuple[Any, Any]] = {}
+    """Kernel and configuration, by the kernel's id."""
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        made = run(self, *args, grid=grid, warmup=True, **kwargs)
+        if id(made) not in asked:
+            asked[id(made)] = made, configuration_of(self, args, kwargs)
+        return made
+
+    JITFunction.run = compile_only
+    threads = min(_MOST_THREADS, cpus.available())
+    try:
+        with (
+            ThreadPoolExecutor(threads) as pool,
+            triton.AsyncCompileMode(pool, ignore_errors=True),
+            ZeroAllocations(),
+        ):
+            yield
+    finally:
+        JITFunction.run = run
+    _refuse_unfit(asked.values())
+
+
+def _refuse_unfit(asked: Iterable[tuple[Any, Any]]) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    from models.layers.kernels.gpu import current_gpu
+    from models.layers.kernels.launch import refuse, unfit
+
+    most = current_gpu().shared_memory
+    for made, configuration in asked:
+        try:
+            # In AsyncCompileMode a launch returns a future of the kernel.
+            kernel = made.result() if hasattr(made, "result") else made
+            needed = kernel.metadata.shared
+        except Exception as error:
+            if not unfit(error):
+                raise
+            refuse(configuration, error)
+            continue
+        if needed > most:
+            refuse(configuration, OutOfResources(needed, most, "shared memory"))
+
+
+def precompile(worker: ModelWorker, stamp: Path) -> None:
+    """Runs every step of a start, then writes the stamp file. The worker is useless afterwards: kernels have computed
+    nothing, so its state and measurements are meaningless."""
+    began = time.monotonic()
+    with compiling():
+        worker.allocate(_PAGES)
+        worker.measure()
+        worker.warm_up()
+        passed = time.monotonic() - began
+    log.info("kernels of %s: requested in %.1f s, compiled in %.1f s", worker.name, passed, time.monotonic() - began)
+    with suppress(OSError):  # the cache is not writable, so it holds no kernels either
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()

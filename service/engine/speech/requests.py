@@ -1,0 +1,219 @@
+"""The requests of a speech worker: their sequences and segments, the audio and failures to send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from models.errors import InputError
+from models.processor import SpeechProcessor
+from models.protocol import SpeechModel
+from service.engine.faults import launch_failure
+from service.engine.speech.runner import Outcome
+from service.engine.speech.scheduler import SpeechScheduler
+from service.engine.speech.sequence import SpeechSequence
+from service.engine.speech.stream import Stream
+from service.engine.speech.unsent import UnsentAudio
+from service.engine.worker import QUEUE_RETRY_AFTER, WorkerContext
+from service.link.messages import Failed, SpeechAppend, SpeechDelta, SpeechRequest
+
+
+class SpeechRequests:
+    """Running and waiting requests by id. However a request ends, its slot and pages are freed here."""
+
+    def __init__(
+        self,
+        name: str,
+        processor: SpeechProcessor,
+        model: SpeechModel,
+        scheduler: SpeechScheduler,
+        context: WorkerContext,
+    ) -> None:
+        self._name = name
+        self._processor = processor
+        self._model = model
+        self._scheduler = scheduler
+        self._context = context
+        self._patch_seconds = model.samples_per_patch / model.sample_rate
+        self._sequences: dict[str, SpeechSequence] = {}
+        self._unsent = UnsentAudio()
+        self._deltas: list[SpeechDelta] = []
+        self._failed: list[Failed] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def get(self, request_id: str) -> SpeechSequence | None:
+        return self._sequences.get(request_id)
+
+    def of(self, stream: Stream) -> SpeechSequence:
+        return self._sequences[stream.request_id]
+
+    def drain(self) -> tuple[tuple[SpeechDelta, ...], tuple[Failed, ...]]:
+        """Audio and failures since the last call."""
+        deltas, failed = tuple(self._deltas), tuple(self._failed)
+        self._deltas, self._failed = [], []
+        return deltas, failed
+
+    # Commands
+
+    def submit(self, request: SpeechRequest) -> None:
+        """Admits a request or fails it; a bad one never raises."""
+        model = self._model
+        try:
+            sequence = SpeechSequence(request, self._processor, model.patch_shape, model.priming_patches)
+        except InputError as error:
+            self.fail(request.request_id, 400, "invalid_value", str(error), field=error.field)
+            return
+        refusal = self._scheduler.submit(sequence.stream, self._context.clock())
+        if refusal is None:
+            self._sequences[request.request_id] = sequence
+            return
+        self.count_rejection(refusal.reason)
+        if refusal.reason == "too_long":
+            self.fail(request.request_id, 400, "context_length_exceeded", refusal.message, field="input")
+        else:
+            message = f"the server is overloaded: {refusal.message}"
+            self.fail(request.request_id, 503, "overloaded", message, retry_after=refusal.retry_after)
+
+    def append(self, sequence: SpeechSequence, command: SpeechAppend) -> None:
+        """More segments for a request whose text is still being written."""
+        try:
+            positions = max(map(sequence.later_positions, command.segments), default=0)
+        except InputError as error:
+            self._abandon(sequence, 400, "invalid_value", str(error), error.field)
+            return
+        if not self._scheduler.reserve(sequence.stream, positions):
+            self._abandon(sequence, 503, "overloaded", "no room in the cache for a longer segment")
+            return
+        sequence.segments.extend(command.segments)
+        sequence.open = sequence.open and not command.last
+        if sequence.idle:
+            self._go_on(sequence)
+
+    def fail_timed_out(self, limit: float) -> bool:
+        """Fails requests that arrived before `limit` and had no step yet; True when there were any."""
+        late = [stream.request_id for stream in self._scheduler.waiting if stream.arrival < limit]
+        for request_id in late:
+            self.release(self._sequences[request_id])
+            self.fail_queue_timeout(request_id)
+        return bool(late)
+
+    # Results
+
+    def take(self, outcome: Outcome, now: float) -> None:
+        """Takes the audio of one row, unless its stream was aborted, or had stopped and the row is an overrun row."""
+        sequence = outcome.sequence
+        request_id = sequence.request.request_id
+        if self._sequences.get(request_id) is not sequence or outcome.segment != sequence.segment or sequence.idle:
+            return
+        sequence.keep(outcome.patch)
+        first = sequence.stream.playback.started is None
+        sequence.stream.playback.deliver(now, self._patch_seconds)
+        self._context.observations.count("audio_generated_seconds_total", self._patch_seconds, model=self._name)
+        truncated = outcome.finished and not outcome.stopped
+        if truncated and sequence.may_draw_again:
+            self._draw_again(sequence)
+            return
+        finished = outcome.finished and not sequence.may_continue
+        delta = SpeechDelta(
+            request_id=request_id,
+            audio=outcome.audio,
+            segment=outcome.segment,
+            segment_done=outcome.finished,
+            finished=finished,
+            truncated=truncated,
+            steps=sequence.tally.counts() if finished else None,
+            times=sequence.tally.times(now) if first else None,
+        )
+        self._unsent.add(sequence, delta)
+        if outcome.finished or not self._unsent.may_wait(sequence, now):
+            self._deltas += self._unsent.take(sequence)
+        if outcome.finished:
+            self._scheduler.end_segment(sequence.stream, sequence.patches)
+            sequence.idle = True
+            if finished:
+                self.release(sequence)
+            else:
+                self._go_on(sequence)
+
+    def send_due(self, now: float) -> None:
+        """Sends audio that was held back, to listeners who need it soon."""
+        for sequence in self._unsent.due(now):
+            self._deltas += self._unsent.take(sequence)
+
+    def _draw_again(self, sequence: SpeechSequence) -> None:
+        """The current segment from its beginning, with another seed. Its prompt's keys are there, and none of its steps
+        is in flight: it has run to its cap."""
+        self._context.observations.count("speech_retries_total", model=self._name)
+        self._scheduler.end_segment(sequence.stream, sequence.patches)
+        self._unsent.discard(sequence)
+        sequence.stream.playback.take_back()
+        sequence.draw_again()
+        self._begin(sequence, shared=len(sequence.prompt.token_ids) - 1)
+
+    def _begin(self, sequence: SpeechSequence, shared: int) -> None:
+        """shared: leading positions of the current segment's prompt that have keys."""
+        prompt = sequence.prompt
+        self._scheduler.begin_segment(
+            sequence.stream, len(prompt.token_ids), len(prompt.patches), prompt.max_patches, shared
+        )
+
+    def _go_on(self, sequence: SpeechSequence) -> None:
+        """After a segment: begins the next one, or ends the stream when no further segment can come."""
+        if sequence.segments:
+            before = sequence.prompt
+            sequence.next_segment()
+            sequence.idle = False
+            prompt = sequence.prompt
+            self._begin(sequence, min(prompt.common_prefix(before), len(prompt.token_ids) - 1))
+        elif not sequence.open:
+            nothing = np.zeros(0, dtype=np.float32)
+            counts = sequence.tally.counts()
+            self._deltas.append(
+                SpeechDelta(sequence.request.request_id, nothing, sequence.segment, finished=True, steps=counts)
+            )
+            self.release(sequence)
+
+    # Ends
+
+    def count_rejection(self, reason: str) -> None:
+        self._context.observations.count("speech_rejections_total", model=self._name, reason=reason)
+
+    def fail(
+        self,
+        request_id: str,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        self._failed.append(Failed(request_id, status, code, message, field, retry_after))
+
+    def fail_queue_timeout(self, request_id: str) -> None:
+        message = "the request timed out in the queue"
+        self.fail(request_id, 503, "queue_timeout", message, retry_after=QUEUE_RETRY_AFTER)
+
+    def fail_launch(self, request_id: str, error: Exception) -> None:
+        self._failed.append(launch_failure(request_id, error))
+
+    def abandon_all(self, streams: Sequence[Stream], error: Exception) -> None:
+        """Fails the streams of a failed launch."""
+        for stream in streams:
+            self.release(self._sequences[stream.request_id])
+            self.fail_launch(stream.request_id, error)
+
+    def _abandon(
+        self, sequence: SpeechSequence, status: int, code: str, message: str, field: str | None = None
+    ) -> None:
+        self.release(sequence)
+        self.fail(sequence.request.request_id, status, code, message, field=field)
+
+    def release(self, sequence: SpeechSequence) -> None:
+        """Frees slot and pages at once: later launches run later and overwrite them before reading."""
+        del self._sequences[sequence.request.request_id]
+        self._unsent.discard(sequence)
+        self._scheduler.release(sequence.stream)

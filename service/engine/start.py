@@ -1,0 +1,119 @@
+"""The start of the engine: device, models, memory, captured graphs; then the loop (engine.py) runs until Stop."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
+from models.registry import family_of, resolve
+from service.engine.compilations import Compilations
+from service.engine.engine import Engine
+from service.engine.memory import device_name, device_room, plan_pages
+from service.engine.precompile import precompile, stamp_file
+from service.engine.usage import StartPhases, process_age
+from service.engine.worker import ModelWorker, WorkerContext
+from service.graphs.observations import Observations
+from service.graphs.pool import GraphPool
+from service.link.config import Channel, ConfigurationError, EngineConfig, ModelConfig
+from service.link.host_threads import num_threads
+from service.link.messages import EngineState, Outputs
+
+log = logging.getLogger(__name__)
+
+WORKERS = {"chat": "service.engine.chat.worker:create_worker", "speech": "service.engine.speech.worker:create_worker"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def serve(config: EngineConfig, channel: Channel) -> None:
+    """Loads, captures and runs until Stop: the engine process's whole life."""
+    device = resolve_device(config)
+    torch.set_num_threads(num_threads(config))
+    log.info("threads on the host: %d", torch.get_num_threads())
+    observations = Observations()
+    if (age := process_age()) is not None:
+        StartPhases(observations).add("process", age)
+    compilations = Compilations(observations)
+    with torch.inference_mode(), engine_stream(device), compilations.counted(device):
+        engine = build_engine(config, channel, device, observations)
+        engine.capture_first()
+        compilations.serve()
+        # Objects alive now live as long as the process: the garbage collector need not scan them during a step.
+        gc.collect()
+        gc.freeze()
+        engine.run()
+
+
+def build_engine(config: EngineConfig, channel: Channel, device: torch.device, observations: Observations) -> Engine:
+    """Loads the models and sizes memory. The caller holds the engine's stream and inference mode."""
+    if device.type == "cuda":
+        from models.layers.kernels.gemm_store import use_stored
+
+        use_stored(current_gpu())
+    pool = GraphPool(device, config.graph_memory)
+    phases = StartPhases(observations)
+    workers = []
+    for model in config.models:
+        channel.send(Outputs(state=EngineState("loading", model.name, (), 0, device=device_name(device))))
+        started = time.monotonic()
+        with phases.timed("load"):
+            workers.append(load_worker(config, model, device, pool, observations))
+        observations.observe("model_load_duration_seconds", time.monotonic() - started, model=model.name)
+    with phases.timed("memory"):
+        for name, pages in plan_pages(config, workers, lambda: device_room(device)).items():
+            next(worker for worker in workers if worker.name == name).allocate(pages)
+    return Engine(workers, pool, observations, channel, overlapped=device.type == "cuda")
+
+
+def load_worker(
+    config: EngineConfig, model: ModelConfig, device: torch.device, pool: GraphPool, observations: Observations
+) -> ModelWorker:
+    directory = Path(model.directory)
+    family = family_of(directory)
+    default = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = DTYPES.get(model.dtype, default)
+    # A published tokenizer takes seconds to read: another thread does it while the weights are loaded.
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
+        processor = reader.submit(resolve(family.processor), directory)
+        network = resolve(family.model)(directory, device, dtype, model.load_format)
+    create = partial(resolve(WORKERS[family.kind]), model.name, processor.result(), network)
+    context = WorkerContext(config, device, dtype, pool, observations, time.monotonic)
+    if device.type == "cuda" and not (stamp := stamp_file(directory, dtype, config, device_name(device))).exists():
+        apart = replace(context, pool=GraphPool(device, config.graph_memory), observations=Observations())
+        precompile(create(apart), stamp)
+        gc.collect()
+        torch.cuda.empty_cache()
+    worker: ModelWorker = create(context)
+    return worker
+
+
+def resolve_device(config: EngineConfig) -> torch.device:
+    """auto: the GPU when there is one that the kernels support. ConfigurationError when CUDA is asked for and there is
+    none."""
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigurationError("device: torch finds no CUDA device; `reprise doctor` says what is missing")
+    use_cuda = has_cuda and config.device != "cpu"
+    if use_cuda and (found := torch.cuda.get_device_capability()) < LEAST_CAPABILITY:
+        old = f"{torch.cuda.get_device_name()} has compute capability {found[0]}.{found[1]}; 8.0 is the least"
+        if config.device == "cuda":
+            raise ConfigurationError(f"device: {old} that kernels are made for; serve with --device cpu")
+        log.warning("%s: models run on the CPU", old)
+        use_cuda = False
+    return torch.device("cuda", torch.cuda.current_device()) if use_cuda else torch.device("cpu")
+
+
+def engine_stream(device: torch.device) -> AbstractContextManager[object]:
+    """A stream of the engine's own, since graphs cannot be captured on the default one. It has a higher priority than
+    the stream on which the speech codec runs beside the steps."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device, priority=-1))

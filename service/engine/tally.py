@@ -1,0 +1,37 @@
+"""How a request was computed, counted while it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.link.messages import PhaseTimes, StepCounts
+
+
+@dataclass(eq=False)
+class StepTally:
+    """Of one request; `counts` goes with its last delta, `times` with its first. Times are of the worker's clock."""
+
+    steps: int = 0
+    replayed: int = 0
+    rows: int = 0
+    encoded_media: int = 0
+    scheduled: float | None = None
+    """Launch of its first step."""
+    encoder: tuple[float, float] | None = None
+    """Begin of the first encoder pass with one of its items, and end of the last."""
+
+    def add(self, replayed: bool, rows: int) -> None:
+        """A step with so many rows took the request along."""
+        self.steps += 1
+        self.replayed += replayed
+        self.rows += rows
+
+    def add_encoder_pass(self, begin: float, end: float) -> None:
+        self.encoder = (begin if self.encoder is None else self.encoder[0], end)
+
+    def counts(self) -> StepCounts:
+        return StepCounts(self.steps, self.replayed, self.rows, self.encoded_media)
+
+    def times(self, computed: float) -> PhaseTimes | None:
+        """None before the first step."""
+        return None if self.scheduled is None else PhaseTimes(self.scheduled, computed, self.encoder)

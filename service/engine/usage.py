@@ -1,0 +1,57 @@
+"""What the engine process itself uses, read from Linux' /proc (proc(5), /proc/pid/stat)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from service.graphs.observations import Observations
+from service.link.messages import ProcessUsage
+
+STAT = Path("/proc/self/stat")
+_UTIME, _STIME, _THREADS, _START, _RSS = 11, 12, 17, 19, 21
+"""Positions of proc(5)'s fields 14, 15, 20, 22 and 24 behind the name, which may hold spaces and brackets."""
+
+
+def process_usage(stat: Path = STAT) -> ProcessUsage | None:
+    """Of this process, all its threads together; None where there is no /proc."""
+    if (fields := _fields(stat)) is None:
+        return None
+    seconds = (int(fields[_UTIME]) + int(fields[_STIME])) / os.sysconf("SC_CLK_TCK")
+    return ProcessUsage(seconds, int(fields[_RSS]) * os.sysconf("SC_PAGE_SIZE"), int(fields[_THREADS]))
+
+
+def process_age(stat: Path = STAT) -> float | None:
+    """Seconds since this process was started, what ran before Python's first line included; None without /proc."""
+    if (fields := _fields(stat)) is None:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[_START]) / os.sysconf("SC_CLK_TCK")
+
+
+def _fields(stat: Path) -> list[str] | None:
+    try:
+        text = stat.read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+class StartPhases:
+    """Seconds of each phase of a start, as the gauge start_phase_seconds. A phase that comes again adds up."""
+
+    def __init__(self, observations: Observations) -> None:
+        self._observations = observations
+        self._seconds: dict[str, float] = {}
+
+    def add(self, phase: str, seconds: float) -> None:
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+        self._observations.observe("start_phase_seconds", self._seconds[phase], phase=phase)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.add(phase, time.monotonic() - started)

@@ -1,0 +1,50 @@
+"""A hub id or a local directory -> the directory of a published checkpoint, at one pinned revision.
+
+Weights, tokenizer and processor come from the same directory, so that a revision pins all of them. HF_TOKEN, HF_HOME,
+HF_ENDPOINT, HF_HUB_OFFLINE and the other variables of huggingface_hub apply.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.errors import CheckpointError
+from service.link.config import LoadFormat
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """source: what the operator named, without the revision. revision: the commit, None for a local directory."""
+
+    source: str
+    directory: Path
+    revision: str | None = None
+
+
+def locate(
+    model: str,
+    revision: str | None = None,
+    load_format: LoadFormat = "published",
+    report: Callable[[str], None] = lambda line: None,
+) -> Checkpoint:
+    """The checkpoint that `model` names: a directory, HUB_ID or HUB_ID@REVISION. Downloads what is not cached.
+
+    report: is given a line now and then while a download lasts. CheckpointError says in one line what is wrong, and
+    what to do about it.
+    """
+    path = Path(model).expanduser()
+    if model and path.is_dir():
+        return Checkpoint(model, path.resolve())
+    source, _, pinned = model.partition("@")
+    if not HUB_ID.fullmatch(source):
+        raise CheckpointError(f"{model or repr(model)}: neither a directory nor a hub id (OWNER/NAME)")
+    # huggingface_hub takes a while to import, and a local directory does without it.
+    from service.hub.download import obtain
+
+    directory = obtain(source, pinned or revision, load_format, report)
+    return Checkpoint(source, directory, directory.name)

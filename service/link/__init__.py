@@ -1,0 +1,1 @@
+"""What the API process and the engine process know of each other."""

@@ -1,0 +1,84 @@
+"""An API process' link to an engine that another process starts and watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from service.link.engine_socket import EngineSocket, OnOutputs
+from service.link.messages import Command
+from service.link.supervisor import EngineExit
+
+
+class EngineLives:
+    """What the supervising process has said: the address of the present engine process, or that there is none."""
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self.problem = ""
+        """Why the engine's messages cannot be read, if so."""
+        self._changed = asyncio.Event()
+
+    def tell(self, address: str | None) -> None:
+        self.address = address
+        self._changed.set()
+
+    async def started(self) -> None:
+        """Until there is an engine process."""
+        await self._until(lambda: self.address is not None)
+
+    async def ended(self, address: str | None) -> None:
+        """Until the engine process of that address is no longer the present one."""
+        await self._until(lambda: self.address != address)
+
+    def fail(self, problem: str) -> None:
+        """To this process the engine has ended, so that its requests fail at once."""
+        self.problem = problem
+        self.tell(None)
+
+    async def failed(self) -> None:
+        """Until the engine cannot be understood: this process is of no more use."""
+        await self._until(lambda: bool(self.problem))
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class AttachedLink:
+    """One life of the engine, as an EngineLink. Make it when `lives` has told of one. peer: this process' name, which
+    no other process ever had."""
+
+    def __init__(self, lives: EngineLives, peer: str) -> None:
+        self.on_launch: Callable[[], None] = lambda: None
+        self._lives = lives
+        self._peer = peer
+        self._socket: EngineSocket | None = None
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        address = self._lives.address
+        if address is None:
+            return EngineExit("it had ended already")
+        socket = self._socket = EngineSocket.attached(address, self._peer)
+        reader = asyncio.create_task(socket.read(on_outputs), name="engine-reader")
+        tasks = {reader, asyncio.create_task(self._lives.ended(address))}
+        try:
+            self.on_launch()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                self._lives.fail(f"the engine's messages could not be read: {reader.exception()}")
+            return EngineExit("its process has ended")
+        finally:
+            self._socket = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            socket.close()
+
+    def send(self, command: Command) -> None:
+        if self._socket is not None:
+            self._socket.send(command)
+
+    def kill(self) -> None:
+        """The supervising process does that."""

@@ -1,0 +1,88 @@
+"""What the engine is started with, and how it talks to whoever started it.
+
+The engine itself is a function `serve(config, channel)` in service/engine/start.py: it loads, captures, steps until
+a Stop command comes, and returns. It runs in a process of its own (process.py) or in a thread (supervisor.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+
+from service.link.messages import Command, Outputs
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["published", "random"]
+Device = Literal["auto", "cpu", "cuda"]
+MixedRoute = Literal["auto", "eager"]
+
+
+class ConfigurationError(ValueError):
+    """An engine cannot start as it is configured; the message names the setting or the model."""
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """One hosted model. `name` is its first served name: requests and metric labels use it."""
+
+    name: str
+    directory: str
+    dtype: DType = "auto"
+    """auto: bfloat16 on CUDA, float32 on a CPU."""
+    load_format: LoadFormat = "published"
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """Every setting of the engine process; service/settings.py documents each where operators set it."""
+
+    models: tuple[ModelConfig, ...]
+    device: Device = "auto"
+    threads: int | None = None
+    """That compute on the host; None: those of service.link.host_threads."""
+    memory_share: float = 0.9
+    page_size: int = 16
+    kv_cache_tokens: int | None = None
+    """Positions per model; None: what `memory_share` leaves (CUDA), 16384 (CPU)."""
+    max_running: int = 64
+    max_waiting: int = 256
+    queue_timeout: float = 120.0
+    """Seconds from a request's arrival to its first step."""
+    max_step_tokens: int = 2048
+    itl_target: float | None = None
+    """Seconds between two tokens of a chat; prefill chunks and encoder passes beside decode rows are cut for it. None:
+    0.015 (CUDA), no limit (CPU)."""
+    graphs: bool = True
+    mixed_route: MixedRoute = "auto"
+    """Of chat batches with prefill chunks. auto: replayed where a captured prefill holds them and is measured faster.
+    eager: all of them run eagerly."""
+    graph_memory: int = 4 << 30
+    encoder_cache: int = 1 << 30
+    encoder_buckets: tuple[int, ...] = ()
+    """Patch budgets to capture; empty: the family's bucket list."""
+    decode_buckets: tuple[int, ...] = ()
+    """Batch sizes to capture; empty: a bucket list up to `max_running`."""
+    solver_steps: tuple[int, ...] = ()
+    """Numbers of solver steps to capture, the first is the default; empty: the model's."""
+    first_audio_target: float | None = None
+    """Seconds; speech that would miss it is refused at admission. None: 2 (CUDA), no refusal (CPU)."""
+    max_speech_load: float | None = None
+    """Share of real time that the steps of all live streams may take; speech that would exceed it is refused. None:
+    0.8 (CUDA), no refusal (CPU)."""
+    log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+
+
+class Channel(Protocol):
+    """The engine's end of the link. Used by one thread."""
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        """All commands that have come; waits up to `timeout` seconds for the first (None: for ever, 0: not at all)."""
+        ...
+
+    def send(self, outputs: Outputs) -> None:
+        """Never blocks. Arrays are sent without a copy: do not write to them afterwards."""
+        ...
+
+
+EngineEntry = Callable[[EngineConfig, Channel], None]

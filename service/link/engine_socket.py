@@ -1,0 +1,78 @@
+"""A process' end of the ZeroMQ socket to an engine process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import zmq
+
+from service.link import wire
+from service.link.messages import Attach, Command, Outputs
+
+_MESSAGES_A_TURN = 16
+"""Most messages read before other tasks of the event loop run, if the engine sends faster than they are read."""
+_RECONNECT_MS = 10
+"""Between two tries to connect to an engine process that has not bound its socket yet."""
+
+OnOutputs = Callable[[Outputs], None]
+
+
+class EngineSocket:
+    """Sends commands, which never blocks, and reads outputs in an event loop."""
+
+    def __init__(self, kind: int) -> None:
+        self._context = zmq.Context()
+        self.zmq: zmq.Socket = self._context.socket(kind)
+        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
+            self.zmq.setsockopt(option, value)
+        self._readable = asyncio.Event()
+        """There may be something to read."""
+
+    @classmethod
+    def bound(cls, address: str) -> EngineSocket:
+        """The only peer of an engine, which connects to it."""
+        socket = cls(zmq.PAIR)
+        socket.zmq.bind(address)
+        return socket
+
+    @classmethod
+    def attached(cls, address: str, client: str) -> EngineSocket:
+        """One of several peers of an engine, which binds the address; `client` names this one."""
+        socket = cls(zmq.DEALER)
+        socket.zmq.setsockopt(zmq.ROUTING_ID, client.encode())
+        socket.zmq.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.zmq.connect(address)
+        socket.send(Attach())
+        return socket
+
+    def send(self, command: Command) -> None:
+        with suppress(zmq.Again):  # nobody at the other end: not yet, or not any more
+            self.zmq.send_multipart(wire.encode(command), zmq.NOBLOCK, copy=False)
+        # The socket's descriptor is edge-triggered, and send has consumed its event: check for messages here.
+        if int(self.zmq.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._readable.set()
+
+    async def read(self, on_outputs: OnOutputs) -> None:
+        """Reads messages until cancelled. zmq.asyncio would need several futures and callbacks per message."""
+        decoder = wire.outputs_decoder()
+        loop = asyncio.get_running_loop()
+        descriptor: int = self.zmq.FD
+        loop.add_reader(descriptor, self._readable.set)
+        try:
+            while True:
+                self._readable.clear()
+                with suppress(zmq.Again):
+                    for _ in range(_MESSAGES_A_TURN):
+                        frames = self.zmq.recv_multipart(zmq.NOBLOCK, copy=False)
+                        on_outputs(decoder.decode([frame.buffer for frame in frames]))
+                    self._readable.set()
+                    await asyncio.sleep(0)
+                await self._readable.wait()
+        finally:
+            loop.remove_reader(descriptor)
+
+    def close(self) -> None:
+        self.zmq.close()
+        self._context.term()

@@ -1,0 +1,50 @@
+"""Budgets of a grammar, in the API process that checks it and in the engine that runs it. Torch-free."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+MAX_GRAMMAR_BYTES = 64 << 10
+"""Of a grammar in its JSON form: what building it and computing one mask cost grows with it."""
+WHITESPACE = r"(?: |\n {0,16})?"
+"""Between JSON's tokens: a blank, or an indented new line. A model that could choose blanks for ever might not end."""
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+    "precompute_large_lexemes": True,
+    "verbose_errors": False,
+}
+"""llguidance.LLParserLimits. A lexer's state takes 1 to 2 kB; fuel is burnt at about 14,000 units a millisecond."""
+_STACK_BYTES = 64 << 20
+"""Stack of a thread that builds grammars: the library descends into references by recursion."""
+_LIBRARY_STACK_BYTES = 16 << 20
+"""Stack of the library's own threads, which compute masks side by side."""
+CHECK_STACK_BYTES = 6 << 20
+"""Stack of every thread that checks a grammar: what overflows none of it is far from overflowing one of the engine's.
+The deepest grammars that the rules of service/api/chat/grammar.py let through take less than 4 MiB."""
+CHECK_LIMITS: dict[str, Any] = {name: value // 2 if type(value) is int else value for name, value in LIMITS.items()}
+"""Budgets of a check: half of those that the engine has for the same work."""
+
+
+def library_variables(stack_bytes: int = _LIBRARY_STACK_BYTES) -> dict[str, str]:
+    """Environment variables for a process that runs grammars, to be set before the library starts its threads."""
+    return {"RUST_MIN_STACK": str(stack_bytes)}
+
+
+def deep_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """`count` threads with a large stack, which they get when they start: now."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+    usual = threading.stack_size(_STACK_BYTES)
+    try:
+        together = threading.Barrier(count)
+        for _ in range(count):
+            pool.submit(together.wait)
+    finally:
+        threading.stack_size(usual)
+    return pool

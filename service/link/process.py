@@ -1,0 +1,91 @@
+"""The engine process, `service.link.process ADDRESS ENTRY [shared]`, the configuration as one JSON line on stdin.
+
+Started and watched by supervisor.py. It ends when the engine returns or fails, or when its stdin closes: then the
+process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from models.errors import CheckpointError
+from models.registry import resolve
+from service.children import wait_for_end_of_parent
+from service.link import wire
+from service.link.config import ConfigurationError, EngineConfig
+from service.link.messages import Command, Outputs
+from service.link.shared import SharedChannel
+from service.logs import configure_logging
+
+log = logging.getLogger("reprise.engine")
+
+SHARED = "shared"
+"""Argument of an engine that several API processes talk to (shared.py)."""
+CONFIGURATION_ERROR = 3
+"""Exit status of an engine that cannot start with its configuration; the log says why."""
+
+
+class ZmqChannel:
+    """The engine's end of a ZeroMQ pair; both directions are unbounded, the API process bounds what it admits."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.connect(address)
+        self._decoder = wire.command_decoder()
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        commands: list[Command] = []
+        if not self._socket.poll(None if timeout is None else round(timeout * 1000)):
+            return commands
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return commands
+            commands.append(self._decoder.decode([frame.buffer for frame in frames]))
+
+    def send(self, outputs: Outputs) -> None:
+        self._socket.send_multipart(wire.encode(outputs), copy=False)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def _exit_with_parent(address: str) -> None:
+    wait_for_end_of_parent()
+    # A killed parent has not removed the directory of its socket.
+    shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+    os._exit(0)
+
+
+def main(arguments: list[str]) -> int:
+    address, entry, *shared = arguments
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
+    configure_logging(config.log_level, config.log_format)
+    channel = SharedChannel(address) if shared == [SHARED] else ZmqChannel(address)
+    try:
+        resolve(entry)(config, channel)
+    except (CheckpointError, ConfigurationError) as error:
+        log.error("%s", error)
+        return CONFIGURATION_ERROR
+    finally:
+        channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

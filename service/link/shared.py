@@ -1,0 +1,147 @@
+"""The engine's end of a link with several peers: the process that supervises it, and any number of API processes.
+
+The engine itself knows nothing of them. This channel remembers by which peer each request came and sends its answers
+there; metric events go to the supervisor, and the state goes to everybody.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from service.link import wire
+from service.link.messages import (
+    Abort,
+    Attach,
+    ChatDelta,
+    ChatRequest,
+    Command,
+    Detach,
+    Drain,
+    EncodeReference,
+    EngineState,
+    Failed,
+    Outputs,
+    Pause,
+    ReferenceEncoded,
+    SpeechAppend,
+    SpeechDelta,
+    SpeechRequest,
+    Stop,
+)
+
+SUPERVISOR = "supervisor"
+"""Name of the peer that started the engine: only it may stop the engine, and only it may say that a peer is gone."""
+
+Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
+
+
+class SharedChannel:
+    """A ROUTER socket bound to `address`. Returns from its constructor once the supervisor has attached itself."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 1000)):
+            self._socket.setsockopt(option, value)
+        self._socket.bind(address)
+        self._decoder = wire.command_decoder()
+        self._commands: list[Command] = []
+        """Received and not handed out yet."""
+        self._owners: dict[str, str] = {}
+        """Name of the peer by request id, until the request's last answer is sent."""
+        self._attached: set[str] = set()
+        self._gone: set[str] = set()
+        """Peers that have ended; messages that they had sent may be read later than the news of it."""
+        self._state: EngineState | None = None
+        while SUPERVISOR not in self._attached:
+            self._socket.poll()
+            self._take_in()
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        if self._commands or self._socket.poll(None if timeout is None else round(timeout * 1000)):
+            self._take_in()
+        commands, self._commands = self._commands, []
+        return commands
+
+    def send(self, outputs: Outputs) -> None:
+        if outputs.state is not None:
+            self._state = outputs.state
+            self._take_in()  # an engine that loads does not receive, and who attaches meanwhile wants to know
+        for peer, share in self._by_peer(outputs).items():
+            self._send(peer, share)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def _take_in(self) -> None:
+        while True:
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._handle(peer.bytes.decode(), self._decoder.decode([frame.buffer for frame in frames]))
+
+    def _handle(self, peer: str, command: Command) -> None:
+        match command:
+            case _ if peer in self._gone:
+                return
+            case ChatRequest() | SpeechRequest() | EncodeReference():
+                self._owners[command.request_id] = peer
+                self._commands.append(command)
+            case SpeechAppend() | Pause() | Abort():
+                if self._owners.get(command.request_id) == peer:
+                    self._commands.append(command)
+                    if isinstance(command, Abort):
+                        del self._owners[command.request_id]
+            case Attach():
+                self._attached.add(peer)
+                if self._state is not None:
+                    self._send(peer, Outputs(state=self._state))
+            case Detach() if peer == SUPERVISOR:
+                self._detach(command.peer)
+            case Drain() | Stop() if peer == SUPERVISOR:
+                self._commands.append(command)
+
+    def _detach(self, peer: str) -> None:
+        self._gone.add(peer)
+        self._attached.discard(peer)
+        left = [request_id for request_id, owner in self._owners.items() if owner == peer]
+        for request_id in left:
+            del self._owners[request_id]
+            self._commands.append(Abort(request_id))
+
+    def _by_peer(self, outputs: Outputs) -> dict[str, Outputs]:
+        """Each peer's share of the outputs."""
+        answers: dict[str, dict[str, list[Answer]]] = {}
+        for kind in ("chat", "speech", "encoded", "failed"):
+            for answer in getattr(outputs, kind):
+                owner = self._owners.get(answer.request_id)
+                if owner is None:  # aborted: its last answers were under way
+                    continue
+                answers.setdefault(owner, {}).setdefault(kind, []).append(answer)
+                if _is_last(answer):
+                    del self._owners[answer.request_id]
+        peers = set(answers)
+        if outputs.state is not None:
+            peers |= self._attached
+        if outputs.observations:
+            peers.add(SUPERVISOR)
+        return {
+            peer: Outputs(
+                **{kind: tuple(found) for kind, found in answers.get(peer, {}).items()},  # type: ignore[arg-type]
+                observations=outputs.observations if peer == SUPERVISOR else (),
+                state=outputs.state if peer in self._attached else None,
+            )
+            for peer in peers
+        }
+
+    def _send(self, peer: str, outputs: Outputs) -> None:
+        """To a peer that has ended it goes nowhere."""
+        self._socket.send_multipart([peer.encode(), *wire.encode(outputs)], copy=False)
+
+
+def _is_last(answer: Answer) -> bool:
+    if isinstance(answer, ChatDelta):
+        return answer.finish_reason is not None
+    return not isinstance(answer, SpeechDelta) or answer.finished

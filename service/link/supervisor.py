@@ -1,0 +1,225 @@
+"""The API process' end of the link: starts an engine in a process or a thread and reports when it ends.
+
+One object is one life of an engine; EngineClient makes a new one after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from models.errors import CheckpointError
+from models.registry import resolve
+from service.children import python_command, python_environment
+from service.link.config import ConfigurationError, EngineConfig, EngineEntry
+from service.link.engine_socket import EngineSocket, OnOutputs
+from service.link.grammar_limits import library_variables
+from service.link.host_threads import thread_variables
+from service.link.messages import Command, Outputs, Stop
+from service.link.process import CONFIGURATION_ERROR, SHARED
+from service.link.shared import SUPERVISOR
+
+ENTRY = "service.engine.start:serve"
+
+THREAD_END_SECONDS = 60.0
+"""How long the end of an inline engine waits for its thread, which may be loading a model. An interpreter that exits
+while the thread runs C++ code crashes."""
+
+
+class EngineExit(msgspec.Struct, frozen=True):
+    """How an engine ended."""
+
+    reason: str
+
+
+class EngineLink(Protocol):
+    """One life of an engine."""
+
+    on_launch: Callable[[], None]
+    """Called once the engine's process or thread runs: from then on it loads."""
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        """Start the engine and hand over what it sends, until it ends. When cancelled, the engine is killed."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Never blocks. What is sent to an engine that has ended is lost."""
+        ...
+
+    def kill(self) -> None:
+        """End it without ceremony; run() then returns."""
+        ...
+
+
+def _nothing() -> None:
+    """The default of on_launch."""
+
+
+class ProcessLink:
+    """An engine in a child process, over a Unix socket in a private directory.
+
+    shared: other processes may attach themselves to the engine at `address`, once it is launched (attached.py). This
+    one supervises it, and gets metric events and the state alone.
+    """
+
+    def __init__(self, config: EngineConfig, entry: str = ENTRY, *, shared: bool = False) -> None:
+        self.on_launch: Callable[[], None] = _nothing
+        self.address = ""
+        self._shared = shared
+        self._config = config
+        self._entry = entry
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: EngineSocket | None = None
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        directory = Path(tempfile.mkdtemp(prefix="reprise-"))  # mode 0700
+        address = self.address = f"ipc://{directory}/engine"
+        socket = EngineSocket.attached(address, SUPERVISOR) if self._shared else EngineSocket.bound(address)
+        try:
+            self._socket = socket
+            arguments = (address, self._entry, *([SHARED] if self._shared else []))
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *python_command("service.link.process", *arguments),
+                    env=python_environment() | thread_variables(self._config) | library_variables(),
+                    stdin=asyncio.subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for the API process, which drains first
+                )  # fmt: skip
+            except OSError as error:  # e.g. out of memory: a later start may succeed
+                return EngineExit(f"the engine process could not be started: {error}")
+            self._process = process
+            self.on_launch()
+            return await self._live(process, socket, on_outputs)
+        finally:
+            self._socket = None
+            socket.close()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def _live(
+        self, process: asyncio.subprocess.Process, socket: EngineSocket, on_outputs: OnOutputs
+    ) -> EngineExit:
+        """From the configuration that the process reads first to its end."""
+        reader = asyncio.create_task(socket.read(on_outputs))
+        try:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(self._config) + b"\n")
+            exited = asyncio.create_task(process.wait())
+            await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                process.kill()
+                await exited
+                return EngineExit(f"its messages could not be read: {reader.exception()}")
+            status = exited.result()
+            await self._drain(reader)
+            if status == 0:
+                return EngineExit("stopped")
+            if status == CONFIGURATION_ERROR:
+                return EngineExit("it cannot run as it is configured")
+            cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+            return EngineExit(f"the engine process ended with {cause}")
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def _drain(self, reader: asyncio.Task[None]) -> None:
+        """Gives the reader time for messages that the process sent just before it ended."""
+        await asyncio.wait({reader}, timeout=0.05)
+
+    def send(self, command: Command) -> None:
+        if self._socket is not None:
+            self._socket.send(command)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+
+class InlineLink:
+    """The same engine in a thread of this process: for tests, debugging and the command line."""
+
+    def __init__(self, config: EngineConfig, entry: EngineEntry | str = ENTRY) -> None:
+        self.on_launch: Callable[[], None] = _nothing
+        self._config = config
+        self._entry = entry
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[EngineExit] = loop.create_future()
+
+        def finish(exit: EngineExit) -> None:
+            if not ended.done():
+                ended.set_result(exit)
+
+        def post(callback: Callable[..., None], *arguments: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(callback, *arguments)
+
+        channel = InlineChannel(self._commands, lambda outputs: post(on_outputs, outputs))
+
+        def live() -> None:
+            exit = EngineExit("the engine thread failed; its traceback is on stderr")
+            try:
+                entry = resolve(self._entry) if isinstance(self._entry, str) else self._entry
+                entry(self._config, channel)
+                exit = EngineExit("stopped")
+            except Abandoned:
+                exit = EngineExit("stopped")
+            except (CheckpointError, ConfigurationError) as error:
+                exit = EngineExit(str(error))
+            finally:
+                post(finish, exit)
+
+        thread = threading.Thread(target=live, name="engine", daemon=True)
+        thread.start()
+        self.on_launch()
+        try:
+            return await ended
+        finally:
+            channel.abandoned = True
+            self.send(Stop())
+            await asyncio.to_thread(thread.join, THREAD_END_SECONDS)
+
+    def send(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def kill(self) -> None:
+        """A thread cannot be killed: it is asked to stop."""
+        self.send(Stop())
+
+
+class Abandoned(Exception):
+    """Nobody listens to the engine any more."""
+
+
+class InlineChannel:
+    def __init__(self, commands: queue.SimpleQueue[Command], on_outputs: OnOutputs) -> None:
+        self.abandoned = False
+        self._commands = commands
+        self._on_outputs = on_outputs
+
+    def send(self, outputs: Outputs) -> None:
+        """Abandoned ends an engine that loads or captures, and so reads no commands, between two of its steps."""
+        if self.abandoned:
+            raise Abandoned
+        self._on_outputs(outputs)
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        commands: list[Command] = []
+        try:
+            commands.append(self._commands.get(timeout != 0, timeout))
+            while True:
+                commands.append(self._commands.get_nowait())
+        except queue.Empty:
+            return commands

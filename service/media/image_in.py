@@ -1,0 +1,40 @@
+"""Pictures decoded in a worker process instead of the API process, which has keys and connections
+(--isolate-images)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from models.errors import InputError
+from service.media.channel import ImageOpened, OpenImage, Pixels, ProtocolError, ReadPixels, WorkerChannel, expect
+from service.media.limits import ImageLimits
+
+
+def read_image(
+    channel: WorkerChannel,
+    data: bytes,
+    *,
+    field: str,
+    limits: ImageLimits,
+    admit: Callable[[int, int], None] | None = None,
+) -> Image.Image:
+    """What service.media.image_decode.decode_image returns and raises, decoded by the worker behind `channel`."""
+    if len(data) > limits.max_bytes:
+        raise InputError(field, f"the image is too large: {len(data)} bytes given, at most {limits.max_bytes} allowed")
+    channel.send(OpenImage(field, limits), data)
+    opened = expect(channel.receive(), ImageOpened)
+    size = opened.width, opened.height
+    if min(size) < 1 or opened.width * opened.height > limits.max_pixels:
+        raise ProtocolError(f"a picture of {size}")
+    if admit is not None:
+        admit(*size)
+    channel.send(ReadPixels())
+    upright = expect(channel.receive(), Pixels)
+    if (upright.width, upright.height) not in (size, size[::-1]):
+        raise ProtocolError(f"pixels of {upright.width} x {upright.height} for a picture of {size}")
+    pixels = np.empty((upright.height, upright.width, 3), np.uint8)
+    channel.receive_into(pixels.data.cast("B"))
+    return Image.fromarray(pixels)

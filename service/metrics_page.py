@@ -1,0 +1,100 @@
+"""One page of metrics from the registries of several processes, as plain values that can be sent between them.
+
+Counters and histograms are summed. Gauges are, too, as far as they count work and memory; METHODS lists the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from service.metrics import PREFIX, SPECS
+
+CREATED = "_created"
+"""Ending of the samples that say when a counter or histogram began."""
+METHODS: dict[str, Callable[[float, float], float]] = {
+    **{f"{PREFIX}_{spec.name}": max for spec in SPECS if spec.of_any_process},
+    "process_start_time_seconds": min,
+    "process_max_fds": min,
+    "python_info": max,
+}
+"""How two values of a sample become one, where that is not their sum."""
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+class Family(msgspec.Struct, frozen=True, array_like=True):
+    """A metric with its samples. kind: as in the text format; its name is without the _total of counters."""
+
+    name: str
+    kind: str
+    help: str
+    samples: tuple[Sample, ...]
+
+
+Families = tuple[Family, ...]
+
+
+def families(registry: CollectorRegistry) -> Families:
+    """What a registry holds now."""
+    return tuple(
+        Family(
+            metric.name,
+            metric.type,
+            metric.documentation,
+            tuple(Sample(sample.name, dict(sample.labels), sample.value) for sample in metric.samples),
+        )
+        for metric in registry.collect()
+    )
+
+
+def merged(registries: Iterable[Families]) -> Families:
+    """All registries as one; families and samples in the order in which they first come."""
+    heads: dict[str, Family] = {}
+    values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], Sample]] = {}
+    for family in (family for registry in registries for family in registry):
+        heads.setdefault(family.name, family)
+        found = values.setdefault(family.name, {})
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            before = found.get(key)
+            found[key] = sample if before is None else _together(before, sample)
+    return tuple(
+        Family(name, head.kind, head.help, tuple(values[name].values())) for name, head in heads.items()
+    )  # fmt: skip
+
+
+def _together(one: Sample, other: Sample) -> Sample:
+    method = min if one.name.endswith(CREATED) else METHODS.get(one.name)
+    value = one.value + other.value if method is None else method(one.value, other.value)
+    return Sample(one.name, one.labels, value)
+
+
+def lasting(registry: Families) -> Families:
+    """What remains of a process that has ended: its counters and histograms, so that sums never fall."""
+    return tuple(family for family in registry if family.kind in ("counter", "histogram"))
+
+
+def text(registry: Families) -> bytes:
+    """Prometheus text format."""
+    return generate_latest(_Page(registry))
+
+
+class _Page(Collector):
+    def __init__(self, registry: Families) -> None:
+        self._families = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families:
+            metric = Metric(family.name, family.help, family.kind)
+            for sample in family.samples:
+                metric.add_sample(sample.name, sample.labels, sample.value)
+            yield metric

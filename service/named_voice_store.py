@@ -1,0 +1,83 @@
+"""References of built-in voices on disk, beside the uploaded voices: one file for each checkpoint and voice."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+log = logging.getLogger(__name__)
+
+FOLDER = ".named"
+REFERENCE = "reference"
+WEIGHTS = (".safetensors", ".pth")
+BLOCKS = 256
+"""Of each file of weights, evenly spaced: other weights differ in some of them, and all are read in milliseconds."""
+BLOCK_BYTES = 4096
+
+
+@cache
+def weights_of(directory: Path) -> str:
+    """A hash that tells checkpoints apart which lie in folders of the same name: of the sizes of their weights, and of
+    samples of what is in them. Read once in a process, as the weights are."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in directory.glob("*") if path.suffix in WEIGHTS):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\n{size}\n".encode())
+        with path.open("rb") as file:
+            for block in range(BLOCKS):
+                file.seek(block * max(0, size - BLOCK_BYTES) // (BLOCKS - 1))
+                digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def voice_key(*parts: str) -> str:
+    """A file name that stands for what a voice was made from."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def load_named(directory: Path, key: str) -> np.ndarray | None:
+    """float32 [patches, frames, channels]; None when there is none, or it cannot be read."""
+    path = directory / FOLDER / f"{key}.safetensors"
+    try:
+        return load_file(path).get(REFERENCE)
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError) as error:
+        log.warning("the reference %s of a built-in voice cannot be read and is made again: %s", path.name, error)
+        return None
+
+
+def save_named(directory: Path, key: str, reference: np.ndarray) -> None:
+    """Complete or absent; one that is there and can be read stays, so that servers which share the directory and make a
+    voice at the same time agree on the first. Without disk the voice lasts as long as the process."""
+    path = directory / FOLDER / f"{key}.safetensors"
+    unfinished = path.with_name(f"{key}.{secrets.token_hex(4)}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("xb") as file:
+            file.write(save({REFERENCE: reference}))
+            file.flush()
+            os.fsync(file.fileno())
+        _put(unfinished, path)
+    except OSError as error:
+        log.warning("the reference of a built-in voice cannot be stored: %s", error)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _put(unfinished: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(unfinished)
+    except FileExistsError:
+        if load_named(path.parent.parent, path.stem) is None:
+            unfinished.rename(path)
+    except OSError:  # the file system has no hard links
+        unfinished.rename(path)

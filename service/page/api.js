@@ -1,0 +1,99 @@
+// Requests to the server that this page came from: the key, errors in words, and event streams.
+
+import { askForKey, currentKey } from "./key.js";
+
+/** status 0: no answer at all. param: path of the request's field that is at fault; the message does not repeat it. */
+export class ApiError extends Error {
+  constructor(message, status = 0, param = "") {
+    super(message);
+    this.status = status;
+    this.param = param;
+  }
+}
+
+/** The response to a request; asks for a key where one is wanted. ApiError in plain words for anything but success. */
+export async function request(path, { method = "GET", json, form, signal, accept = () => false } = {}) {
+  const body = json === undefined ? form : JSON.stringify(json);
+  for (;;) {
+    const key = await currentKey();
+    const headers = {};
+    if (json !== undefined) headers["content-type"] = "application/json";
+    if (key) headers.authorization = `Bearer ${key}`;
+    let response;
+    try {
+      response = await fetch(path, { method, headers, body, signal, cache: "no-store", credentials: "omit" });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError(await reachable() ? cutOff(body) : "The server cannot be reached. Is it still running?");
+    }
+    if (response.ok || accept(response.status)) return response;
+    if (response.status !== 401) throw await errorOf(response);
+    await response.body?.cancel();
+    if (!(await askForKey(key))) throw new ApiError("This server needs an API key.", 401);
+  }
+}
+
+export async function getJson(path, options) {
+  return (await request(path, options)).json();
+}
+
+/** Whether the server answers at all. */
+async function reachable() {
+  try {
+    await fetch("health", { cache: "no-store", credentials: "omit" });
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** A server that refuses a large body may close the connection before the browser reads why. */
+function cutOff(body) {
+  if (!body) return "The server closed the connection without an answer.";
+  const size = typeof body === "string" ? body.length : [...body.values()].reduce((sum, value) => sum + (value.size ?? 0), 0);
+  return `The server closed the connection while it was sent ${Math.ceil(size / 2 ** 20)} MiB, which may be more than it takes at once.`;
+}
+
+async function errorOf(response) {
+  let said = {};
+  try {
+    said = (await response.json()).error ?? {};
+  } catch {
+    // Not ours: a proxy's page, or nothing.
+  }
+  const param = said.param ?? "";
+  const unnamed = param && said.message?.startsWith(`${param}: `) ? said.message.slice(param.length + 2) : said.message;
+  let message = unnamed ?? `The server answered ${response.status} ${response.statusText}`.trim() + ".";
+  const wait = response.headers.get("retry-after");
+  if (wait) message += ` Try again in ${wait} s.`;
+  return new ApiError(message, response.status, param);
+}
+
+/** The parsed data of a stream's server-sent events, up to "[DONE]" or the end. ApiError for an error among them. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      buffer += value;
+      const parts = buffer.split("\n\n");
+      buffer = parts.pop();
+      for (const part of parts) {
+        const line = part.split("\n").find((text) => text.startsWith("data:"));
+        if (!line) continue;
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        const event = JSON.parse(data);
+        if (event.error) throw new ApiError(event.error.message, 500);
+        yield event;
+      }
+    }
+  } catch (error) {
+    if (error.name === "AbortError" || error instanceof ApiError) throw error;
+    throw new ApiError("The connection broke off before the answer was complete.");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,66 @@
+// The page: which view is shown, and whether the server is ready.
+
+import { getJson } from "./api.js";
+import { byId, explain } from "./dom.js";
+import { loadModels } from "./models.js";
+import { startSee } from "./see.js";
+import { aboutVoice, startSpeak } from "./speak.js";
+import { watch } from "./watch.js";
+
+const VIEWS = ["see", "speak", "watch"];
+const RETRY = 2000; // ms
+const CHECK = 15000;
+
+const current = () => (VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "see");
+
+function showView() {
+  const view = current();
+  for (const name of VIEWS) {
+    byId(name).hidden = name !== view;
+    const link = document.querySelector(`nav a[href="#${name}"]`);
+    if (name === view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${view[0].toUpperCase()}${view.slice(1)} – Reprise`;
+  watch(view === "watch");
+}
+
+function openView() {
+  showView();
+  byId(`${current()}-title`).focus();
+}
+
+/** Reads what is hosted whenever the server has become ready; says in the head of the page how it is. */
+async function connect(known) {
+  let keyless = false; // the person has given no key: they are asked again when they want to be
+  try {
+    const ready = await getJson("ready", { accept: (code) => code === 503 });
+    const good = ready.status === "ready";
+    tell(good ? "Ready" : ready.draining ? "Shutting down" : `${ready.engine} ${ready.detail}`.trim(), good);
+    if (good && !known) {
+      await loadModels();
+      aboutVoice();
+    }
+    known = good;
+  } catch (problem) {
+    tell(explain(problem), false);
+    known = false;
+    keyless = problem.status === 401;
+  }
+  byId("key-again").hidden = !keyless;
+  if (!keyless) setTimeout(connect, known ? CHECK : RETRY, known);
+}
+
+/** Says it again only where it has changed: screen readers read it out. */
+function tell(words, good) {
+  const state = byId("state");
+  if (state.textContent !== words) state.textContent = words;
+  state.dataset.good = good;
+}
+
+addEventListener("hashchange", openView);
+byId("key-again").onclick = () => connect(false);
+startSee(() => current() === "see");
+startSpeak();
+showView();
+connect(false);

@@ -1,0 +1,109 @@
+// Pictures and videos that go with the next question.
+
+import { byId, h } from "./dom.js";
+
+/** An attachment: { kind: "image" | "video", name, preview (blob: URL), url (data: URL) }. */
+export class Attachments {
+  /** list: the element that shows them. onError(message). */
+  constructor(list, onError) {
+    this.list = list;
+    this.onError = onError;
+    this.items = [];
+    this.kept = []; // of the conversation: their previews are still shown
+  }
+
+  async add(files) {
+    this.onError("");
+    for (const file of files) {
+      const kind = file.type.split("/")[0];
+      if (kind !== "image" && kind !== "video") {
+        this.onError(`${file.name || "This"} is neither a picture nor a video.`);
+        continue;
+      }
+      const item = { kind, name: file.name || kind, preview: URL.createObjectURL(file), url: await dataUrl(file) };
+      this.putBack([item]);
+    }
+  }
+
+  putBack(items) {
+    this.items.push(...items);
+    this.list.append(...items.map((item) => this.#row(item)));
+  }
+
+  /** What was asked about and stays in the conversation. */
+  keep(items) {
+    this.kept.push(...items);
+  }
+
+  /** Ends the conversation. */
+  forget() {
+    for (const { preview } of this.kept) URL.revokeObjectURL(preview);
+    this.kept = [];
+  }
+
+  /** The attachments, which the list then no longer holds. */
+  take() {
+    const items = this.items;
+    this.items = [];
+    this.list.replaceChildren();
+    return items;
+  }
+
+  #row(item) {
+    const row = h("li", {}, thumbnail(item));
+    const remove = () => {
+      this.items = this.items.filter((other) => other !== item);
+      URL.revokeObjectURL(item.preview);
+      row.remove();
+      byId("question").focus();
+    };
+    row.append(h("button", { type: "button", class: "remove", "aria-label": `Remove ${item.name}`, onclick: remove }, "×"));
+    return row;
+  }
+}
+
+export function thumbnail(item) {
+  return item.kind === "image"
+    ? h("img", { src: item.preview, alt: item.name })
+    : h("video", { src: item.preview, controls: true, muted: true, playsinline: true, "aria-label": item.name });
+}
+
+/** The part of a message, in the API's form. */
+export function part({ kind, url }) {
+  return kind === "image" ? { type: "image_url", image_url: { url } } : { type: "video_url", video_url: { url } };
+}
+
+/** Makes pasting and dropping anywhere on the page add files. active(): whether this view is shown. */
+export function catchFiles(attachments, active) {
+  const zone = byId("dropzone");
+  const carriesFiles = (event) => active() && [...(event.dataTransfer?.types ?? [])].includes("Files");
+  addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!active() || !files.length) return;
+    event.preventDefault();
+    attachments.add(files);
+  });
+  addEventListener("dragover", (event) => {
+    if (!carriesFiles(event)) return;
+    event.preventDefault();
+    zone.hidden = false;
+  });
+  addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) zone.hidden = true;
+  });
+  addEventListener("drop", (event) => {
+    zone.hidden = true;
+    if (!carriesFiles(event)) return;
+    event.preventDefault();
+    attachments.add([...event.dataTransfer.files]);
+  });
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+}

@@ -1,0 +1,180 @@
+// The view that sees: a conversation about pictures and videos.
+
+import { Answer, toEnd } from "./answer.js";
+import { takePicture } from "./camera.js";
+import { ask } from "./chat.js";
+import { byId, explain, h, show } from "./dom.js";
+import { chatFacts } from "./facts.js";
+import { Attachments, catchFiles, part, thumbnail } from "./media.js";
+import { hosted, several } from "./models.js";
+import { wake } from "./player.js";
+import { drawSample } from "./sample.js";
+import { hush } from "./sound.js";
+
+const messages = []; // of the conversation, in the API's form
+const error = byId("see-error");
+const question = byId("question");
+const attachments = new Attachments(byId("attached"), (message) => show(error, message));
+let running = null; // AbortController of the answer that is being written
+
+export function startSee(active) {
+  catchFiles(attachments, active);
+  byId("composer").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send();
+  });
+  question.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  });
+  question.addEventListener("input", fit);
+  byId("choose").onclick = () => byId("files").click();
+  byId("files").onchange = async ({ target }) => {
+    await attachments.add([...target.files]);
+    target.value = "";
+    question.focus();
+  };
+  byId("camera").onclick = async () => {
+    try {
+      const picture = await takePicture();
+      if (picture) await attachments.add([picture]);
+    } catch (problem) {
+      show(error, explain(problem));
+    }
+    question.focus();
+  };
+  byId("sample").onclick = async () => {
+    await attachments.add([await drawSample()]);
+    question.value = "What is in this picture?";
+    send();
+  };
+  byId("aloud").onchange = ({ target }) => {
+    byId("answer-talker").hidden = !target.checked;
+    if (target.checked) wake();
+    else hush();
+  };
+  byId("stop-answer").onclick = stop;
+  byId("forget").onclick = forget;
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && active() && !document.querySelector("dialog[open]")) stop();
+  });
+}
+
+function fit() {
+  question.style.height = "auto";
+  question.style.height = `${question.scrollHeight}px`;
+}
+
+function stop() {
+  running?.abort();
+  hush();
+}
+
+function forget() {
+  stop();
+  messages.length = 0;
+  attachments.forget();
+  byId("turns").replaceChildren();
+  byId("welcome").hidden = false;
+  byId("forget").hidden = true;
+  show(error, "");
+  question.focus();
+}
+
+async function send() {
+  const text = question.value.trim();
+  if (running || (!text && !attachments.items.length)) return;
+  if (!hosted.chat) {
+    show(error, "There is no model to ask, or the server is not ready yet.");
+    return;
+  }
+  const media = attachments.take();
+  show(error, "");
+  question.value = "";
+  fit();
+  const asked = h("li", { class: "asked" });
+  if (media.length) asked.append(h("div", { class: "shown" }, ...media.map(thumbnail)));
+  if (text) asked.append(h("p", { dir: "auto" }, text));
+  messages.push({ role: "user", content: [...media.map(part), ...(text ? [{ type: "text", text }] : [])] });
+  byId("turns").append(asked);
+  begun();
+  if (await answer(media)) {
+    attachments.keep(media);
+    return;
+  }
+  messages.pop(); // what was not answered can be asked again
+  asked.remove();
+  attachments.putBack(media);
+  question.value ||= text;
+  fit();
+  begun();
+}
+
+/** Shows the welcome or what a conversation has. */
+function begun() {
+  byId("welcome").hidden = messages.length > 0;
+  byId("forget").hidden = !messages.length;
+}
+
+/** Asks for the answer to the conversation so far; whether there was one, if only a part. media: of its last question. */
+async function answer(media) {
+  const model = hosted.chat;
+  const written = new Answer({ speech, onError: (problem) => show(error, explain(problem)) });
+  byId("turns").append(written.element);
+  toEnd();
+  hush();
+  const sound = byId("aloud").checked && speech() ? written.beginSound() : null;
+  running = new AbortController();
+  busy(true);
+  let facts = "";
+  try {
+    const result = await ask({
+      model: model.id,
+      messages,
+      speech: sound && speech(),
+      signal: running.signal,
+      onText: (added) => written.addText(added),
+      onThought: (added) => written.addThought(added),
+      onAudio: (samples, rate) => sound.push(samples, rate),
+    });
+    facts = [several("chat") && model.id, chatFacts(result, countMedia())].filter(Boolean).join(" · ");
+    sound?.finish();
+    if (result.sound) written.sounded({ ...result.sound, gaps: sound.gaps });
+  } catch (problem) {
+    sound?.stop();
+    show(error, explainMedia(problem, media));
+    if (problem.name === "AbortError") facts = "stopped";
+  }
+  running = null;
+  written.end(facts);
+  busy(false);
+  if (!written.text) {
+    written.element.remove();
+    return false;
+  }
+  messages.push({ role: "assistant", content: written.text });
+  return true;
+}
+
+/** What went wrong, with the name of the picture or video that the server names by its place in the last question. */
+function explainMedia(problem, media) {
+  const place = /^messages\[(\d+)\]\.content\[(\d+)\]/.exec(problem.param ?? "");
+  const item = place && Number(place[1]) === messages.length - 1 ? media[Number(place[2])] : null;
+  return item ? `${item.name}: ${explain(problem)}` : explain(problem);
+}
+
+/** What speaks, and with which voice. */
+function speech() {
+  return hosted.speech && { model: hosted.speech.id, voice: byId("answer-voice").value };
+}
+
+function countMedia() {
+  return messages.flatMap(({ content }) => (Array.isArray(content) ? content : [])).filter(({ type }) => type !== "text").length;
+}
+
+function busy(on) {
+  byId("ask").hidden = on;
+  byId("stop-answer").hidden = !on;
+  question.focus({ preventScroll: true });
+}

@@ -1,0 +1,101 @@
+"""What the supervisor and an API process say to each other, beside the requests, which go straight to the engine.
+
+Frames on a socket pair: the length in four bytes, then a msgpack struct.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from service.metrics_page import Families
+
+
+class Struct(msgspec.Struct, frozen=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# supervisor -> API process
+
+
+class EngineStarted(Struct, frozen=True):
+    """An engine process runs, at this address from now on. restarts: how many there were before it, less the first."""
+
+    address: str
+    restarts: int
+
+
+class EngineEnded(Struct, frozen=True):
+    pass
+
+
+class Collect(Struct, frozen=True):
+    """Answer with a Snapshot."""
+
+    number: int
+
+
+class Page(Struct, frozen=True):
+    """The metrics of all processes, for the Scrape of that number."""
+
+    number: int
+    text: bytes
+
+
+Notice = EngineStarted | EngineEnded | Collect | Page
+
+# API process -> supervisor
+
+
+class Accepting(Struct, frozen=True):
+    """Connections are accepted, and the engine was ready."""
+
+
+class Snapshot(Struct, frozen=True):
+    number: int
+    families: Families
+
+
+class Scrape(Struct, frozen=True):
+    """Answer with a Page."""
+
+    number: int
+
+
+Report = Accepting | Snapshot | Scrape
+
+Message = TypeVar("Message")
+
+
+class ControlChannel(Generic[Message]):
+    """One end; messages that come are of one type. Not for several readers at once."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message_type: Any) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message_type)
+
+    @classmethod
+    async def open(cls, connection: socket.socket, message_type: Any) -> ControlChannel[Message]:
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        return cls(reader, writer, message_type)
+
+    def send(self, message: Notice | Report) -> None:
+        """Never blocks; lost where the other process has ended."""
+        data = msgspec.msgpack.encode(message)
+        if not self._writer.is_closing():
+            self._writer.write(len(data).to_bytes(4, "big") + data)
+
+    async def receive(self) -> Message | None:
+        """The next message; None once the other process has ended."""
+        try:
+            size = int.from_bytes(await self._reader.readexactly(4), "big")
+            return self._decoder.decode(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,217 @@
+"""The API processes as their supervisor sees them: started, replaced when they end, asked for their metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO
+
+import msgspec
+
+from service.api.engine_client import BACKOFF_SECONDS, STEADY_SECONDS
+from service.api.http.shared_usage import UsageTable
+from service.children import python_command, python_environment
+from service.metrics import Metrics
+from service.metrics_page import Families, families, lasting, merged, text
+from service.processes.control import (
+    Accepting,
+    Collect,
+    ControlChannel,
+    EngineEnded,
+    EngineStarted,
+    Notice,
+    Page,
+    Report,
+    Scrape,
+    Snapshot,
+)
+from service.processes.start import WORK_KINDS, ApiConfig
+
+log = logging.getLogger("reprise")
+
+COLLECT_SECONDS = 2.0
+"""How long a page of metrics waits for the figures of a busy process; after that it shows those of the last page."""
+
+
+class StartError(Exception):
+    """An API process ended before any had accepted connections: another would end, too."""
+
+
+class ApiProcess:
+    """One API process, from its start to its end."""
+
+    def __init__(self, peer: str, process: asyncio.subprocess.Process, control: ControlChannel[Report]) -> None:
+        self.peer = peer
+        self.process = process
+        self.control = control
+        self.accepts = False
+        self.families: Families = ()
+        """Its metrics when they were last collected."""
+        self.collected: asyncio.Future[None] | None = None
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class ApiProcesses:
+    """template: the configuration of all; index, peer and the descriptor of the control socket differ. usage: the file
+    of the table of admitted work. on_end: called with the peer's name when a process has ended."""
+
+    def __init__(self, template: ApiConfig, usage: IO[bytes], metrics: Metrics, on_end: Callable[[str], None]) -> None:
+        self._template = template
+        self._usage = usage
+        self._table = UsageTable(usage.fileno(), template.processes, WORK_KINDS)
+        self._metrics = metrics
+        self._on_end = on_end
+        self._engine: Notice = EngineEnded()
+        self._running: dict[int, ApiProcess] = {}
+        self._peers = (f"api-{number}" for number in itertools.count(1))
+        self._ended: Families = ()
+        """What counts of processes that have ended."""
+        self._collecting = asyncio.Lock()
+        self._numbers = itertools.count()
+        self._changed = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._have_accepted = False
+        self._answers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until they were told to end and have ended; StartError when the first ones cannot start."""
+        tasks = [asyncio.create_task(self._keep(index)) for index in range(self._template.processes)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def wait_accepting(self) -> None:
+        """Until all of them accept connections."""
+        while sum(process.accepts for process in self._running.values()) < self._template.processes:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def tell(self, engine: EngineStarted | EngineEnded) -> None:
+        """Tells all of them, and those that come later, what has become of the engine."""
+        self._engine = engine
+        for process in self._running.values():
+            process.control.send(engine)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """Signals all of them; none is replaced any more."""
+        self._ending.set()
+        for process in self._running.values():
+            process.signal(number)
+
+    async def page(self) -> bytes:
+        """The metrics of all processes, this one's included, in Prometheus' text format."""
+        async with self._collecting:
+            number = next(self._numbers)
+            asked = [process for process in self._running.values() if process.accepts]
+            waited = []
+            for process in asked:
+                process.collected = asyncio.get_running_loop().create_future()
+                waited.append(process.collected)
+                process.control.send(Collect(number))
+            if waited:
+                await asyncio.wait(waited, timeout=COLLECT_SECONDS)
+            parts = [families(self._metrics.registry), self._ended]
+            parts += [process.families for process in self._running.values()]
+            return await asyncio.to_thread(lambda: text(merged(parts)))
+
+    async def _keep(self, index: int) -> None:
+        attempt = 0
+        while not self._ending.is_set():
+            started = time.monotonic()
+            reason = await self._live(index)
+            if self._ending.is_set():
+                return
+            if not self._have_accepted:
+                raise StartError(f"API process {index + 1} {reason}")
+            log.error("API process %d %s; another one takes its place", index + 1, reason)
+            if time.monotonic() - started > STEADY_SECONDS:
+                attempt = 0
+            with suppress(TimeoutError):
+                pause = BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
+                await asyncio.wait_for(self._ending.wait(), pause)
+            attempt += 1
+            self._metrics.observe("api_process_restarts_total")
+
+    async def _live(self, index: int) -> str:
+        """One life; how it ended."""
+        ours, theirs = socket.socketpair()
+        config = msgspec.structs.replace(
+            self._template, index=index, peer=next(self._peers), control=theirs.fileno(), usage=self._usage.fileno()
+        )
+        control: ControlChannel[Report] = await ControlChannel.open(ours, Report)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *python_command("service.processes.api_process"),
+                env=python_environment(),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(config.listener, config.control, config.usage),
+                start_new_session=True,  # Ctrl-C is for the supervisor, which tells them to drain
+            )
+        except OSError as error:  # e.g. out of memory: a later start may succeed
+            control.close()
+            return f"could not be started: {error}"
+        finally:
+            theirs.close()
+        member = ApiProcess(config.peer, process, control)
+        self._running[index] = member
+        reports = asyncio.create_task(self._read(member))
+        try:
+            assert process.stdin is not None
+            process.stdin.write(config.line())
+            control.send(self._engine)
+            if self._ending.is_set():  # told while it was being started
+                member.signal(signal.SIGTERM)
+            status = await process.wait()
+            return f"ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            reports.cancel()
+            self._forget(index, member)
+
+    def _forget(self, index: int, member: ApiProcess) -> None:
+        del self._running[index]
+        member.control.close()
+        if member.collected is not None and not member.collected.done():
+            member.collected.set_result(None)
+        self._ended = merged([self._ended, lasting(member.families)])
+        self._table.clear(index)
+        self._on_end(member.peer)
+
+    async def _read(self, member: ApiProcess) -> None:
+        try:
+            await self._follow(member)
+        except msgspec.DecodeError as error:
+            log.error("API process: its reports could not be read and it is killed: %s", error)
+            member.signal(signal.SIGKILL)
+
+    async def _follow(self, member: ApiProcess) -> None:
+        while (report := await member.control.receive()) is not None:
+            match report:
+                case Accepting():
+                    member.accepts = self._have_accepted = True
+                    self._changed.set()
+                case Snapshot():
+                    member.families = report.families
+                    if member.collected is not None and not member.collected.done():
+                        member.collected.set_result(None)
+                case Scrape():
+                    answer = asyncio.create_task(self._answer(member, report.number))
+                    self._answers.add(answer)
+                    answer.add_done_callback(self._answers.discard)
+
+    async def _answer(self, member: ApiProcess, number: int) -> None:
+        member.control.send(Page(number, await self.page()))

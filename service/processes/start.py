@@ -1,0 +1,92 @@
+"""What an API process is started with: one JSON line on its standard input, since it holds the API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from models.registry import family_of, resolve
+from service.api.app import ENDPOINTS
+from service.api.http.admission import KINDS
+from service.catalog import Catalog, HostedModel
+from service.hub import Checkpoint
+from service.settings import Settings, default_threads, load_settings
+
+WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.values()}), "other")
+"""Columns of the table of admitted work."""
+
+
+class ModelStart(msgspec.Struct, frozen=True):
+    """A HostedModel that the supervisor has located."""
+
+    names: tuple[str, ...]
+    kind: Literal["chat", "speech"]
+    source: str
+    directory: str
+    revision: str | None
+    created: int
+    demo: bool
+
+
+class ApiConfig(msgspec.Struct, frozen=True):
+    """index: from 0, also of a process that replaces another. peer: name at the engine, of this process alone.
+    listener, control, usage: inherited file descriptors."""
+
+    index: int
+    processes: int
+    peer: str
+    listener: int
+    control: int
+    usage: int
+    log_format: Literal["text", "json"]
+    settings: dict[str, Any]
+    models: tuple[ModelStart, ...]
+
+    def line(self) -> bytes:
+        return msgspec.json.encode(self, enc_hook=str) + b"\n"
+
+    def server_settings(self) -> Settings:
+        return load_settings(self.settings)
+
+    def catalog(self) -> Catalog:
+        return Catalog([_hosted(model) for model in self.models], openai_names=self.settings["openai_speech_names"])
+
+
+def plain_settings(settings: Settings) -> dict[str, Any]:
+    """Settings of each API process, as plain values but for paths. Keys are those that the supervisor has read;
+    connections and threads are shared among the processes."""
+    share = max(1, default_threads() // settings.api_processes)
+    return settings.model_dump() | {
+        "api_key": settings.keys(),
+        "api_key_file": None,
+        "max_connections": ceil(settings.max_connections / settings.api_processes),
+        "media_threads": settings.media_threads or share,
+        "encoder_threads": settings.encoder_threads or share,
+    }
+
+
+def model_starts(hosted: Sequence[HostedModel]) -> tuple[ModelStart, ...]:
+    return tuple(
+        ModelStart(
+            model.names,
+            model.kind,
+            model.checkpoint.source,
+            str(model.checkpoint.directory),
+            model.checkpoint.revision,
+            model.created,
+            model.demo,
+        )
+        for model in hosted
+    )
+
+
+def _hosted(model: ModelStart) -> HostedModel:
+    directory = Path(model.directory)
+    load = partial(resolve(family_of(directory).processor), directory)
+    checkpoint = Checkpoint(model.source, directory, model.revision)
+    return HostedModel(model.names, model.kind, checkpoint, load, model.created, model.demo)

@@ -1,0 +1,47 @@
+"""`reprise serve --dry-run`: the memory of the settings' models on a GPU of the given size, or on this machine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from models.checkpoint import shard_paths
+from models.errors import CheckpointError
+from service.byte_sizes import parse_bytes
+from service.catalog import load_catalog
+from service.engine.dry_run import DryRun, dry_run, without_files
+from service.engine_config import engine_config
+from service.link.config import EngineConfig
+from service.settings import Settings, SettingsError
+
+
+def size(settings: Settings, gpu_memory: str | None) -> DryRun:
+    """gpu_memory: bytes, or as 24G. Of models of the hub only configurations and tokenizers are fetched.
+
+    Raises SettingsError, CheckpointError or ConfigurationError.
+    """
+    total = _total(gpu_memory)
+    catalog = load_catalog(settings.model_copy(update={"load_format": "random"}))
+    return dry_run(_checked_where_there_are_files(engine_config(settings, catalog, "text")), total)
+
+
+def _total(gpu_memory: str | None) -> int:
+    if gpu_memory is not None:
+        try:
+            return parse_bytes(gpu_memory)
+        except ValueError as error:
+            raise SettingsError(f"gpu_memory: {error}") from error
+    if not torch.cuda.is_available():
+        raise SettingsError("gpu_memory: there is no GPU here; name the size of one, as in --gpu-memory 24G")
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+
+
+def _checked_where_there_are_files(config: EngineConfig) -> EngineConfig:
+    """The headers of weights are checked where all models have theirs."""
+    try:
+        for model in config.models:
+            shard_paths(Path(model.directory))
+    except CheckpointError:
+        return without_files(config)
+    return config

@@ -1,0 +1,75 @@
+"""reprise tune: measures a checkpoint's GEMMs on this machine's GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from models.errors import CheckpointError
+
+
+def tune(
+    model: Annotated[list[str], typer.Option("--model", help="Directory or hub id; may be given several times.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be measured, and exit.")] = False,
+) -> None:
+    """Measure the GEMM configurations of models on this GPU, which `serve` takes from then on. Weights are not read."""
+    from service.hub import locate
+
+    _need("torch")
+    _need("triton")
+    import torch
+
+    from models.layers.kernels import gemm_configs
+    from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu, named
+    from service.tuning.shapes import tasks_of
+
+    try:
+        found = [task for name in model for task in tasks_of(Path(locate(name, load_format="random").directory))]
+    except CheckpointError as error:
+        _fail(str(error))
+    tasks = list(dict.fromkeys(found))
+    shapes = dict.fromkeys(task.shape for task in tasks)
+    typer.echo(f"{len(shapes)} shapes, {len(tasks)} measurements of several configurations each")
+    if dry_run:
+        for task in tasks:
+            typer.echo(f"  {task}")
+    if not torch.cuda.is_available():
+        if dry_run:
+            return
+        _fail("tune: torch finds no CUDA device, and there is nothing to measure on a CPU; see `reprise doctor`")
+    gpu = current_gpu()
+    if gpu.capability < LEAST_CAPABILITY:
+        _fail(f"tune: {gpu.name} is {named(gpu.capability)}; {named(LEAST_CAPABILITY)} is the least that is supported")
+    known = gemm_configs.table_of(gpu)
+    tasks = [task for task in tasks if task.shape not in known]
+    if skipped := sum(shape in known for shape in shapes):
+        typer.echo(f"{skipped} shapes have configurations measured on this kind of GPU, which come with the package")
+    if dry_run or not tasks:
+        return
+
+    from models.layers.kernels.gemm_store import TableError, save
+    from service.tuning.run import GpuTimer, compile_all
+    from service.tuning.run import tune as measured
+
+    typer.echo(f"compiling for {gpu.name} ({named(gpu.capability)})")
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+        compile_all(tasks, gpu)
+        table = measured(tasks, gpu, GpuTimer(), typer.echo)
+    try:
+        path = save(table, gpu)
+    except (OSError, TableError) as error:
+        _fail(f"tune: {error}")
+    typer.echo(f"{path}: `reprise serve` takes it from its next start on")
+
+
+def _need(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        _fail(f"tune: {package} is not installed; see `reprise doctor`")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"reprise: {message}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,90 @@
+"""One GEMM of a layer with random operands: run in any configuration, and compared with float64."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from models.layers.deferred_norm import DeferredNorm
+from models.layers.fused import rms_norm, silu_mul
+from models.layers.kernels import gemm, tiled_gemm
+from models.layers.kernels.gemm_types import Shape, Variant
+
+EPS = 1e-5
+MOST_ERROR = 8e-3
+"""Of the result's norm: what rounding to bfloat16 makes, with a margin."""
+_BEYOND_L2 = 200e6
+"""Bytes of weights that are read in turn, so that each is read from memory."""
+
+
+class WrongResult(Exception):
+    """A configuration computes something else."""
+
+
+class Operands:
+    """x [rows, inputs] and weights of a shape in bfloat16, enough of them to leave the L2 cache behind."""
+
+    def __init__(self, shape: Shape, rows: int, device: torch.device) -> None:
+        def random(*size: int, scale: float = 1.0) -> Tensor:
+            return torch.randn(size, device=device, dtype=torch.bfloat16) * scale
+
+        self.shape = shape
+        columns = shape.outputs * (2 if shape.kind == "silu_mul" else 1)
+        copies = max(2, min(24, int(_BEYOND_L2 / (columns * shape.inputs * 2))))
+        self.x = random(rows, shape.inputs)
+        self.weights = [random(columns, shape.inputs, scale=shape.inputs**-0.5) for _ in range(copies)]
+        self.bias, self.norm, self.residual = random(columns), random(columns), random(rows, columns)
+
+    def run(self, index: int, variant: Variant | None) -> Tensor | tuple[Tensor | DeferredNorm, Tensor]:
+        """With weight number `index`; None: as the rules have it where no table names the shape."""
+        weight = self.weights[index % len(self.weights)]
+        return self._by_rule(weight) if variant is None else self._configured(weight, variant)
+
+    def _by_rule(self, weight: Tensor) -> Tensor | tuple[Tensor | DeferredNorm, Tensor]:
+        match self.shape.kind:
+            case "add_norm":
+                return gemm.gemm_add_norm(self.x, weight, None, self.residual, self.norm, EPS)
+            case "quick_gelu":
+                return gemm.gemm(self.x, weight, self.bias, "quick_gelu")
+            case "silu_mul":
+                return gemm.gemm(self.x, weight, None, "silu_mul")
+        return gemm.gemm(self.x, weight, None)
+
+    def _configured(self, weight: Tensor, variant: Variant) -> Tensor | tuple[Tensor | DeferredNorm, Tensor]:
+        x, tile, after = self.x, variant.tile, (self.residual, self.norm, EPS)
+        match self.shape.kind:
+            case "add_norm" if variant.deferred:
+                return tiled_gemm.gemm_add_deferred_norm(x, weight, None, *after, tile)
+            case "add_norm":
+                return tiled_gemm.split_gemm_add_norm(x, weight, None, *after, split=variant.split, tile=tile)
+            case "quick_gelu":
+                return tiled_gemm.tiled_gemm(x, weight, self.bias, tile, "quick_gelu")
+            case "silu_mul":
+                return tiled_gemm.tiled_gemm(x, weight, None, tile, "silu_mul")
+        return tiled_gemm.tiled_gemm(x, weight, None, tile)
+
+    def check(self, variant: Variant | None) -> None:
+        """Raises WrongResult where the first weight's result is not that of the reference in float64."""
+        made = self.run(0, variant)
+        out, expected = made[0] if isinstance(made, tuple) else made, self._expected
+        if isinstance(out, DeferredNorm):
+            mean = out.squares.sum(1, keepdim=True) / self.shape.outputs
+            out = out.rows.double() * torch.rsqrt(mean.double() + EPS)
+        error = float((out.double() - expected).norm() / expected.norm())
+        if not error < MOST_ERROR:
+            raise WrongResult(f"relative error {error:.1e}")
+
+    @cached_property
+    def _expected(self) -> Tensor:
+        product = self.x.double() @ self.weights[0].double().T
+        match self.shape.kind:
+            case "silu_mul":
+                return silu_mul.reference(product)
+            case "quick_gelu":
+                product = product + self.bias.double()
+                return product * torch.sigmoid(1.702 * product)
+            case "add_norm":
+                return rms_norm.reference(product + self.residual.double(), self.norm.double(), EPS)
+        return product

@@ -1,0 +1,90 @@
+"""The GEMMs of a checkpoint that have configurations of their own, and the numbers of rows they are measured for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.layers.block import Block, SelfAttention
+from models.layers.kernels.gemm_types import Kind, Shape
+from models.layers.mla import LatentAttention
+from models.layers.mlp import MLP, SwiGLU
+from models.registry import family_of, resolve
+from service.engine.worker import WARM_TOKENS
+
+_LEAST, _MOST = 2, {"decoder": WARM_TOKENS, "local": 2048, "encoder": 4096}
+"""Rows: one has a kernel of its own; beyond the most no configuration is chosen. A warm-up meets each power of two up
+to a prefill of WARM_TOKENS, and what 64 streams of a speech model or an encoder's pictures make."""
+_LEAST_OF_ENCODERS = 129
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One shape for `least` to `most` rows; it is measured at the most."""
+
+    shape: Shape
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.shape.kind} {self.shape.inputs} -> {self.shape.outputs}, {self.least} to {self.most} rows"
+
+
+def tasks_of(directory: Path) -> list[Task]:
+    """Of the checkpoint in `directory`, whose weights are not read. CheckpointError names what cannot be hosted."""
+    family = family_of(directory)
+    meta = torch.device("meta")
+    model = resolve(family.model)(directory, meta, torch.bfloat16, "random")
+    modules = list(_modules(model))
+    tasks: dict[Task, None] = {}
+    networks: Sequence[nn.Module] = model.local_networks if family.kind == "speech" else ()
+    local = {module for network in networks for module in network.modules()}
+    of_blocks = {module.mlp for module in modules if isinstance(module, Block)}
+    for module in modules:
+        if shapes := _shapes(module, in_block=module in of_blocks):
+            most = _MOST["local" if module in local else "decoder"]
+            tasks |= dict.fromkeys(Task(shape, *rows) for shape in shapes for rows in spans(_LEAST, most))
+        elif isinstance(module, MLP) and module.activation == "quick_gelu":
+            shape = Shape("quick_gelu", module.fc1.in_features, module.fc1.out_features)
+            tasks |= dict.fromkeys(Task(shape, *rows) for rows in spans(_LEAST_OF_ENCODERS, _MOST["encoder"]))
+    return list(tasks)
+
+
+def _modules(model: Any) -> Iterator[nn.Module]:
+    """Of a model that is a module, or holds some."""
+    for part in [model] if isinstance(model, nn.Module) else vars(model).values():
+        if isinstance(part, nn.Module):
+            yield from part.modules()
+
+
+def _shapes(module: nn.Module, *, in_block: bool) -> tuple[Shape, ...]:
+    """A block's projections have residual and norm behind them, those of other modules nothing."""
+    if isinstance(module, SelfAttention):
+        return (_shape("plain", module.qkv), _shape("add_norm", module.out))
+    if isinstance(module, SwiGLU):
+        gate_up = module.gate_up
+        after: Kind = "add_norm" if in_block else "plain"
+        return (Shape("silu_mul", gate_up.in_features, gate_up.out_features // 2), _shape(after, module.down))
+    if isinstance(module, LatentAttention):
+        return tuple(_shape("plain", layer) for layer in (module.q, module.kv_down, module.out))
+    return ()
+
+
+def _shape(kind: Kind, layer: nn.Linear) -> Shape:
+    return Shape(kind, layer.in_features, layer.out_features)
+
+
+def spans(least: int, most: int) -> list[tuple[int, int]]:
+    """Spans of rows that end at powers of two, of which 8 is the first: a warm-up by powers of two meets each."""
+    found, end = [], 8
+    while least <= most:
+        if least <= end:
+            found.append((least, min(end, most)))
+            least = end + 1
+        end *= 2
+    return found

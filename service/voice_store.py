@@ -1,0 +1,273 @@
+"""Encoded voices: uploaded ones on disk, reference audio of recent requests in memory.
+
+An uploaded voice is a directory with its encoded latents and a JSON file of metadata. One rename puts it in place, so
+it is there completely or not at all, and a restart does not encode it again. Several servers may share the directory:
+each sees what the others add and delete. File and directory names are generated here; no client input becomes part of
+a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+import unicodedata
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+log = logging.getLogger(__name__)
+
+METADATA = "voice.json"
+LATENTS = "latents.safetensors"
+UNFINISHED = ".unfinished-"
+ABANDONED_SECONDS = 3600.0
+"""An unfinished upload older than this was abandoned and may be deleted."""
+CLOCK_TICK = 2_000_000_000
+"""Nanoseconds. Two changes of a directory within this time may have the same modification time."""
+CACHED_LATENTS = 32
+CACHED_REFERENCES = 64
+"""Encoded reference audio of up to a minute: a third of a megabyte each."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""errno values that mean that there is no space: on the device, in the quota, or below the file size limit."""
+TENSORS = frozenset({"reference", "prompt"})
+
+
+class Voice(msgspec.Struct, frozen=True):
+    """encoder: the checkpoint that made the latents; no other checkpoint can use them. created_at: Unix time.
+    ref_text: transcript of the reference audio. seconds: its length. consent: None for a voice made from a description.
+    """
+
+    id: str
+    name: str
+    encoder: str
+    consent: str | None
+    created_at: int
+    seconds: float
+    ref_text: str | None = None
+    description: str | None = None
+
+
+def name_key(name: str) -> str:
+    """Equal for names that differ only in case or in compatible characters (ligatures, full-width letters, long s)."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+class VoiceStoreError(Exception):
+    """A voice cannot be stored or read. reason: "full" (max_voices reached), "exists", "disk_full" or "disk"."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class VoiceStore:
+    """Thread-safe. The directory is created with the first voice."""
+
+    def __init__(self, directory: Path, max_voices: int) -> None:
+        self._directory = directory
+        self._max_voices = max_voices
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, dict[str, np.ndarray]] = OrderedDict()
+        self._voices: dict[str, Voice] = {}
+        self._changed = -1
+        """Modification time of the directory when it was last read (ns)."""
+        self._remove_abandoned()
+        self._refresh()
+
+    def _remove_abandoned(self) -> None:
+        """Deletes what interrupted uploads left behind; recent ones may still be written by another server."""
+        limit = time.time() - ABANDONED_SECONDS
+        for path in self._directory.glob(f"{UNFINISHED}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < limit:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _refresh(self) -> None:
+        """Reads what has changed on disk since the last call; voices that cannot be read are skipped."""
+        try:
+            changed = self._directory.stat().st_mtime_ns
+            if changed == self._changed and time.time_ns() - changed > CLOCK_TICK:
+                return
+            names = [path.name for path in self._directory.iterdir() if not path.name.startswith(".")]
+        except FileNotFoundError:
+            changed, names = -1, []
+        self._changed = changed
+        self._voices = {name: self._voices[name] for name in names if name in self._voices}
+        for name in sorted(set(names) - self._voices.keys()):
+            voice = self._read(self._directory / name)
+            if voice is not None:
+                self._voices[name] = voice
+
+    def _read(self, path: Path) -> Voice | None:
+        try:
+            voice = msgspec.json.decode((path / METADATA).read_bytes(), type=Voice)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("voice %s cannot be read and is skipped: %s", path.name, error)
+            return None
+        return voice if voice.id == path.name and (path / LATENTS).is_file() else None
+
+    def voices(self) -> list[Voice]:
+        with self._lock:
+            self._refresh()
+            return sorted(self._voices.values(), key=lambda voice: (voice.created_at, voice.id))
+
+    def find(self, key: str) -> Voice | None:
+        """By id or by name."""
+        with self._lock:
+            self._refresh()
+            return self._voices.get(key) or self._by_name(key)
+
+    def _by_name(self, name: str) -> Voice | None:
+        key = name_key(name)
+        return next((voice for voice in self._voices.values() if name_key(voice.name) == key), None)
+
+    def check_room(self, name: str) -> None:
+        """VoiceStoreError when a voice of that name cannot be added: check before its audio is encoded."""
+        with self._lock:
+            self._check_room(name)
+
+    def _check_room(self, name: str) -> None:
+        self._refresh()
+        if self._by_name(name) is not None:
+            raise VoiceStoreError("exists", "a voice of that name exists already; delete it first")
+        if len(self._voices) >= self._max_voices:
+            raise VoiceStoreError(
+                "full",
+                f"too many voices: {len(self._voices)} stored, at most {self._max_voices} allowed; delete one first",
+            )
+
+    def add(
+        self,
+        *,
+        name: str,
+        encoder: str,
+        consent: str | None,
+        seconds: float,
+        latents: Mapping[str, np.ndarray],
+        ref_text: str | None = None,
+        description: str | None = None,
+    ) -> Voice:
+        """Stores a voice. latents: "reference" and, with ref_text, "prompt": float32 [patches, frames, channels].
+
+        Raises VoiceStoreError and then leaves nothing on disk.
+        """
+        id_ = f"voice_{secrets.token_hex(12)}"
+        voice = Voice(id_, name, encoder, consent, int(time.time()), round(seconds, 3), ref_text, description)
+        unfinished, final = self._directory / f"{UNFINISHED}{id_}", self._directory / id_
+        try:
+            # Written without the lock: the event loop takes it for look-ups, and disks can be slow.
+            unfinished.mkdir(parents=True)
+            _write(unfinished / LATENTS, save(dict(latents)))
+            _write(unfinished / METADATA, msgspec.json.encode(voice))
+            with _among_processes(self._directory), self._lock:
+                self._check_room(name)
+                unfinished.rename(final)
+                self._voices[id_] = voice
+            _sync_directory(self._directory)
+        except OSError as error:
+            with self._lock:
+                self._voices.pop(id_, None)
+            shutil.rmtree(final, ignore_errors=True)
+            log.error("voice %s cannot be stored: %s", id_, error)
+            if error.errno in DISK_FULL:
+                raise VoiceStoreError("disk_full", "the disk that stores voices is full") from error
+            raise VoiceStoreError("disk", "the voice cannot be written to disk") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return voice
+
+    def delete(self, id_: str) -> None:
+        """KeyError for an unknown id."""
+        with self._lock:
+            self._refresh()
+            del self._voices[id_]
+            self._cache.pop(id_, None)
+            # The rename hides it at once; if the server dies here, a later start deletes the rest.
+            doomed = self._directory / f"{UNFINISHED}{id_}"
+            try:
+                (self._directory / id_).rename(doomed)
+            except FileNotFoundError as error:
+                raise KeyError(id_) from error
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def cached(self, voice: Voice) -> dict[str, np.ndarray] | None:
+        """`latents`, if they are in memory."""
+        with self._lock:
+            cached = self._cache.get(voice.id)
+            if cached is not None:
+                self._cache.move_to_end(voice.id)
+            return cached
+
+    def latents(self, voice: Voice) -> dict[str, np.ndarray]:
+        """Tensors "reference" and, if the voice has a transcript, "prompt". VoiceStoreError when the file is missing or
+        damaged."""
+        cached = self.cached(voice)
+        if cached is not None:
+            return cached
+        try:
+            tensors = load_file(self._directory / voice.id / LATENTS)
+        except (OSError, SafetensorError) as error:
+            log.error("latents of voice %s cannot be read: %s", voice.id, error)
+            raise VoiceStoreError("disk", "the voice's latents cannot be read") from error
+        if "reference" not in tensors or not tensors.keys() <= TENSORS:
+            raise VoiceStoreError("disk", "the voice's file of latents has other tensors than expected")
+        with self._lock:
+            self._cache[voice.id] = tensors
+            if len(self._cache) > CACHED_LATENTS:
+                self._cache.popitem(last=False)
+        return tensors
+
+
+class ReferenceCache:
+    """Patches of the reference audio that was encoded last, by a digest of samples and model (LRU)."""
+
+    def __init__(self) -> None:
+        self._patches: OrderedDict[bytes, np.ndarray] = OrderedDict()
+
+    def get(self, key: bytes) -> np.ndarray | None:
+        if key in self._patches:
+            self._patches.move_to_end(key)
+        return self._patches.get(key)
+
+    def put(self, key: bytes, patches: np.ndarray) -> None:
+        self._patches[key] = patches
+        if len(self._patches) > CACHED_REFERENCES:
+            self._patches.popitem(last=False)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _among_processes(path: Path) -> Iterator[None]:
+    """Meanwhile no other process adds a voice: between its look at the names and its rename ours could come."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

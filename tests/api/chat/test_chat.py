@@ -1,0 +1,239 @@
+"""The routes over an engine that answers with the prompt's own bytes: everything but the model."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIError, AsyncOpenAI, OpenAI
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import GENEROUS, until, wait
+
+
+def picture(width: int = 16, height: int = 12, color: str = "red", kind: str = "PNG") -> str:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(buffer, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def frame_list(count: int) -> str:
+    frames = [picture(color=color, kind="JPEG").partition(",")[2] for color in ("red", "blue") * count]
+    return "data:video/jpeg;base64," + ",".join(frames[:count])
+
+
+def ask(client: OpenAI, text: Any, **fields: Any) -> Any:
+    return client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": text}], **fields)
+
+
+def test_an_answer_with_usage(client: OpenAI) -> None:
+    answer = ask(client, "hello wörld")
+    assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion" and answer.model == "tiny"
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "hello wörld", "stop")
+    assert choice.logprobs is None and choice.message.refusal is None
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (12, 12, 24)
+    assert usage.prompt_tokens_details.cached_tokens == 1
+
+
+def test_an_answer_says_how_it_was_computed(client: OpenAI) -> None:
+    alone = {"total": 4, "replayed": 3, "batch_size": 1.0, "encoded_media": 0}
+    assert ask(client, "abc").steps == alone
+    assert ask(client, "abc", n=2).steps == {**alone, "total": 8, "replayed": 6}
+    *others, last = ask(client, "abc", stream=True, stream_options={"include_usage": True})
+    assert last.steps == alone and not any("steps" in chunk.model_extra for chunk in others)
+
+
+def test_an_alias_is_answered_under_the_first_name(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny-alias", messages=[{"role": "user", "content": "x"}])
+    assert answer.model == "tiny"
+
+
+def test_a_stream_has_the_shape_that_clients_expect(client: OpenAI) -> None:
+    chunks = list(ask(client, "wörd", stream=True))
+    assert len({chunk.id for chunk in chunks}) == 1 and len({chunk.created for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content == ""
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "wörd"
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
+    assert all(chunk.choices[0].finish_reason is None for chunk in chunks[:-1])
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+def test_a_stream_ends_with_usage_when_asked(client: OpenAI) -> None:
+    chunks = list(ask(client, "abc", stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 3
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [chunk.usage.completion_tokens for chunk in ask(client, "abc", stream=True, stream_options=options)]
+    assert counts == sorted(counts) and counts[-1] == 3
+
+
+def test_the_raw_stream_ends_with_done(server: RunningServer) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "stream": True}
+    with_usage = {**body, "stream_options": {"include_usage": True}}
+    text = httpx.post(f"{server.url}/v1/chat/completions", json=with_usage).text
+    assert '"usage":null' in text.split("\n\n")[0]
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = response.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert "usage" not in json.loads(events[0].removeprefix("data: "))
+
+
+def test_several_answers(client: OpenAI) -> None:
+    answer = ask(client, "abcd", n=3)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [(n, "abcd") for n in range(3)]
+    assert answer.usage.completion_tokens == 12
+    texts = {0: "", 1: ""}
+    for chunk in ask(client, "abcd", n=2, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == {0: "abcd", 1: "abcd"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_cut_the_answer(client: OpenAI, stream: bool) -> None:
+    answer = ask(client, "one two three", stop=["zz", "two"], stream=stream)
+    if stream:
+        chunks = list(answer)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert (text, chunks[-1].choices[0].finish_reason) == ("one ", "stop")
+    else:
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one ", "stop")
+        assert answer.usage.completion_tokens == 7
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_the_length_cap(client: OpenAI, field: str) -> None:
+    answer = ask(client, "abcdef", **{field: 4})
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("abcd", "length")
+
+
+def test_logprobs(client: OpenAI) -> None:
+    answer = ask(client, "aé", logprobs=True, top_logprobs=2)
+    entries = answer.choices[0].logprobs.content
+    assert [(entry.token, entry.bytes) for entry in entries] == [("a", [97]), ("\ufffd", [195]), ("\ufffd", [169])]
+    assert [top.logprob for top in entries[0].top_logprobs] == [-0.5, -1.5]
+    chunks = list(ask(client, "ab", logprobs=True, stream=True))
+    streamed = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
+    assert [entry.token for entry in streamed] == ["a", "b"] and streamed[0].top_logprobs == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_goes_to_its_own_field(client: OpenAI, stream: bool) -> None:
+    answer = ask(client, "42", stream=stream, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    if stream:
+        deltas = [chunk.choices[0].delta for chunk in answer]
+        content = "".join(delta.content or "" for delta in deltas)
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    else:
+        content, reasoning = answer.choices[0].message.content, answer.choices[0].message.reasoning_content
+        assert answer.usage.completion_tokens_details.reasoning_tokens > 0
+    assert (reasoning, content) == ("hm", "42")
+
+
+def test_pictures_and_frame_lists(client: OpenAI) -> None:
+    parts = [
+        {"type": "text", "text": "look: "},
+        {"type": "image_url", "image_url": {"url": picture(), "detail": "low"}},
+        {"image_url": picture(color="blue")},
+        {"type": "video_url", "video_url": {"url": frame_list(5), "max_frames": 3}},
+    ]
+    answer = ask(client, parts)
+    assert answer.choices[0].message.content == "look: "
+    details = answer.usage.prompt_tokens_details
+    assert (details.text_tokens, details.image_tokens, details.video_tokens) == (6, 8, 4)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_how_a_video_is_sampled_may_stand_beside_its_url(client: OpenAI, beside: bool) -> None:
+    """The fake model's text does not tell frames apart: the metrics do."""
+    sampling = {"max_frames": 3}
+    part: dict[str, Any] = {"type": "video_url", "video_url": {"url": frame_list(5), **({} if beside else sampling)}}
+    seen = frames_seen(client)
+    ask(client, [part | (sampling if beside else {})])
+    assert frames_seen(client) - seen == 3
+
+
+@pytest.mark.parametrize(("pictures", "frames"), [(0, 10), (1, 5)])
+def test_fewer_frames_are_taken_of_a_video_of_many_pixels(pictures: int, frames: int) -> None:
+    """Frames have 16 x 12 pixels; ten fit the request's bound, five into half of it."""
+    with (
+        running_server(max_request_pixels=10 * 16 * 12) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        video = {"type": "video_url", "video_url": {"url": frame_list(20)}}
+        ask(client, [video, *[{"type": "image_url", "image_url": {"url": picture()}}] * pictures])
+        assert frames_seen(client) == frames
+
+
+def frames_seen(client: OpenAI) -> float:
+    text = httpx.get(str(client.base_url).removesuffix("/v1/") + "/metrics").text
+    line = next(line for line in text.splitlines() if line.startswith("reprise_request_video_frames_sum"))
+    return float(line.split()[-1])
+
+
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original"])
+def test_every_detail_of_the_client_library_is_taken(client: OpenAI, detail: str) -> None:
+    assert ask(client, [{"type": "image_url", "image_url": {"url": picture(), "detail": detail}}]).usage
+
+
+def test_unknown_fields_and_neutral_values_change_nothing(client: OpenAI) -> None:
+    extra = {"safety_identifier": "x", "cache_salt": 3, "tools": [], "response_format": {"type": "text"}, "n": None}
+    assert ask(client, "same", user="me", extra_body=extra).choices[0].message.content == "same"
+
+
+async def test_the_async_client(server: RunningServer) -> None:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+
+        async def one(text: str) -> str:
+            stream = await client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": text}], stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        texts = [f"text number {n}" for n in range(10)]
+        assert await asyncio.gather(*map(one, texts)) == texts
+
+
+def test_a_stream_that_fails_says_so(client: OpenAI) -> None:
+    with pytest.raises(APIError, match="failed by request"):
+        list(ask(client, "!fail", stream=True))
+
+
+def disconnects(server: RunningServer) -> float:
+    """Of chat so far. Other files' tests share the server."""
+    families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text)
+    samples = {(s.name, s.labels.get("endpoint")): s.value for family in families for s in family.samples}
+    return samples["reprise_client_disconnects_total", "chat"]
+
+
+async def test_a_client_that_leaves_ends_the_work(server: RunningServer) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "!endless"}], "max_tokens": 4000}
+    before = disconnects(server)
+    async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+        for stream in (True, False):
+            task = asyncio.create_task(http.post("/v1/chat/completions", json={**body, "stream": stream}))
+            await until(lambda: server.context.engine.in_flight == 1)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: server.context.engine.in_flight == 0)
+            await until(lambda: server.context.admission.in_flight == 0)
+    await asyncio.to_thread(wait, lambda: disconnects(server) >= before + 2, what="both are counted")
+
+
+async def test_silence_is_broken_by_comments(server: RunningServer) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "!silent"}], "stream": True}
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
+        lines = response.aiter_lines()
+        assert [await anext(lines) for _ in range(4)] == [": keep-alive", "", ": keep-alive", ""]

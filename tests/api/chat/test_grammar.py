@@ -1,0 +1,198 @@
+"""What becomes a grammar, what is refused with which words, and that no grammar costs more than its budget."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import llguidance
+import numpy as np
+import pytest
+
+from service.api.chat.grammar import Unfit, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES
+from tests.support.grammars import check_grammar
+from tests.support.schemas import SUPPORTED, UNSUPPORTED
+
+BYTES = llguidance.LLTokenizer("byte")
+PAGE = Path(__file__).parents[3] / "docs/structured_output.md"
+
+
+def accepts(grammar: str, answer: str) -> bool:
+    """Whether the grammar allows the whole answer, byte by byte."""
+    limits = llguidance.LLParserLimits(**LIMITS)
+    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0, limits=limits)
+    raw = answer.encode()
+    return matcher.try_consume_tokens(list(raw)) == len(raw) and matcher.is_accepting()
+
+
+def refused(grammar: str) -> str:
+    with pytest.raises(Unfit) as caught:
+        check_grammar(grammar)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("keyword", SUPPORTED)
+def test_a_supported_keyword_decides_what_an_answer_may_be(keyword: str) -> None:
+    schema, right, wrong = SUPPORTED[keyword]
+    assert keyword in json.dumps(schema)
+    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    checker = validator(schema, format_checker=jsonschema.FormatChecker())
+    assert checker.is_valid(json.loads(right)) and not checker.is_valid(json.loads(wrong))
+    grammar = json_schema_grammar(schema)
+    check_grammar(grammar)
+    assert accepts(grammar, right) and not accepts(grammar, wrong)
+
+
+@pytest.mark.parametrize("keyword", UNSUPPORTED)
+def test_an_unsupported_keyword_is_named(keyword: str) -> None:
+    inner = {"type": "object", "properties": {"a": {keyword: UNSUPPORTED[keyword]}}, "required": ["a"]}
+    assert f'unsupported JSON Schema keywords: "{keyword}"' in refused(json_schema_grammar(inner))
+
+
+def test_the_page_lists_the_keywords() -> None:
+    supported, unsupported = (set(re.findall(r"`([$a-zA-Z]+)`", line)) for line in _keyword_lines())
+    assert supported == set(SUPPORTED) and unsupported == set(UNSUPPORTED)
+
+
+def _keyword_lines() -> list[str]:
+    page = PAGE.read_text()
+    between = [("<!-- supported -->", "<!-- unsupported -->"), ("<!-- unsupported -->", "<!-- end -->")]
+    return [page.partition(start)[2].partition(stop)[0] for start, stop in between]
+
+
+def test_json_may_be_indented_but_not_padded() -> None:
+    grammar = json_schema_grammar({"type": "object"})
+    value = {"a": [1, {"b": None}], "c": "x"}
+    assert accepts(grammar, json.dumps(value)) and accepts(grammar, json.dumps(value, separators=(",", ":")))
+    assert accepts(grammar, json.dumps(value, indent=2))
+    assert not accepts(grammar, '{"a":  1}') and not accepts(grammar, " {}")
+
+
+def test_a_schema_cannot_loosen_the_rules() -> None:
+    assert "not" in refused(json_schema_grammar({"x-guidance": {"lenient": True}, "not": {}}))
+
+
+@pytest.mark.parametrize("choice", ["red", "", 'é\n\t"quoted" \\ /end/', "日本 🙂", "a|b"])
+def test_choices_are_literal(choice: str) -> None:
+    grammar = choice_grammar(["other", choice])
+    check_grammar(grammar)
+    assert accepts(grammar, choice) and accepts(grammar, "other") and not accepts(grammar, choice + "x")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [(r"[a-z]+/\d{2}", "ab/12", "ab12"), ("a\nb", "a\nb", "ab"), (r"(?i)yes|no", "YES", "y")],
+)
+def test_a_pattern_is_matched_as_a_whole(pattern: str, right: str, wrong: str) -> None:
+    grammar = regex_grammar(pattern)
+    check_grammar(grammar)
+    assert accepts(grammar, right) and not accepts(grammar, wrong)
+
+
+def chain(length: int) -> dict[str, Any]:
+    steps = {f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": {**steps, f"a{length}": {"type": "integer"}}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "integer"}
+
+
+REFUSED: dict[str, tuple[Callable[[], str], str]] = {
+    "10 MB": (lambda: json_schema_grammar({"enum": ["x" * 10_000_000]}), "too large"),
+    "100,000 values": (lambda: json_schema_grammar({"enum": [f"{i}" for i in range(100_000)]}), "too large"),
+    "100,000 choices": (lambda: choice_grammar([f"{i}" for i in range(100_000)]), "too large"),
+    "deep": (lambda: json_schema_grammar(nested(70)), "nested too deeply"),
+    "long chain": (lambda: json_schema_grammar(chain(500)), "references too deep"),
+    "long chain in Lark": (lambda: lark_grammar(f"start: %json {json.dumps(chain(500))}"), "references too deep"),
+    "many rules": (
+        lambda: lark_grammar("start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(3000))),
+        "too many rules",
+    ),
+    "doubled": (
+        lambda: lark_grammar("start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(60)) + '\nA60: "x"'),
+        "too big",
+    ),
+    "parentheses": (lambda: lark_grammar("start: " + "(" * 9000 + '"a"' + ")" * 9000), "rules too deep"),
+    "deep rules": (
+        lambda: lark_grammar("start: a0\n" + "\n".join(f"a{i}: {'(' * 25}a{i + 1}{')' * 25}" for i in range(190))),
+        "rules too deep",
+    ),
+    "long literal": (lambda: json_schema_grammar({"const": "x" * 5000}), "string of 5000 characters"),
+    "multiples": (lambda: json_schema_grammar({"type": "integer", "multipleOf": 1234567}), "multipleOf"),
+    "product": (
+        lambda: json_schema_grammar(
+            {"allOf": [{"anyOf": [{"pattern": f"{i}{j}"} for j in range(3)]} for i in range(14)]}
+        ),
+        "too large",
+    ),
+    "itself": (lambda: json_schema_grammar({"$ref": "#"}), "no answer can match it"),
+    "each other": (
+        lambda: json_schema_grammar(
+            {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}}
+        ),
+        "",
+    ),
+    "a file": (lambda: json_schema_grammar({"$ref": "file:///etc/passwd"}), "not present in a registry"),
+    "look-around": (lambda: regex_grammar("(?=a)a"), "look-around"),
+    "back-reference": (lambda: regex_grammar(r"(a)\1"), "backreferences"),
+    "optional letters": (lambda: regex_grammar("(a|b)*a" + "(a|b)?" * 800), "too complex"),
+    "impossible": (lambda: json_schema_grammar({"type": "integer", "minimum": 5, "maximum": 2}), "Unsatisfiable"),
+    "no schema after %json": (lambda: lark_grammar("start: %json 5x"), "%json"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_cost_too_much_or_cannot_work_is_refused(name: str) -> None:
+    make, reason = REFUSED[name]
+    assert reason in refused(make())
+
+
+LARGE: dict[str, Callable[[], str]] = {
+    "longest chain": lambda: json_schema_grammar(chain(300)),
+    "longest chain of rules": lambda: lark_grammar(
+        "start: A0\n" + "\n".join(f'A{i}: A{i + 1} "y"' for i in range(190)) + '\nA190: "x"'
+    ),
+    "deepest rules": lambda: lark_grammar(
+        "start: a0\n" + "\n".join(f'a{i}: {"(" * 4}"x" a{i + 1} | "y"{")" * 4}' for i in range(190)) + '\na190: "x"'
+    ),
+    "deepest": lambda: json_schema_grammar(nested(30)),
+    "most choices": lambda: choice_grammar([f"value number {i}" for i in range(2500)]),
+    "repetitions": lambda: regex_grammar("(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+    "backtracking": lambda: regex_grammar("((x+x+)+y|(a|b)*a(a|b){300})"),
+    "many patterns": lambda: json_schema_grammar(
+        {
+            "type": "object",
+            "properties": {f"p{i}": {"type": "string", "pattern": f"(a|b)*{i}(a|b){{40}}"} for i in range(200)},
+        }
+    ),
+    "ambiguous": lambda: lark_grammar('start: start start | "a" | ""'),
+}
+
+
+TOO_COMPLEX = ("repetitions",)
+"""Accepted, and stopped by the budget of a token on the way."""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_largest_accepted_grammars_are_built_and_advance_in_threads(name: str) -> None:
+    """Also where the stack is that of the threads that compute masks."""
+    grammar = LARGE[name]()
+    assert len(grammar) <= MAX_GRAMMAR_BYTES
+    check_grammar(grammar)
+    limits = llguidance.LLParserLimits(**LIMITS)
+    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0, limits=limits)
+    executor = llguidance.LLExecutor(1)
+    mask = np.zeros((1, 9), dtype=np.int32)
+    for _ in range(40):
+        executor.unsafe_compute_mask_ptr([(matcher, 0)], mask.ctypes.data, mask.nbytes, 1)
+        bits = int.from_bytes(mask.tobytes(), "little") & (2**256 - 1)
+        if not bits:
+            break
+        executor.consume_token_par([(matcher, bits.bit_length() - 1)])
+    assert matcher.stop_reason() in ("NotStopped", "NoExtension") or name in TOO_COMPLEX

@@ -1,0 +1,161 @@
+"""Grammars are tried in processes that may die of them: the request is refused, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.footprint import children, inspect
+from service.api.chat import grammar as grammars
+from service.api.chat import grammar_checks
+from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from service.api.chat.grammar_checks import GrammarChecks
+from service.api.http.errors import ApiError
+from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES, LIMITS, library_variables
+from service.media.limits import MIB, WorkerLimits
+from tests.api.chat.test_grammar import LARGE, REFUSED, chain
+from tests.support.servers import RunningServer
+from tests.support.waiting import until
+
+COLORS = choice_grammar(["red", "blue"])
+OVERFLOWING = chain(800)
+"""Within all rules but the one on levels."""
+
+
+@pytest.fixture
+async def checks() -> AsyncIterator[GrammarChecks]:
+    checks = GrammarChecks()
+    yield checks
+    checks.close()
+
+
+@pytest.fixture
+def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the rules in front did not know of long chains."""
+    monkeypatch.setattr(grammars, "MAX_LEVELS", 1_000_000)
+
+
+async def check(checks: GrammarChecks, grammar: str) -> str:
+    return await checks.checked(lambda: grammar, "guided")
+
+
+async def refused(checks: GrammarChecks, grammar: str, status: int = 400) -> str:
+    with pytest.raises(ApiError) as caught:
+        await check(checks, grammar)
+    assert caught.value.status == status
+    if status == 400:
+        assert caught.value.param == "guided" and caught.value.code == "invalid_grammar"
+    return caught.value.message
+
+
+async def stopped(checks: GrammarChecks) -> int:
+    """A worker that answers nothing more; its pid."""
+    assert await check(checks, COLORS) == COLORS
+    pid = checks.workers._idle[-1].pid
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarChecks) -> None:
+    for make in LARGE.values():
+        assert await check(checks, grammar := make()) == grammar
+    for make, reason in REFUSED.values():
+        assert reason in await refused(checks, make())
+    assert checks.workers.workers_lost == 0 and len(checks.workers._idle) == 1
+
+
+async def test_a_grammar_that_overflows_the_stack_is_too_complex(checks: GrammarChecks, unbounded: None) -> None:
+    assert await check(checks, COLORS) == COLORS
+    pid = checks.workers._idle[-1].pid
+    for lost in (1, 2):
+        message = await refused(checks, json_schema_grammar(OVERFLOWING))
+        assert message == "guided: too complex: checking it takes more time, memory or stack than allowed."
+        assert checks.workers.workers_lost == lost
+    other = regex_grammar("[a-z]+")
+    assert await check(checks, other) == other
+    assert checks.workers._idle[-1].pid != pid and inspect(pid) is None
+
+
+async def test_a_process_that_is_killed_takes_its_grammar_along(checks: GrammarChecks) -> None:
+    pid = await stopped(checks)
+    checking = asyncio.ensure_future(refused(checks, regex_grammar("a+")))
+    await until(lambda: bool(checks.workers._busy), what="the check has begun")
+    os.kill(pid, signal.SIGKILL)
+    assert "too complex" in await checking
+    assert await check(checks, regex_grammar("a+"))
+
+
+async def test_a_check_has_a_time_limit(checks: GrammarChecks) -> None:
+    pid = await stopped(checks)
+    checks.workers._idle[-1]._limits = WorkerLimits(wall_seconds=0.1)
+    assert "too complex" in await refused(checks, regex_grammar("a+"))
+    assert inspect(pid) is None
+    assert await check(checks, regex_grammar("a+"))
+
+
+async def test_a_process_has_limits_on_memory_and_processor_time(checks: GrammarChecks) -> None:
+    await check(checks, COLORS)
+    lines = Path(f"/proc/{checks.workers._idle[-1].pid}/limits").read_text().splitlines()
+    limits = {line[:25].strip(): line[25:].split()[0] for line in lines}
+    assert limits["Max address space"] == str(1024 * MIB) and limits["Max core file size"] == "0"
+    assert int(limits["Max cpu time"]) < 60
+
+
+async def test_a_turn_that_does_not_come_is_no_fault_of_the_grammar(
+    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stopped(checks)
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar_checks, "WAIT_SECONDS", 0.1)
+        assert "busy" in await refused(checks, regex_grammar("a+"), 503)
+    assert await check(checks, regex_grammar("a+"))
+
+
+async def test_what_was_tried_is_not_tried_again(checks: GrammarChecks) -> None:
+    wrong = regex_grammar("(?=a)a")
+    assert "look-around" in await refused(checks, wrong)
+    await stopped(checks)
+    assert await check(checks, COLORS) == COLORS and "look-around" in await refused(checks, wrong)
+
+
+async def test_few_results_are_remembered(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checks, "_MOST_REMEMBERED", 2)
+    for number in range(4):
+        await check(checks, regex_grammar(f"a{number}"))
+    assert len(checks._results) == 2
+
+
+async def test_deaths_leave_nothing_behind(unbounded: None) -> None:
+    await asyncio.to_thread(int)  # the thread and what belongs to it stay
+    descriptors, processes = len(os.listdir("/proc/self/fd")), set(children(os.getpid()))
+    checks = GrammarChecks()
+    for _ in range(3):
+        await refused(checks, json_schema_grammar(OVERFLOWING))
+    await check(checks, COLORS)
+    checks.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert set(children(os.getpid())) <= processes
+
+
+def test_a_check_has_less_than_the_engine() -> None:
+    assert int(library_variables()["RUST_MIN_STACK"]) >= 2 * CHECK_STACK_BYTES
+    fuel = [name for name in LIMITS if type(LIMITS[name]) is int]
+    assert "step_lexer_fuel" in fuel and all(2 * CHECK_LIMITS[name] <= LIMITS[name] for name in fuel)
+
+
+def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer, unbounded: None) -> None:
+    def ask(schema: object) -> httpx.Response:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema}
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+    lost = server.context.grammars.workers.workers_lost
+    response = ask(OVERFLOWING)
+    assert response.status_code == 400 and "too complex" in response.json()["error"]["message"]
+    assert server.context.grammars.workers.workers_lost == lost + 1
+    assert ask({"type": "integer"}).status_code == 200

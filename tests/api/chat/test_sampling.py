@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from service.api.chat.sampling import derived_seed, sampling_params
+from service.api.chat.schema import ChatRequestBody
+from service.api.http.errors import ApiError
+from service.link.messages import SamplingParams
+from service.logs import JsonFormatter
+from service.settings import load_settings
+from tests.support.fake_chat import END, FakeProcessor
+
+SETTINGS = load_settings()
+
+
+def params(prompt_tokens: int = 10, processor: Any = None, settings: Any = SETTINGS, **fields: Any) -> SamplingParams:
+    body = msgspec.convert({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}, ChatRequestBody)
+    return sampling_params(body, processor or FakeProcessor(), prompt_tokens, settings)
+
+
+def test_omitted_fields_follow_the_checkpoint_then_openai() -> None:
+    processor = FakeProcessor()
+    processor.generation_defaults = {"temperature": 0.3, "top_k": 20, "repetition_penalty": 1.1}
+    chosen = params(processor=processor)
+    assert (chosen.temperature, chosen.top_k, chosen.repetition_penalty, chosen.top_p) == (0.3, 20, 1.1, 1.0)
+    chosen = params(processor=processor, temperature=0, top_k=-1, repetition_penalty=1, top_p=0.2)
+    assert (chosen.temperature, chosen.top_k, chosen.repetition_penalty, chosen.top_p) == (0.0, 0, 1.0, 0.2)
+
+
+def test_the_answer_ends_at_the_contexts_end() -> None:
+    context = FakeProcessor.context_length
+    assert params(10).max_tokens == context - 10
+    assert params(context - 3, max_tokens=100).max_tokens == 3
+    assert params(10, max_tokens=100, max_completion_tokens=7).max_tokens == 7
+    settings = load_settings({"max_output_tokens": 50, "default_output_tokens": 20})
+    assert params(settings=settings).max_tokens == 20
+    assert params(settings=settings, max_tokens=100).max_tokens == 50
+    with pytest.raises(ApiError) as refusal:
+        params(context)
+    assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
+
+
+def test_end_tokens() -> None:
+    assert params().stop_token_ids == (END,)
+    assert params(stop_token_ids=[65]).stop_token_ids == (65, END)
+    assert params(ignore_eos=True, stop_token_ids=[65]).stop_token_ids == (65,)
+
+
+def test_logprobs() -> None:
+    assert params().logprobs is None and params(logprobs=False).logprobs is None
+    assert params(logprobs=True).logprobs == 0 and params(logprobs=True, top_logprobs=5).logprobs == 5
+
+
+def test_seeds() -> None:
+    assert params(seed=-5).seed == -5 and params().seed != params().seed
+    assert derived_seed(7, 0) == 7
+    seeds = [derived_seed(7, index) for index in range(100)]
+    assert len(set(seeds)) == 100 and all(-(2**63) <= seed < 2**63 for seed in seeds)
+    assert derived_seed(7, 3) == derived_seed(7, 3) != derived_seed(8, 3)
+
+
+def test_json_logs_are_one_object_a_line() -> None:
+    record = logging.LogRecord("reprise", logging.WARNING, "", 0, "two\nlines %s", ("x",), None)
+    record.tokens = 3
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    entry = json.loads(line)
+    assert (entry["message"], entry["level"], entry["tokens"]) == ("two\nlines x", "warning", 3)

@@ -1,0 +1,342 @@
+"""Spoken answers over an engine without models: what is said, how it is sent, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from openai import APIError, BadRequestError, InternalServerError, OpenAI
+
+from service.link.config import EngineConfig
+from service.link.supervisor import EngineLink, InlineLink
+from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
+from tests.support.servers import RunningServer, running_server
+from tests.support.tool_samples import TOOLS, call_text, result
+from tests.support.waiting import GENEROUS, wait
+
+SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "default", "format": "pcm16"}}
+ROME, SUM = call_text("get_weather", city="Rome"), call_text("add", a=2, b=40)
+CALLS = [("get_weather", {"city": "Rome"}), ("add", {"a": 2, "b": 40})]
+TICK_BYTES = PATCH  # 0.1 s at 24 kHz, 16 bits
+
+
+class Talking:
+    def __init__(self, server: RunningServer, talker: FakeTalker) -> None:
+        self.server = server
+        self.talker = talker
+        self.client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=GENEROUS)
+
+    def ask(self, text: str, **fields: Any) -> Any:
+        messages = [{"role": "user", "content": text}]
+        return self.client.chat.completions.create(model="tiny", messages=messages, **{**SPOKEN, **fields})
+
+    def said(self) -> list[str]:
+        """Segments of the newest answer."""
+        return self.talker.texts[self.talker.requests[-1].request_id]
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Talking]:
+    talker = FakeTalker()
+
+    def link(config: EngineConfig) -> EngineLink:
+        return InlineLink(config, talker.serve)
+
+    voices = tmp_path_factory.mktemp("voices")
+    with running_server(
+        talking_catalog(), link, voices_dir=voices, fixed_voices=False, max_n=4, max_speech_chars=400
+    ) as server:
+        yield Talking(server, talker)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(talking: Talking) -> Iterator[None]:
+    yield
+    talking.server.wait_idle()
+    wait(lambda: talking.talker.idle, what="the engine has nothing to do")
+    assert not talking.server.context.unvoiced
+
+
+def samples(data: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(data, validate=True), "<i2")
+
+
+def called(message: Any) -> list[tuple[str, Any]]:
+    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or []]
+
+
+def transcript(chunks: list[Any]) -> str:
+    audio = [choice.delta.audio for chunk in chunks for choice in chunk.choices if choice.delta.audio]
+    return "".join(entry.transcript or "" for entry in audio)
+
+
+def test_an_answer_is_text_and_audio(talking: Talking) -> None:
+    answer = talking.ask("One, two and three is it. Four five six.")
+    message, usage = answer.choices[0].message, answer.usage
+    assert message.content is None and message.audio.id.startswith("audio_")
+    assert message.audio.transcript == "One, two and three is it. Four five six."
+    assert talking.said() == ["One, two and three is it.", "Four five six."]
+    assert len(samples(message.audio.data)) * 2 == 2 * TICK_BYTES
+    assert usage.completion_tokens_details.audio_tokens == 2
+    assert usage.completion_tokens == 40 + 2
+    assert not talking.talker.requests[-1].live
+
+
+def test_the_first_segment_ends_at_a_clause_and_the_others_at_sentences(talking: Talking) -> None:
+    text = "Now here is the first, and here, after it, is more. The next one, as you see, goes to its end."
+    talking.ask(text)
+    assert talking.said() == [
+        "Now here is the first,",
+        "and here, after it, is more.",
+        "The next one, as you see, goes to its end.",
+    ]
+
+
+def test_a_stream_has_transcript_and_audio_that_clients_put_together(talking: Talking) -> None:
+    text = "Here I am for you, to say it. And this, too."
+    chunks = list(talking.ask(text, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    audio = [c.choices[0].delta.audio for c in chunks if c.choices and c.choices[0].delta.audio]
+    assert [entry.id for entry in audio if entry.id] == [audio[0].id]
+    assert transcript(chunks) == text
+    pieces = [entry.data for entry in audio if entry.data]
+    assert len(pieces) > 1
+    assert len(samples("".join(pieces))) == sum(len(samples(piece)) for piece in pieces) == 3 * PATCH // 2
+    assert audio[-1].expires_at
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage.completion_tokens_details.audio_tokens == 3
+    assert talking.talker.requests[-1].live
+
+
+def test_the_first_sound_comes_while_the_text_is_being_written(talking: Talking) -> None:
+    with talking.ask("!endless Here is a first clause, and so on. ", stream=True) as stream:
+        for chunk in stream:
+            if (audio := chunk.choices[0].delta.audio) and audio.data:
+                break
+        assert talking.talker.chats
+
+
+def test_openai_python_accumulates_the_stream(talking: Talking) -> None:
+    messages: Any = [{"role": "user", "content": "It is put together. Is it?"}]
+    with talking.client.chat.completions.stream(model="tiny", messages=messages, **SPOKEN) as stream:
+        message: Any = stream.get_final_completion().choices[0].message
+    assert message.audio.transcript == "It is put together. Is it?"
+    assert message.audio.id.startswith("audio_") and len(message.audio.id) == len("audio_") + 32
+    assert len(samples(message.audio.data)) == PATCH
+
+
+def test_an_answer_can_be_sent_back(talking: Talking) -> None:
+    first = talking.ask("The first answer.").choices[0].message
+    messages: Any = [{"role": "user", "content": "x"}, first, {"role": "user", "content": "The second."}]
+    answer = talking.client.chat.completions.create(model="tiny", messages=messages, **SPOKEN)
+    assert answer.choices[0].message.audio.transcript == "The second."
+
+
+def test_an_answer_can_be_sent_back_by_its_id(talking: Talking) -> None:
+    whole = talking.ask("The first answer.").choices[0].message.audio
+    chunks = list(talking.ask("It came in a stream.", stream=True))
+    audio = [c.choices[0].delta.audio for c in chunks if c.choices and c.choices[0].delta.audio]
+    for id, expires_at, text in (
+        (whole.id, whole.expires_at, whole.transcript),
+        (audio[0].id, audio[-1].expires_at, "It came in a stream."),
+    ):
+        assert expires_at > time.time() + 3000
+        for empty in ({}, {"content": None}, {"content": ""}):
+            messages: Any = [{"role": "assistant", "audio": {"id": id}, **empty}]
+            answer = talking.client.chat.completions.create(model="tiny", messages=messages)
+            assert answer.choices[0].message.content == text
+
+
+@pytest.mark.parametrize(
+    ("audio", "field"),
+    [({"id": "audio_0"}, "id"), ({}, "transcript"), ({"id": None, "transcript": None}, "transcript")],
+)
+def test_an_answer_that_is_not_kept_is_asked_for(talking: Talking, audio: Any, field: str) -> None:
+    messages: Any = [{"role": "assistant", "audio": audio}]
+    with pytest.raises(BadRequestError, match="transcript") as refused:
+        talking.client.chat.completions.create(model="tiny", messages=messages, **SPOKEN)
+    assert refused.value.param == f"messages[0].audio.{field}"
+
+
+def test_a_text_before_calls_is_said_and_the_calls_are_not(talking: Talking) -> None:
+    answer = talking.ask(f"I look it up {ROME}\n{SUM}", tools=TOOLS).choices[0]
+    assert answer.finish_reason == "tool_calls" and answer.message.content is None
+    assert called(answer.message) == CALLS
+    assert answer.message.audio.transcript == "I look it up" and answer.message.audio.finish_reason == "stop"
+    assert talking.said() == ["I look it up"]
+    assert len(samples(answer.message.audio.data)) == PATCH // 2
+
+
+def test_a_turn_of_calls_alone_has_no_audio(talking: Talking) -> None:
+    before = len(talking.talker.requests)
+    answer = talking.ask(f"{ROME}\n{SUM}", tools=TOOLS, tool_choice="required")
+    message = answer.choices[0].message
+    assert (message.content, message.audio) == (None, None) and called(message) == CALLS
+    assert answer.usage.completion_tokens_details.audio_tokens == 0
+    chunks = list(talking.ask(f"{ROME}\n{SUM}", tools=TOOLS, stream=True))
+    assert all(choice.delta.audio is None for chunk in chunks for choice in chunk.choices)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert len(talking.talker.requests) == before
+
+
+def test_a_stream_has_calls_beside_the_sound(talking: Talking) -> None:
+    messages: Any = [{"role": "user", "content": f"I look it up.\n\n{ROME}\n{SUM}"}]
+    asked = {"model": "tiny", "messages": messages, "tools": TOOLS, **SPOKEN}
+    with talking.client.chat.completions.stream(**asked) as stream:
+        choice: Any = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls" and called(choice.message) == CALLS
+    assert choice.message.audio.transcript == "I look it up."
+    assert len(samples(choice.message.audio.data)) == PATCH // 2
+
+
+def test_what_comes_before_a_call_is_said_while_the_call_is_written(talking: Talking) -> None:
+    """The call never ends."""
+    text = '!endless I look <tool_call>{"name": "get_weather", "arguments": {"city": "'
+    with talking.ask(text, tools=TOOLS, stream=True) as stream:
+        for chunk in stream:
+            if (audio := chunk.choices[0].delta.audio) and audio.data:
+                break
+        assert talking.talker.chats and talking.said() == ["!endless I look"]
+
+
+def test_an_agent_with_a_voice_goes_on_by_ids_alone(talking: Talking) -> None:
+    first = talking.ask(f"I look it up. {ROME}", tools=TOOLS).choices[0].message
+    spoken = {"role": "assistant", "audio": {"id": first.audio.id}, "tool_calls": first.model_dump()["tool_calls"]}
+    messages: Any = [{"role": "user", "content": "x"}, spoken, result(first.tool_calls[0].id, "It is sunny.")]
+    answer = talking.client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS, **SPOKEN)
+    assert answer.choices[0].message.audio.transcript == "It is sunny."
+
+
+def test_an_answer_that_fits_a_schema_can_be_spoken(talking: Talking) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    format = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    message = talking.ask('{"a": 1}', response_format=format).choices[0].message
+    assert message.content is None and json.loads(message.audio.transcript) == {"a": 1}
+    assert talking.said() == ['{"a": one}']
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_speech_that_ends_at_its_cap_says_so(talking: Talking, stream: bool) -> None:
+    talking.talker.runaways = 1
+    answer = talking.ask("This is said. And this.", stream=stream)
+    if stream:
+        chunks = list(answer)
+        last = [c.choices[0].delta.audio for c in chunks if c.choices and c.choices[0].delta.audio][-1]
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        last, reason = answer.choices[0].message.audio, answer.choices[0].finish_reason
+    assert (last.finish_reason, reason) == ("length", "stop"), "the speech's own end, and the text's"
+
+
+def test_nothing_after_a_stop_string_is_said(talking: Talking) -> None:
+    answer = talking.ask("Say this much. STOP and not this.", stop="STOP")
+    assert answer.choices[0].message.audio.transcript == "Say this much. "
+    assert talking.said() == ["Say this much."]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_reasoning_is_not_said(talking: Talking) -> None:
+    message = talking.ask("Aloud.", extra_body={"chat_template_kwargs": {"enable_thinking": True}}).choices[0].message
+    assert message.reasoning_content == "hm" and message.audio.transcript == "Aloud."
+    assert talking.said() == ["Aloud."]
+
+
+def test_markup_is_written_but_not_said(talking: Talking) -> None:
+    text = "It is **very** `big`:\n\n```py\nf(x)\n```\n\n- See [the page](http://x.y/z)."
+    assert talking.ask(text).choices[0].message.audio.transcript == text
+    assert " ".join(talking.said()) == "It is very : See the page."
+
+
+def test_what_cannot_be_said_is_only_written(talking: Talking) -> None:
+    answer = talking.ask("This is one. Now ж ж ж is two. And three.")
+    assert answer.choices[0].message.audio.transcript == "This is one. Now ж ж ж is two. And three."
+    assert talking.said() == ["This is one.", "And three."]
+    silent = talking.ask("***").choices[0].message.audio
+    assert silent.transcript == "***" and silent.data == ""
+
+
+def test_a_long_answer_ends_where_the_audio_may(talking: Talking) -> None:
+    text = "0123456 89. " * 50
+    chunks = list(talking.ask(text, stream=True))
+    assert transcript(chunks) == text[:400]
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_voice_that_fails_ends_the_text(talking: Talking, stream: bool) -> None:
+    with pytest.raises(APIError if stream else InternalServerError, match="the voice failed"):
+        list(talking.ask(f"!endless Begin it, then {MUTE} it goes. And on.", stream=stream))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_text_that_fails_ends_the_voice(talking: Talking, stream: bool) -> None:
+    with pytest.raises(APIError):
+        list(talking.ask("!fail", stream=stream))
+
+
+def test_leaving_frees_text_and_voice(talking: Talking) -> None:
+    body = {"model": "tiny", "stream": True, **SPOKEN}
+    body["messages"] = [{"role": "user", "content": f"!endless This is the beginning, {ENDLESS}. "}]
+    with httpx.stream("POST", f"{talking.server.url}/v1/chat/completions", json=body, timeout=GENEROUS) as answer:
+        lines = (line for line in answer.iter_lines() if '"data"' in line)
+        next(lines)
+        assert talking.talker.chats and talking.talker.speeches
+    # nothing_is_left: both end without the end of the answer, which has none
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"modalities": []}, "modalities"),
+        ({"modalities": ["text", "video"]}, "modalities[1]"),
+        ({"modalities": ["text"]}, "audio"),
+        ({"modalities": None}, "audio"),
+        ({"audio": None}, "audio"),
+        ({"n": 2}, "n"),
+        ({"audio": {"voice": "alloy", "format": "ogg"}}, "audio.format"),
+        ({"audio": {"voice": "alloy", "format": "wav"}, "stream": True}, "audio.format"),
+        ({"audio": {"voice": "nobody", "format": "wav"}}, "audio.voice"),
+        ({"audio": {"format": "wav", "model": "tiny"}}, "audio.model"),
+        ({"audio": {"format": "wav", "model": "else"}}, "audio.model"),
+        ({"audio": {"format": "opus", "sample_rate": 44100}}, "audio.sample_rate"),
+        ({"audio": {"format": "wav", "inference_timesteps": 1}}, "audio.inference_timesteps"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(talking: Talking, fields: dict[str, Any], param: str) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **SPOKEN, **fields}
+    answer = httpx.post(f"{talking.server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
+    assert answer.status_code == 400, answer.text
+    error = json.loads(answer.content)["error"]
+    assert error["param"] == param and error["message"].startswith(param)
+
+
+def test_without_a_speech_model_nothing_is_spoken(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="no speech model is served"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], **SPOKEN)
+
+
+def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None:
+    talker = FakeTalker()
+    flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": False}
+
+    def ask(server: RunningServer, **audio: Any) -> httpx.Response:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Say it."}], **SPOKEN}
+        body["audio"] = {"format": "pcm16", **audio}
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
+
+    with running_server(talking_catalog(2), lambda config: InlineLink(config, talker.serve), **flags) as server:
+        refused = ask(server)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "audio.model"
+        assert ask(server, model="talker-1").status_code == 200
+        assert talker.requests[-1].model == "talker-1"
+    flags["spoken_answer_model"] = "talker-1"
+    with running_server(talking_catalog(2), lambda config: InlineLink(config, talker.serve), **flags) as server:
+        assert ask(server).status_code == 200 and talker.requests[-1].model == "talker-1"
+        assert ask(server, model="talker").status_code == 200 and talker.requests[-1].model == "talker"

@@ -1,0 +1,106 @@
+"""Structured output over HTTP, from the embedded model in a real server, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import pytest
+from openai import OpenAI
+from PIL import Image, ImageDraw
+from pydantic import BaseModel
+
+from tests.api.chat.test_grammar import LARGE, REFUSED
+from tests.support.processes import ServerProcess
+
+MODEL = "reprise/qwen2_vl"
+
+
+class Shape(BaseModel):
+    shape: Literal["circle", "square", "triangle", "star"]
+    color: Literal["red", "blue", "green", "yellow", "black"]
+
+
+class Picture(BaseModel):
+    shapes: list[Shape]
+
+
+@pytest.fixture
+def client(embedded_server: ServerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def question() -> list[Any]:
+    picture = Image.new("RGB", (224, 224), "white")
+    ImageDraw.Draw(picture).ellipse((30, 40, 110, 120), fill=(220, 30, 30))
+    ImageDraw.Draw(picture).rectangle((130, 120, 200, 190), fill=(30, 60, 220))
+    picture.save(file := io.BytesIO(), "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    text = {"type": "text", "text": "What is in the picture?"}
+    return [{"role": "user", "content": [text, {"type": "image_url", "image_url": {"url": url}}]}]
+
+
+def test_parse_gives_what_the_model_sees(client: OpenAI) -> None:
+    completion = client.chat.completions.parse(
+        model=MODEL, messages=question(), temperature=0, max_tokens=200, response_format=Picture
+    )
+    parsed = completion.choices[0].message.parsed
+    assert parsed is not None and completion.choices[0].finish_reason == "stop"
+    assert [(one.shape, one.color) for one in parsed.shapes] == [("circle", "red"), ("square", "blue")]
+
+
+def test_streamed_answers_parse_too(client: OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=question(), temperature=0, max_tokens=200, response_format=Picture
+    ) as stream:
+        for _ in stream:
+            pass
+    parsed = stream.get_final_completion().choices[0].message.parsed
+    assert parsed is not None and parsed.shapes[0].shape == "circle"
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_choice": ["red", "blue"]}, "red|blue"),
+        ({"structured_outputs": {"choice": ["red", "blue"]}}, "red|blue"),
+        ({"guided_regex": "[0-9]{3}-[a-c]"}, "[0-9]{3}-[a-c]"),
+        ({"guided_grammar": 'start: "<" /[a-z]{2}/ ">"'}, "<[a-z]{2}>"),
+        ({"guided_json": '{"type": "integer", "minimum": 10, "maximum": 19}'}, "1[0-9]"),
+        ({"structured_outputs": {"json": {"enum": [1, 2]}}}, "[12]"),
+    ],
+    ids=str,
+)
+def test_every_answer_matches(client: OpenAI, fields: dict[str, Any], pattern: str) -> None:
+    completion = client.chat.completions.create(
+        model=MODEL, messages=question(), n=3, seed=1, temperature=1.5, max_tokens=20, extra_body=fields
+    )
+    for choice in completion.choices:
+        assert choice.finish_reason == "stop" and re.fullmatch(pattern, choice.message.content or "")
+
+
+def test_no_grammar_harms_the_server(embedded_server: ServerProcess) -> None:
+    """Each is refused, or answered as far as its budget goes."""
+    grammars = {name: make() for name, (make, _) in REFUSED.items()} | {name: make() for name, make in LARGE.items()}
+    asked = 0
+    for name, text in grammars.items():
+        for field, value in _fields(text):
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, field: value}
+            response = httpx.post(f"{embedded_server.url}/v1/chat/completions", json=body, timeout=120)
+            assert response.status_code in (200, 400), (name, response.text[:300])
+            asked += 1
+    assert asked == len(grammars)
+    assert httpx.get(f"{embedded_server.url}/ready").status_code == 200
+
+
+def _fields(text: str) -> Iterator[tuple[str, Any]]:
+    """The request field for each part of a grammar in its JSON form."""
+    for part in json.loads(text)["grammars"]:
+        schema = part.get("json_schema")
+        yield ("guided_json", schema) if schema is not None else ("guided_grammar", part["lark_grammar"])

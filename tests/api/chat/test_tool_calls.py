@@ -1,0 +1,120 @@
+"""Calls separated from text while both are generated."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.api.chat.detokenizer import TextAssembler
+from service.api.chat.tool_calls import ToolCallParser, joined
+from service.api.chat.tool_schema import ToolCallDelta
+from service.link.messages import ChatDelta
+from tests.support.tool_samples import call_text
+
+
+def parse(chunks: list[str]) -> tuple[str, list[ToolCallDelta]]:
+    parser = ToolCallParser()
+    said, deltas = "", []
+    for chunk in chunks:
+        text, calls = parser.feed(chunk)
+        said += text
+        deltas += calls
+    return said + parser.flush(), deltas
+
+
+def calls(deltas: list[ToolCallDelta]) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in joined(deltas)]
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:stop] for start, stop in pairwise(edges)]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.sampled_from('{}[]"\\:, <tool_call>/é\n')),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a{}"\\</>', max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+arguments = st.dictionaries(st.text('ab{}"\\', max_size=5), values, max_size=4)
+texts = st.text(st.sampled_from("ab <tool_cal>\n{}é"), max_size=30).filter(lambda text: "<tool_call>" not in text)
+places = st.lists(st.integers(0, 10_000), max_size=12)
+
+
+@given(texts, st.lists(st.tuples(st.sampled_from(["add", "get-x_1"]), arguments), max_size=3), places)
+def test_any_split_gives_text_and_calls_of_the_whole(
+    text: str, made: list[tuple[str, dict[str, object]]], where: list[int]
+) -> None:
+    answer = text + "\n".join(call_text(name, **{"": 0} | values) for name, values in made)
+    said, deltas = parse(cut(answer, where))
+    assert said == (text.rstrip() if made else text)
+    wanted = [(name, json.dumps({"": 0} | values, ensure_ascii=False)) for name, values in made]
+    assert calls(deltas) == wanted
+    assert parse(list(answer))[0] == said
+
+
+def test_deltas_are_openais() -> None:
+    _, deltas = parse(list("Hm.\n" + call_text("add", a=1) + "\n" + call_text("now")))
+    first = [delta for delta in deltas if delta.id]
+    assert [(delta.index, delta.function.name, delta.function.arguments, delta.type) for delta in first] == [
+        (0, "add", "", "function"),
+        (1, "now", "", "function"),
+    ]
+    assert len({delta.id for delta in first}) == 2 and all(str(delta.id).startswith("call_") for delta in first)
+    assert [delta.index for delta in deltas] == sorted(delta.index for delta in deltas)
+    rest = [delta for delta in deltas if not delta.id]
+    assert all(not delta.function.name and not delta.type and delta.function.arguments for delta in rest)
+
+
+def test_the_name_is_out_before_the_arguments_begin() -> None:
+    _, deltas = ToolCallParser().feed('<tool_call>\n{"name": "add"')
+    assert [delta.function.name for delta in deltas] == ["add"]
+
+
+@pytest.mark.parametrize("end", range(1, 70))
+def test_an_answer_that_is_cut_short_is_a_beginning(end: int) -> None:
+    whole = call_text("add", a=1, b="}")
+    said, deltas = parse([whole[:end]])
+    named = '"add"' in whole[:end]
+    assert len(calls(deltas)) == named
+    if named:
+        assert '{"a": 1, "b": "}"}'.startswith(calls(deltas)[0][1])
+    assert said == (whole[:end] if len(whole[:end]) < len("<tool_call>") else "")
+
+
+def test_what_only_looks_like_a_tag_is_text() -> None:
+    for text in ("a <tool_cal", "<tool_call", "1 < 2 \n ", "<tool_calls>", " \n"):
+        assert parse(list(text)) == (text, [])
+
+
+def assemble(
+    answer: str, *, size: int = 1, stops: tuple[str, ...] = (), end: str = "stop"
+) -> tuple[str, list[str], str]:
+    """(content, arguments of the calls, finish_reason) of tokens of `size` bytes."""
+    raw = answer.encode()
+    tokens = [raw[start : start + size] for start in range(0, len(raw), size)]
+    assembler = TextAssembler(lambda ids: b"".join(tokens[id] for id in ids), stops, calls=ToolCallParser())
+    content, deltas = "", []
+    for id in range(len(tokens)):
+        text = assembler.feed(ChatDelta("r", (id,)))
+        content += text.content
+        deltas += text.calls
+        if text.finish_reason:
+            return content, [arguments for _, arguments in calls(deltas)], text.finish_reason
+    text = assembler.feed(ChatDelta("r", (), finish_reason=end))
+    assert text.finish_reason
+    return content + text.content, [arguments for _, arguments in calls([*deltas, *text.calls])], text.finish_reason
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 1000])
+def test_stop_strings_end_text_and_not_calls(size: int) -> None:
+    call = call_text("add", text="STOP é {")
+    arguments = '{"text": "STOP é {"}'
+    assert assemble("Hm. " + call, size=size, stops=("STOP", "{", "\n{")) == ("Hm.", [arguments], "tool_calls")
+    assert assemble("Hm. STOP " + call, size=size, stops=("STOP",)) == ("Hm. ", [], "stop")
+    assert assemble("No call.", size=size) == ("No call.", [], "stop")
+    assert assemble(call, size=size, end="length")[2] == "length"

@@ -1,0 +1,291 @@
+"""Bad requests of every kind: an OpenAI error object with the right status that names the field."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import zlib
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.api.chat.test_chat import frame_list, picture
+from tests.support.servers import RunningServer
+
+USER = {"role": "user", "content": "hi"}
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def truncated_png() -> str:
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(buffer, "PNG")
+    return data_url(buffer.getvalue()[:-400])
+
+
+def bomb() -> str:
+    """A PNG that says 20000 x 15000 in a few hundred bytes."""
+
+    def piece(kind: bytes, body: bytes) -> bytes:
+        return len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
+
+    header = (20000).to_bytes(4, "big") + (15000).to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    return data_url(b"\x89PNG\r\n\x1a\n" + piece(b"IHDR", header) + piece(b"IDAT", zlib.compress(bytes(1000))))
+
+
+def image(url: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+
+
+def video(url: Any, **fields: Any) -> dict[str, Any]:
+    part = {"type": "video_url", "video_url": {"url": url, **fields}}
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
+def parts(*content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(content)}]}
+
+
+AT = "messages[0].content[0].image_url.url"
+VIDEO_AT = "messages[0].content[0].video_url.url"
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no messages": ({"messages": []}, "messages"),
+    "messages missing": ({"messages": ...}, "messages"),
+    "model missing": ({"model": ...}, "model"),
+    "model is a number": ({"model": 5}, "model"),
+    "unknown role": ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    "function role": ({"messages": [USER, {"role": "function", "content": "x"}]}, "messages[1].role"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    "content is a number": ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    "too many messages": ({"messages": [USER] * 1001}, "messages"),
+    "too many parts": (parts(*[{"type": "text", "text": "x"}] * 257), "messages"),
+    "too many images": (parts(*[{"type": "image_url", "image_url": picture()}] * 4), "messages"),
+    "audio part": (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0].type"),
+    "file part": (parts({"type": "file", "file": {"file_id": "x"}}), "messages[0].content[0].type"),
+    "embeds part": (parts({"type": "image_embeds", "image_embeds": "x"}), "messages[0].content[0].type"),
+    "text part without text": (parts({"type": "text"}), "messages[0].content[0].text"),
+    "image part without image": (parts({"type": "image_url"}), "messages[0].content[0].image_url"),
+    "image from the system": (
+        parts({"type": "image_url", "image_url": {"url": picture()}}, role="system"),
+        "messages[0].content[0]",
+    ),
+    "image url is a number": (image(5), AT),
+    "remote url": (image("https://example.com/x.png"), AT),
+    "file url": (image("file:///etc/passwd"), AT),
+    "not base64": (image("data:image/png;base64,%%%%"), AT),
+    "no base64": (image("data:image/png,abc"), AT),
+    "text as image": (image(data_url(b"hello, I am text")), AT),
+    "html as image": (image(data_url(b"<html><script>alert(1)</script>")), AT),
+    "empty image": (image(data_url(b"")), AT),
+    "truncated png": (image(truncated_png()), AT),
+    "pixel bomb": (image(bomb()), AT),
+    "image the model refuses": (image(picture(1, 300)), AT),
+    "unknown detail": (
+        parts({"type": "image_url", "image_url": {"url": picture(), "detail": "ultra"}}),
+        "messages[0].content[0].image_url.detail",
+    ),
+    "video that is no video": (video(data_url(b"no video here", "video/mp4")), VIDEO_AT),
+    "too many listed frames": (video(frame_list(2) + ",x" * 200), VIDEO_AT),
+    "fps over the bound": (video(frame_list(2), fps=1000), "messages[0].content[0].video_url.fps"),
+    "fps zero": (video(frame_list(2), fps=0), "messages[0].content[0].video_url.fps"),
+    "frames over the bound": (
+        video(frame_list(2), max_frames=10**6),
+        "messages[0].content[0].video_url.max_frames",
+    ),
+    "pixel bound of a picture": (
+        parts({"type": "image_url", "image_url": {"url": picture(), "max_pixels": 3136}}),
+        "messages[0].content[0].image_url.max_pixels",
+    ),
+    "pixel bound beside a video": (
+        parts({"type": "video_url", "video_url": frame_list(2), "total_pixels": 3136}),
+        "messages[0].content[0].total_pixels",
+    ),
+    "fps beside a video": (
+        parts({"type": "video_url", "video_url": frame_list(2), "fps": 1000}),
+        "messages[0].content[0].fps",
+    ),
+    "prompt over the context": ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+    "temperature": ({"temperature": 2.5}, "temperature"),
+    "temperature is text": ({"temperature": "hot"}, "temperature"),
+    "top_p": ({"top_p": -0.1}, "top_p"),
+    "min_p": ({"min_p": 1.5}, "min_p"),
+    "presence penalty": ({"presence_penalty": 3}, "presence_penalty"),
+    "repetition penalty": ({"repetition_penalty": 0}, "repetition_penalty"),
+    "n over the cap": ({"n": 5}, "n"),
+    "n huge": ({"n": 10**9}, "n"),
+    "max_tokens zero": ({"max_tokens": 0}, "max_tokens"),
+    "min_tokens over max_tokens": ({"max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+    "seed out of int64": ({"seed": 2**63}, "seed"),
+    "five stops": ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    "empty stop": ({"stop": ""}, "stop"),
+    "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
+    "top_logprobs 21": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "logit_bias key": ({"logit_bias": {"x": 1}}, "logit_bias"),
+    "logit_bias token": ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    "logit_bias of more tokens than the sampler takes": (
+        {"logit_bias": {str(token): 1 for token in range(321)}},
+        "logit_bias",
+    ),
+    "stop token": ({"stop_token_ids": [99999]}, "stop_token_ids"),
+    "more stop tokens than the sampler takes": ({"stop_token_ids": [65] * 33}, "stop_token_ids"),
+    "response_format": ({"response_format": {"type": "xml"}}, "response_format.type"),
+    "json_schema without a schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema.schema",
+    ),
+    "json_schema missing": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions"),
+    "function_call": ({"function_call": {"name": "f"}}, "function_call"),
+    "guided_json": ({"guided_json": {"type": "objekt"}}, "guided_json"),
+    "guided_json as text": ({"guided_json": "[1]"}, "guided_json"),
+    "guided_regex": ({"guided_regex": "("}, "guided_regex"),
+    "guided_choice": ({"guided_choice": []}, "guided_choice"),
+    "guided_grammar": ({"guided_grammar": "start: other"}, "guided_grammar"),
+    "structured_outputs": ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json"),
+    "structured twice": ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    "modalities": ({"modalities": ["text", "audio"]}, "modalities"),
+    "template from the client": ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    "media options": ({"media_io_kwargs": {"video": {"backend": "other"}}}, "media_io_kwargs.video"),
+    "media options of another kind": ({"media_io_kwargs": {"image": {"mode": "L"}}}, "media_io_kwargs"),
+    "thinking outside the template's options": ({"enable_thinking": True}, "enable_thinking"),
+    "reasoning left out": ({"include_reasoning": False}, "include_reasoning"),
+    "processor options": ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs"),
+    "template option": ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+    "template option's type": (
+        {"chat_template_kwargs": {"enable_thinking": "yes"}},
+        "chat_template_kwargs.enable_thinking",
+    ),
+}
+
+
+def post(server: RunningServer, body: Any, **options: Any) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(f"{server.url}/v1/chat/completions", content=content, **options)
+
+
+def assert_error(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"] and len(response.content) < 1000
+    assert response.headers["x-request-id"]
+    return body["error"]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests_name_the_field(server: RunningServer, name: str) -> None:
+    change, param = BAD[name]
+    body = {"model": "tiny", "messages": [USER], **change}
+    body = {key: value for key, value in body.items() if value is not ...}
+    error = assert_error(post(server, body), 400)
+    assert error["param"] is not None and error["param"].startswith(param), error
+    assert error["type"] == "invalid_request_error"
+    server.wait_idle()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"not json", b"\xff\xfe", b'{"model": "\xff"}', b"[" * 100_000, b'{"a": ' * 50_000, b"[]"]
+)
+def test_what_is_no_json_object(server: RunningServer, content: bytes) -> None:
+    assert_error(post(server, content), 400)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "tiny", "messages": [{"role": "SECRET" * 50, "content": "x"}]},
+        {"model": "SECRET" * 1000, "messages": [USER]},
+        {"model": "tiny", "messages": [USER], "tool_choice": "SECRET" * 100},
+        parts({"type": "image_url", "image_url": {"url": picture(), "detail": "SECRET" * 50}}) | {"model": "tiny"},
+        {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "SECRET"}] * 250}]},
+        {"model": "tiny", "messages": [USER], "chat_template_kwargs": {"SECRET" * 100: 1}},
+        image("https://SECRET.example/") | {"model": "tiny"},
+    ],
+)
+def test_errors_do_not_echo_the_input(server: RunningServer, body: dict[str, Any]) -> None:
+    response = post(server, body)
+    assert response.status_code in (400, 404)
+    assert "SECRET" not in response.text and len(response.content) < 1000
+
+
+def test_a_value_that_is_not_one_of_the_choices_is_answered_with_them(server: RunningServer) -> None:
+    for detail in ("SECRET", 5):
+        part = {"type": "image_url", "image_url": {"url": picture(), "detail": detail}}
+        error = assert_error(post(server, parts(part) | {"model": "tiny"}), 400)
+        field = "messages[0].content[0].image_url.detail"
+        assert (error["param"], error["message"]) == (field, f"{field}: must be one of auto, high, low, original.")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_of_a_bad_picture_and_a_bad_option_the_picture_is_named(server: RunningServer, count: int) -> None:
+    """Whichever is found first: text is tokenized while pictures are decoded."""
+    for urls, field in (
+        ([picture()] * count, "chat_template_kwargs.add_vision_id"),
+        ([picture()] * (count - 1) + [truncated_png()], f"messages[0].content[{count - 1}].image_url.url"),
+        ([picture()] * (count - 1) + ["data:image/png;base64,!"], f"messages[0].content[{count - 1}].image_url.url"),
+    ):
+        body = parts(*({"type": "image_url", "image_url": {"url": url}} for url in urls)) | {"model": "tiny"}
+        body["chat_template_kwargs"] = {"add_vision_id": True}
+        assert assert_error(post(server, body), 400)["param"] == field
+
+
+def test_an_unknown_model_is_404(server: RunningServer) -> None:
+    error = assert_error(post(server, {"model": "nope", "messages": [USER]}), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert_error(httpx.get(f"{server.url}/v1/models/nope"), 404)
+    assert 'model="nope"' not in httpx.get(f"{server.url}/metrics").text
+
+
+def test_paths_and_methods(server: RunningServer) -> None:
+    assert assert_error(httpx.get(f"{server.url}/nope"), 404)["type"] == "not_found_error"
+    assert_error(httpx.get(f"{server.url}/v1/chat/completions"), 405)
+    assert_error(httpx.post(f"{server.url}/v1/models"), 405)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/models/tiny"])
+def test_head_is_answered_as_get_without_the_body(server: RunningServer, path: str) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        got, head = client.get(path), client.head(path)
+        assert (head.status_code, head.headers["content-type"]) == (200, got.headers["content-type"])
+        assert head.content == b"" and int(head.headers["content-length"]) > 0
+        assert client.get(path).status_code == 200  # the connection was kept and is in step
+
+
+def test_bodies_over_the_limit_are_413(server: RunningServer) -> None:
+    assert_error(post(server, b" " * (4 << 20) + b"{}"), 413)
+
+    def endless() -> Any:
+        for _ in range(100):
+            yield b" " * 65536
+
+    assert_error(httpx.post(f"{server.url}/v1/chat/completions", content=endless()), 413)
+
+
+def test_compressed_bodies_are_415(server: RunningServer) -> None:
+    body = zlib.compress(json.dumps({"model": "tiny", "messages": [USER]}).encode())
+    assert_error(post(server, body, headers={"content-encoding": "deflate"}), 415)
+
+
+def test_a_failure_before_the_first_token_has_a_status(server: RunningServer) -> None:
+    for stream in (True, False):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "!fail"}], "stream": stream}
+        assert assert_error(post(server, body), 500)["code"] == "fake_failure"
+
+
+@pytest.mark.parametrize("given", ["abc-123", "req_9.x:y"])
+def test_a_good_request_id_is_kept(server: RunningServer, given: str) -> None:
+    response = httpx.get(f"{server.url}/health", headers={"x-request-id": given})
+    assert response.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 129, "../../etc", "é".encode()])
+def test_a_bad_request_id_is_replaced(server: RunningServer, given: str | bytes) -> None:
+    response = httpx.get(f"{server.url}/health", headers={"x-request-id": given})
+    assert response.headers["x-request-id"].startswith("req_")

@@ -1,0 +1,250 @@
+"""Keys, admission, time limits, and what clients hear when the engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIError, OpenAI
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from service.api.http.auth import KeyRing
+from service.link.config import EngineConfig
+from service.link.supervisor import EngineExit, EngineLink, InlineLink, OnOutputs, ProcessLink
+from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import GENEROUS, until, wait
+
+
+def body(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("# operators\nfrom-the-file\n\n")
+    with running_server(api_key=("first", "second"), api_key_file=str(file), cors_origin=("https://a.example",)) as it:
+        yield it
+
+
+@pytest.mark.parametrize("key", ["first", "second", "from-the-file"])
+def test_each_key_opens(locked: RunningServer, key: str) -> None:
+    response = httpx.get(f"{locked.url}/v1/models", headers={"authorization": f"Bearer {key}"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer firs"},
+        {"authorization": "Basic first"},
+        {"authorization": "first"},
+        {"api-key": "first"},
+        {"authorization": "# operators"},
+        {"host": "127.0.0.1/health", "x-forwarded-path": "/health", "x-original-url": "/health"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/version", "/nope", "/health/", "//health"])
+def test_without_a_key_everything_is_closed(locked: RunningServer, path: str, headers: dict[str, str]) -> None:
+    response = httpx.get(f"{locked.url}{path}", headers=headers)
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert response.headers["x-request-id"] and response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_websockets_need_a_key_too(locked: RunningServer) -> None:
+    url = locked.url.replace("http", "ws") + "/v1/audio/speech/stream"
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        with pytest.raises(InvalidStatus) as refusal:
+            await connect(url, additional_headers=headers)
+        assert refusal.value.response.status_code == 403
+    async with connect(url, additional_headers={"authorization": "Bearer first"}):
+        pass
+
+
+def test_two_authorization_headers_are_none(locked: RunningServer) -> None:
+    headers = [("authorization", "Bearer first"), ("authorization", "Bearer wrong")]
+    assert httpx.get(f"{locked.url}/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/docs", "/openapi.json"])
+def test_probes_and_documents_are_open(locked: RunningServer, path: str) -> None:
+    assert httpx.get(f"{locked.url}{path}").status_code == 200
+
+
+def test_metrics_and_documents_can_be_closed() -> None:
+    with running_server(api_key=("k",), metrics_open=False, docs_open=False) as server:
+        for path in ("/metrics", "/docs", "/openapi.json"):
+            assert httpx.get(f"{server.url}{path}").status_code == 401
+        assert httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer k"}).status_code == 200
+
+
+def test_browsers_may_call_from_named_origins(locked: RunningServer) -> None:
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+        response = httpx.options(f"{locked.url}/v1/chat/completions", headers={"origin": origin, **ask})
+        assert response.headers.get("access-control-allow-origin") == allowed
+
+
+def test_the_key_ring_compares_all_of_them() -> None:
+    ring = KeyRing(["a", "b"])
+    assert ring.admits(b"a") and ring.admits(b"b") and not ring.admits(b"") and not ring.admits(b"ab")
+    assert not KeyRing([])
+
+
+def test_the_openai_client_sees_an_authentication_error(locked: RunningServer) -> None:
+    client = OpenAI(base_url=f"{locked.url}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(APIError, match="The API key is invalid"):
+        client.models.list()
+
+
+async def test_requests_over_the_bound_are_refused_before_their_body_is_read() -> None:
+    with running_server(max_in_flight=2) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+            held = [asyncio.create_task(http.post("/v1/chat/completions", json=body("!silent"))) for _ in range(2)]
+            await until(lambda: server.context.engine.in_flight == 2)
+            refused = await http.post("/v1/chat/completions", json=body("hello"))
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["type"] == "overloaded_error"
+            for task in held:
+                task.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
+            await until(lambda: server.context.admission.in_flight == 0)
+            assert (await http.post("/v1/chat/completions", json=body("hello"))).status_code == 200
+            assert (await http.post("/v1/chat/completions", json=body("hello", n=3))).status_code == 503
+            text = (await http.get("/metrics")).text
+    assert 'reprise_admission_rejections_total{endpoint="chat",reason="in_flight"} 2.0' in text
+    assert 'outcome="overloaded"' in text
+
+
+async def test_bytes_in_progress_are_bounded() -> None:
+    with running_server(max_pending_bytes=4000) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+            held = asyncio.create_task(http.post("/v1/chat/completions", json=body("!silent" + "x" * 3000)))
+            await until(lambda: server.context.engine.in_flight == 1)
+            assert (await http.post("/v1/chat/completions", json=body("y" * 3000))).status_code == 503
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+            await until(lambda: server.context.admission.pending_bytes == 0)
+
+
+def test_a_body_that_dribbles_is_cut_off() -> None:
+    with running_server(body_timeout=0.3) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
+            connection.settimeout(GENEROUS)
+            assert b" 408 " in connection.recv(4096)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_without_a_token_in_its_time_is_refused(stream: bool) -> None:
+    with running_server(request_timeout=0.5) as server:
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=body("!silent", stream=stream))
+        assert response.status_code == 504 and response.json()["error"]["code"] == "timeout"
+        server.wait_idle()
+
+
+def test_a_client_that_reads_nothing_is_dropped() -> None:
+    with running_server(write_timeout=0.5) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((host, int(port)))
+            content = httpx.Request(
+                "POST", server.url, json=body("!endless", stream=True, max_tokens=4000, logprobs=True, top_logprobs=20)
+            ).read()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
+            connection.sendall(head.encode() + content)
+            wait(lambda: 'outcome="timeout"' in httpx.get(f"{server.url}/metrics").text, what="the client is dropped")
+            server.wait_idle()
+
+
+class SecondLife(ProcessLink):
+    """A restarted engine that begins when `may_begin` is set."""
+
+    def __init__(self, config: EngineConfig, entry: str, may_begin: threading.Event) -> None:
+        super().__init__(config, entry)
+        self._may_begin = may_begin
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        await until(self._may_begin.is_set)
+        return await super().run(on_outputs)
+
+
+def test_when_the_engine_dies_clients_hear_at_once_and_it_comes_back() -> None:
+    entry, may_begin = "tests.support.fake_engine:serve", threading.Event()
+    lives: Iterator[Callable[[EngineConfig], EngineLink]] = iter(
+        [lambda config: ProcessLink(config, entry), lambda config: SecondLife(config, entry, may_begin)]
+    )
+    with running_server(make_link=lambda config: next(lives)(config)) as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        errors: list[Exception] = []
+
+        def wait_in_vain() -> None:
+            try:
+                list(client.chat.completions.create(**body("!endless", stream=True)))
+            except APIError as error:
+                errors.append(error)
+
+        other = threading.Thread(target=wait_in_vain)
+        other.start()
+        wait(lambda: server.context.engine.in_flight == 1, what="the other runs")
+        with pytest.raises(APIError, match="engine stopped") as failure:
+            client.chat.completions.create(**body("!crash now"))
+        assert failure.value.response.status_code == 503 and failure.value.response.headers["retry-after"]
+        other.join(GENEROUS)
+        assert len(errors) == 1 and "engine stopped" in str(errors[0])
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        may_begin.set()
+        wait(lambda: httpx.get(f"{server.url}/ready").status_code == 200, what="the engine comes back")
+        assert client.chat.completions.create(**body("hello")).choices[0].message.content == "hello"
+        assert httpx.get(f"{server.url}/health").json()["restarts"] == 1
+
+
+def test_a_server_that_loads_answers_probes_and_refuses_work() -> None:
+    def never_ready(config: EngineConfig, channel: Any) -> None:
+        channel.receive(None)
+
+    with running_server(make_link=lambda config: InlineLink(config, never_ready), wait=False) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("hello"))
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+
+
+def test_every_path_is_declared(locked: RunningServer) -> None:
+    document = httpx.get(f"{locked.url}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+
+    def references(node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                if key == "$ref":
+                    yield value
+                else:
+                    yield from references(value)
+        elif isinstance(node, list):
+            for value in node:
+                yield from references(value)
+
+    assert {ref.removeprefix("#/components/schemas/") for ref in references(document)} <= set(schemas)
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert {"400", "401", "404", "408", "413", "415", "500", "503", "504"} <= set(chat["responses"])
+    assert "422" not in str(document["paths"])
+
+
+def test_keys_are_not_shown() -> None:
+    with running_server(api_key=("very-secret",)) as server:
+        assert "very-secret" not in repr(server.context.settings)

@@ -1,0 +1,125 @@
+"""Clients that disconnect before the request is complete, and truncated answers: one log line each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.catalog import EMBEDDED, Catalog, load_catalog
+from service.link.config import Channel, EngineConfig
+from service.link.messages import Failed, Outputs, SpeechDelta, SpeechRequest, Stop
+from service.link.supervisor import InlineLink
+from service.settings import load_settings
+from tests.api.http.raw import chat_request, read_to_end, send
+from tests.support import fake_engine
+from tests.support.servers import RunningServer, running_server
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def talker() -> Catalog:
+    return load_catalog(load_settings({"model": (str(EMBEDDED / "voxcpm2"),), "served_model_name": ("talker",)}))
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO):
+        yield caplog
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.01)
+    return result
+
+
+def access_line(log: pytest.LogCaptureFixture, path: str) -> logging.LogRecord:
+    lines: Callable[[], list[logging.LogRecord]] = lambda: [  # noqa: E731 - asked again and again
+        record for record in log.records if record.name == "reprise.access" and path in record.getMessage()
+    ]
+    return until(lines)[0]
+
+
+def complaints(log: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        f"{record.name}: {record.getMessage()}" for record in log.records if record.exc_info or record.levelno >= 40
+    ]
+
+
+def counted(server: RunningServer, **labels: str) -> bool:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    wanted = [f'{name}="{value}"' for name, value in labels.items()]
+    return any(line.startswith("reprise_requests_total{") and all(part in line for part in wanted) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "head", "endpoint"),
+    [
+        ("/v1/chat/completions", "content-length: 100\r\n\r\n{", "chat"),
+        ("/v1/chat/completions", "transfer-encoding: chunked\r\n\r\n9\r\n{", "chat"),
+        ("/v1/audio/speech", "content-length: 100\r\n\r\n{", "speech"),
+        (
+            "/v1/audio/voices",
+            "content-type: multipart/form-data; boundary=b\r\ncontent-length: 500\r\n\r\n"
+            '--b\r\ncontent-disposition: form-data; name="audio_sample"; filename="a"\r\n\r\nabc',
+            "voices",
+        ),
+    ],
+)
+def test_a_client_that_leaves_while_it_sends(
+    talker: Catalog, log: pytest.LogCaptureFixture, path: str, head: str, endpoint: str
+) -> None:
+    with running_server(talker) as server:
+        with send(server, f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}".encode()):
+            until(lambda: server.context.admission.in_flight)
+        line = access_line(log, path)
+        assert line.getMessage().endswith(" 499") and vars(line)["outcome"] == "aborted"
+        assert counted(server, endpoint=endpoint, outcome="aborted", status="499")
+        assert not counted(server, endpoint=endpoint, outcome="error")
+        server.wait_idle()
+    assert complaints(log) == []
+
+
+def breaks_off(config: EngineConfig, channel: Channel) -> None:
+    """An engine that gives a little audio, then fails the request."""
+    channel.send(Outputs(state=fake_engine._state(config, "ready", 0)))
+    while True:
+        for command in channel.receive(0.05):
+            if isinstance(command, SpeechRequest):
+                audio = SpeechDelta(
+                    command.request_id, np.zeros(9600, np.float32), 0, segment_done=False, finished=False
+                )
+                channel.send(Outputs(speech=(audio,)))
+                channel.send(Outputs(failed=(Failed(command.request_id, 500, "fake_failure", "failed by request"),)))
+            elif isinstance(command, Stop):
+                return
+
+
+def test_speech_that_is_cut_leaves_no_traceback(talker: Catalog, log: pytest.LogCaptureFixture) -> None:
+    body = b'{"input": "Hello.", "response_format": "pcm"}'
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with running_server(talker, lambda config: InlineLink(config, breaks_off), fixed_voices=False) as server:
+        with send(server, head + body) as connection:
+            data = read_to_end(connection)
+        assert data.startswith(b"HTTP/1.1 200") and not data.endswith(b"0\r\n\r\n")
+        assert vars(access_line(log, "/v1/audio/speech"))["outcome"] == "error"
+        assert counted(server, endpoint="speech", outcome="error")
+    assert complaints(log) == []
+
+
+def test_nor_does_a_client_that_reads_nothing(log: pytest.LogCaptureFixture) -> None:
+    with running_server(write_timeout=0.3) as server:
+        request = chat_request("!endless", stream=True, max_tokens=4000, logprobs=True, top_logprobs=20)
+        with send(server, request):
+            assert vars(access_line(log, "/v1/chat/completions"))["outcome"] == "timeout"
+        server.wait_idle(PATIENCE)
+    assert complaints(log) == []

@@ -1,0 +1,202 @@
+"""What HTTP and OpenAI's protocol ask for beyond the plain request: framing, methods, keys, null, names."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from service.api.chat.schema import REFUSED, ChatRequestBody, ContentPart, MediaUrl, Message, StreamOptions
+from service.api.speech.schema import SpeechRequestBody
+from service.api.speech.websocket import SessionConfig
+from service.catalog import Catalog, HostedModel
+from tests.api.http.raw import GET_HEALTH, parse, read_answer, read_to_end, send
+from tests.support.fake_chat import fake_catalog
+from tests.support.servers import RunningServer, running_server
+
+USER = {"role": "user", "content": "hello"}
+
+
+def post(server: RunningServer, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": [USER], **fields})
+
+
+def test_a_length_said_twice_ends_the_connection(server: RunningServer) -> None:
+    """What one server takes for a body another takes for the next request (RFC 9112, 6.3)."""
+    head = b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
+    with send(server, head + b"0\r\n\r\n" + GET_HEALTH) as connection:
+        data = read_to_end(connection)
+    answer = parse(data)
+    assert answer.status == 405 and answer.headers["connection"] == "close"
+    assert data.count(b"HTTP/1.1 ") == 1, "what followed was answered"
+
+
+def test_a_length_said_once_does_not(server: RunningServer) -> None:
+    for framing, body in ((b"content-length: 5", b"0\r\n\r\n"), (b"transfer-encoding: chunked", b"0\r\n\r\n")):
+        with send(
+            server, b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\n" + framing + b"\r\n\r\n" + body
+        ) as connection:
+            assert "connection" not in read_answer(connection).headers
+            connection.sendall(GET_HEALTH)
+            assert read_answer(connection).status == 200
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "said"),
+    [
+        (b"nonsense\r\n\r\n", 400, "HTTP/1.1"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "HTTP/1.1"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "HTTP/1.1"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400, "HTTP/1.1"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nbad header\r\n\r\n", 400, "HTTP/1.1"),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1, 2\r\n\r\n", 400, "HTTP/1.1"),
+        (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", 501, "Transfer encodings"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000, 431, "64 KiB"),
+    ],
+)
+def test_what_is_no_http_is_refused_like_everything_else(
+    server: RunningServer, head: bytes, status: int, said: str
+) -> None:
+    with send(server, head) as connection:
+        answer = parse(read_to_end(connection))
+    assert answer.status == status and answer.headers["connection"] == "close"
+    assert said in answer.error["message"]
+
+
+def test_a_body_that_breaks_off_in_nonsense_is_refused(server: RunningServer) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with send(server, head + b"zz\r\n") as connection:
+        assert parse(read_to_end(connection)).status == 400
+    server.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/chat/completions", "OPTIONS, POST"),
+        ("/v1/audio/voices", "GET, OPTIONS, POST"),
+        ("/v1/audio/voices/anna", "DELETE, GET, OPTIONS"),
+        ("/v1/models", "GET, HEAD, OPTIONS"),
+        ("/v1/models/tiny", "GET, HEAD, OPTIONS"),
+        ("/health", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_a_path_tells_its_methods(server: RunningServer, path: str, allowed: str) -> None:
+    told = httpx.options(server.url + path)
+    assert (told.status_code, told.headers["allow"], told.content) == (204, allowed, b"")
+    refused = httpx.put(server.url + path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+    assert refused.json()["error"]["message"] == "Method not allowed."
+
+
+def test_a_path_that_is_none_tells_none(server: RunningServer) -> None:
+    missing = httpx.options(f"{server.url}/nope")
+    assert missing.status_code == 404 and missing.json()["error"]["message"] == "Not found."
+
+
+def test_the_description_asks_for_a_key_where_one_is_needed(server: RunningServer) -> None:
+    assert "security" not in httpx.get(f"{server.url}/openapi.json").json()
+    for metrics_open in (True, False):
+        with running_server(api_key=("k",), metrics_open=metrics_open) as locked:
+            document = httpx.get(f"{locked.url}/openapi.json").json()
+            assert document["security"] == [{"key": []}] and "key" in document["components"]["securitySchemes"]
+            for path, operations in document["paths"].items():
+                needed = httpx.get(locked.url + path.replace("{", "").replace("}", "")).status_code == 401
+                for operation in operations.values():
+                    assert operation.get("security", document["security"]) == ([{"key": []}] if needed else []), path
+
+
+def structs(annotation: Any) -> Iterator[type[msgspec.Struct]]:
+    """Types of a wire format, those inside others included."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        yield annotation
+        for hint in typing.get_type_hints(annotation, include_extras=True).values():
+            yield from structs(hint)
+    for part in typing.get_args(annotation):
+        yield from structs(part)
+
+
+def optional_fields() -> list[tuple[type[msgspec.Struct], str]]:
+    kinds = {kind for body in (ChatRequestBody, SpeechRequestBody, SessionConfig) for kind in structs(body)}
+    assert {MediaUrl, ContentPart, Message, StreamOptions} <= kinds
+    return [
+        (kind, field.name)
+        for kind in sorted(kinds, key=lambda kind: kind.__name__)
+        for field in msgspec.structs.fields(kind)
+        if not field.required
+    ]
+
+
+@pytest.mark.parametrize(("kind", "field"), optional_fields())
+def test_null_means_left_out(kind: type[msgspec.Struct], field: str) -> None:
+    annotation = typing.get_type_hints(kind)[field]
+    assert annotation is Any or type(None) in typing.get_args(annotation), f"{kind.__name__}.{field} refuses null"
+    assert typing.get_origin(annotation) in (typing.Union, types.UnionType, None)
+
+
+def test_null_is_served(server: RunningServer) -> None:
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    streamed = post(server, stream=True, stream_options=options, chat_template_kwargs={"enable_thinking": None})
+    assert streamed.status_code == 200 and "usage" not in streamed.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("grammar", 'root ::= "a"'),
+        ("typical_p", 0.5),
+        ("return_token_ids", True),
+        ("structural_tag", {"a": 1}),
+        ("mirostat", 2),
+        ("repeat_penalty", 1.2),
+        ("do_sample", False),
+        ("prompt_embeds", "x"),
+        ("stop_regex", ["a"]),
+    ],
+)
+def test_extensions_that_would_change_the_answer_are_refused(server: RunningServer, field: str, value: Any) -> None:
+    refused = post(server, **{field: value})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == field and refused.json()["error"]["code"] == "unsupported_parameter"
+
+
+def test_and_served_where_they_change_nothing(server: RunningServer) -> None:
+    harmless = {field: neutral[0] for field, neutral in REFUSED.items() if neutral}
+    assert len(harmless) > 40 and {"typical_p", "return_token_ids", "grammar"} <= set(harmless)
+    assert post(server, **harmless, some_field_of_tomorrow={"a": 1}).status_code == 200
+
+
+def speakers(*names: str) -> list[HostedModel]:
+    template = fake_catalog().models[0]
+    return [HostedModel((name,), "speech", template.checkpoint, None, 1) for name in names]
+
+
+def test_clients_made_for_openai_find_the_only_speech_model() -> None:
+    chat = fake_catalog().models[0]
+    for name in ("tts-1", "tts-1-hd", "gpt-4o-mini-tts"):
+        catalog = Catalog([chat, *speakers("voice")])
+        found = catalog.get(name)
+        assert found is not None and found.name == "voice" and name not in catalog.names()
+        assert Catalog([chat, *speakers("voice")], openai_names=False).get(name) is None
+        assert Catalog([chat, *speakers("one", "two")]).get(name) is None
+        assert Catalog([chat]).get(name) is None
+    named = Catalog([chat, *speakers("tts-1", "other")]).get("tts-1")
+    assert named is not None and named.name == "tts-1"
+
+
+def test_messages_name_what_was_given_and_the_limit() -> None:
+    with running_server(max_messages=3, max_n=2) as server:
+        for fields, message in (
+            ({"messages": [USER] * 5}, "messages: too many messages: 5 given, at most 3 allowed."),
+            ({"n": 4}, "n: too many choices: 4 given, at most 2 allowed."),
+            (
+                {"max_tokens": 2, "min_tokens": 9},
+                "min_tokens: too high: 9 given, the completion can have at most 2 tokens.",
+            ),
+        ):
+            assert post(server, **fields).json()["error"]["message"] == message

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from service.api.http.admission import Admission
+from service.api.http.errors import ApiError
+from service.api.http.shared_usage import UsageTable
+from service.metrics import Metrics
+
+KINDS = ("chat", "speech", "other")
+
+
+@pytest.fixture
+def table() -> Iterator[UsageTable]:
+    with UsageTable.make_file(2, KINDS) as file:
+        yield UsageTable(file.fileno(), 2, KINDS)
+
+
+def admission(table: UsageTable, process: int, shares: dict[str, float] | None = None) -> Admission:
+    return Admission(4, 1000, Metrics(), shares, table.row(process))
+
+
+def test_requests_of_all_processes_count(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    tickets = [which.ticket("chat") for which in (one, one, other, other)]
+    for ticket in tickets:
+        ticket.grow(requests=1)
+    for which in (one, other):
+        with pytest.raises(ApiError, match="Too many requests"):
+            which.ticket("speech").grow(requests=1)
+    tickets[0].release()
+    other.ticket("speech").grow(requests=1)
+    assert one.in_flight == 1 and other.in_flight == 3
+
+
+def test_bytes_of_all_processes_count(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    one.ticket("chat").grow(1, 700)
+    with pytest.raises(ApiError, match="Too many bytes"):
+        other.ticket("chat").grow(1, 400)
+    other.ticket("chat").grow(1, 300)
+
+
+def test_a_share_is_that_of_all_processes(table: UsageTable) -> None:
+    shares = {"chat": 0.75, "speech": 0.75}
+    one, other = admission(table, 0, shares), admission(table, 1, shares)
+    for which in (one, other, one):
+        which.ticket("chat").grow(requests=1)
+    with pytest.raises(ApiError):
+        other.ticket("chat").grow(requests=1)
+    other.ticket("voices").grow(requests=1)  # counts as speech
+
+
+def test_what_a_process_held_is_given_back_when_it_has_ended(table: UsageTable) -> None:
+    one, other = admission(table, 0), admission(table, 1)
+    for _ in range(4):
+        one.ticket("chat").grow(1, 100)
+    with pytest.raises(ApiError):
+        other.ticket("chat").grow(requests=1)
+    table.clear(0)
+    other.ticket("chat").grow(1, 1000)

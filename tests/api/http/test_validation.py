@@ -1,0 +1,56 @@
+"""What does not fit a schema is said in plain English, with the field and its limit and without the value."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from service.api.http.errors import ApiError, as_api_error
+from service.api.http.json_body import parse
+
+
+class Inner(msgspec.Struct, forbid_unknown_fields=True):
+    size: Annotated[float, Meta(gt=0, le=2)] = 1
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(max_length=3)]
+    count: Annotated[int, Meta(ge=1)] | Literal["inf"] | None = None
+    one: Literal["function"] = "function"
+    words: dict[Annotated[str, Meta(min_length=1)], str] = {}
+    bias: dict[int, float] = {}
+    stop: str | Annotated[list[str], Meta(max_length=2)] | None = None
+    stream: bool | None = None
+    inner: Inner | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({}, "name", "name: this field is required."),
+        ([], None, "The JSON must be an object; an array was given."),
+        ({"name": "long"}, "name", "name: must have at most 3 characters."),
+        ({"name": 5}, "name", "name: must be a string; an integer was given."),
+        ({"name": "n", "count": 0}, "count", "count: must be at least 1."),
+        ({"name": "n", "count": "all"}, "count", "count: must be inf or an integer."),
+        ({"name": "n", "one": "other"}, "one", "one: must be function."),
+        ({"name": "n", "words": {"": "x"}}, "words", "words: each key must have at least 1 character."),
+        ({"name": "n", "words": {"a": 5}}, "words[...]", "words[...]: must be a string; an integer was given."),
+        ({"name": "n", "bias": {"a": 5}}, "bias", "bias: each key must be an integer; a string was given."),
+        ({"name": "n", "stop": ["a", "b", "c"]}, "stop", "stop: must have at most 2 items."),
+        ({"name": "n", "stop": 5}, "stop", "stop: must be a string or an array; an integer was given."),
+        ({"name": "n", "stream": "yes"}, "stream", "stream: must be true or false; a string was given."),
+        ({"name": "n", "inner": {"size": 0}}, "inner.size", "inner.size: must be more than 0."),
+        ({"name": "n", "inner": {"size": 3}}, "inner.size", "inner.size: must be at most 2."),
+        ({"name": "n", "inner": {"other": 3}}, "inner.other", "inner.other: there is no such field."),
+        ({"name": "n", "inner": {"other" * 20: 3}}, "inner", "inner: has a field that is not known."),
+    ],
+)
+def test_messages_name_the_field_and_what_it_takes(body: Any, param: str | None, message: str) -> None:
+    with pytest.raises((ApiError, msgspec.ValidationError)) as caught:
+        parse(msgspec.json.encode(body), Body)
+    error = as_api_error(caught.value)
+    assert (error.status, error.param, error.message) == (400, param, message)

@@ -1,0 +1,758 @@
+"""The Realtime protocol over an engine without models, as openai-python speaks it: events, conversation, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import websockets
+from openai import AsyncOpenAI
+from PIL import Image
+from websockets import Subprotocol
+from websockets.asyncio.client import ClientConnection, connect
+
+from models.media import ChatMessage
+from service.api.http.errors import ApiError
+from service.api.realtime import websocket
+from service.api.realtime.events import OutputItemAdded, OutputTextDelta
+from service.api.realtime.websocket import Session
+from service.link.config import EngineConfig
+from service.link.supervisor import EngineLink, InlineLink
+from tests.support.fake_chat import FakeProcessor
+from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
+from tests.support.servers import RunningServer, running_server
+from tests.support.tool_samples import TOOLS, call_text
+from tests.support.waiting import GENEROUS, until, wait
+
+MAX_ITEMS = 7
+Event = dict[str, Any]
+
+
+class Conversing:
+    """seen: the messages of every request, as (role, text)."""
+
+    def __init__(self, server: RunningServer, talker: FakeTalker) -> None:
+        self.server = server
+        self.talker = talker
+        self.seen: list[list[tuple[str, str]]] = []
+
+    def connect(self, query: str = "model=tiny", **options: Any) -> connect:
+        url = self.server.url.replace("http", "ws") + f"/v1/realtime?{query}"
+        return connect(url, max_size=None, open_timeout=GENEROUS, **options)
+
+    def responses(self) -> dict[str, int]:
+        lines = httpx.get(f"{self.server.url}/metrics", timeout=GENEROUS).text.splitlines()
+        counts = [line for line in lines if line.startswith('reprise_realtime_responses_total{model="tiny"')]
+        return {line.split('status="')[1].split('"')[0]: int(float(line.split()[-1])) for line in counts}
+
+
+def shown(message: ChatMessage) -> str:
+    calls = [f"{call.name}({json.dumps(call.arguments)})" for call in message.tool_calls]
+    return "".join([*(part.text or "<>" for part in message.content), *calls])
+
+
+@pytest.fixture(scope="module")
+def conversing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversing]:
+    talker = FakeTalker()
+    patch = pytest.MonkeyPatch()
+
+    def link(config: EngineConfig) -> EngineLink:
+        return InlineLink(config, talker.serve)
+
+    flags: dict[str, Any] = {"fixed_voices": False, "max_images": 2, "max_parts": 12, "max_messages": MAX_ITEMS + 1}
+    flags |= {"max_body": 400_000, "voices_dir": tmp_path_factory.mktemp("voices")}
+    with running_server(talking_catalog(), link, **flags) as server:
+        conversing = Conversing(server, talker)
+        apply = FakeProcessor.apply_chat_template
+
+        def seeing(self: FakeProcessor, messages: Sequence[ChatMessage], *rest: Any, **options: Any) -> Any:
+            conversing.seen.append([(one.role, shown(one)) for one in messages])
+            return apply(self, messages, *rest, **options)
+
+        patch.setattr(FakeProcessor, "apply_chat_template", seeing)
+        yield conversing
+        patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(conversing: Conversing) -> Iterator[None]:
+    yield
+    context = conversing.server.context
+    wait(lambda: not context.open_sockets, what="every socket is closed")
+    conversing.server.wait_idle()
+    wait(lambda: conversing.talker.idle, what="the engine has nothing to do")
+    assert not context.unvoiced
+
+
+@pytest.fixture
+async def socket(conversing: Conversing) -> AsyncIterator[ClientConnection]:
+    async with conversing.connect() as socket:
+        assert (await said(socket))["type"] == "session.created"
+        yield socket
+
+
+async def tell(socket: ClientConnection, kind: str, **fields: Any) -> None:
+    await socket.send(json.dumps({"type": kind, **fields}))
+
+
+async def said(socket: ClientConnection) -> Event:
+    event: Event = json.loads(await asyncio.wait_for(socket.recv(), GENEROUS))
+    return event
+
+
+async def up_to(socket: ClientConnection, kind: str) -> list[Event]:
+    events = []
+    while not events or events[-1]["type"] not in (kind, "error"):
+        events.append(await said(socket))
+    assert events[-1]["type"] == kind, events[-1]
+    return events
+
+
+async def refused(socket: ClientConnection, kind: str, **fields: Any) -> Event:
+    """The error that answers an event."""
+    await tell(socket, kind, event_id="mine", **fields)
+    event = await said(socket)
+    assert event["type"] == "error" and event["event_id"], event
+    assert event["error"]["event_id"] == "mine"
+    error: Event = event["error"]
+    return error
+
+
+def message(text: str, role: str = "user", **fields: Any) -> Event:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}], **fields}
+
+
+def picture(size: int = 8) -> Event:
+    file = io.BytesIO()
+    Image.new("RGB", (size, size)).save(file, "PNG")
+    return {"type": "input_image", "image_url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}
+
+
+async def add(socket: ClientConnection, text: str, **fields: Any) -> str:
+    await tell(socket, "conversation.item.create", item=message(text, **fields))
+    id: str = (await up_to(socket, "conversation.item.done"))[-1]["item"]["id"]
+    return id
+
+
+async def answer(socket: ClientConnection, **response: Any) -> list[Event]:
+    await tell(socket, "response.create", response=response)
+    return await up_to(socket, "response.done")
+
+
+def joined(events: list[Event], kind: str) -> str:
+    return "".join(event["delta"] for event in events if event["type"] == kind)
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """Types of events in order, deltas of a kind once."""
+    types = [event["type"] for event in events]
+    return [kind for index, kind in enumerate(types) if not index or types[index - 1] != kind]
+
+
+async def test_a_written_answer(conversing: Conversing, socket: ClientConnection) -> None:
+    asked = await add(socket, "Say this.")
+    events = await answer(socket, output_modalities=["text"], metadata={"topic": "tests"})
+    assert kinds(events) == [
+        "response.created",
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "conversation.item.done",
+        "response.output_item.done",
+        "response.done",
+    ]
+    assert joined(events, "response.output_text.delta") == "Say this."
+    done = events[-1]["response"]
+    assert done["status"] == "completed" and done["metadata"] == {"topic": "tests"}
+    assert done["output"][0]["content"] == [{"type": "output_text", "text": "Say this."}]
+    assert done["usage"]["output_tokens"] == 9 and done["usage"]["input_tokens"] == 9
+    assert done["usage"]["total_tokens"] == 18
+    added = next(event for event in events if event["type"] == "conversation.item.added")
+    assert added["previous_item_id"] == asked and added["item"]["status"] == "in_progress"
+    assert len({event["event_id"] for event in events}) == len(events)
+
+
+async def test_a_spoken_answer(conversing: Conversing, socket: ClientConnection) -> None:
+    await add(socket, "One, two and three is it. Four five six.")
+    events = await answer(socket)
+    assert kinds([event for event in events if not event["type"].endswith("delta")]) == [
+        "response.created",
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        "response.output_audio.done",
+        "response.output_audio_transcript.done",
+        "response.content_part.done",
+        "conversation.item.done",
+        "response.output_item.done",
+        "response.done",
+    ]
+    text = "One, two and three is it. Four five six."
+    assert joined(events, "response.output_audio_transcript.delta") == text
+    sound = [base64.b64decode(e["delta"]) for e in events if e["type"] == "response.output_audio.delta"]
+    assert len(sound) > 1 and all(len(piece) % 2 == 0 for piece in sound)
+    assert len(b"".join(sound)) == 2 * PATCH and np.abs(np.frombuffer(b"".join(sound), "<i2")).max() > 1000
+    done = events[-1]["response"]
+    assert done["output"][0]["content"] == [{"type": "output_audio", "transcript": text}]
+    assert done["usage"]["output_token_details"] == {"text_tokens": 40, "audio_tokens": 2}
+    assert conversing.talker.requests[-1].live
+
+
+async def test_the_model_sees_of_a_spoken_answer_what_was_played(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    await add(socket, "One, two and three is it. Four five six.")
+    spoken = (await answer(socket))[-1]["response"]["output"][0]["id"]
+    # Two segments of 0.1 s each: the first is played, and a half of the second.
+    truncation = {"item_id": spoken, "content_index": 0, "audio_end_ms": 155}
+    await tell(socket, "conversation.item.truncate", **truncation)
+    event = await said(socket)
+    assert {**truncation, "type": "conversation.item.truncated"}.items() <= event.items()
+    await tell(socket, "conversation.item.retrieve", item_id=spoken)
+    assert (await said(socket))["item"]["content"][0]["transcript"] == "One, two and three is it. Four"
+    await add(socket, "Go on.")
+    await answer(socket, output_modalities=["text"])
+    assert conversing.seen[-1][1:] == [("assistant", "One, two and three is it. Four"), ("user", "Go on.")]
+    error = await refused(socket, "conversation.item.truncate", **{**truncation, "audio_end_ms": 156})
+    assert error["param"] == "audio_end_ms" and "155 ms" in error["message"]
+    await tell(socket, "conversation.item.truncate", **{**truncation, "audio_end_ms": 0})
+    await up_to(socket, "conversation.item.truncated")
+    await answer(socket, output_modalities=["text"])
+    assert [role for role, _ in conversing.seen[-1]] == ["user", "user", "assistant"]
+
+
+async def test_an_answer_that_is_cancelled_is_kept_as_far_as_it_went(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    await add(socket, f"!endless This is the beginning, {ENDLESS}. ")
+    await tell(socket, "response.create")
+    await up_to(socket, "response.output_audio.delta")
+    error = await refused_later(socket, "response.create")
+    assert error["code"] == "conversation_already_has_active_response"
+    await tell(socket, "response.cancel")
+    events = await up_to(socket, "response.done")
+    assert not conversing.server.context.engine.in_flight
+    done = events[-1]["response"]
+    assert done["status"] == "cancelled"
+    assert done["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
+    item = done["output"][0]
+    assert item["status"] == "incomplete"
+    await tell(socket, "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=95)
+    await up_to(socket, "conversation.item.truncated")
+    await add(socket, "Go on.")
+    await answer(socket, output_modalities=["text"])
+    # What has been played of the first segment, "!endless This is the beginning,", which lasts 0.1 s.
+    assert conversing.seen[-1][1] == ("assistant", "!endless This is the")
+
+
+async def refused_later(socket: ClientConnection, kind: str) -> Event:
+    """The error that answers an event while a response goes on."""
+    await tell(socket, kind, event_id="mine")
+    while (event := await said(socket))["type"] != "error":
+        pass
+    assert event["error"]["event_id"] == "mine"
+    error: Event = event["error"]
+    return error
+
+
+@pytest.mark.parametrize("kind", [OutputItemAdded, OutputTextDelta])
+async def test_an_event_that_waits_for_a_slow_client_is_not_lost_by_a_cancel(
+    conversing: Conversing, socket: ClientConnection, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    waits, cancelled = threading.Event(), threading.Event()
+    cancel, send = Session._cancel, websocket.send
+
+    async def slow(context: Any, to: Any, event: Any) -> None:
+        if isinstance(event, kind) and not waits.is_set():
+            waits.set()
+            await asyncio.to_thread(cancelled.wait, GENEROUS)
+        await send(context, to, event)
+
+    async def cancelling(self: Session, response_id: str | None) -> None:
+        cancelled.set()
+        await cancel(self, response_id)
+
+    monkeypatch.setattr(websocket, "send", slow)
+    monkeypatch.setattr(Session, "_cancel", cancelling)
+    await add(socket, "!endless answer")
+    await tell(socket, "response.create", response={"output_modalities": ["text"]})
+    await asyncio.to_thread(waits.wait, GENEROUS)
+    await tell(socket, "response.cancel")
+    events = await up_to(socket, "response.done")
+    kinds = [event["type"] for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+    ]
+    written = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert written == next(event["text"] for event in events if event["type"] == "response.output_text.done")
+
+
+async def test_pictures_are_seen_and_checked_when_they_come(conversing: Conversing, socket: ClientConnection) -> None:
+    content = [{"type": "input_text", "text": "What is it?"}, picture()]
+    await tell(socket, "conversation.item.create", item={"type": "message", "role": "user", "content": content})
+    added = await up_to(socket, "conversation.item.done")
+    assert added[0]["item"]["content"] == content
+    usage = (await answer(socket, output_modalities=["text"]))[-1]["response"]["usage"]
+    assert usage["input_token_details"]["image_tokens"] == 4
+    assert usage["input_token_details"]["text_tokens"] == len("What is it?")
+    for part in (
+        picture(2),
+        {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+        {"type": "input_image", "image_url": "https://example.com/a.png"},
+        {"type": "input_image"},
+    ):
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}, part]}
+        error = await refused(socket, "conversation.item.create", item=item)
+        assert error["param"] == "item.content[1].image_url", error
+        assert error["type"] == "invalid_request_error"
+
+
+async def test_items_are_put_in_order_and_deleted(conversing: Conversing, socket: ClientConnection) -> None:
+    for text, fields in (("b", {}), ("d", {}), ("a", {"previous_item_id": "root"}), ("c", {"previous_item_id": "b"})):
+        await tell(socket, "conversation.item.create", item=message(text, id=text), **fields)
+        await up_to(socket, "conversation.item.done")
+    await tell(socket, "conversation.item.create", item=message("Fine.", "assistant", id="e"))
+    assert [event["previous_item_id"] for event in await up_to(socket, "conversation.item.done")] == ["d", "d"]
+    await tell(socket, "conversation.item.delete", item_id="d")
+    assert (await said(socket))["item_id"] == "d"
+    await answer(socket, output_modalities=["text"], instructions="Be brief.")
+    written = [("user", "a"), ("user", "b"), ("user", "c"), ("assistant", "Fine.")]
+    assert conversing.seen[-1] == [("system", "Be brief."), *written]
+    item = {"item": message("x", id="a")}
+    assert (await refused(socket, "conversation.item.create", **item))["param"] == "item.id"
+    item = {"item": message("x"), "previous_item_id": "d"}
+    error = await refused(socket, "conversation.item.create", **item)
+    assert (error["code"], error["param"]) == ("item_not_found", "previous_item_id")
+    for kind, fields in (("retrieve", {}), ("delete", {}), ("truncate", {"content_index": 0, "audio_end_ms": 1})):
+        error = await refused(socket, f"conversation.item.{kind}", item_id="d", **fields)
+        assert (error["code"], error["param"]) == ("item_not_found", "item_id")
+    error = await refused(socket, "conversation.item.truncate", item_id="a", content_index=0, audio_end_ms=1)
+    assert "only an answer that was spoken" in error["message"]
+
+
+async def test_a_session_keeps_what_is_set_and_a_response_what_it_sets(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    output = {"voice": "alloy", "speed": 1.5}
+    session = {"type": "realtime", "instructions": "Sing.", "max_output_tokens": 4, "audio": {"output": output}}
+    await tell(socket, "session.update", session=session)
+    shown = (await said(socket))["session"]
+    assert shown["instructions"] == "Sing." and shown["max_output_tokens"] == 4
+    assert shown["output_modalities"] == ["audio"] and shown["model"] == "tiny"
+    assert shown["audio"]["output"] == {**output, "format": {"type": "audio/pcm", "rate": 24000}}
+    await tell(socket, "session.update", session={"type": "realtime", "audio": {"output": {"speed": 2}}})
+    assert (await said(socket))["session"]["audio"]["output"]["voice"] == "alloy"
+    await add(socket, "It is long enough.")
+    events = await answer(socket, modalities=["text"])
+    assert events[-1]["response"]["status"] == "incomplete"
+    assert events[-1]["response"]["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+    assert conversing.seen[-1][0] == ("system", "Sing.")
+    sound = joined(await answer(socket, max_output_tokens="inf", instructions="Say."), "response.output_audio.delta")
+    assert len(base64.b64decode(sound)) == pytest.approx(PATCH / 2, abs=400)  # at double speed
+    assert conversing.seen[-1][0] == ("system", "Say.")
+    await tell(socket, "session.update", session={"instructions": ""})
+    assert (await said(socket))["session"]["max_output_tokens"] == 4
+    await answer(socket, output_modalities=["text"])
+    assert conversing.seen[-1][0][0] == "user"
+
+
+async def test_an_answer_calls_tools_and_the_next_one_sees_their_results(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    await tell(socket, "session.update", session={"tools": tools, "output_modalities": ["text"]})
+    assert [tool["name"] for tool in (await said(socket))["session"]["tools"]] == [tool["name"] for tool in tools]
+    asked = f"I will look.\n\n{call_text('get_weather', city='Rome')}\n{call_text('add', a=2, b=40)}"
+    await add(socket, asked)
+    events = await answer(socket)
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [(event["output_index"], event["item"]["type"]) for event in added] == [
+        (0, "message"),
+        (1, "function_call"),
+        (2, "function_call"),
+    ]
+    output = events[-1]["response"]["output"]
+    assert output[0]["content"][0]["text"] == "I will look."
+    assert [(call["name"], json.loads(call["arguments"])) for call in output[1:]] == [
+        ("get_weather", {"city": "Rome"}),
+        ("add", {"a": 2, "b": 40}),
+    ]
+    for call in output[1:]:
+        deltas = [event["delta"] for event in events if event.get("call_id") == call["call_id"] and "delta" in event]
+        assert "".join(deltas) == call["arguments"] and len(deltas) > 3
+        assert call["status"] == "completed" and call["call_id"].startswith("call_")
+    assert kinds([event for event in events if event.get("output_index") == 2]) == [
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+    ]
+    error = await refused(socket, "response.create")
+    assert error["param"] == "conversation", "calls have no results yet"
+    for call, result in zip(output[:0:-1], ("42", "Sunny."), strict=True):  # in another order
+        item = {"type": "function_call_output", "call_id": call["call_id"], "output": result}
+        await tell(socket, "conversation.item.create", item=item)
+        await up_to(socket, "conversation.item.done")
+    assert (await answer(socket))[-1]["response"]["status"] == "completed"
+    calls = 'I will look.get_weather({"city": "Rome"})add({"a": 2, "b": 40})'
+    assert conversing.seen[-1] == [("user", asked), ("assistant", calls), ("tool", "Sunny."), ("tool", "42")]
+
+
+async def test_a_call_that_was_cut_off_is_not_shown_to_the_model(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked = call_text("get_weather", city="Rome")
+    await add(socket, asked)
+    most = asked.index("Rome") + 2
+    events = await answer(socket, tools=tools, output_modalities=["text"], max_output_tokens=most)
+    (call,) = events[-1]["response"]["output"]
+    assert call["status"] == "incomplete" and call["arguments"].endswith("Ro")
+    await answer(socket, output_modalities=["text"])
+    assert conversing.seen[-1] == [("user", asked)]
+
+
+async def test_a_response_beside_the_conversation(conversing: Conversing, socket: ClientConnection) -> None:
+    first = await add(socket, "One.")
+    await add(socket, "Two.")
+    given = [{"type": "item_reference", "id": first}, message("Three.")]
+    events = await answer(socket, conversation="none", input=given, output_modalities=["text"])
+    assert events[-1]["response"]["conversation_id"] is None
+    assert not [event for event in events if event["type"].startswith("conversation.")]
+    assert conversing.seen[-1] == [("user", "One."), ("user", "Three.")]
+    await answer(socket, output_modalities=["text"])
+    assert conversing.seen[-1] == [("user", "One."), ("user", "Two.")]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "input_audio_buffer.append",
+        "input_audio_buffer.commit",
+        "input_audio_buffer.clear",
+        "output_audio_buffer.clear",
+        "transcription_session.update",
+    ],
+)
+async def test_what_needs_ears_is_refused(socket: ClientConnection, kind: str) -> None:
+    error = await refused(socket, kind, audio="AAAA")
+    assert error["code"] == "unsupported_event" and kind in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("event", "param"),
+    [
+        ({"type": "nonsense"}, "type"),
+        ({}, "type"),
+        ({"type": "session.update"}, "session"),
+        ({"type": "session.update", "session": {"type": "transcription"}}, "session.type"),
+        ({"type": "session.update", "session": {"model": "talker"}}, "session.model"),
+        ({"type": "session.update", "session": {"voice": "alloy"}}, "session.voice"),
+        ({"type": "session.update", "session": {"output_modalities": ["video"]}}, "session.output_modalities[0]"),
+        ({"type": "session.update", "session": {"max_output_tokens": 0}}, "session.max_output_tokens"),
+        ({"type": "session.update", "session": {"tools": [{"type": "mcp"}]}}, "session.tools[0].type"),
+        (
+            {
+                "type": "session.update",
+                "session": {"tools": [{"type": "function", "name": f"f{n}"} for n in range(129)]},
+            },
+            "session.tools",
+        ),
+        ({"type": "session.update", "session": {"prompt": {"id": "x"}}}, "session.prompt"),
+        ({"type": "session.update", "session": {"truncation": "auto"}}, "session.truncation"),
+        ({"type": "session.update", "session": {"instructions": "x" * 65537}}, "session.instructions"),
+        (
+            {"type": "session.update", "session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}},
+            "session.audio.input.turn_detection",
+        ),
+        (
+            {"type": "session.update", "session": {"audio": {"output": {"format": {"type": "audio/pcmu"}}}}},
+            "session.audio.output.format.type",
+        ),
+        ({"type": "conversation.item.create", "item": message("x", id="root")}, "item.id"),
+        ({"type": "conversation.item.create", "item": {"type": "mcp_approval_response"}}, "item.type"),
+        ({"type": "conversation.item.create", "item": {"type": "item_reference", "id": "x"}}, "item.type"),
+        ({"type": "conversation.item.create", "item": {"type": "function_call", "name": "f"}}, "item.call_id"),
+        ({"type": "conversation.item.create", "item": {"type": "function_call_output"}}, "item.call_id"),
+        ({"type": "conversation.item.create", "item": {"type": "message"}}, "item.role"),
+        ({"type": "conversation.item.create", "item": {"type": "message", "role": "user"}}, "item.content"),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": "AA"}]},
+            },
+            "item.content[0].type",
+        ),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": {"type": "message", "role": "assistant", "content": [{"type": "input_text", "text": "x"}]},
+            },
+            "item.content[0].type",
+        ),
+        ({"type": "conversation.item.truncate", "item_id": "x", "content_index": 0}, "audio_end_ms"),
+        ({"type": "response.create"}, None),
+        ({"type": "response.create", "response": {"input": [], "instructions": ""}}, None),
+        ({"type": "response.create", "response": {"input": [{"type": "message"}]}}, "response.input[0].role"),
+        ({"type": "response.cancel"}, None),
+    ],
+)
+async def test_a_bad_event_is_reported_and_the_session_goes_on(
+    socket: ClientConnection, event: Event, param: str | None
+) -> None:
+    await socket.send(json.dumps({"event_id": "mine", **event}))
+    error = (await said(socket))["error"]
+    assert error["param"] == param and error["event_id"] == "mine", error
+    assert error["type"] == "invalid_request_error" and error["message"]
+    await add(socket, "It goes on.")
+
+
+@pytest.mark.parametrize(
+    ("response", "param"),
+    [
+        ({"audio": {"output": {"voice": "nobody"}}}, "response.audio.output.voice"),
+        ({"audio": {"output": {"inference_timesteps": 1}}}, "response.audio.output.inference_timesteps"),
+        ({"audio": {"output": {"model": "tiny"}}}, "response.audio.output.model"),
+        ({"output_modalities": ["text"], "tools": [{"type": "function", "name": "a b"}]}, "response.tools[0].name"),
+        ({"output_modalities": ["text"], "tool_choice": "required"}, "response.tool_choice"),
+        ({"instructions": "x" * 65000, "input": [message("x" * 65000)]}, "conversation"),
+    ],
+)
+async def test_a_response_that_cannot_begin_is_an_error(
+    conversing: Conversing, socket: ClientConnection, response: Event, param: str
+) -> None:
+    await add(socket, "Say it.")
+    before = conversing.responses().get("refused", 0)
+    error = await refused(socket, "response.create", response=response)
+    assert error["param"] == param and error["message"].startswith(f"{param}: ")
+    assert conversing.responses()["refused"] == before + 1
+    assert (await answer(socket))[-1]["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize("text", ["!fail", f"!endless Begin it, then {MUTE} it goes. And on."])
+async def test_a_response_that_fails_ends_with_the_reason(socket: ClientConnection, text: str) -> None:
+    await add(socket, text)
+    done = (await answer(socket))[-1]["response"]
+    assert done["status"] == "failed"
+    assert done["status_details"]["error"]["code"] == "fake_failure"
+    await add(socket, "Again.")
+    assert (await answer(socket))[-1]["response"]["status"] == "completed"
+
+
+async def test_a_conversation_has_limits_and_a_deleted_item_makes_room(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    async def create(content: list[Event]) -> Event:
+        item = {"type": "message", "role": "user", "content": content}
+        await tell(socket, "conversation.item.create", item=item)
+        event = await said(socket)
+        if event["type"] != "error":
+            await said(socket)
+        return event
+
+    error = (await create([picture()] * 3))["error"]
+    assert error["code"] == "conversation_full" and "images" in error["message"] and "at most 2" in error["message"]
+    text = {"type": "input_text", "text": "x"}
+    assert "parts" in (await create([text] * 13))["error"]["message"]
+    admission = conversing.server.context.admission
+    large = {"type": "input_text", "text": "x" * 250_000}
+    kept = (await create([large]))["item"]["id"]
+    assert admission.pending_bytes > 250_000
+    assert "bytes" in (await create([large]))["error"]["message"]
+    await tell(socket, "conversation.item.delete", item_id=kept)
+    await up_to(socket, "conversation.item.deleted")
+    assert admission.pending_bytes == 0
+    ids = [(await create([text]))["item"]["id"] for _ in range(MAX_ITEMS)]
+    assert f"at most {MAX_ITEMS} allowed" in (await create([text]))["error"]["message"]
+    assert (await refused(socket, "response.create"))["code"] == "conversation_full"
+    await tell(socket, "conversation.item.delete", item_id=ids[0])
+    await up_to(socket, "conversation.item.deleted")
+    assert (await answer(socket, output_modalities=["text"]))[-1]["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 100_000, "items"),
+        ([{"type": "item_reference", "id": "unknown"}] * (MAX_ITEMS + 1), "items"),
+        ([message("x") | {"content": [{"type": "input_text", "text": "x"}] * 7}] * 2, "content parts"),
+    ],
+)
+async def test_a_response_answers_no_more_items_than_a_conversation_has(
+    socket: ClientConnection, given: list[Event], what: str
+) -> None:
+    """It is refused before anything is made of them: the first would hold the server for seconds."""
+    error = await refused(socket, "response.create", response={"input": given})
+    assert (error["param"], error["code"]) == ("response.input", "conversation_full")
+    assert f"too many {what}" in error["message"]
+
+
+async def test_a_response_refers_to_an_item_once(socket: ClientConnection) -> None:
+    reference = {"type": "item_reference", "id": await add(socket, "One.")}
+    error = await refused(socket, "response.create", response={"input": [reference, message("Two."), reference]})
+    assert error["param"] == "response.input" and "once" in error["message"]
+
+
+async def test_items_of_a_response_count_as_pending_bytes(conversing: Conversing, socket: ClientConnection) -> None:
+    admission = conversing.server.context.admission
+    given = [message("x" * 2000), message("!endless answer")]
+    response = {"input": given, "output_modalities": ["text"], "conversation": "none"}
+    await tell(socket, "response.create", response=response)
+    await up_to(socket, "response.output_text.delta")
+    assert admission.pending_bytes >= 2000
+    await tell(socket, "response.cancel")
+    assert (await up_to(socket, "response.done"))[-1]["response"]["status"] == "cancelled"
+    assert admission.pending_bytes == 0
+
+
+async def test_a_full_server_says_so_and_the_session_goes_on(conversing: Conversing, socket: ClientConnection) -> None:
+    await add(socket, "One.")
+    others = conversing.server.context.admission.ticket("realtime")
+    with pytest.raises(ApiError):
+        while True:
+            others.grow(1)
+    with_picture = {"type": "message", "role": "user", "content": [picture()]}
+    for kind, fields in (("conversation.item.create", {"item": with_picture}), ("response.create", {})):
+        error = await refused(socket, kind, **fields)
+        assert (error["code"], error["type"]) == ("overloaded", "overloaded_error") and error["retry_after"] > 0
+    others.release()
+    assert (await answer(socket, output_modalities=["text"]))[-1]["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize("raw", ["no json", "[]", '"x"', b"\xff", "[" * 100_000])
+async def test_what_is_not_json_ends_the_session(conversing: Conversing, raw: str | bytes) -> None:
+    async with conversing.connect() as socket:
+        await said(socket)
+        await socket.send(raw)
+        assert (await said(socket))["error"]["code"] == "invalid_json"
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            await asyncio.wait_for(socket.recv(), GENEROUS)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1007
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("", "model"), ("model=else", "model"), ("model=talker", "model"), ("model=tiny&intent=transcription", "intent")],
+)
+async def test_a_session_that_cannot_begin_says_why(conversing: Conversing, query: str, param: str) -> None:
+    async with conversing.connect(query) as socket:
+        assert (await said(socket))["error"]["param"] == param
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            await asyncio.wait_for(socket.recv(), GENEROUS)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_leaving_in_the_middle_leaves_nothing(conversing: Conversing, cut: bool) -> None:
+    server = conversing.server
+
+    async def tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    def running() -> int:
+        return asyncio.run_coroutine_threadsafe(tasks(), server.loop).result(GENEROUS)
+
+    await until(lambda: not server.context.open_sockets)
+    idle = running()
+    async with conversing.connect() as socket:
+        await said(socket)
+        await add(socket, f"!endless This is the beginning, {ENDLESS}. ")
+        await tell(socket, "response.create")
+        await up_to(socket, "response.output_audio.delta")
+        assert conversing.talker.chats and conversing.talker.speeches and running() > idle
+        if cut:
+            socket.transport.abort()
+    await until(lambda: conversing.talker.idle, what="both models are free")
+    await until(lambda: running() <= idle, what="no task is left")
+    assert not server.context.engine.in_flight
+
+
+async def test_a_page_of_another_origin_and_an_event_that_is_too_large_are_refused(conversing: Conversing) -> None:
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with conversing.connect(origin="https://evil.example"):
+            pass
+    assert refused.value.response.status_code == 403
+    async with conversing.connect() as socket:
+        await said(socket)
+        await socket.send("x" * (conversing.server.context.settings.max_audio_bytes + 1))
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await asyncio.wait_for(socket.recv(), GENEROUS)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+async def test_keys_idleness_and_shutdown(tmp_path: Any) -> None:
+    flags: dict[str, Any] = {"realtime_idle": 0.2, "api_key": ("secret",), "voices_dir": tmp_path}
+    with running_server(**flags) as server:
+        url = server.url.replace("http", "ws") + "/v1/realtime?model=tiny"
+        wrong = [Subprotocol("realtime"), Subprotocol("openai-insecure-api-key.other")]
+        for protocols in (None, wrong, [Subprotocol("secret")]):
+            with pytest.raises(websockets.InvalidStatus):
+                async with connect(url, subprotocols=protocols):
+                    pass
+        browser = [Subprotocol("realtime"), Subprotocol("openai-insecure-api-key.secret")]
+        async with connect(url, subprotocols=browser) as socket:
+            assert socket.subprotocol == "realtime"
+            assert (await said(socket))["type"] == "session.created"
+        async with connect(url, additional_headers={"Authorization": "Bearer secret"}) as socket:
+            created = await said(socket)
+            assert created["session"]["output_modalities"] == ["text"], "no speech model is served"
+            with pytest.raises(websockets.ConnectionClosedError) as closed:
+                await asyncio.wait_for(socket.recv(), GENEROUS)
+            assert closed.value.rcvd is not None and (closed.value.rcvd.code, closed.value.rcvd.reason) == (
+                1008,
+                "idle",
+            )
+
+
+async def test_at_a_shutdown_a_response_ends_and_the_session_with_it(tmp_path: Any) -> None:
+    with running_server(voices_dir=tmp_path, drain_delay=0) as server:
+        async with connect(server.url.replace("http", "ws") + "/v1/realtime?model=tiny") as socket:
+            await said(socket)
+            await add(socket, "!slow This takes its time.")
+            await tell(socket, "response.create")
+            await up_to(socket, "response.output_text.delta")
+            server.server.drain()
+            assert (await up_to(socket, "response.done"))[-1]["response"]["status"] == "completed"
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await asyncio.wait_for(socket.recv(), GENEROUS)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1001
+
+
+async def test_openai_python_converses(conversing: Conversing) -> None:
+    """With a picture, in text and speech; types are those that the client names."""
+    client = AsyncOpenAI(base_url=f"{conversing.server.url}/v1", api_key="none", max_retries=0, timeout=GENEROUS)
+    async with client, client.realtime.connect(model="tiny") as connection:
+        assert (await connection.recv()).type == "session.created"
+        await connection.session.update(session={"type": "realtime", "output_modalities": ["audio"]})
+        assert (await connection.recv()).type == "session.updated"
+        item: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "So be it."}]}
+        await connection.conversation.item.create(item=item)
+        await connection.response.create()
+        text, sound = "", b""
+        async for event in connection:
+            if event.type == "response.output_audio_transcript.delta":
+                text += event.delta
+            elif event.type == "response.output_audio.delta":
+                sound += base64.b64decode(event.delta)
+            elif event.type == "response.done":
+                assert event.response.status == "completed" and event.response.usage is not None
+                break
+        assert text == "So be it." and len(sound) == PATCH
+        await connection.input_audio_buffer.clear(event_id="ears")
+        error: Any = await connection.recv()
+        assert error.type == "error" and error.error.event_id == "ears" and error.error.code == "unsupported_event"

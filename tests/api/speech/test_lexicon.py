@@ -1,0 +1,123 @@
+"""What is said for words: found as wholes, however the text is cut into chunks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.errors import InputError
+from service.api.speech.lexicon import MAX_FILE_ENTRIES, MAX_GROWTH, Lexicon, LexiconFilter, load_lexicon
+
+ENTRIES = {
+    "nginx": "engine x",
+    "IT": "I T",
+    "New York": "the city",
+    "york": "Yorkshire",
+    "C++": "C plus plus",
+    ".NET": "dot net",
+    "重庆": "虫庆",
+    "a b c": "letters",
+    "Σ1": "sigma one",
+}
+
+
+def said(text: str, *lexicons: Lexicon) -> str:
+    spoken = LexiconFilter(*(lexicons or (Lexicon(ENTRIES),)))
+    return spoken.feed(text) + spoken.flush()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nginx, NGINX and Nginx.", "engine x, engine x and engine x."),
+        ("IT is it.", "I T is it."),
+        ("nginxs, xnginx, nginx_2, nginx2", "nginxs, xnginx, nginx_2, nginx2"),
+        ("nginx's nginx-like", "engine x's engine x-like"),
+        ("New York, york, New Yorker", "the city, Yorkshire, New Yorker"),
+        ("C++, C+++ and ASP.NET", "C plus plus, C plus plus+ and ASPdot net"),
+        ("我在重庆工作", "我在虫庆工作"),
+        ("a b, a b c", "a b, letters"),
+        ("Σ1 σ1", "sigma one σ1"),
+        ("nginx\u0301 stays", "nginx\u0301 stays"),
+        ("", ""),
+    ],
+)
+def test_whole_words(text: str, expected: str) -> None:
+    assert said(text) == expected
+
+
+def test_the_first_lexicon_counts_and_what_is_said_is_not_read_again() -> None:
+    own, servers = Lexicon({"b": "c", "x": "own"}), Lexicon({"x": "theirs", "a": "b", "x y": "longer"})
+    assert said("a b x, x y", own, servers) == "b c own, longer"
+
+
+TEXTS = st.lists(
+    st.sampled_from([*ENTRIES, "a", "b", "new", " ", ",", "x", "İ", "Σ", "it", "\u0301", "1", "+", "New Yor"]),
+    max_size=12,
+).map("".join)
+
+
+@given(TEXTS, st.lists(st.integers(0, 60), max_size=5))
+def test_chunks_do_not_matter(text: str, cuts: list[int]) -> None:
+    spoken = LexiconFilter(Lexicon(ENTRIES))
+    places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    chunks = [text[begin:end] for begin, end in pairwise(places)]
+    assert "".join(map(spoken.feed, chunks)) + spoken.flush() == said(text)
+    pairs = spoken.pairs(text)
+    assert "".join(source for source, _ in pairs) == text and "".join(words for _, words in pairs) == said(text)
+
+
+def test_only_what_may_become_a_word_is_held_back() -> None:
+    spoken = LexiconFilter(Lexicon(ENTRIES))
+    assert spoken.feed("The city of New") == "The city of "
+    assert spoken.feed(" Zealand, ") == "New Zealand, "
+
+
+@pytest.mark.parametrize("word", [" a", "a ", "!", "   "])
+def test_words_that_can_never_be_found_are_refused(word: str) -> None:
+    with pytest.raises(InputError, match="letter or digit"):
+        Lexicon({word: "x"})
+
+
+def test_a_text_grows_within_limits() -> None:
+    lexicon = Lexicon({"a": "x" * 200})
+    text = "a " * (MAX_GROWTH // 100)
+    spoken = said(text, lexicon)
+    assert MAX_GROWTH - 200 < len(spoken) - len(text) <= MAX_GROWTH and spoken.endswith("a a "), "as it is written"
+
+
+def test_the_file_of_a_server(tmp_path: Path) -> None:
+    path = tmp_path / "lexicon.yaml"
+    path.write_text('nginx: engine x\n"1": one\n# a comment\n', "utf-8")
+    assert said("nginx 1", load_lexicon(path)) == "engine x one"
+    path.write_text('{"GIF": "jif"}', "utf-8")
+    assert said("GIF", load_lexicon(path)) == "jif"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "expected lines"),
+        ("- a\n- b\n", "expected lines"),
+        ("no: nein\n", "quotation marks"),
+        ("a: 1\n", "quotation marks"),
+        ("a: ''\n", "1 to 200"),
+        (f"a: {'x' * 201}\n", "1 to 200"),
+        (f"{'x' * 65}: a\n", "1 to 64"),
+        ("'!': a\n", "letter or digit"),
+        ("a: [\n", "not a YAML file"),
+        ("!!python/object/apply:os.system [id]\n", "not a YAML file"),
+        ("".join(f"w{n}: x\n" for n in range(MAX_FILE_ENTRIES + 1)), "at most 5000"),
+    ],
+)
+def test_what_does_not_fit_in_a_file_is_named(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "lexicon.yaml"
+    path.write_text(content, "utf-8")
+    with pytest.raises(ValueError, match=says):
+        load_lexicon(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_lexicon(tmp_path / "nowhere.yaml")

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from service.api.speech.markup import MarkupStripper, strip_markup
+from service.api.speech.request import clean_text
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("# Title\n## Sub #1", "Title\nSub #1"),
+        (
+            "a **bold** and *slanted* and __both__ and _low_ and ~~gone~~",
+            "a bold and slanted and both and low and gone",
+        ),
+        ("snake_case and 2*3*4 and 5 * 6", "snake_case and 2*3*4 and 5 * 6"),
+        ("- one\n* two\n+ three", "one\ntwo\nthree"),
+        ("well-known - yes", "well-known - yes"),
+        ("> quoted\ntext", "quoted\ntext"),
+        ("see [the page](https://x.example/a_(b)?c=d) now", "see the page now"),
+        ("![alt text](x.png)look", "look"),
+        ("run `rm -rf` now", "run  now"),
+        ("before\n```python\nx = 1\n```\nafter", "before\n\nafter"),
+        ("before ```never closed", "before "),
+        ("<b>hi</b> <br/>there<!-- hidden > -->", "hi there"),
+        ("a < b and c > d", "a < b and c > d"),
+        ("above\n---\nbelow", "above\n\nbelow"),
+        ("“Hi,” she said, ‘it’s me’", "\"Hi,\" she said, 'it's me'"),
+        ("[not a link] (really)", "[not a link] (really)"),
+    ],
+)
+def test_markup(written: str, spoken: str) -> None:
+    assert strip_markup(written) == spoken
+
+
+@pytest.mark.parametrize("emoji", ["😀", "👍🏽", "👨‍👩‍👧‍👦", "🇩🇪", "❤️", "🏴󠁧󠁢󠁳󠁣󠁴󠁿", "✅", "⭐", "🤖", "☀️", "⏰"])
+def test_emoji_go_whole(emoji: str) -> None:
+    assert strip_markup(f"a{emoji}b") == "ab"
+
+
+@pytest.mark.parametrize("text", ["100 €, 5 % & more", "नमस्ते क्‍ष", "می‌خواهم", "你好，世界！", "1️", "©®™", "→ 3²"])
+def test_writing_stays(text: str) -> None:
+    assert strip_markup(text) == text.replace("\ufe0f", "")
+
+
+def test_whitespace_rule() -> None:
+    assert clean_text(" a\r\n\n b\tc\u3000d  ") == " a b c d "
+    assert clean_text(strip_markup("# a\n\n**b** 😀")) == "a b "
+    assert clean_text("# a\n**b** 😀") == "# a **b** 😀"
+
+
+def test_what_cannot_be_encoded_goes() -> None:
+    assert clean_text("a\x00b\ud800c\ufeffd\x7f") == "abcd"
+
+
+@given(st.text(alphabet=st.characters() | st.sampled_from("*_`[]()<>#!-~ \n\ud800"), max_size=80))
+def test_result_is_clean(text: str) -> None:
+    for given_ in (text, strip_markup(text)):
+        cleaned = clean_text(given_)
+        cleaned.encode()
+        assert "\n" not in cleaned and "  " not in cleaned
+        assert len(cleaned) <= len(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["[", "[a](", "**a ", "`", "```", "<a", "<!--", "(", "*a", "_a", "- ", "> ", "![", "[a](((((", "#", " ", "\n- "],
+)
+def test_time_is_linear(unit: str) -> None:
+    begin = time.process_time()
+    clean_text(strip_markup(unit * (100_000 // len(unit))))
+    assert time.process_time() - begin < 2
+
+
+MARKDOWN = """Here is **a list**, as asked:
+- one thing, really
+- *two* things
+
+# A heading
+Some text, with `a, b` code and snake_case.
+```py
+x = f(1, 2)  # 3 < 4
+```
+And this is [a link, see](http://a.b/c_(d)), <b>bold</b>.
+
+---
+> 你好，**世界**！ <!-- not - this --> ![picture](x.png)The end 😀.
+"""
+PIECES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
+SIGNS = [
+    "**",
+    "*",
+    "_",
+    "`",
+    "```",
+    "[",
+    "]",
+    "](",
+    ")",
+    "(",
+    "![",
+    "<",
+    "<b>",
+    "</",
+    ">",
+    "<!--",
+    "-->",
+    "- ",
+    "# ",
+    "---",
+]
+WRITTEN = st.lists(
+    st.sampled_from([*SIGNS, "\n", " ", "a", "1", "so ", "你好，", ". ", "😀", "\ufe0f", "\u200d", "“"]), max_size=40
+)
+
+
+def in_pieces(text: str, sizes: list[int], **options: int) -> list[str]:
+    stripper, out, at = MarkupStripper(**options), [], 0
+    while at < len(text):
+        size = sizes[len(out) % len(sizes)]
+        out.append(stripper.feed(text[at : at + size]))
+        at += size
+    return [*out, stripper.flush()]
+
+
+@settings(max_examples=600, deadline=None)
+@given(WRITTEN.map("".join), PIECES)
+@example(MARKDOWN, [1])
+@example("foo```code```bar", [4])
+@example("a `x` b*<b>* c", [2])
+def test_markup_goes_from_text_in_pieces_as_from_the_whole(text: str, sizes: list[int]) -> None:
+    assert "".join(in_pieces(text, sizes)) == strip_markup(text)
+
+
+def test_text_in_pieces_is_not_held_back() -> None:
+    stripper = MarkupStripper()
+    assert stripper.feed("One two. Thr") == "One two. Thr"
+    assert stripper.feed("ee **four") == "ee four"
+    assert stripper.feed("** [fi") == ""
+    assert stripper.feed("ve](x) six，七") == " five six，七"
+    assert stripper.feed(" `") + stripper.flush() == " `"
+    assert stripper.feed("# A new text") == "A new text"
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    stripper = MarkupStripper(longest=100)
+    for unit in ("```", "x = 1; " * 50):
+        assert stripper.feed(unit) == ""
+    assert len(stripper._pending) < 10
+    assert stripper.feed("``` so") == " so"
+    out = "".join(stripper.feed("[ab ") for _ in range(60))
+    assert len(out) > 100 and len(out + stripper.flush()) == 240
+
+
+@pytest.mark.parametrize("unit", ["[", "](", "`", "<a ", "<!-- ", "a ", "[a](b) ", "# "])
+def test_dribbled_text_costs_a_bounded_time_a_piece(unit: str) -> None:
+    stripper = MarkupStripper()
+    begin = time.process_time()
+    for _ in range(1000):
+        stripper.feed(unit)
+    assert time.process_time() - begin < 3

@@ -1,0 +1,165 @@
+"""Segments of an input and how they were written: what is spoken may differ, nothing of what was written is lost."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from models.errors import InputError
+from service.api.speech.alignment import Alignment, common_words, inverse
+from service.api.speech.lexicon import Lexicon
+from service.api.speech.normalising.text import normalise
+from service.api.speech.request import Speaker, SpeechJob
+from service.api.speech.script import Line, Script, read_script
+from service.api.speech.text_splitting import split_text
+
+
+def job(**changes: Any) -> SpeechJob:
+    """With what a script depends on."""
+    unused = dict.fromkeys(SpeechJob.__dataclass_fields__, cast(Any, None))
+    fields = {"speaker": Speaker(), "markup": True, "normalised": True, "lexicons": ()}
+    return SpeechJob(**{**unused, **fields, "granularity": "none", "segment_length": 400, **changes})
+
+
+def script(text: str, **changes: Any) -> Script:
+    return read_script(job(**changes), text, written=True)
+
+
+def lines(text: str, **changes: Any) -> list[tuple[str, str]]:
+    """(spoken, written) of each segment."""
+    return [(line.text, line.written) for line in script(text, **changes).lines]
+
+
+def test_segments_as_written_and_as_spoken() -> None:
+    text = "# In 1999\n\nit cost **$3.50**. Dr. Lee 😀 paid   5% more!"
+    assert lines(text, granularity="sentence") == [
+        ("In nineteen ninety-nine", "In 1999"),
+        ("it cost three dollars and fifty cents.", "it cost $3.50."),
+        ("Doctor Lee paid five percent more!", "Dr. Lee paid 5% more!"),
+    ]
+    assert [spoken for spoken, _ in lines(text, granularity="sentence", normalised=False)] == [
+        "In 1999",
+        "it cost $3.50.",
+        "Dr. Lee paid 5% more!",
+    ]
+
+
+def test_lexicon_then_numbers() -> None:
+    entries = {"PG": "p g 13", "nginx": "engine x"}
+    assert lines("PG nginx 2.", lexicons=(Lexicon(entries),)) == [("p g thirteen engine x two.", "PG nginx 2.")]
+    assert lines("PG", lexicons=(Lexicon(entries),), normalised=False) == [("p g 13", "PG")]
+
+
+def test_ssml_is_written_without_its_tags() -> None:
+    text = "<speak>The <sub alias='World Health Organization'>WHO</sub> says:<break time='1s'/>wash &amp; dry.</speak>"
+    assert [(line.text, line.written, line.pause) for line in script(text).lines] == [
+        ("The World Health Organization says:", "The WHO says:", 0.0),
+        ("wash and dry.", "wash & dry.", 1.0),
+    ]
+
+
+def test_pauses_lie_between_what_is_spoken() -> None:
+    told = script(
+        "[pause:1s] ... [pause:1s]One.[pause:2s]!?[pause:500ms]Two. Three.[pause:3s] ", granularity="sentence"
+    )
+    assert [(line.text, line.pause) for line in told.lines] == [("One.", 2.0), ("Two.", 2.5), ("Three.", 0.0)]
+    assert told.pause == 3.0 and told.pauses == 7.5
+    with pytest.raises(InputError, match="nothing to speak"):
+        script("[pause:1s] ... [pause:1s]")
+
+
+def test_a_description_is_not_written() -> None:
+    assert lines("(A whisper)Come closer. Now.", granularity="sentence") == [
+        ("(A whisper)Come closer.", "Come closer."),
+        ("Now.", "Now."),
+    ]
+
+
+def test_a_cut_in_the_middle_of_words_for_a_number() -> None:
+    """The number belongs to the segment in which it begins; one that has nothing else says what is spoken."""
+    told = lines("It is 123456789123 km.", segment_length=24)
+    assert told[0] == ("It is one hundred", "It is 123456789123 km.")
+    assert len(told) > 3 and all(spoken == written for spoken, written in told[1:])
+
+
+def test_words_share_the_time_by_what_is_said() -> None:
+    (line,) = script("It cost 99 dollars.").lines
+    assert line.text == "It cost ninety-nine dollars."
+    assert [word.text for word in line.words] == ["It", "cost", "99", "dollars."]
+    total = len("Itcostninety-ninedollars.")
+    ends = [2 / total, 6 / total, 17 / total, 1.0]
+    assert [word.end for word in line.words] == pytest.approx(ends)
+    assert [word.begin for word in line.words] == pytest.approx([0.0, *ends[:-1]])
+
+
+def test_chinese_words_are_characters_with_their_signs() -> None:
+    (line,) = script("“你好”，Bob！5个。").lines
+    assert [word.text for word in line.words] == ['"你', '好"，', "Bob！", "5", "个。"]
+    (korean,) = script("안녕 세계").lines
+    assert [word.text for word in korean.words] == ["안녕", "세계"]
+
+
+PIECES = st.sampled_from(
+    [
+        *("In 1999", " it", " is", " 5%", ".", "! ", ", ", "$3.50", " Dr. ", "\n", "\n\n", "我有2个", "，", "x", "-"),
+        *("nginx", " IT ", "[pause:1s]", "(a)", "\x01", "é", "\ud83d", "\ude00", "123456789 ", "1/2 ", "…"),
+    ]
+)
+
+
+@example("\x01$3.50", "none", 4000)
+@given(
+    st.lists(PIECES, max_size=20).map("".join),
+    st.sampled_from(["none", "sentence", "clause"]),
+    st.sampled_from([20, 4000]),
+)
+def test_nothing_that_was_written_is_lost(text: str, granularity: str, length: int) -> None:
+    lexicon = Lexicon({"nginx": "engine x. Yes", "it": "i t"})
+    changes: dict[str, Any] = {"granularity": granularity, "segment_length": length, "lexicons": (lexicon,)}
+    try:
+        told = script(text, **changes).lines
+    except InputError:
+        assert not any(map(str.isalnum, text.replace("[pause:1s]", "")))
+        return
+    bare = read_script(job(**changes), text, written=False).lines
+    assert [(line.text, line.pause) for line in told] == [(line.text, line.pause) for line in bare]
+    check_words(told)
+    # A cut within a word that was rewritten leaves the word to one side, so only uncut passages are compared.
+    if granularity == "none" and length == 4000 and "(a)" not in text:
+        written = [sign for line in told for sign in line.written if sign.isalnum()]
+        assert written == [sign for sign in text.replace("[pause:1s]", "") if sign.isalnum()]
+
+
+def check_words(told: tuple[Line, ...]) -> None:
+    for line in told:
+        assert "".join(word.text for word in line.words) == line.written.replace(" ", "")
+        times = [time for word in line.words for time in (word.begin, word.end)]
+        assert times[0] == 0 and times[-1] == pytest.approx(1) and times == sorted(times)
+
+
+def test_without_pauses_segments_are_those_of_the_splitter() -> None:
+    text = "In 1999, it was 5 km. " * 40
+    expected = split_text(normalise(text), max_length=100)
+    assert [line.text for line in script(text, segment_length=100).lines] == expected
+
+
+TOKENS = st.lists(st.sampled_from(["a", "b", "1", " ", "\n", "one"]), max_size=12).map("".join)
+
+
+@given(TOKENS, TOKENS)
+def test_alignments_cover_both_texts_and_never_go_back(source: str, text: str) -> None:
+    pairs = common_words(source, text)
+    assert "".join(a for a, _ in pairs) == source and "".join(b for _, b in pairs) == text
+    for alignment, made, of in ((Alignment(pairs), text, source), (Alignment(inverse(pairs)), source, text)):
+        places = [alignment.source(place) for place in range(len(made) + 1)]
+        assert places == sorted(places) and places[0] >= 0 and places[-1] <= len(of)
+        if source == text:
+            assert places == [*range(len(made) + 1)]
+
+
+def test_long_texts_are_aligned_at_both_ends() -> None:
+    middle = "x 1 " * 100
+    assert common_words(f"a b {middle}c", f"a b {middle.replace('1', 'one')}c")[0] == ("a b x ", "a b x ")

@@ -1,0 +1,325 @@
+"""Voices: kept on disk, used by name, gone when deleted."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service import voice_store as voices
+from service.catalog import EMBEDDED, load_catalog
+from service.link.supervisor import InlineLink
+from service.settings import load_settings
+from service.voice_store import UNFINISHED, VoiceStore, VoiceStoreError
+from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import GENEROUS
+
+
+def flags(directory: Path) -> dict[str, Any]:
+    return {
+        "model": (str(EMBEDDED / "voxcpm2"),),
+        "voices_dir": directory,
+        "max_running": 2,
+        "decode_buckets": (1, 2),
+        "max_voices": 3,
+        "fixed_voices": False,
+        "max_body": "2M",
+    }
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("voices")
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[RunningServer]:
+    with running_server(load_catalog(load_settings(flags(directory))), InlineLink, **flags(directory)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=2 * GENEROUS) as client:
+        yield client
+
+
+def clip(seconds: float = 0.5, name: str = "WAV") -> bytes:
+    time = np.arange(int(seconds * 22_050)) / 22_050
+    file = io.BytesIO()
+    soundfile.write(file, (0.4 * np.sin(2 * np.pi * 200 * time)).astype(np.float32), 22_050, format=name)
+    return file.getvalue()
+
+
+def upload(http: httpx.Client, sample: bytes | None = None, **fields: str | None) -> httpx.Response:
+    form = {"name": "Anna", "consent": "true", **fields}
+    files = {"audio_sample": ("../../anna.wav", clip() if sample is None else sample, "audio/wav")}
+    return http.post("/v1/audio/voices", data={k: v for k, v in form.items() if v is not None}, files=files)
+
+
+def speak(http: httpx.Client, voice: object, **fields: Any) -> httpx.Response:
+    body = {"input": "Hello.", "voice": voice, "response_format": "pcm", "seed": 1, "max_len": 3, **fields}
+    return http.post("/v1/audio/speech", json=body)
+
+
+def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) -> None:
+    created = upload(http, ref_text="A tone.", speaker_description="a tone")
+    assert created.status_code == 200, created.text
+    voice = created.json()
+    assert voice["object"] == "audio.voice" and voice["name"] == "Anna" and voice["consent"] == "true"
+    assert voice["seconds"] == pytest.approx(0.5, abs=0.01)
+    assert sorted(path.name for path in directory.rglob("*") if path.is_file()) == ["latents.safetensors", "voice.json"]
+
+    listed = http.get("/v1/audio/voices").json()
+    assert {"default", "alloy", voice["id"]} <= {entry["id"] for entry in listed["voices"]}
+    assert http.get(f"/v1/audio/voices/{voice['id']}").json() == voice
+
+    by_id, by_name, as_object = speak(http, voice["id"]), speak(http, "anna"), speak(http, {"id": voice["id"]})
+    assert by_id.status_code == 200, by_id.text
+    assert by_id.content == by_name.content == as_object.content != speak(http, "default").content
+    styled = speak(http, voice["id"], instructions="Calm")
+    assert styled.status_code == 200 and styled.content != by_id.content
+
+    assert upload(http).json()["error"]["code"] == "voice_exists"
+    assert http.delete(f"/v1/audio/voices/{voice['id']}").json()["deleted"] is True
+    assert http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 404
+    assert speak(http, "anna").status_code == 404
+    assert not list(directory.iterdir())
+
+
+def test_a_voice_survives_a_restart_and_costs_no_encode(http: httpx.Client, directory: Path) -> None:
+    voice = upload(http, clip(name="FLAC"), name="Bert", ref_text="A tone.").json()
+    before = speak(http, voice["id"]).content
+    with (
+        running_server(load_catalog(load_settings(flags(directory))), InlineLink, **flags(directory)) as again,
+        httpx.Client(base_url=again.url, timeout=2 * GENEROUS) as other,
+    ):
+        assert other.get(f"/v1/audio/voices/{voice['id']}").json() == voice
+        assert speak(other, "Bert").content == before
+        assert 'kind="clip"' not in other.get("/metrics").text
+    http.delete(f"/v1/audio/voices/{voice['id']}")
+
+
+def test_there_is_a_limit(http: httpx.Client) -> None:
+    ids = [upload(http, name=f"Voice {i}").json()["id"] for i in range(3)]
+    full = upload(http, name="One more")
+    assert (full.status_code, full.json()["error"]["code"]) == (409, "too_many_voices")
+    for id_ in ids:
+        assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
+
+
+BAD = [
+    ({"name": None}, "name"),
+    ({"name": "../../etc"}, "name"),
+    ({"name": "x" * 65}, "name"),
+    ({"name": "alloy"}, "name"),
+    ({"consent": None}, "consent"),
+    ({"consent": "false"}, "consent"),
+    ({"ref_text": "x" * 5000}, "ref_text"),
+    ({"ref_text": "<|audio_start|>"}, "ref_text"),
+    ({"sample": b"not audio"}, "audio_sample"),
+    ({"sample": b""}, "audio_sample"),
+    ({"sample": clip(61)}, "audio_sample"),
+    ({"sample": clip()[:30]}, "audio_sample"),
+]
+
+
+@pytest.mark.parametrize("fields, param", BAD, ids=[f"{param} {index}" for index, (_, param) in enumerate(BAD)])
+def test_what_does_not_fit_is_named(http: httpx.Client, fields: dict[str, Any], param: str, directory: Path) -> None:
+    answer = upload(http, **fields)
+    assert answer.status_code in (400, 413)
+    if answer.status_code == 400:
+        assert answer.json()["error"]["param"] == param
+    assert not list(directory.iterdir())
+
+
+def test_forms_that_are_none(http: httpx.Client) -> None:
+    for headers, body in (
+        ({"content-type": "application/json"}, b"{}"),
+        ({"content-type": "multipart/form-data"}, b"--x\r\n"),
+        ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\ngarbage"),
+        ({"content-type": "multipart/form-data; boundary=x"}, b""),
+    ):
+        answer = http.post("/v1/audio/voices", headers=headers, content=body)
+        assert answer.status_code == 400, body
+    many = {f"field {i}": "x" for i in range(40)}
+    assert http.post("/v1/audio/voices", data=many, files={"audio_sample": b"x"}).status_code == 400
+    assert http.post("/v1/audio/voices", data={"name": "A", "consent": "true", "audio_sample": "x"}).status_code == 400
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(
+    http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("service.voice_store._write", full)
+    answer = upload(http, name="Too much")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
+    assert str(directory) not in answer.text
+    assert not list(directory.iterdir())
+    monkeypatch.undo()
+    id_ = upload(http, name="Too much").json()["id"]
+    assert http.delete(f"/v1/audio/voices/{id_}").status_code == 200
+
+
+def test_a_voice_of_another_model_is_refused(server: RunningServer, http: httpx.Client) -> None:
+    latents = {"reference": np.zeros((2, 4, 8), np.float32)}
+    store = server.context.voices
+    voice = store.add(name="Other", encoder="someone/else@1", consent="yes", seconds=1.0, latents=latents)
+    answer = speak(http, "Other")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "voice_of_other_model")
+    store.delete(voice.id)
+
+
+def patches(count: int) -> dict[str, np.ndarray]:
+    return {"reference": np.arange(count * 4, dtype=np.float32).reshape(count, 2, 2)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps=st.lists(st.tuples(st.sampled_from(["add", "delete", "restart"]), st.integers(0, 3)), max_size=12))
+def test_the_store_is_what_was_put_into_it(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:  # type: ignore[type-arg]
+    directory = tmp_path_factory.mktemp("store")
+    store, kept = VoiceStore(directory, 3), {}
+    for action, number in steps:
+        name = f"voice {number}"
+        if action == "add":
+            try:
+                voice = store.add(name=name, encoder="e", consent="c", seconds=1, latents=patches(number + 1))
+                kept[name] = voice
+            except VoiceStoreError as error:
+                assert error.reason == ("exists" if name in kept else "full")
+        elif action == "delete" and name in kept:
+            store.delete(kept.pop(name).id)
+        elif action == "restart":
+            store = VoiceStore(directory, 3)
+        assert {voice.name for voice in store.voices()} == set(kept)
+        for voice in kept.values():
+            assert store.find(voice.id) == voice == store.find(voice.name.upper())
+            count = int(voice.name.split()[1]) + 1
+            np.testing.assert_array_equal(store.latents(voice)["reference"], patches(count)["reference"])
+
+
+def test_servers_share_a_directory(tmp_path: Path) -> None:
+    ours, theirs = VoiceStore(tmp_path / "voices", 2), VoiceStore(tmp_path / "voices", 2)
+    voice = ours.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
+    assert theirs.voices() == [voice] and theirs.find("ada") == voice
+    with pytest.raises(VoiceStoreError, match="exists"):
+        theirs.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
+    theirs.delete(voice.id)
+    assert ours.find(voice.id) is None and not ours.voices()
+    with pytest.raises(KeyError):
+        ours.delete(voice.id)
+
+
+def test_of_two_servers_that_store_the_same_name_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first stands between its look at the names and its rename until the second waits for it, or is done."""
+    stores = [VoiceStore(tmp_path / "voices", 5) for _ in range(2)]
+    looked, second_is_there = threading.Event(), threading.Event()
+    flock, check = voices.fcntl.flock, stores[0]._check_room
+
+    def add(store: VoiceStore) -> voices.Voice:
+        return store.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
+
+    def held(name: str) -> None:
+        check(name)
+        looked.set()
+        assert second_is_there.wait(GENEROUS)
+
+    def told(descriptor: int, operation: int) -> None:
+        if looked.is_set():
+            second_is_there.set()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(stores[0], "_check_room", held)
+    monkeypatch.setattr(voices.fcntl, "flock", told)
+    with ThreadPoolExecutor(2) as servers:
+        first = servers.submit(add, stores[0])
+        assert looked.wait(GENEROUS)
+        second = servers.submit(add, stores[1])
+        second.add_done_callback(lambda _: second_is_there.set())
+        assert first.result().name == "Ada"
+        with pytest.raises(VoiceStoreError, match="exists"):
+            second.result()
+
+
+def test_looking_up_a_voice_does_not_wait_for_another_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look-ups are made in the event loop; a slow disk must not hold it up."""
+    store = VoiceStore(tmp_path / "voices", 5)
+    kept = store.add(name="Kept", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
+    writing, go_on = threading.Event(), threading.Event()
+    write = voices._write
+
+    def slowly(path: Path, data: bytes) -> None:
+        writing.set()
+        assert go_on.wait(2 * GENEROUS)
+        write(path, data)
+
+    monkeypatch.setattr(voices, "_write", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        adding = threads.submit(
+            lambda: store.add(name="Slow", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
+        )
+        assert writing.wait(GENEROUS)
+        finding = threads.submit(store.find, "kept")
+        try:
+            assert finding.result(GENEROUS) == kept
+            assert store.voices() == [kept]
+        finally:
+            go_on.set()
+        assert adding.result(GENEROUS) == store.find("slow")
+
+
+def test_of_two_voices_of_one_name_the_second_to_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = VoiceStore(tmp_path / "voices", 5)
+    write = voices._write
+
+    def overtaken(path: Path, data: bytes) -> None:
+        monkeypatch.setattr(voices, "_write", write)
+        store.add(name="Ann", encoder="codec", consent="true", seconds=1.0, latents=patches(1))
+        write(path, data)
+
+    monkeypatch.setattr(voices, "_write", overtaken)
+    with pytest.raises(VoiceStoreError, match="exists"):
+        store.add(name="ANN", encoder="codec", consent="true", seconds=2.0, latents=patches(2))
+    assert [voice.seconds for voice in store.voices()] == [1.0]
+    assert len(list((tmp_path / "voices").iterdir())) == 1
+
+
+def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
+    store = VoiceStore(tmp_path, 10)
+    good, bad = (store.add(name=n, encoder="e", consent="c", seconds=1, latents=patches(1)) for n in ("good", "bad"))
+    (tmp_path / bad.id / "latents.safetensors").write_bytes(b"nonsense")
+    abandoned, under_way = (tmp_path / f"{UNFINISHED}voice_{number}" for number in (1, 4))
+    abandoned.mkdir()
+    os.utime(abandoned, times=(0, 0))
+    under_way.mkdir()
+    (tmp_path / "voice_2").mkdir()
+    (tmp_path / "voice_2" / "voice.json").write_bytes(b"{")
+    (tmp_path / "voice_3").mkdir()
+    (tmp_path / "voice_3" / "voice.json").write_bytes(msgspec.json.encode(good))
+    again = VoiceStore(tmp_path, 10)
+    assert {voice.id for voice in again.voices()} == {good.id, bad.id}
+    assert list(tmp_path.glob(f"{UNFINISHED}*")) == [under_way]
+    with pytest.raises(VoiceStoreError):
+        again.latents(bad)

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from service.api.speech.text_splitting import Granularity, TextSplitter, split_text, spoken_length
+
+GRANULARITIES: list[Granularity] = ["none", "sentence", "clause"]
+
+PIECES = [
+    *("Hello", "world", "Mr.", "e.g.", "U.S.", "3.14", "1,000", "10:30", "No.", "5", "www.example.com", "x" * 30),
+    *(
+        " ",
+        " ",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        ".",
+        "!",
+        "?",
+        "...",
+        "…",
+        ",",
+        ";",
+        ":",
+        " - ",
+        "—",
+        '"',
+        "'",
+        "(",
+        ")",
+        "”",
+        "“",
+    ),
+    *(
+        "你好",
+        "世界",
+        "。",
+        "！",
+        "？",
+        "，",
+        "、",
+        "」",
+        "「",
+        "です",
+        "안녕",
+        "é",
+        "e\u0301",
+        "👨‍👩‍👧",
+        "😀",
+        "नमस्ते।",
+        "؟",
+    ),
+]
+texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=40).map("".join)
+
+
+def sentences(text: str) -> list[str]:
+    return split_text(text, max_length=1000, granularity="sentence")
+
+
+def clauses(text: str) -> list[str]:
+    return split_text(text, max_length=1000, granularity="clause")
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["One sentence."],
+        ["Hello there!", "How are you?", "Fine."],
+        ["Mr. Smith met Dr. Jones.", "They talked."],
+        ["It costs 3.14 dollars.", "Really?"],
+        ["See fig. 3 and No. 5.", "He said no.", "Then he left."],
+        ["Ask J. R. R. Tolkien, e.g. by letter.", "Or not."],
+        ["The U.S. Army is in the U.S. and elsewhere.", "Yes."],
+        ["Visit www.example.com today.", "It is free."],
+        ['"Really?" she asked.', '"Yes!"', "He left."],
+        ["He left.", "(It was late.)", "She slept."],
+        ["Wait... what?", "Oh!!!", "Why?!"],
+        ["Well… maybe.", "Perhaps…", "Or not."],
+        ["1. First this.", "2. Then that."],
+        ["No final stop", ],
+        ["Das ist z.B. gut, bzw. besser.", "Sehr gut!"],
+        ["¿Cómo estás?", "¡Bien!", "Y tú, Sra. López?"],
+        ["क्या हाल है?", "सब ठीक है।", "धन्यवाद।"],
+        ["كيف حالك؟", "بخير."],
+    ],
+)  # fmt: skip
+def test_sentences(expected: list[str]) -> None:
+    assert sentences(" ".join(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["你好！", "今天天气很好。", "我们去公园吧，好不好？"],
+        ["价格是3.5元。", "“当然好。”", "他说。"],
+        ["これは本です。", "そうですか？", "はい！"],
+        ["他说……好的。", "然后走了。"],
+    ],
+)
+def test_sentences_without_spaces(expected: list[str]) -> None:
+    assert sentences("".join(expected)) == expected
+
+
+def test_a_blank_line_ends_a_sentence() -> None:
+    assert sentences("Title\n\nText that\ngoes on") == ["Title", "Text that goes on"]
+    assert sentences("Title \r\n \r\n Text") == ["Title", "Text"]
+
+
+def test_clauses() -> None:
+    text = "When the rain had stopped, we went out: all of us; even, well, the 1,000 others at 10:30."
+    assert clauses(text) == [
+        "When the rain had stopped,",
+        "we went out: all of us;",
+        "even, well, the 1,000 others at 10:30.",
+    ]
+    assert clauses("今天天气很好，我们去公园吧，好不好？") == ["今天天气很好，", "我们去公园吧，", "好不好？"]
+
+
+def test_long_text_is_filled_up_with_whole_sentences() -> None:
+    parts = [f"This is sentence number {number}." for number in range(10)]
+    assert split_text(" ".join(parts), max_length=70) == [" ".join(parts[at : at + 2]) for at in range(0, 10, 2)]
+
+
+def test_too_long_sentences_end_at_clauses_then_words_then_characters() -> None:
+    assert split_text("one two three, four five six seven eight", max_length=30) == [
+        "one two three,",
+        "four five six seven eight",
+    ]
+    assert split_text("one two three four five six", max_length=12) == ["one two", "three four", "five six"]
+    assert split_text("a" * 25, max_length=10) == ["a" * 10, "a" * 10, "a" * 5]
+    assert split_text("啊" * 7, max_length=9) == ["啊啊啊", "啊啊啊", "啊"]
+    assert split_text("x" * 8 + "e\u0301e\u0301", max_length=9) == ["x" * 8, "e\u0301e\u0301"]
+
+
+def test_nothing_to_say() -> None:
+    for text in ("", "   ", "...", "?!", '"', "— — —", "😀"):
+        for granularity in GRANULARITIES:
+            assert split_text(text, max_length=50, granularity=granularity) == []
+    assert sentences("... Yes. !!!") == ["... Yes."]
+
+
+def in_pieces(text: str, sizes: list[int], granularity: Granularity, max_length: int) -> list[str]:
+    splitter = TextSplitter(granularity, max_length=max_length)
+    segments: list[str] = []
+    at = 0
+    for size in [*sizes, len(text)]:
+        segments += splitter.feed(text[at : at + size])
+        at += size
+    return segments + splitter.flush()
+
+
+@given(texts, st.lists(st.integers(0, 9), max_size=60), st.sampled_from(GRANULARITIES), st.integers(1, 60))
+@example("a.\nb", [1, 1, 1, 1], "sentence", 50)
+@settings(max_examples=600, deadline=None)
+def test_pieces_do_not_matter(text: str, sizes: list[int], granularity: Granularity, max_length: int) -> None:
+    whole = split_text(text, max_length=max_length, granularity=granularity)
+    assert in_pieces(text, sizes, granularity, max_length) == whole
+    assert in_pieces(text, [1] * len(text), granularity, max_length) == whole
+
+
+@given(texts, st.sampled_from(GRANULARITIES), st.integers(3, 60))
+@settings(max_examples=400, deadline=None)
+def test_segments(text: str, granularity: Granularity, max_length: int) -> None:
+    segments = split_text(text, max_length=max_length, granularity=granularity)
+    for segment in segments:
+        assert segment == " ".join(segment.split()) != ""
+        assert any(character.isalnum() for character in segment)
+        assert spoken_length(segment) <= max_length
+    # Nothing that can be spoken is lost, added or moved.
+    spoken = "".join(character for segment in segments for character in segment if character.isalnum())
+    assert spoken == "".join(character for character in text if character.isalnum())
+
+
+@given(texts)
+@settings(deadline=None)
+def test_words_that_fit_are_never_cut(text: str) -> None:
+    words = {word for word in text.split() if word.isascii()}
+    if all(len(word) <= 40 for word in text.split()):
+        split_words = [word for segment in split_text(text, max_length=120) for word in segment.split()]
+        assert {word for word in words if word.isalnum()} <= set(split_words)
+
+
+def test_a_surrogate_pair_may_come_in_halves() -> None:
+    splitter = TextSplitter("sentence", max_length=50)
+    assert splitter.feed("See \ud83d") == []
+    assert splitter.feed("\ude00 here. ") == []
+    assert splitter.feed("And") == ["See 😀 here."]
+    assert splitter.feed(" \ud83d") == []
+    assert splitter.flush() == ["And \ufffd"]
+
+
+def test_a_splitter_can_be_used_again() -> None:
+    splitter = TextSplitter("clause", max_length=50)
+    for _ in range(2):
+        assert [*splitter.feed("One, two. Thr"), *splitter.feed("ee")] == ["One, two."]
+        assert splitter.flush() == ["Three"]
+        assert splitter.flush() == []
+
+
+def test_a_clause_is_given_as_soon_as_the_next_word_begins() -> None:
+    splitter = TextSplitter("clause", max_length=200)
+    given_after = {}
+    text = "First of all we begin, then we go on. And on"
+    for at, character in enumerate(text):
+        for segment in splitter.feed(character):
+            given_after[segment] = text[: at + 1]
+    assert given_after == {
+        "First of all we begin,": "First of all we begin, t",
+        "then we go on.": "First of all we begin, then we go on. A",
+    }
+
+
+@pytest.mark.parametrize("unit", ["a", " ", ".", ",", "\n", "1. ", '"', "\u0301", "你", "Mr. ", "a.b", "!", "\u200d"])
+def test_time_is_linear(unit: str) -> None:
+    text = unit * (60_000 // len(unit))
+    begin = time.process_time()
+    split_text(text, max_length=300)
+    in_pieces(text[:20_000], [7] * 3000, "clause", 300)
+    assert time.process_time() - begin < 3
+
+
+@pytest.mark.parametrize("piece", [1, 3, 200])
+def test_a_description_in_front_is_not_cut_off(piece: int) -> None:
+    for text, first in (
+        (
+            "(A young woman, gentle and sweet) Hello there, my friend. So.",
+            "(A young woman, gentle and sweet) Hello there,",
+        ),
+        ("(Calm, slow. Very slow.) One two three four, five.", "(Calm, slow. Very slow.) One two three four,"),
+        ("(No end, and no end of it. So it goes", "(No end, and no end of it. So it goes"),
+        ("One two three four, five. (Six, seven, eight, nine ten.) So.", "One two three four,"),
+    ):
+        splitter = TextSplitter("clause", max_length=400)
+        segments = [segment for at in range(0, len(text), piece) for segment in splitter.feed(text[at : at + piece])]
+        assert [*segments, *splitter.flush()][0] == first
+    assert splitter.feed("(Calm, still and slow) yes, it is so. A") == ["(Calm, still and slow) yes,", "it is so."]

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from models.media import Prompt
+from service.api.engine_client import EngineClient
+from service.api.request_stream import EngineError, merge
+from service.link import wire
+from service.link.config import Channel, EngineConfig, ModelConfig
+from service.link.engine_socket import EngineSocket
+from service.link.messages import (
+    ChatDelta,
+    ChatRequest,
+    EncodeReference,
+    EngineState,
+    Outputs,
+    SamplingParams,
+    SpeechDelta,
+    TokenInfo,
+)
+from service.link.supervisor import EngineLink, InlineLink, ProcessLink
+from service.metrics import Metrics
+from tests.support import fake_engine
+from tests.support.waiting import GENEROUS, until
+
+FAKE = "tests.support.fake_engine:serve"
+CONFIG = EngineConfig((ModelConfig("tiny", "/nowhere"),))
+
+
+def _links(kind: str, config: EngineConfig = CONFIG) -> Callable[[], EngineLink]:
+    if kind == "process":
+        return lambda: ProcessLink(config, FAKE)
+    return lambda: InlineLink(config, fake_engine.serve)
+
+
+@asynccontextmanager
+async def _running(kind: str, **settings: float) -> AsyncIterator[EngineClient]:
+    client = EngineClient(_links(kind), Metrics(), **settings)
+    client.start()
+    try:
+        async with asyncio.timeout(GENEROUS):
+            await client.wait_ready()
+        yield client
+    finally:
+        await client.stop()
+
+
+def _request(name: str, text: str, **sampling: int) -> ChatRequest:
+    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    prompt = Prompt(ids, np.arange(len(ids), dtype=np.int32)[None], len(ids))
+    return ChatRequest(name, "tiny", prompt, SamplingParams(**{"max_tokens": 1000, **sampling}), time.monotonic())
+
+
+async def _answer(client: EngineClient, request: ChatRequest) -> tuple[str, str | None]:
+    text, finish = b"", None
+    async with aclosing(client.submit(request)) as deltas:
+        async for delta in deltas:
+            text += bytes(delta.token_ids)
+            finish = delta.finish_reason
+    return text.decode(), finish
+
+
+async def test_an_engine_that_sends_faster_than_it_is_read_leaves_the_loop_its_turns(tmp_path: Path) -> None:
+    read, turns, address = [], 0, f"ipc://{tmp_path}/engine"
+    near, context = EngineSocket.bound(address), zmq.Context()
+    far = context.socket(zmq.PAIR)
+    far.connect(address)
+    for _ in range(200):
+        far.send_multipart(wire.encode(Outputs()))
+    assert await asyncio.to_thread(near.zmq.poll, GENEROUS * 1000)
+    reader = asyncio.create_task(near.read(read.append))
+    while len(read) < 200:
+        await asyncio.sleep(0)
+        turns += 1
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    assert turns >= 200 / 16
+    near.close()
+    far.close(linger=0)
+    context.term()
+
+
+async def test_a_thread_that_loads_has_ended_when_the_client_has_stopped() -> None:
+    """A daemon thread in C++ code takes the interpreter down with it."""
+    loading, threads = threading.Event(), []
+
+    def loads_for_ever(config: EngineConfig, channel: Channel) -> None:
+        threads.append(threading.current_thread())
+        while True:
+            loading.set()
+            time.sleep(0.02)
+            channel.send(Outputs(state=EngineState("loading", "a model", (), 0)))
+
+    client = EngineClient(lambda: InlineLink(CONFIG, loads_for_ever), Metrics())
+    client.start()
+    assert await asyncio.to_thread(loading.wait, GENEROUS)
+    async with asyncio.timeout(GENEROUS):
+        await client.stop()
+    assert not threads[0].is_alive()
+
+
+@pytest.mark.parametrize("kind", ["inline", "process"])
+async def test_many_requests_at_once(kind: str) -> None:
+    async with _running(kind) as client:
+        texts = [f"request number {n}" for n in range(12)]
+        answers = await asyncio.gather(*(_answer(client, _request(f"r{n}", text)) for n, text in enumerate(texts)))
+        assert answers == [(text, "stop") for text in texts]
+        assert await _answer(client, _request("cut", "abcdef", max_tokens=3)) == ("abc", "length")
+        async with aclosing(client.submit(EncodeReference("e", "tiny", np.zeros(10, np.float32), "left", 0.0))) as one:
+            assert [delta.patches.shape async for delta in one] == [(3, 4, 2)]
+        assert client.in_flight == 0
+        exposition = client._metrics.exposition().decode()
+        assert 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}' in exposition
+
+
+async def test_what_is_not_taken_is_merged() -> None:
+    async with _running("inline") as client, aclosing(client.submit(_request("r", "x" * 50))) as deltas:
+        await until(lambda: deltas.ended, what="the answer has ended")
+        received = [delta async for delta in deltas]
+        assert len(received) == 1
+        assert len(received[0].token_ids) == 50 and received[0].finish_reason == "stop"
+
+
+async def test_closing_a_stream_aborts_the_work() -> None:
+    async with _running("inline") as client:
+        async with aclosing(client.submit(_request("r", "!endless", max_tokens=10**6))) as deltas:
+            await anext(deltas)
+            assert client.in_flight == 1
+        assert client.in_flight == 0
+        await until(lambda: client.state is not None and not client.state.models[0].running, what="the work has ended")
+
+
+async def test_a_failed_request_raises_and_the_others_go_on() -> None:
+    async with _running("inline") as client:
+        other = asyncio.create_task(_answer(client, _request("other", "!slow but sure")))
+        with pytest.raises(EngineError) as failure:
+            await _answer(client, _request("bad", "!fail"))
+        assert (failure.value.status, failure.value.code) == (500, "fake_failure")
+        assert await other == ("!slow but sure", "stop")
+
+
+async def test_a_crash_fails_all_waiters_at_once_and_the_engine_comes_back() -> None:
+    async with _running("process") as client:
+        waiters = [asyncio.create_task(_answer(client, _request(f"r{n}", "!silent"))) for n in range(3)]
+        await until(lambda: client.in_flight == 3, what="the waiters wait")
+        with pytest.raises(EngineError) as failure:
+            await _answer(client, _request("crash", "!crash please"))
+        assert failure.value.status == 503 and failure.value.retry_after
+        for waiter in waiters:
+            with pytest.raises(EngineError, match="engine stopped"):
+                await waiter
+        with pytest.raises(EngineError, match="not ready"):
+            client.submit(_request("early", "hello"))
+        async with asyncio.timeout(GENEROUS):
+            await client.wait_ready()
+        assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
+        assert client.restarts == 1
+
+
+async def test_a_hung_engine_is_killed_and_restarted() -> None:
+    async with _running("process", hang_timeout=2.0) as client:
+        async with asyncio.timeout(GENEROUS):
+            with pytest.raises(EngineError, match="engine stopped"):
+                await _answer(client, _request("hang", "!hang please"))
+        async with asyncio.timeout(GENEROUS):
+            await client.wait_ready()
+        assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
+
+
+async def test_an_engine_that_cannot_start_is_not_tried_for_ever() -> None:
+    config = EngineConfig((ModelConfig("tiny", "/broken"),))
+    client = EngineClient(_links("process", config), Metrics())
+    client.start()
+    with pytest.raises(EngineError, match="exit status 1"):
+        await client.wait_ready()
+    assert client.phase == "failed"
+    await client.stop()
+
+
+async def test_an_engine_that_was_ready_is_tried_again_whatever_ended_it() -> None:
+    """Memory that a dead process still holds, a disk that is away for a moment: the next start may succeed."""
+    good, broken = _links("process"), _links("process", EngineConfig((ModelConfig("tiny", "/unfit"),)))
+    lives = iter([good, broken, good])
+    client = EngineClient(lambda: next(lives)(), Metrics())
+    client.start()
+    async with asyncio.timeout(2 * GENEROUS):
+        await client.wait_ready()
+        with pytest.raises(EngineError):
+            await _answer(client, _request("crash", "!crash please"))
+        await client.wait_ready()
+    assert client.restarts == 2
+    assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
+    await client.stop()
+
+
+async def test_an_engine_that_ended_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.api.engine_client.BACKOFF_SECONDS", (3600.0,))
+    async with _running("process") as client:
+        waiting = asyncio.create_task(_answer(client, _request("r", "!endless", max_tokens=10**6)))
+        running = 'reprise_requests_running{model="tiny"}'
+        await until(lambda: f"{running} 1.0" in client._metrics.exposition().decode(), what="it is counted as running")
+        with pytest.raises(EngineError):
+            await _answer(client, _request("crash", "!crash please"))
+        assert client.phase == "down" and f"{running} 0.0" in client._metrics.exposition().decode()
+        with pytest.raises(EngineError):
+            await waiting
+        async with asyncio.timeout(GENEROUS):
+            await client.stop(grace=3600.0)  # one that is down is not waited for
+
+
+async def test_stop_leaves_no_process_and_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    async with _running("process") as client:
+        (directory,) = tmp_path.iterdir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        link = client._link
+        assert isinstance(link, ProcessLink) and link._process is not None
+        process = link._process
+    assert process.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_engine_process_that_cannot_start_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no python"))
+    link = ProcessLink(CONFIG, FAKE)
+    ended = await link.run(lambda outputs: None)
+    assert "could not be started" in ended.reason and "no python" in ended.reason
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_speech_deltas_merge_within_a_segment_only() -> None:
+    def chunk(value: float, segment: int, done: bool = False, finished: bool = False) -> SpeechDelta:
+        return SpeechDelta("r", np.full(2, value, np.float32), segment, done, finished)
+
+    merged, rest = merge([chunk(1, 0), chunk(2, 0, done=True), chunk(3, 1), chunk(4, 1, done=True, finished=True)])
+    assert merged.audio.tolist() == [1, 1, 2, 2] and merged.segment_done and not merged.finished
+    last, rest = merge(rest)
+    assert last.audio.tolist() == [3, 3, 4, 4] and last.segment == 1 and last.finished and rest == []
+
+
+def test_chat_deltas_merge_into_one() -> None:
+    deltas = [ChatDelta("r", (1,), (TokenInfo(-1.0),), None, 4), ChatDelta("r", (2, 3), (), "stop", 0)]
+    merged, rest = merge(deltas)
+    assert merged == ChatDelta("r", (1, 2, 3), (TokenInfo(-1.0),), "stop", 4) and rest == []
+
+
+async def test_what_the_engine_turns_away_is_counted() -> None:
+    async with _running("inline") as client:
+        with pytest.raises(EngineError):
+            await _answer(client, _request("full", "!full"))
+        line = 'reprise_admission_rejections_total{endpoint="chat",reason="queue_full"} 1.0'
+        assert line in client._metrics.exposition().decode()

@@ -1,0 +1,196 @@
+"""Limits of bytes, waiting and origin, through the whole application; those of shapes and counts are in test_errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from models import resizing
+from service.link.config import EngineConfig
+from service.link.messages import Outputs
+from service.link.supervisor import EngineLink, InlineLink
+from service.server import bind
+from service.settings import Settings
+from tests.media.samples import encoded, picture
+from tests.support import fake_engine
+from tests.support.servers import RunningServer, running_server
+from tests.support.victims import data_url
+from tests.support.waiting import GENEROUS, until, wait
+
+
+def body(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def picture_body(size: int) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": data_url(encoded(picture(size, size), "JPEG"))}}
+    return {"model": "tiny", "messages": [{"role": "user", "content": [part, {"type": "text", "text": "!silent"}]}]}
+
+
+def test_pieces_of_a_stream_are_not_held_back() -> None:
+    """Or each answer would take 40 ms more on a line that acknowledges late."""
+    with bind(Settings(port=0)) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_isolated_pictures_are_answered_like_others() -> None:
+    said = picture_body(300)
+    said["messages"][0]["content"][1]["text"] = "what is it"
+    answers = []
+    for isolated in (False, True):
+        with running_server(isolate_images=isolated) as server:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=said, timeout=60)
+            broken = json.loads(json.dumps(said).replace(";base64,", ";base64,AAAA"))
+            refused = httpx.post(f"{server.url}/v1/chat/completions", json=broken, timeout=60)
+            answers.append((answer.json()["choices"], refused.status_code, refused.json()))
+    assert answers[0] == answers[1] and answers[0][1] == 400
+
+
+def test_a_body_of_undeclared_length_counts() -> None:
+    with running_server(max_pending_bytes=4000, max_body=100_000) as server:
+
+        def pieces(size: int) -> Iterator[bytes]:
+            yield json.dumps(body("x" * size, max_tokens=5)).encode()
+
+        async def scenario() -> None:
+            async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+                held = asyncio.create_task(http.post("/v1/chat/completions", json=body("!silent" + "x" * 3000)))
+                await until(lambda: server.context.engine.in_flight == 1)
+                refused = await asyncio.to_thread(
+                    httpx.post, f"{server.url}/v1/chat/completions", content=pieces(3000), timeout=GENEROUS
+                )
+                assert refused.status_code == 503 and refused.headers["retry-after"]
+                held.cancel()
+                await asyncio.gather(held, return_exceptions=True)
+                await until(lambda: server.context.admission.pending_bytes == 0)
+
+        asyncio.run(scenario())
+        alone = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(3000), timeout=GENEROUS)
+        assert alone.status_code == 200
+        too_long = httpx.post(f"{server.url}/v1/chat/completions", content=pieces(200_000))
+        assert too_long.status_code == 413
+        server.wait_idle()
+
+
+async def test_decoded_pictures_count_against_the_bytes_in_progress() -> None:
+    """Small files, large pictures: what they take when they are decoded is what is bounded."""
+    with running_server(max_pending_bytes=1_500_000) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+            held = asyncio.create_task(http.post("/v1/chat/completions", json=picture_body(600)))
+            await until(lambda: server.context.engine.in_flight == 1)
+            assert server.context.admission.pending_bytes > 600 * 600 * 3
+            refused = await http.post("/v1/chat/completions", json=picture_body(600))
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+            assert (await http.post("/v1/chat/completions", json=body("hello"))).status_code == 200
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+            await until(lambda: server.context.admission.pending_bytes == 0)
+            alone = asyncio.create_task(http.post("/v1/chat/completions", json=picture_body(900)))
+            await until(lambda: server.context.engine.in_flight == 1)
+            alone.cancel()
+            await asyncio.gather(alone, return_exceptions=True)
+
+
+def test_health_tells_of_a_hung_engine() -> None:
+    """An engine that sends nothing is not alive, even while nobody has been able to replace it."""
+
+    hang, over = threading.Event(), threading.Event()
+
+    def hangs(config: EngineConfig, channel: Any) -> None:
+        while not hang.wait(0.02):
+            channel.send(Outputs(state=fake_engine._state(config, "ready", 0)))
+        over.wait()
+
+    def make_link(config: EngineConfig) -> EngineLink:
+        return InlineLink(config, hangs)
+
+    def health() -> httpx.Response:
+        return httpx.get(f"{server.url}/health")
+
+    with running_server(make_link=make_link, hang_timeout=0.4) as server:
+        try:
+            wait(lambda: health().status_code == 200, what="the engine is alive")
+            hang.set()
+            wait(lambda: health().status_code == 503, what="health tells of the hung engine")
+            assert health().json()["status"] == "engine_down" and health().headers["retry-after"]
+        finally:
+            hang.set()
+            over.set()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(cors_origin=("https://app.example",)) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("https://app.example", 200),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("http://127.0.0.1:1", 403),
+        ("same", 200),
+    ],
+)
+def test_pages_of_other_origins_make_nothing_happen(server: RunningServer, origin: str | None, status: int) -> None:
+    headers = {"content-type": "text/plain"}  # what a page may send without asking first
+    if origin is not None:
+        headers["origin"] = server.url if origin == "same" else origin
+    response = httpx.post(f"{server.url}/v1/chat/completions", content=json.dumps(body("hello")), headers=headers)
+    assert response.status_code == status
+    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_websockets_of_other_origins_are_refused(server: RunningServer) -> None:
+    url = server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream"
+    with pytest.raises((InvalidStatus, ConnectionClosed)), connect(url, origin="https://evil.example") as socket:
+        socket.recv(timeout=GENEROUS)
+    with connect(url, origin="https://app.example") as socket:
+        socket.send(json.dumps({"type": "session.close"}))
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=GENEROUS)
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(server: RunningServer) -> None:
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body("x" * (16 * 4096 + 1)))
+    assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_pages_that_may_call_can_read_refusals(server: RunningServer) -> None:
+    origin = {"origin": "https://app.example"}
+    refused = httpx.post(f"{server.url}/v1/chat/completions", headers={**origin, "content-encoding": "gzip"})
+    assert refused.status_code == 415 and refused.headers["access-control-allow-origin"] == "https://app.example"
+    assert "retry-after" in refused.headers["access-control-expose-headers"]
+    preflight = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    asked = httpx.options(f"{server.url}/v1/chat/completions", headers=preflight)
+    assert asked.status_code == 200 and asked.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_the_gauge_of_readiness_says_what_the_probe_says() -> None:
+    """Also while it drains and the engine still works."""
+    with running_server() as server:
+        assert "reprise_ready 1.0" in httpx.get(f"{server.url}/metrics").text
+        server.context.draining = True
+        text = httpx.get(f"{server.url}/metrics").text
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert "reprise_ready 0.0" in text and "reprise_engine_up 1.0" in text
+
+
+def test_media_threads_bound_those_that_resize(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resizing, "_threads", 0)  # put back afterwards
+    with running_server(media_threads=3):
+        assert resizing._threads == 3

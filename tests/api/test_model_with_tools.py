@@ -1,0 +1,115 @@
+"""Tools with the embedded model, which was not trained for them: only the grammar makes it call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from openai import OpenAI, pydantic_function_tool
+from pydantic import BaseModel, ConfigDict, Field
+
+from tests.support.processes import ServerProcess
+from tests.support.tool_samples import TIME, result
+
+MODEL = "reprise/qwen2_vl"
+
+
+class Paint(BaseModel):
+    """Paints a shape."""
+
+    model_config = ConfigDict(extra="forbid")
+    shape: Literal["circle", "square"]
+    size: int = Field(ge=1, le=9)
+    colors: list[Literal["red", "blue"]] = Field(min_length=1, max_length=2)
+
+
+class Erase(BaseModel):
+    """Erases everything or a part."""
+
+    model_config = ConfigDict(extra="forbid")
+    everything: bool
+
+
+TOOLS: list[Any] = [pydantic_function_tool(Paint), pydantic_function_tool(Erase)]
+KINDS: dict[str, type[BaseModel]] = {"Paint": Paint, "Erase": Erase}
+
+
+@pytest.fixture
+def client(embedded_server: ServerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def ask(client: OpenAI, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": "Paint a red circle."}]
+    fields = {"messages": messages, "tools": TOOLS, "max_tokens": 400, "temperature": 0, **fields}
+    return client.chat.completions.create(model=MODEL, **fields)
+
+
+def check(call: Any) -> None:
+    KINDS[call.function.name].model_validate_json(call.function.arguments, strict=True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_required_calls_fit_whatever_is_drawn(client: OpenAI, seed: int) -> None:
+    answer = ask(client, tool_choice="required", parallel_tool_calls=False, temperature=2, seed=seed, n=2)
+    for one in answer.choices:
+        assert one.finish_reason == "tool_calls" and one.message.content is None
+        (call,) = one.message.tool_calls
+        check(call)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_named_tool_is_called_also_in_a_stream(client: OpenAI, name: str) -> None:
+    choice = {"type": "function", "function": {"name": name}}
+    (one,) = ask(client, tool_choice=choice).choices
+    (call,) = one.message.tool_calls
+    assert call.function.name == name
+    check(call)
+    deltas = [chunk.choices[0].delta for chunk in ask(client, tool_choice=choice, stream=True)]
+    parts = [part for delta in deltas for part in delta.tool_calls or []]
+    assert parts[0].function.name == name
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+
+
+def test_the_librarys_parser_makes_objects(client: OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Paint."}]
+    choice: Any = {"type": "function", "function": {"name": "Paint"}}
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=messages, tools=TOOLS, tool_choice=choice, max_tokens=400, temperature=0
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Paint)
+
+
+def test_auto_may_answer_in_text_and_none_does(client: OpenAI) -> None:
+    (free,) = ask(client).choices
+    assert (free.finish_reason == "tool_calls") is bool(free.message.tool_calls)
+    (text,) = ask(client, tool_choice="none").choices
+    assert text.message.content and not text.message.tool_calls and text.finish_reason == "stop"
+    without = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Paint a red circle."}], temperature=0
+    )
+    assert without.choices[0].message.content == text.message.content
+
+
+def test_results_go_back_to_the_model(client: OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Paint a red circle."}]
+    for _ in range(2):
+        (one,) = ask(client, messages=messages, tool_choice="required", parallel_tool_calls=False).choices
+        messages.append(one.message)
+        messages += [result(call.id, "Done.") for call in one.message.tool_calls]
+    (last,) = ask(client, messages=messages, tool_choice="none").choices
+    assert last.message.content and len(messages) == 5
+
+
+def test_a_call_or_an_answer_that_fits_a_schema(client: OpenAI) -> None:
+    schema = {"name": "count", "schema": {"type": "object", "properties": {"count": {"enum": [0, 1]}}}}
+    schema["schema"] |= {"required": ["count"], "additionalProperties": False}
+    (one,) = ask(client, response_format={"type": "json_schema", "json_schema": schema}, tools=[TIME]).choices
+    if one.message.tool_calls:
+        assert all(json.loads(call.function.arguments) == {} for call in one.message.tool_calls)
+    else:
+        assert json.loads(one.message.content)["count"] in (0, 1)

@@ -1,0 +1,161 @@
+"""The page at /: what is served, with which headers, to whom. What it does in a browser is in tests/page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from urllib.parse import urljoin
+
+import httpx
+import pytest
+
+from service.api.page import HEADERS, TYPES, page_parts, read_sources
+from tests.support.servers import RunningServer, running_server
+
+ADDRESS = re.compile(r"(?:https?:|wss?:)?//[\w.-]+\.\w+|@import|\burl\(")
+NAMESPACE = '"http://www.w3.org/2000/svg"'
+"""The one address in the files: a name that nothing is loaded from."""
+MARKUP = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function")
+IMPORT = re.compile(r'^import [^;]*?"([^"]+)";', re.M)
+
+
+class Document(HTMLParser):
+    """Elements and attributes of a document."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attributes}))
+
+    def values(self, attribute: str) -> list[str]:
+        return [attributes[attribute] for _, attributes in self.elements if attribute in attributes]
+
+    @property
+    def loaded(self) -> list[str]:
+        """Paths of scripts, styles and pictures, relative to the document."""
+        links = [attributes["href"] for tag, attributes in self.elements if tag == "link"]
+        return links + self.values("src")
+
+
+@pytest.fixture(scope="module")
+def document(server: RunningServer) -> Document:
+    return Document(httpx.get(f"{server.url}/").text)
+
+
+def test_every_file_is_served_with_its_type_and_policy(server: RunningServer, document: Document) -> None:
+    front = httpx.get(f"{server.url}/")
+    assert front.status_code == 200 and front.headers["content-type"] == "text/html; charset=utf-8"
+    base = next(path for path in document.loaded if path.endswith("main.js")).removesuffix("main.js")
+    for name in read_sources().keys() - {"index.html"}:
+        response = httpx.get(urljoin(f"{server.url}/", base + name))
+        assert response.status_code == 200 and response.headers["content-type"] == TYPES[name.rpartition(".")[2]]
+        assert HEADERS.items() <= dict(response.headers).items()
+    assert HEADERS.items() <= dict(front.headers).items()
+    assert httpx.get(f"{server.url}/page/0123456789abcdef/main.js").status_code == 404
+
+
+def test_the_policy_admits_this_server_alone(document: Document) -> None:
+    policy = dict(part.strip().split(" ", 1) for part in HEADERS["content-security-policy"].split(";"))
+    assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+    assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert "unsafe" not in HEADERS["content-security-policy"]
+    inline = {name for _, attributes in document.elements for name in attributes if name.startswith("on")}
+    assert not inline and not document.values("style") and "style" not in {tag for tag, _ in document.elements}
+    assert all(attributes.get("src") for tag, attributes in document.elements if tag == "script")
+
+
+def test_every_file_can_be_read() -> None:
+    for name, data in read_sources().items():
+        lines = data.decode().splitlines()
+        assert len(lines) <= 400 and max(map(len, lines)) <= 300, name
+
+
+def test_no_file_names_another_host() -> None:
+    sources = read_sources()
+    assert {"index.html", "main.js", "base.css", "icon.svg"} <= sources.keys()
+    for name, data in sources.items():
+        text = data.decode().replace(NAMESPACE, "")
+        assert not ADDRESS.search(text), name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            name
+        )
+
+
+def test_all_that_is_loaded_exists_and_all_that_exists_is_loaded(document: Document) -> None:
+    sources = read_sources()
+    pending = {path.rpartition("/")[2] for path in document.loaded}
+    reached: set[str] = set()
+    while pending:
+        name = pending.pop()
+        reached.add(name)
+        if name.endswith(".js"):
+            imported = IMPORT.findall(sources[name].decode())
+            assert all(path.startswith("./") for path in imported), name
+            pending |= {path.removeprefix("./") for path in imported} - reached
+    assert reached == sources.keys() - {"index.html"}
+
+
+def test_ids_are_unique_labels_lead_to_fields_and_scripts_to_ids(document: Document) -> None:
+    ids = document.values("id")
+    assert len(ids) == len(set(ids))
+    assert set(document.values("for")) | set(document.values("aria-labelledby")) <= set(ids)
+    wanted = {id for data in read_sources().values() for id in re.findall(r'byId\("([^"]+)"\)', data.decode())}
+    assert wanted <= set(ids)
+    fields = {
+        attributes["id"]: attributes for tag, attributes in document.elements if tag in ("input", "textarea", "select")
+    }
+    wrapped = {"aloud", "consent"}  # inside their labels
+    unlabelled = {id for id, attributes in fields.items() if "hidden" not in attributes} - {*document.values("for")}
+    assert unlabelled - wrapped <= set()
+
+
+def test_the_document_is_asked_for_again_and_its_parts_are_kept(server: RunningServer, document: Document) -> None:
+    front = httpx.get(f"{server.url}/")
+    assert front.headers["cache-control"] == "no-cache"
+    again = httpx.get(f"{server.url}/", headers={"if-none-match": f'"other", {front.headers["etag"]}'})
+    assert again.status_code == 304 and not again.content and again.headers["etag"] == front.headers["etag"]
+    assert httpx.get(f"{server.url}/", headers={"if-none-match": '"other"'}).status_code == 200
+    part = httpx.get(urljoin(f"{server.url}/", document.loaded[0]))
+    assert "immutable" in part.headers["cache-control"]
+    assert httpx.head(f"{server.url}/").status_code == 200
+
+
+def test_a_changed_file_changes_all_paths() -> None:
+    sources = {"index.html": b"<PAGE_FOLDER/a.js>", "a.js": b"1", "b.css": b"2"}
+    before, after = page_parts(sources), page_parts({**sources, "b.css": b"3"})
+    assert before.keys() & after.keys() == {"/"}
+    assert before["/"].etag != after["/"].etag
+    assert all(
+        path[1:].encode() in parts["/"].data for parts in (before, after) for path in parts if path.endswith(".js")
+    )
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RunningServer]:
+    with running_server(api_key=("the-key",), allowed_host=("here.example",)) as running:
+        yield running
+
+
+def test_it_loads_without_a_key_and_what_it_asks_for_does_not(guarded: RunningServer) -> None:
+    document = Document(httpx.get(f"{guarded.url}/").text)
+    assert all(httpx.get(urljoin(f"{guarded.url}/", path)).status_code == 200 for path in document.loaded)
+    assert httpx.get(f"{guarded.url}/v1/models").status_code == 401
+    assert httpx.get(f"{guarded.url}/page/").status_code == 401  # what is no part of it is closed as ever
+
+
+def test_host_and_origin_are_checked(server: RunningServer, guarded: RunningServer) -> None:
+    for running in (server, guarded):
+        assert httpx.get(f"{running.url}/", headers={"host": "rebound.example"}).status_code == 421
+    assert httpx.get(f"{guarded.url}/", headers={"host": "here.example"}).status_code == 200
+    assert httpx.post(f"{server.url}/", headers={"origin": "http://foreign.example"}).status_code == 403
+    assert httpx.post(f"{server.url}/").status_code == 405
+
+
+def test_it_can_be_left_out() -> None:
+    with running_server(page=False) as running:
+        assert httpx.get(f"{running.url}/").status_code == 404
+        assert httpx.get(f"{running.url}/v1/models").status_code == 200

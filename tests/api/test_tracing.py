@@ -1,0 +1,321 @@
+"""Spans of requests: what they are about, how they hang together, whose trace they belong to."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import StatusCode
+from websockets.sync.client import connect
+
+from service.api import tracing
+from service.api.tracing import Tracing, tracing_from
+from service.link.supervisor import InlineLink
+from service.settings import SettingsError
+from tests.media.samples import encoded, picture, sound, tone
+from tests.support.fake_talker import FakeTalker, talking_catalog
+from tests.support.processes import served
+from tests.support.servers import RunningServer, running_server
+from tests.support.victims import SMALL
+from tests.support.waiting import GENEROUS, wait
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+class Traced:
+    """A server whose spans stay in memory. `spans` are those of the newest request, its own first, then by their
+    begin."""
+
+    def __init__(self, server: RunningServer, exporter: InMemorySpanExporter) -> None:
+        self.server = server
+        self._exporter = exporter
+
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+        self._exporter.clear()
+        return httpx.post(self.server.url + path, json=body, headers=headers, timeout=GENEROUS)
+
+    def chat(self, text: str = "hello", /, *, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+        return self.post("/v1/chat/completions", body, **(headers or {}))
+
+    def spans(self) -> list[ReadableSpan]:
+        wait(lambda: any(_is_server(span) for span in self._exporter.get_finished_spans()), what="the request's span")
+        found = self._exporter.get_finished_spans()
+        return sorted(found, key=lambda span: (not _is_server(span), span.start_time or 0))
+
+
+def _is_server(span: ReadableSpan) -> bool:
+    return span.kind.name == "SERVER"
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    voices = str(tmp_path_factory.mktemp("voices"))
+    catalog, flags = talking_catalog(), {"voices_dir": voices, "fixed_voices": False}
+    talker = FakeTalker()
+    with running_server(
+        catalog, lambda config: InlineLink(config, talker.serve), tracing=Tracing(provider), **flags
+    ) as server:
+        yield Traced(server, exporter)
+
+
+def names(spans: list[ReadableSpan]) -> list[str]:
+    return [span.name for span in spans]
+
+
+def assert_whole(spans: list[ReadableSpan]) -> None:
+    """One trace; every child is of the request, and lies within it."""
+    request, *children = spans
+    for span in spans:
+        assert span.context is not None and request.context is not None
+        assert span.context.trace_id == request.context.trace_id
+        assert span.start_time is not None and span.end_time is not None and span.start_time <= span.end_time
+    for child in children:
+        assert child.parent is not None and request.context is not None
+        assert child.parent.span_id == request.context.span_id
+        assert request.start_time is not None and request.end_time is not None
+        # Both come from one monotonic clock; the wall's may be set between two looks at it.
+        slack = 1_000_000
+        assert request.start_time - slack <= (child.start_time or 0)
+        assert (child.end_time or 0) <= request.end_time + slack
+
+
+def test_a_chat_is_a_span_with_its_phases(traced: Traced) -> None:
+    assert traced.chat("hello", stream=True).status_code == 200
+    spans = traced.spans()
+    assert names(spans) == ["POST /v1/chat/completions", "queue", "prefill", "decode"]
+    assert_whole(spans)
+    request, queue, prefill, decode = spans
+    assert request.attributes is not None and request.attributes["gen_ai.request.model"] == "tiny"
+    assert request.attributes["http.response.status_code"] == 200 and request.attributes["reprise.outcome"] == "ok"
+    assert [event.name for event in request.events] == ["first_token"]
+    assert queue.end_time == pytest.approx(prefill.start_time, abs=1e6)
+    assert prefill.end_time == pytest.approx(decode.start_time, abs=1e6)
+    assert decode.attributes is not None and decode.attributes["reprise.steps"] == 6
+
+
+def test_each_choice_has_its_own_phases(traced: Traced) -> None:
+    assert traced.chat(n=2).status_code == 200
+    spans = traced.spans()
+    assert sorted(names(spans)[1:]) == sorted(["queue", "prefill", "decode"] * 2)
+    assert len({(span.attributes or {})["reprise.request"] for span in spans[1:]}) == 2
+
+
+def test_decoding_media_is_a_phase(traced: Traced) -> None:
+    url = "data:image/png;base64," + base64.b64encode(encoded(picture(16, 16), "PNG")).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"}]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    assert traced.post("/v1/chat/completions", body).status_code == 200
+    spans = traced.spans()
+    assert names(spans)[:2] == ["POST /v1/chat/completions", "media"]
+    assert spans[1].attributes is not None and spans[1].attributes["reprise.kind"] == "image"
+    assert_whole(spans)
+
+
+def test_media_that_are_refused_are_an_error_of_that_phase(traced: Traced) -> None:
+    content = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    assert traced.post("/v1/chat/completions", body).status_code == 400
+    request, media = traced.spans()
+    assert media.name == "media" and media.status.status_code == StatusCode.ERROR
+    assert request.status.status_code == StatusCode.UNSET, "the client's mistake is no error of the server"
+
+
+def test_speech_is_traced_to_its_first_audio(traced: Traced) -> None:
+    assert traced.post("/v1/audio/speech", {"model": "talker", "input": "Good morning."}).status_code == 200
+    spans = traced.spans()
+    assert names(spans) == ["POST /v1/audio/speech", "queue", "prefill", "decode"]
+    assert [event.name for event in spans[0].events] == ["first_audio"]
+    assert_whole(spans)
+
+
+def test_reference_audio_is_traced(traced: Traced) -> None:
+    clip = "data:audio/wav;base64," + base64.b64encode(sound(tone(220, 16_000, 2.0), 16_000, "WAV")).decode()
+    body = {"model": "talker", "input": "Good morning.", "ref_audio": clip}
+    assert traced.post("/v1/audio/speech", body).status_code == 200
+    assert names(traced.spans())[:3] == ["POST /v1/audio/speech", "media", "reference"]
+
+
+def test_a_websocket_is_a_span_with_the_phases_of_each_utterance(traced: Traced) -> None:
+    traced._exporter.clear()
+    with connect(traced.server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream") as socket:
+        socket.send(json.dumps({"type": "session.config", "model": "talker"}))
+        for text in ("One.", "Two."):
+            socket.send(json.dumps({"type": "input.text", "text": text}))
+            socket.send(json.dumps({"type": "input.done"}))
+            while not (isinstance(message := socket.recv(GENEROUS), str) and "session.done" in message):
+                pass
+        socket.send(json.dumps({"type": "session.close"}))
+    spans = traced.spans()
+    assert names(spans) == ["WEBSOCKET /v1/audio/speech/stream", *["queue", "prefill", "decode"] * 2]
+    assert_whole(spans)
+
+
+def test_the_trace_of_the_client_goes_on(traced: Traced) -> None:
+    assert traced.chat(headers=SAMPLED).status_code == 200
+    request = traced.spans()[0]
+    assert request.context is not None and f"{request.context.trace_id:032x}" == TRACE
+    assert request.parent is not None and f"{request.parent.span_id:016x}" == PARENT
+
+
+@pytest.mark.parametrize("header", ["", "00-1-2-01", "00-" + "0" * 32 + "-" + PARENT + "-01", "x" * 5000])
+def test_a_traceparent_that_is_none_begins_a_trace(traced: Traced, header: str) -> None:
+    assert traced.chat(headers={"traceparent": header}).status_code == 200
+    assert traced.spans()[0].parent is None
+
+
+def test_a_client_that_does_not_sample_is_obeyed(traced: Traced) -> None:
+    assert traced.chat(headers={"traceparent": f"00-{TRACE}-{PARENT}-00"}).status_code == 200
+    assert traced.chat("next").status_code == 200
+    assert names(traced.spans())[0] == "POST /v1/chat/completions"
+    traces = {f"{span.context.trace_id:032x}" for span in traced._exporter.get_finished_spans() if span.context}
+    assert TRACE not in traces
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "!fail"}]}, "decode"),
+        ("/v1/audio/speech", {"model": "talker", "input": "!mute", "stream": False}, "queue"),
+    ],
+)
+def test_a_request_that_fails_says_where(traced: Traced, path: str, body: dict[str, Any], where: str) -> None:
+    assert traced.post(path, body).status_code == 500
+    request, *_, last = traced.spans()
+    assert request.status.status_code == StatusCode.ERROR
+    assert last.name == where and last.attributes is not None
+    assert last.attributes["error.type"] == "fake_failure"
+
+
+def test_a_client_that_leaves_ends_the_decode(traced: Traced) -> None:
+    traced._exporter.clear()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "!endless"}], "stream": True}
+    with httpx.stream("POST", f"{traced.server.url}/v1/chat/completions", json=body, timeout=GENEROUS) as response:
+        next(response.iter_bytes())
+    request, _, _, decode = traced.spans()
+    assert request.attributes is not None and request.attributes["reprise.outcome"] == "aborted"
+    assert decode.attributes is not None and decode.attributes["error.type"] == "aborted"
+
+
+def test_probes_and_scrapes_are_not_traced(traced: Traced) -> None:
+    traced._exporter.clear()
+    for path in ("/health", "/ready", "/metrics", "/v1/models"):
+        assert httpx.get(traced.server.url + path).status_code == 200
+    assert traced.chat().status_code == 200
+    assert [span.name for span in traced.spans() if _is_server(span)] == ["POST /v1/chat/completions"]
+
+
+def test_what_is_not_sampled_is_not_followed() -> None:
+    off = Tracing(TracerProvider(sampler=ParentBased(ALWAYS_OFF)))
+    assert off.begin("POST", "/x", {}, 0.0) is None
+    assert off.begin("POST", "/x", SAMPLED, 0.0) is not None, "the client has decided"
+
+
+def test_no_endpoint_means_no_tracing_and_no_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    for variables in ({}, {ENDPOINT: ""}, {"OTEL_SERVICE_NAME": "x"}):
+        assert tracing_from("1", variables) is None
+    for name, value in (("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")):
+        assert tracing_from("1", {ENDPOINT: "http://localhost:1", name: value}) is None
+
+
+def test_an_endpoint_without_the_extra_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    assert tracing_from("1", {ENDPOINT: "http://localhost:1"}) is None
+    assert "reprise-server[tracing]" in caplog.text
+
+
+def test_a_variable_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINT, "http://localhost:1")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
+    with pytest.raises(SettingsError, match="max_queue_size"):
+        tracing_from("1")
+
+
+def test_closing_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = threading.Event()
+
+    class Hanging(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            hangs.wait(GENEROUS)
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(Hanging()))
+    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.01)
+    Tracing(provider).close()
+    hangs.set()
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """An OTLP endpoint, and the spans that it has been sent, each with its resource's attributes as `.resource`."""
+    received: list[Any] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+            for group in body.resource_spans:
+                resource = {item.key: item.value.string_value for item in group.resource.attributes}
+                received.extend((span, resource) for scope in group.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", received
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.slow
+def test_a_real_server_sends_its_spans_to_a_collector() -> None:
+    url = "data:image/png;base64," + base64.b64encode(encoded(picture(64, 64), "PNG")).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+    body = {"model": "qwen2_vl", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    with collector() as (endpoint, received):
+        variables = {ENDPOINT: endpoint, "OTEL_SERVICE_NAME": "eyes", "OTEL_BSP_SCHEDULE_DELAY": "60000"}
+        with served(*SMALL, **variables) as server:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=SAMPLED, timeout=GENEROUS)
+            assert answer.status_code == 200, answer.text
+            speech = {"model": "voxcpm2", "input": "Good morning.", "max_len": 4}
+            assert httpx.post(f"{server.url}/v1/audio/speech", json=speech, timeout=GENEROUS).status_code == 200
+        wait(lambda: len([span for span, _ in received if span.kind == 2]) == 2, what="both requests' spans")
+    chat = sorted(
+        (span for span, _ in received if span.trace_id.hex() == TRACE), key=lambda span: span.start_time_unix_nano
+    )
+    assert [span.name for span in chat] == [
+        "POST /v1/chat/completions", "media", "queue", "encoder", "prefill", "decode"
+    ]  # fmt: skip
+    times = {span.name: (span.start_time_unix_nano, span.end_time_unix_nano) for span in chat}
+    assert times["encoder"][1] <= times["prefill"][1] <= times["decode"][0] + 1_000_000
+    assert {resource["service.name"] for _, resource in received} == {"eyes"}
+    spoken = [span.name for span, _ in received if span.trace_id.hex() != TRACE]
+    assert {"POST /v1/audio/speech", "queue", "prefill", "decode"} <= set(spoken)
+    logged = [json.loads(line) for line in server.log if line.startswith("{")]
+    assert TRACE in {entry.get("trace_id") for entry in logged}

@@ -1,0 +1,70 @@
+"""Benchmarks of full-size models, as far as they go without a GPU: at tiny sizes, and without weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import cached_prefill, decode, encoder, replay_profile
+from benchmarks.checkpoints import make
+from benchmarks.full_size import load
+from models.processor import ChatProcessor
+from models.registry import family_of, resolve
+from service.catalog import embedded_models
+from service.graphs.pool import GraphPool
+from tests.support.inference import no_gradients as no_gradients
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Path:
+    """The embedded chat model."""
+    return next(Path(path) for path in embedded_models() if family_of(Path(path)).kind == "chat")
+
+
+@pytest.mark.parametrize("name", encoder.WORK)
+def test_every_familys_pictures_have_a_least_time(tmp_path: Path, name: str) -> None:
+    directory = make(name, tmp_path)
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    tower = load(directory, torch.device("meta")).encoder
+    least = []
+    for width, height in ((448, 448), (1024, 1024)):
+        (item,) = encoder.pictures(width, height)[1](processor)
+        (plan,) = encoder.plans_of(tower, [item], tower.default_buckets()[-1])
+        bucket = encoder.fitting_bucket(tower.default_buckets(), plan)
+        assert all(bucket[size] >= needed for size, needed in plan.required.items())
+        least.append(encoder.floor(name, tower, plan, item.num_embeds))
+    # An H100 takes longer than a fifth of a millisecond to read any of these towers.
+    assert 2e-4 < least[0] < least[1] < 1
+
+
+def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor: ChatProcessor = resolve(family_of(tiny).processor)(tiny)
+    model = load(tiny, CPU)
+    items = encoder.pictures(64, 48, 2)[1](processor)
+    seen = encoder.measure_one("qwen2_vl_2b", "2 x 64x48", model.encoder, items, GraphPool(CPU, 1 << 30))
+    assert seen["patches"] == sum(item.num_patches for item in items) <= seen["bucket"]
+    assert seen["embeds"] == sum(item.num_embeds for item in items)
+    monkeypatch.setattr(decode, "MAX_CONTEXT", decode.CONTEXT + decode.ROOM)
+    step = decode.measure_decode("tiny", model.decoder, 2, GraphPool(CPU, 1 << 30))
+    for row in (seen, step):
+        assert min(row["eager_ms"], row["replay_ms"], row["graph_ms"], row["floor_ms"]) > 0
+    assert (step["rows"], step["context"]) == (2, decode.CONTEXT) and step["host_ms"] > 0
+
+
+def test_rows_of_prefills_with_cached_context(tiny: Path) -> None:
+    shapes = ((2, 8, 40, 0), (1, 16, 32, 2))
+    rows = [row for row, _ in cached_prefill.measured("tiny", load(tiny, CPU, torch.float32), CPU, shapes, 1)]
+    assert [(row["chunks"], row["tokens"], row["cached"], row["decode_rows"]) for row in rows] == list(shapes)
+    assert all(min(row["ms"], row["eager_ms"], row["host_ms"]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("encodes", [False, True])
+def test_what_a_profile_calls(tiny: Path, monkeypatch: pytest.MonkeyPatch, encodes: bool) -> None:
+    monkeypatch.setattr(decode, "MAX_CONTEXT", decode.CONTEXT + decode.ROOM)
+    pool = GraphPool(CPU, 1 << 30)
+    for size, call in replay_profile.steps("tiny", tiny, load(tiny, CPU), [56, 28], pool, encodes=encodes):
+        assert size in (56, 28) and call().route == "replay"

@@ -1,0 +1,125 @@
+"""The serving benchmark: its smallest shapes against a server, and what it makes of what its clients saw."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from benchmarks import serving
+from benchmarks.serving import TINY, beside, directory_of, prefill_routes
+from benchmarks.tokenizers import PUBLISHED, grow_words
+from models.registry import family_of, resolve
+from service.cli.bench.spec import Record
+from service.cli.bench.words import WORDS, text
+from tests.support.golden import GOLDEN
+from tests.support.servers import running_server
+
+SMALLEST = replace(
+    TINY,
+    closed={2: 2},
+    conversations={1: 1},
+    rates=(50.0,),
+    seconds=0.04,
+    long={200: 1},
+    lead=0.0,
+    processes=1,
+    turns=2,
+)
+
+
+def test_the_smallest_shape_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(serving, "TINY", SMALLEST)
+    with running_server() as running:
+        serving.main(["all", "--tiny", "--engine", "other", "--url", running.url])
+    files = {kind: tmp_path / f"serving_{kind}_tiny_other.json" for kind in serving.RUNS}
+    results = {kind: json.loads(file.read_text()) for kind, file in files.items()}
+    assert {(result["engine"], result["engine_version"]) for result in results.values()} == {("other", None)}
+    rows = {kind: result["rows"] for kind, result in results.items()}
+    for kind, (row,) in rows.items():
+        assert row["succeeded"] == row["requests"] and not row["refused"] and not row["failed"], kind
+    assert rows["closed"][0]["tokens_per_s"] > 0 and rows["closed"][0]["requests"] == 2
+    (talk,) = rows["conversations"]
+    assert talk["requests"] == 2 and talk["turn_1_p50_ms"] > 0 and talk["later_p50_ms"] == talk["turn_2_p50_ms"] > 0
+    assert rows["arrivals"][0]["rate"] == 50 and rows["arrivals"][0]["send_delay_p99_ms"] >= 0
+    assert rows["long"][0]["requests"] == SMALLEST.streams + 1
+
+
+def stream(start: float, gaps: list[float]) -> Record:
+    return Record(start=start, status=200, first=1.0, gaps=gaps)
+
+
+def test_a_long_prompt_beside_streams() -> None:
+    """Two streams with an event every 0.1 s, and every 0.4 s while a prompt is computed, from 3 to 5."""
+    gaps = [0.1] * 20 + [0.4] * 5 + [0.1] * 20
+    streams = [stream(0.0, gaps), stream(0.02, gaps)]
+    outside = Record(start=-1.0, status=200, first=1.5)
+    row = beside(streams, [outside, Record(start=3.03, status=200, first=1.95, prompt_tokens=8000)])
+    assert (row["long_prompts"], row["prompt_tokens"], row["first_p50_ms"]) == (1, 8000, pytest.approx(1950))
+    assert row["gap_max_ms"] == pytest.approx(400) and row["alone_gap_p99_ms"] == pytest.approx(100, abs=1)
+    assert row["rate_kept"] == pytest.approx(0.25, abs=0.05)
+
+
+def test_a_long_prompt_that_no_stream_was_beside_is_not_counted() -> None:
+    streams = [stream(0.0, [0.1] * 10), Record(start=0.0, status=503, error="refused")]
+    row = beside(streams, [Record(start=1.9, status=200, first=3.0)])
+    assert row["long_prompts"] == 0 and "first_p50_ms" not in row
+    assert (row["requests"], row["succeeded"], row["refused"]) == (3, 2, 1)
+
+
+def test_the_share_of_eager_prefills() -> None:
+    before = {"prefill replay captured": 10.0, "mixed eager no_bucket": 1.0, "decode eager no_bucket": 5.0}
+    after = {"prefill replay captured": 16.0, "mixed eager no_bucket": 3.0, "decode eager no_bucket": 9.0}
+    assert prefill_routes(before, after) == {
+        "prefills": 8.0,
+        "eager_prefill_share": 0.25,
+        "eager_prefills": {"mixed: no_bucket": 2.0},
+    }
+    assert prefill_routes({}, {})["eager_prefill_share"] is None
+
+
+def test_a_word_is_a_token_of_the_grown_tokenizer_and_what_it_writes_reads_the_same() -> None:
+    published = json.loads((GOLDEN / "qwen2_vl/tokenizer.json").read_text())
+    grown = Tokenizer.from_str(json.dumps(grow_words(published, WORDS)))
+    assert grown.get_vocab_size() == PUBLISHED
+    for token in published["added_tokens"]:
+        assert grown.token_to_id(token["content"]) == token["id"]
+    assert len(grown.encode(" " + text(np.random.default_rng(0), 500)).ids) == 500
+    words = [identifier for token, identifier in grown.get_vocab().items() if token.startswith("\u0120")]
+    drawn = np.random.default_rng(1).choice(sorted(words), 300).tolist()
+    assert grown.encode(grown.decode(drawn)).ids == drawn
+
+
+def test_the_miniature_is_a_checkpoint_without_weights(tmp_path: Path) -> None:
+    directory = directory_of(serving.TINY_MODEL, tmp_path)
+    processor = resolve(family_of(directory).processor)(directory)
+    assert processor.vocab_size == serving.TINY_ENTRIES and not list(directory.glob("*.safetensors"))
+
+
+def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["closed", "voxcpm2"], "one model of"),
+        (["closed", "--engine", "other"], "needs --url"),
+        (["directory"], "needs a path"),
+    ):
+        with pytest.raises(SystemExit):
+            serving.main(words)
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_shape_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    serving.main(["all", "--tiny"])
+    for kind in serving.RUNS:
+        result = json.loads((tmp_path / f"serving_{kind}_tiny.json").read_text())
+        assert all(row["succeeded"] == row["requests"] > 0 for row in result["rows"]), kind
+        assert all(row["eager_prefill_share"] is not None for row in result["rows"]), kind
+    talks = json.loads((tmp_path / "serving_conversations_tiny.json").read_text())
+    assert talks["encoder_cache_hits"] == 0 and all(row["cached_tokens"] > 0 for row in talks["rows"])

@@ -1,0 +1,199 @@
+"""Several API processes of which one is killed, their engine killed, and their end: nothing is left, others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.footprint import children, engine_pid
+from tests.support.api_processes import api_pids, only
+from tests.support.processes import ServerProcess, served
+from tests.support.victims import CHAT, SMALL, Listener, chat, endless, small_and_endless, speech
+from tests.support.waiting import GENEROUS, wait
+
+pytestmark = pytest.mark.slow
+TWO = ("--api-processes", "2")
+RUNNING = f'reprise_requests_running{{model="{CHAT}"}}'
+OK = f'reprise_requests_total{{endpoint="chat",model="{CHAT}",outcome="ok",status="200"}}'
+
+
+class Target:
+    """The server as tests.support.victims' clients see one."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.url = server.url
+        self.pid = server.process.pid
+
+    def metric(self, line: str) -> float:
+        page = httpx.get(f"{self.url}/metrics", headers={"connection": "close"}, timeout=GENEROUS).text
+        return next((float(found.rpartition(" ")[2]) for found in page.splitlines() if found.startswith(line)), 0.0)
+
+    def ask(self) -> str:
+        response = httpx.post(f"{self.url}/v1/chat/completions", json=chat(), timeout=2 * GENEROUS)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    def each(self, path: str) -> list[dict[str, object]]:
+        """What each API process says of itself."""
+        found = []
+        for pid in api_pids(self.pid):
+            with only(pid, self.pid):
+                found.append(httpx.get(self.url + path, headers={"connection": "close"}, timeout=GENEROUS).json())
+        return found
+
+    def wait_whole(self) -> None:
+        """Until both API processes accept connections and their engine is ready."""
+        wait(lambda: len(api_pids(self.pid)) == 2, what="there are two")
+        wait(lambda: [said["status"] for said in self.each("/ready")] == ["ready"] * 2, 2 * GENEROUS, "both are ready")
+
+
+def stream_on(target: Target, pid: int) -> Listener:
+    """An endless stream that this API process answers."""
+    with only(pid, target.pid):
+        stream = Listener(target, "/v1/chat/completions", endless())
+        assert stream.begun.wait(GENEROUS) and stream.status == 200
+    return stream
+
+
+def goes_on(stream: Listener) -> None:
+    seen = len(stream.data)
+    wait(lambda: len(stream.data) > seen, what="the stream goes on")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    models = small_and_endless(tmp_path_factory.mktemp("models"))
+    with served(*models, *TWO, "--max-in-flight", "4", "--drain-timeout", "1") as server:
+        yield Target(server)
+
+
+def test_a_killed_api_process_takes_its_own_requests_alone(target: Target) -> None:
+    target.wait_whole()
+    answer, counted = target.ask(), target.metric(OK)
+    doomed, other = api_pids(target.pid)
+    lost, kept = [stream_on(target, doomed) for _ in range(2)], stream_on(target, other)
+    wait(lambda: target.metric(RUNNING) == 3, what="all three run")
+    os.kill(doomed, signal.SIGKILL)
+    for stream in lost:
+        stream.join(GENEROUS)
+        assert stream.cut
+    wait(lambda: target.metric(RUNNING) == 1, what="the engine has ended what nobody waits for")
+    goes_on(kept)
+    assert target.ask() == answer  # also of the limits: three of four places were taken
+    assert target.metric(OK) >= counted + 1
+    target.wait_whole()
+    assert doomed not in api_pids(target.pid) and other in api_pids(target.pid)
+    wait(lambda: target.metric("reprise_api_process_restarts_total") == 1, what="it is counted")
+    for pid in api_pids(target.pid):
+        with only(pid, target.pid):
+            assert target.ask() == answer
+    goes_on(kept)
+    os.kill(other, signal.SIGKILL)
+    kept.join(GENEROUS)
+    target.wait_whole()
+    wait(lambda: target.metric(RUNNING) == 0, what="nothing runs")
+    assert target.ask() == answer
+
+
+def test_a_killed_engine_is_noticed_by_all(target: Target) -> None:
+    target.wait_whole()
+    answer, restarts = target.ask(), target.metric("reprise_engine_restarts_total")
+    pids = api_pids(target.pid)
+    streams = [stream_on(target, pid) for pid in pids]
+    os.kill(engine_pid(target.pid), signal.SIGKILL)
+    for stream in streams:
+        stream.join(GENEROUS)
+        assert stream.told == "engine_unavailable"
+    target.wait_whole()
+    assert api_pids(target.pid) == pids
+    assert {said["restarts"] for said in target.each("/health")} == {restarts + 1}
+    assert target.metric("reprise_engine_restarts_total") == restarts + 1
+    for pid in pids:
+        with only(pid, target.pid):
+            assert target.ask() == answer
+
+
+def test_a_process_that_comes_while_there_is_no_engine_waits_for_it(target: Target) -> None:
+    target.wait_whole()
+    answer = target.ask()
+    os.kill(engine_pid(target.pid), signal.SIGKILL)
+    os.kill(api_pids(target.pid)[0], signal.SIGKILL)
+    target.wait_whole()
+    restarts = target.metric("reprise_engine_restarts_total")
+    assert {said["restarts"] for said in target.each("/health")} == {restarts}
+    for pid in api_pids(target.pid):
+        with only(pid, target.pid):
+            assert target.ask() == answer
+
+
+def test_both_drain_and_nothing_is_left(tmp_path: Path) -> None:
+    """The engine stands still until both drain: nothing that was asked before ends before."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    flags = (*TWO, "--drain-timeout", "120", "--hang-timeout", "600", "--voices-dir", str(tmp_path / "voices"))
+    with served(*SMALL, *flags, TMPDIR=str(temporary)) as server:
+        target = Target(server)
+        family = children(target.pid)
+        os.kill(engine_pid(target.pid), signal.SIGSTOP)
+        asked: list[Listener] = []
+        for number, pid in enumerate(api_pids(target.pid), 1):
+            with only(pid, target.pid):
+                asked += [
+                    Listener(target, "/v1/chat/completions", chat(tokens=80, stream=True)),
+                    Listener(target, "/v1/audio/speech", speech()),
+                ]
+                wait(lambda least=2 * number: _in_progress(target) >= least, what="they are in progress")
+        server.process.send_signal(signal.SIGTERM)
+        wait(lambda: "".join(server.log).count("draining 2 requests") == 2, what="both tell of the drain")
+        os.kill(engine_pid(target.pid), signal.SIGCONT)
+        assert server.process.wait(3 * GENEROUS) == 0
+        for listener in asked:
+            listener.join(GENEROUS)
+            assert listener.status == 200 and not listener.cut
+        assert not any(Path(f"/proc/{child}").exists() for child in family)
+        assert not list(temporary.iterdir())
+
+
+def _in_progress(target: Target) -> float:
+    page = httpx.get(f"{target.url}/metrics", headers={"connection": "close"}, timeout=GENEROUS).text
+    lines = [line for line in page.splitlines() if line.startswith("reprise_http_requests_in_progress{")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if "other" not in line)
+
+
+def test_what_does_not_end_is_told_and_the_second_signal_ends_at_once(tmp_path: Path) -> None:
+    models = small_and_endless(tmp_path)
+    for flags, signals in ((("--drain-timeout", "2"), 1), (("--drain-timeout", "3600"), 2)):
+        temporary = tmp_path / f"tmp-{signals}"
+        temporary.mkdir()
+        with served(*models, *TWO, *flags, TMPDIR=str(temporary)) as server:
+            target = Target(server)
+            family = children(target.pid)
+            streams = [stream_on(target, pid) for pid in api_pids(target.pid)]
+            server.process.send_signal(signal.SIGTERM)
+            wait(lambda log=server.log: "".join(log).count("draining") == 2, what="both tell of the drain")
+            if signals == 2:
+                server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(2 * GENEROUS) == 0
+            for stream in streams:
+                stream.join(GENEROUS)
+                assert stream.cut if signals == 2 else stream.told == "engine_unavailable"
+            assert not any(Path(f"/proc/{child}").exists() for child in family)
+            assert not list(temporary.iterdir())
+
+
+def test_a_supervisor_killed_outright_leaves_no_process(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    with served(*SMALL, *TWO, TMPDIR=str(temporary), HOME=str(tmp_path)) as server:
+        target = Target(server)
+        family = children(target.pid)
+        assert len(family) >= 3
+        server.process.kill()
+        server.process.wait(GENEROUS)
+        wait(lambda: not any(Path(f"/proc/{child}").exists() for child in family), what="no child outlives it")
+        assert not list(temporary.iterdir())

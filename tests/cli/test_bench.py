@@ -1,0 +1,214 @@
+"""`reprise bench` against the real server, and what its clients send."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.footprint import children
+from service.api.chat.schema import ChatRequestBody, Message
+from service.api.speech.schema import SpeechRequestBody
+from service.cli.bench import command
+from service.cli.bench import run as bench_run
+from service.cli.bench.run import BenchError, run_load, summary
+from service.cli.bench.spec import ChatLoad, Record, SpeechLoad
+from service.cli.bench.traffic import PATCH_SECONDS, payload, questions
+from service.cli.bench.words import WORDS
+from service.cli.main import app
+from tests.support.processes import ServerProcess
+
+SMALL = ["--requests", "4", "--warmup", "1"]
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "120"})
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        ChatLoad("http://x", "m", 4, 0, images=2, width=56, height=28),
+        ChatLoad("http://x", "m", 4, 0, images=0, text_words=4, system_tokens=20, turns=3),
+        SpeechLoad("http://x", "m", 4, 0, seconds=0.64, solver_steps=4),
+    ],
+)
+def test_every_field_of_a_body_is_one_of_the_api(load: Any) -> None:
+    """An unknown field is ignored by the server: a misspelt one would measure something else."""
+    kind = ChatRequestBody if isinstance(load, ChatLoad) else SpeechRequestBody
+    body = payload(load, np.random.default_rng(0))
+    parsed = msgspec.convert(body, kind)
+    assert set(body) <= set(kind.__struct_fields__)
+    for name, value in body.items():
+        assert msgspec.to_builtins(getattr(parsed, name)) == value or isinstance(value, dict | list)
+    if isinstance(parsed, ChatRequestBody):
+        assert all(set(message) <= set(Message.__struct_fields__) for message in body["messages"])
+        assert parsed.stream_options is not None and parsed.stream_options.include_usage
+
+
+def test_a_fixed_length_of_speech_is_asked_for_in_patches() -> None:
+    body = payload(SpeechLoad("http://x", "m", 1, 0, seconds=10.08), np.random.default_rng(0))
+    assert body["min_len"] == body["max_len"] == round(10.08 / PATCH_SECONDS) == 63
+
+
+def test_chat_in_a_closed_loop(embedded_server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    small = ["--width", "56", "--height", "56", "--text", "8", "--tokens", "5", "--concurrency", "2"]
+    done = invoke("chat", "--url", embedded_server.url, *SMALL, *small, "--processes", "2", "--json", str(file))
+    assert done.exit_code == 0, done.output
+    assert "time to first token (ms)" in done.output and "reprise/qwen2_vl" in done.output
+    result = json.loads(file.read_text())
+    assert (result["requests"], result["succeeded"], len(result["records"])) == (4, 4, 4)
+    assert result["load"]["api_key"] is None
+    for record in result["records"]:
+        assert record["tokens"] == 5 and 0 < record["first"] < record["duration"] and record["status"] == 200
+        assert record["cached_tokens"] == 0
+    assert result["first"]["p10"] <= result["first"]["p50"] <= result["first"]["p99"] <= result["first"]["max"]
+
+
+def test_a_shared_system_prompt_is_the_same_for_all_and_everything_else_is_new() -> None:
+    load = ChatLoad("http://x", "m", 4, 0, images=0, text_words=6, system_tokens=40, turns=3)
+    rng = np.random.default_rng(0)
+    bodies = [payload(load, rng)["messages"] for _ in range(3)]
+    systems = {messages[0]["content"] for messages in bodies}
+    assert len(systems) == 1 and len(systems.pop().split()) == 40
+    asked = [messages[1]["content"][-1]["text"] for messages in bodies] + questions(load, rng)
+    assert len(asked) == 5 == len(set(asked)) and all(set(text.split()) <= set(WORDS) for text in asked)
+
+
+def test_conversations_arrive_and_each_turn_has_all_that_was_said_before(
+    embedded_server: ServerProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.json"
+    small = ["--width", "56", "--height", "56", "--words", "4", "--tokens", "4", "--rate", "20", "--requests", "3"]
+    turns = ["--turns", "3", "--system-tokens", "30", "--warmup", "0", "--json", str(file)]
+    done = invoke("chat", "--url", embedded_server.url, *small, *turns)
+    assert done.exit_code == 0, done.output
+    assert "3 conversations of 3 turns, 20 a second" in done.output and "later turns (ms)" in done.output
+    result = json.loads(file.read_text())
+    assert (result["requests"], result["succeeded"]) == (9, 9)
+    assert set(result["first_by_turn"]) == {"1", "2", "3"} and result["first_later"]["p50"] > 0
+    prompts = {turn: [r["prompt_tokens"] for r in result["records"] if r["turn"] == turn] for turn in (1, 2, 3)}
+    assert [len(found) for found in prompts.values()] == [3, 3, 3]
+    assert max(prompts[1]) < min(prompts[2]) and max(prompts[2]) < min(prompts[3])
+    later = [record for record in result["records"] if record["turn"] > 1]
+    assert all(record["cached_tokens"] > 0 and record["delay"] == 0 for record in later)
+
+
+def test_a_conversation_ends_with_the_first_answer_that_fails(embedded_server: ServerProcess) -> None:
+    load = ChatLoad(embedded_server.url, "nobody", 2, 0, concurrency=1, warmup=0, images=0, turns=3)
+    assert [(record.turn, record.error) for record in run_load(load)] == [(1, "refused"), (1, "refused")]
+
+
+def test_speech_in_an_open_loop(embedded_server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "speech.json"
+    small = ["--rate", "4", "--seconds", "0.64", "--steps", "4", "--words", "3"]
+    done = invoke("speech", "--url", embedded_server.url, *SMALL, *small, "--json", str(file))
+    assert done.exit_code == 0, done.output
+    assert "time to first audio (ms)" in done.output and "underruns" in done.output
+    result = json.loads(file.read_text())
+    assert result["succeeded"] == 4 and result["delay"]["max"] >= 0
+    assert [record["audio"] for record in result["records"]] == pytest.approx([0.64] * 4)
+
+
+def test_every_record_is_reported_as_it_comes(embedded_server: ServerProcess) -> None:
+    seen: list[Record] = []
+    load = SpeechLoad(
+        embedded_server.url, "reprise/voxcpm2", 2, 0, concurrency=1, warmup=0, seconds=0.32, response_format="wav"
+    )
+    records = run_load(load, report=seen.append)
+    assert seen == records and summary(load, records)["audio_seconds"] == pytest.approx(0.64)
+
+
+def prepare_otherwise(monkeypatch: pytest.MonkeyPatch, mark: Path, first: str, then: str) -> None:
+    """Client processes where the very first request is prepared after the statement `first`, each other after `then`.
+    The first one makes the file `mark`."""
+    program = f"""
+import sys, time
+from service.cli.bench import client
+
+made = client.payload
+
+def payload(load, rng):
+    try:
+        open({str(mark)!r}, "x").close()
+    except FileExistsError:
+        {then}
+    else:
+        {first}
+    return made(load, rng)
+
+client.payload = payload
+client.main()
+"""
+    monkeypatch.setattr(bench_run, "CLIENT", (sys.executable, "-c", program))
+
+
+def test_clients_begin_together_however_long_one_prepares(
+    embedded_server: ServerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    prepared = tmp_path / "prepared"
+    slowly = f"time.sleep(1); open({str(prepared)!r}, 'w').write(str(time.time()))"
+    prepare_otherwise(monkeypatch, tmp_path / "slow", slowly, "pass")
+    load = SpeechLoad(embedded_server.url, "nobody", 40, 0, rate=100.0, warmup=0)
+    records = run_load(load, processes=2)
+    assert len(records) == 40 and all(record.delay >= 0 for record in records)
+    due = np.sort([record.start - record.delay for record in records])
+    begins = due - bench_run._poisson_arrivals(load)
+    assert np.ptp(begins) < 1e-3, "each client counts from a beginning of its own"
+    assert begins.min() > float(prepared.read_text())
+
+
+def test_a_client_that_fails_while_it_prepares_ends_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = set(children(os.getpid()))
+    prepare_otherwise(monkeypatch, tmp_path / "failed", "sys.exit(3)", "time.sleep(3600)")
+    with pytest.raises(BenchError, match="ended with status 3"):
+        run_load(SpeechLoad("http://127.0.0.1:9", "nobody", 4, 0, concurrency=2, warmup=0), processes=2)
+    assert set(children(os.getpid())) == before
+
+
+def test_refusals_are_counted_and_no_answer_at_all_is_an_error(embedded_server: ServerProcess) -> None:
+    done = invoke("speech", "--url", embedded_server.url, "--model", "nobody", "--requests", "2", "--warmup", "0")
+    assert "404 refused: 2" in done.output and done.exit_code == 1
+    assert "no request succeeded" in str(done.exception) and "no model of this name" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["chat", "--rate", "1", "--concurrency", "1"], "exclude each other"),
+        (["chat", "--requests", "0"], "--requests"),
+    ],
+)
+def test_what_makes_no_sense_is_said(arguments: list[str], said: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2 and said in done.output
+
+
+def test_a_server_that_is_not_there() -> None:
+    done = invoke("chat", "--url", "http://127.0.0.1:9")
+    assert done.exit_code == 1 and "no server at" in str(done.exception)
+
+
+@pytest.mark.parametrize(("flags", "key"), [([], "ours"), (["--key", "named"], "named")])
+def test_a_load_has_the_key_of_the_environment_unless_one_is_named(
+    flags: list[str], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRISE_API_KEY", "ours")
+    loads: list[Any] = []
+
+    def run_load(load: Any, **options: Any) -> list[Record]:
+        loads.append(load)
+        return [Record(start=0.0, status=200, first=0.1, duration=0.2, tokens=1)]
+
+    monkeypatch.setattr(command, "run_load", run_load)
+    done = invoke("chat", "--model", "m", *flags)
+    assert done.exit_code == 0, done.output
+    assert [load.api_key for load in loads] == [key]

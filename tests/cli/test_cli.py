@@ -1,0 +1,194 @@
+"""Wrong use of the command line: the status, and a line that names what is wrong. No traceback, ever."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from service.cli.main import app, main
+from service.cli.setting_texts import choices
+from service.settings import Settings
+from tests.support.ports import free_port
+from tests.support.processes import ROOT
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "keys").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "comments").write_text("  # none yet\n\n")
+    (tmp_path / "broken.yaml").write_text("max_n: [\n")
+    cases: list[tuple[tuple[str, ...], str]] = [
+        (("--model", "/nowhere/model"), "/nowhere/model: neither a directory nor a hub id"),
+        (("--model", str(tmp_path)), "no readable config.json"),
+        (("--model", "owner/name"), "owner/name: missing or incomplete in the cache"),
+        (("--port", str(taken_port)), f"127.0.0.1:{taken_port} cannot be bound (Address already in use"),
+        (("--host", "0.0.0.0"), "host: 0.0.0.0 is wider than loopback"),
+        (("--api-key-file", "/nowhere/keys"), "api_key_file: /nowhere/keys cannot be read (No such file"),
+        (("--api-key-file", str(tmp_path / "keys")), "keys is no text in UTF-8"),
+        (("--api-key-file", str(tmp_path / "comments")), "comments holds no key"),
+        (("--voices-dir", str(tmp_path / "keys")), f"voices_dir: {tmp_path / 'keys'} cannot be used (Not a directory)"),
+        (("--voices-dir", str(tmp_path / "keys" / "x")), "x cannot be used (Not a directory)"),
+        (("--config", "/nowhere/settings.yaml"), "/nowhere/settings.yaml: cannot be read (No such file"),
+        (
+            ("--config", str(tmp_path / "broken.yaml")),
+            "broken.yaml: not a YAML file (while parsing",
+        ),
+        (("--served-model-name", "m=a"), "served_model_name: needs --model"),
+        (("--served-model-name", "m=a", "--model", "x", "--model", "y"), "'m' is not one of the models x, y"),
+        (("--gpu-memory", "24G"), "gpu_memory: goes with --dry-run"),
+        (("--model", ""), "'': neither a directory nor a hub id"),
+        (("--max-body", "5X", "--port", "many"), "max_body: Input should be a number of bytes, such as"),
+    ]
+    for flags, says in cases:
+        done = CliRunner().invoke(app, ["serve", *flags], env={"REPRISE_PORT": "0"})
+        assert done.exit_code == 2 and isinstance(done.exception, SystemExit), (flags, done.exception)
+        assert says in done.stderr, (flags, done.stderr)
+        assert done.stderr.count("ddress already in use") <= 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there() -> None:
+    command = [sys.executable, "-m", "service.cli", "serve", "--device", "cuda", "--port", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 1
+    assert "device: torch finds no CUDA device" in done.stderr and "Traceback" not in done.stderr
+
+
+Failing = Callable[..., str]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Failing:
+    """What `reprise ARGUMENTS` says when it ends with 1. body: of every answer of the server that it asks."""
+
+    def said(*arguments: str, body: Iterator[bytes] | None = None) -> str:
+        if body is not None:
+            transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
+            client = httpx.Client(base_url="http://server", transport=transport)
+            monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+        monkeypatch.setattr(sys, "argv", ["reprise", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 1
+        return capsys.readouterr().err
+
+    return said
+
+
+def test_commands_that_find_no_server(tmp_path: Path, failing: Failing) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    picture = str(ROOT / "docs/images/shapes.png")
+    for command in (
+        ("models",),
+        ("ask", picture, "What?"),
+        ("say", "Hello.", "-o", str(tmp_path / "a.wav")),
+        ("bench", "chat"),
+    ):
+        assert failing(*command, "--url", url).startswith(f"reprise: no server at {url}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written(failing: Failing) -> None:
+    said = failing("say", "Hello.", "--model", "m", "-o", "/nowhere/a.wav", body=iter([b"RIFF"]))
+    assert said == "reprise: /nowhere/a.wav: No such file or directory\n"
+
+
+@pytest.mark.parametrize("flag", ["--srt", "--vtt"])
+def test_captions_that_cannot_be_written_are_found_before_the_text_is_spoken(
+    tmp_path: Path, failing: Failing, flag: str
+) -> None:
+    said = failing(
+        "say", "Hello.", "-o", str(tmp_path / "a.wav"), flag, "/nowhere/a.txt", "--url", "http://127.0.0.1:1"
+    )
+    assert said == "reprise: /nowhere/a.txt: No such file or directory\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://", "http://[::1", "127.0.0.1:8000"])
+def test_what_is_no_address_is_named(url: str) -> None:
+    done = CliRunner().invoke(app, ["models", "--url", url], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and "is no address such as http://127.0.0.1:8000" in done.stderr
+
+
+def test_half_a_file_is_not_kept(tmp_path: Path, failing: Failing) -> None:
+    def cut() -> Iterator[bytes]:
+        yield b"RIFF"
+        raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+
+    said = failing("say", "Hello.", "--model", "m", "-o", str(tmp_path / "a.wav"), body=cut())
+    assert said.startswith("reprise: the connection to http://127.0.0.1:8000 broke (peer closed")
+    assert not list(tmp_path.iterdir())
+
+
+def test_say_asks_for_what_its_flags_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, content=b"fLaC")
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    out = str(tmp_path / "a.flac")
+    flags = ["--voice", "nova", "--instructions", "A calm old man", "--speed", "1.5", "--seed", "7"]
+    done = CliRunner().invoke(app, ["say", "Hello.", "--model", "m", "-o", out, *flags])
+    assert (done.exit_code, done.output) == (0, f"{out}: 4 bytes\n")
+    wanted = {"model": "m", "input": "Hello.", "voice": "nova", "response_format": "flac"}
+    assert asked == [wanted | {"instructions": "A calm old man", "speed": 1.5, "seed": 7}]
+
+
+@pytest.mark.parametrize("files", [[], [str(ROOT / "docs/images/shapes.png")]])
+def test_ask_takes_pictures_or_none(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        chunk = {"choices": [{"delta": {"content": "Me."}}]}
+        return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    done = CliRunner().invoke(app, ["ask", *files, "Who are you?", "--model", "m"])
+    assert (done.exit_code, done.output) == (0, "Me.\n")
+    *pictures, question = asked[0]["messages"][0]["content"]
+    assert [part["type"] for part in pictures] == ["image_url"] * len(files)
+    assert question == {"type": "text", "text": "Who are you?"}
+
+
+@pytest.mark.parametrize("arguments", [[], [str(ROOT / "docs/images/shapes.png")]])
+def test_ask_wants_a_question(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, ["ask", *arguments])
+    assert done.exit_code == 2 and "the question is missing" in done.output
+
+
+def test_help_names_choices_units_and_defaults() -> None:
+    text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert not (values := choices(field.annotation)) or "|".join(values) in text, name
+    lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("│ --")}
+    assert "BYTES" in lines["--max-body"] and "[64M]" in lines["--max-body"]
+    assert "INTEGER" in lines["--port"] and "[8000]" in lines["--port"]
+    assert "NUMBER" in lines["--chat-share"] and "PATH" in lines["--api-key-file"]
+    assert "[on]" in lines["--metrics-open"] and "--no-print-config" not in text
+
+
+def test_the_version_is_printed() -> None:
+    first, second = (CliRunner().invoke(app, [word]).output for word in ("--version", "version"))
+    assert first == second and first[0].isdigit()

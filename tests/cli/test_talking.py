@@ -1,0 +1,252 @@
+"""The commands that talk to a server, against one: conversations, pipes, sound, keys."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.cli import client, commands, playback
+from service.cli.conversation import split_line
+from service.cli.main import app, main
+from service.cli.options import NO_KEY, key_for
+from service.media.audio_out import wav_header
+from tests.support.processes import ROOT
+from tests.support.servers import RunningServer, running_server
+
+PICTURE = ROOT / "docs/images/shapes.png"
+SAMPLES = struct.pack("<6h", 1, 2, 3, 4, 5, 6)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Bodies of what a server is asked, which answers speech with a WAV of SAMPLES in odd pieces."""
+    bodies: list[dict[str, Any]] = []
+    wav = wav_header(24_000) + SAMPLES
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, content=iter([wav[:10], wav[10:47], wav[47:]]))
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    return bodies
+
+
+class Loudspeaker(types.ModuleType):
+    """In the place of the library: keeps what is played."""
+
+    class PortAudioError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        super().__init__("sounddevice")
+        self.played = bytearray()
+        self.said: list[Any] = []
+
+    def query_devices(self, kind: str) -> object:
+        return kind
+
+    def RawOutputStream(self, **options: Any) -> Loudspeaker:
+        self.said.append(options)
+        return self
+
+    def write(self, pcm: bytes) -> None:
+        assert len(pcm) % 2 == 0
+        self.played += pcm
+
+    def start(self) -> None:
+        self.said.append("start")
+
+    def stop(self) -> None:
+        self.said.append("stop")
+
+    def abort(self) -> None:
+        self.said.append("abort")
+
+    def close(self) -> None:
+        self.said.append("close")
+
+
+@pytest.fixture
+def loudspeaker(monkeypatch: pytest.MonkeyPatch) -> Loudspeaker:
+    library = Loudspeaker()
+    monkeypatch.setitem(sys.modules, "sounddevice", library)
+    return library
+
+
+def talk(server: RunningServer, lines: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["chat", "--url", server.url, *arguments], input=lines)
+
+
+def test_a_conversation_from_a_pipe(server: RunningServer) -> None:
+    done = talk(server, "hello\n\nagain\n/quit\nnever\n")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "hello\nagain\n"
+
+
+def test_what_the_server_refuses_is_said_and_the_conversation_goes_on(server: RunningServer) -> None:
+    done = talk(server, "!fail\nhello\n")
+    assert (done.exit_code, done.stdout) == (0, "hello\n")
+    assert "failed by request" in done.stderr and "Traceback" not in done.output
+
+
+def test_turns_are_kept_until_a_new_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        chunk = {"choices": [{"delta": {"content": f"answer {len(bodies)}"}}]}
+        return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    lines = f"one\n{PICTURE} two\n/new\n/strange\nthree\n"
+    done = CliRunner().invoke(app, ["chat", "--model", "m", "--system", "Be brief."], input=lines)
+    assert done.stdout == "answer 1\nanswer 2\nanswer 3\n" and "/speak" in done.stderr
+    roles = [[message["role"] for message in body["messages"]] for body in bodies]
+    assert roles == [["system", "user"], ["system", "user", "assistant", "user"], ["system", "user"]]
+    parts = bodies[1]["messages"][3]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "text"] and parts[1]["text"] == "two"
+
+
+@pytest.mark.parametrize(
+    "dropped", ["{path}", "'{path}'", "file://{url}", "{escaped}"], ids=["bare", "quoted", "address", "backslashes"]
+)
+def test_files_that_are_dropped_into_a_line(tmp_path: Path, dropped: str) -> None:
+    name = "a b.png" if dropped != "{path}" else "ab.png"
+    path = tmp_path / name
+    path.write_bytes(b"")
+    word = dropped.format(path=path, url=str(path).replace(" ", "%20"), escaped=str(path).replace(" ", r"\ "))
+    assert split_line(f"{word} What is it?") == ([path], "What is it?")
+    assert split_line(f"What is it? {word}") == ([path], "What is it?")
+    assert split_line(word) == ([path], "")
+
+
+@pytest.mark.parametrize("line", ["What's in it?", "a  b", 'say "hello"', "x" * 5000, "nul \0 byte"])
+def test_a_line_without_files_stays_as_it_is(line: str) -> None:
+    assert split_line(line) == ([], line)
+
+
+def test_answers_are_spoken(asked: list[dict[str, Any]], loudspeaker: Loudspeaker) -> None:
+    done = CliRunner().invoke(app, ["say", "Hello.", "--model", "m"])
+    assert done.exit_code == 0, done.output
+    assert asked[0]["response_format"] == "wav"
+    assert bytes(loudspeaker.played) == SAMPLES
+    options = {"samplerate": 24_000, "channels": 1, "dtype": "int16"}
+    assert loudspeaker.said == [options, "start", "stop", "close"]
+
+
+def test_say_reads_standard_input_and_writes_standard_output(asked: list[dict[str, Any]]) -> None:
+    done = CliRunner().invoke(app, ["say", "--model", "m", "-o", "-", "--format", "pcm"], input="From a pipe.\n")
+    assert done.exit_code == 0, done.output
+    assert (asked[0]["input"], asked[0]["response_format"]) == ("From a pipe.", "pcm")
+    assert done.stdout_bytes == wav_header(24_000) + SAMPLES
+
+
+def test_say_wants_a_text() -> None:
+    done = CliRunner().invoke(app, ["say", "-o", "-"], input="\n")
+    assert done.exit_code == 2 and "standard input holds no text" in done.output
+
+
+def test_without_a_loudspeaker_nothing_is_asked(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    monkeypatch.setattr(sys, "argv", ["reprise", "say", "Hello.", "--model", "m"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and playback.INSTALL in said and "-o FILE" in said and asked == []
+
+
+def test_a_player_that_breaks_is_let_go(loudspeaker: Loudspeaker) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield wav_header(24_000)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        playback.play(chunks())
+    assert loudspeaker.said[-2:] == ["abort", "close"]
+
+
+def test_ps_says_what_a_server_does(server: RunningServer) -> None:
+    done = CliRunner().invoke(app, ["ps", "--url", server.url])
+    assert done.exit_code == 0, done.output
+    assert f"{server.url}: ready" in done.output and "tiny" in done.output and "0%" in done.output
+
+
+def test_pull_prints_where_the_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "service.hub.locate", lambda model, report: report("x: 1 of 2 files") or types.SimpleNamespace(directory=model)
+    )
+    done = CliRunner().invoke(app, ["pull", "owner/name@v1"])
+    assert (done.exit_code, done.stdout) == (0, "owner/name@v1\n") and "1 of 2 files" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "named", "environ", "key"),
+    [
+        ("http://127.0.0.1:8000", "", {"OPENAI_API_KEY": "theirs"}, "theirs"),
+        ("http://localhost:8000", "", {"OPENAI_API_KEY": "theirs"}, "theirs"),
+        ("http://[::1]:8000", "", {"OPENAI_API_KEY": "theirs", "REPRISE_API_KEY": "ours,second"}, "ours"),
+        ("https://models.example", "", {"OPENAI_API_KEY": "theirs"}, NO_KEY),
+        ("https://localhost.example", "", {"OPENAI_API_KEY": "theirs"}, NO_KEY),
+        ("https://models.example", "", {"REPRISE_API_KEY": "ours"}, "ours"),
+        ("https://models.example", "named", {"REPRISE_API_KEY": "ours"}, "named"),
+    ],
+)
+def test_openais_key_stays_on_this_machine(url: str, named: str, environ: dict[str, str], key: str) -> None:
+    assert key_for(url, named, environ) == key
+
+
+def test_a_terminal_shows_that_it_waits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    assert list(commands.until_first(iter("ab"), "waiting for the first token")) == ["a", "b"]
+    assert "waiting for the first token" in capsys.readouterr().err
+
+
+def test_audio_that_ends_within_its_header_is_an_error_with_a_line(loudspeaker: Loudspeaker) -> None:
+    with pytest.raises(playback.PlaybackError, match="ended after 10 bytes"):
+        playback.play(iter([wav_header(24_000)[:10]]))
+    assert not loudspeaker.said
+
+
+@pytest.mark.parametrize(
+    ("program", "timeout", "says"),
+    [
+        ("import time; time.sleep(600)", 0.2, "not ready after 0.2 s"),
+        ("import sys; sys.exit('{ no model')", 60.0, "did not start: { no model"),
+    ],
+    ids=["silent", "ended"],
+)
+def test_a_local_server_that_does_not_start(program: str, timeout: float, says: str) -> None:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            with pytest.raises(client.ServerError, match=says):
+                client._ready_url(process, timeout)
+        finally:
+            process.kill()
+
+
+def test_the_address_of_a_local_server_is_in_its_log() -> None:
+    lines = ["starting", '["ready at x"]', '{"message": 1}', '{"message": "ready at http://127.0.0.1:1"}', "more"]
+    program = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        assert client._ready_url(process) == "http://127.0.0.1:1"

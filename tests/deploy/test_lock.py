@@ -1,0 +1,151 @@
+"""The locks: what pyproject.toml asks for is there, with hashes, and is what `make` and the image install."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from deploy.install import torch_notice
+from deploy.install.lock import BUILD_LOCK, LOCKS, TORCH_LOCK, UNHASHED, Entry, read
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HASHED = [*LOCKS, BUILD_LOCK]
+INDEX = "https://packages.example/cpu"
+
+
+def parsed(entry: Entry) -> Requirement:
+    return Requirement(entry.pin)
+
+
+def versions(name: str) -> dict[str, str]:
+    return {canonicalize_name(entry.name): parsed(entry).specifier.__str__().removeprefix("==") for entry in read(name)}
+
+
+def wanted(extras: tuple[str, ...]) -> list[Requirement]:
+    """What pyproject.toml asks for, extras that name extras resolved."""
+    lines = [*PROJECT["dependencies"]]
+    for extra in extras:
+        for line in PROJECT["optional-dependencies"][extra]:
+            asked = Requirement(line)
+            lines += map(str, wanted(tuple(asked.extras))) if asked.name == PROJECT["name"] else [line]
+    return [Requirement(line) for line in lines]
+
+
+@pytest.mark.parametrize("name", HASHED)
+def test_each_package_has_a_version_and_hashes(name: str) -> None:
+    found = read(name)
+    assert found
+    for entry in found:
+        assert re.fullmatch(r"==[^*,]+", str(parsed(entry).specifier)), entry.pin
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry.text), entry.name
+        assert not UNHASHED.fullmatch(entry.name), entry.name
+    assert "://" not in (ROOT / name).read_text(), "no index is named"
+
+
+def test_torch_and_its_libraries_are_held_by_version_alone() -> None:
+    found = read(TORCH_LOCK)
+    assert {"torch", "triton"} < {entry.name for entry in found}
+    for entry in found:
+        assert UNHASHED.fullmatch(entry.name) and entry.text == f"{entry.pin}\n" and "==" in entry.pin
+
+
+@pytest.mark.parametrize(("name", "extras"), LOCKS.items())
+def test_what_the_project_asks_for_is_locked(name: str, extras: tuple[str, ...]) -> None:
+    locked = versions(name) | versions(TORCH_LOCK)
+    for asked in wanted(extras):
+        assert asked.specifier.contains(locked[canonicalize_name(asked.name)]), f"{asked}: run `make lock`"
+
+
+def test_the_locks_agree() -> None:
+    largest, *others = LOCKS
+    for name in (*others, BUILD_LOCK):
+        shared = versions(name).items()
+        assert dict(shared) == {package: versions(largest).get(package, held) for package, held in shared}
+    for name in others:
+        assert versions(name).keys() <= versions(largest).keys()
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_is_complete(name: str) -> None:
+    """pip is told to install no dependencies of what is listed: they must be listed, too. torch's are, so that what is
+    not hashed brings nothing else."""
+    locked = versions(name).keys() | versions(TORCH_LOCK).keys()
+    for package in locked:
+        try:
+            required = [Requirement(line) for line in requires(package) or []]
+        except PackageNotFoundError:  # of another platform, or of a larger lock than the one that is installed
+            continue
+        for need in required:
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                assert canonicalize_name(need.name) in locked, f"{package} needs {need}"
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="an environment of one's own may differ")
+def test_ci_runs_what_is_locked() -> None:
+    for entry in read("requirements-test.lock"):
+        asked = parsed(entry)
+        if asked.marker is None or asked.marker.evaluate():
+            assert asked.specifier.contains(version(asked.name)), f"{asked}, found {version(asked.name)}"
+
+
+def commands(*arguments: str) -> str:
+    """What `make` would do in an empty environment."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "-n", "VENV=/nowhere/venv", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True).stdout
+
+
+def test_make_installs_hashed_packages_before_torch_and_the_project_last() -> None:
+    said = commands("test")
+    steps = [
+        "torch_notice.py",
+        "--no-deps --require-hashes -r requirements.lock",
+        f"-c {TORCH_LOCK} torch",
+        f"--no-deps --require-hashes -r {BUILD_LOCK}",
+        "--no-deps --no-build-isolation -e .",
+        "--no-deps --require-hashes -r requirements-test.lock",
+    ]
+    places = [said.index(step) for step in steps]
+    assert places == sorted(places) and "--extra-index-url" not in said
+
+
+def test_another_index_is_asked_for_torch_alone() -> None:
+    lines = [line for line in commands("test", f"TORCH_INDEX={INDEX}").splitlines() if INDEX in line]
+    notice, install = lines
+    assert "torch_notice.py" in notice and f"--extra-index-url {INDEX} $(grep '^torch==' {TORCH_LOCK})" in install
+
+
+@pytest.mark.parametrize(
+    ("system", "index", "device", "said"),
+    [
+        ("Linux", "", "cuda", "torch 1.2.3 with CUDA: about 2.5 GB"),
+        ("Linux", "", "cpu", "TORCH_INDEX=URL"),
+        ("Linux", INDEX, "cpu", "the build that TORCH_INDEX has"),
+        ("Darwin", "", "cpu", "torch 1.2.3 for the CPU: about 0.2 GB"),
+        ("Windows", "", "cuda", "for the CPU"),
+    ],
+)
+def test_the_weight_of_torch_is_said(system: str, index: str, device: str, said: str) -> None:
+    version_of_torch = torch_notice.pinned("nvidia-x==1\ntorch==1.2.3\n")
+    assert said in torch_notice.notice(version_of_torch, system, index, device)
+
+
+def test_the_image_installs_the_locks() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for name in ("requirements.lock", BUILD_LOCK):
+        assert f"--no-deps --require-hashes -r {name}" in dockerfile
+    notice, install = "torch_notice.py --device", f"pip install -c {TORCH_LOCK} torch"
+    assert dockerfile.index(notice) < dockerfile.index(install), "what is about to come is said before"
+    assert f"grep '^torch==' {TORCH_LOCK}" in dockerfile
+    assert "uv" in versions(BUILD_LOCK) and "/opt/build/bin/uv pip install" in dockerfile
+    ignored = (ROOT / ".dockerignore").read_text()
+    assert "!requirements*.lock" in ignored and "!deploy/install" in ignored

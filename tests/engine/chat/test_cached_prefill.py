@@ -1,0 +1,232 @@
+"""Captured prefills of any chunks equal eager ones, for every family, and which of both a batch takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.protocol import Bucket, Decoder, Plan
+from models.registry import family_of, resolve
+from service.engine.chat.routes import CACHED_PREFILL_TOKENS, token_buckets
+from service.engine.chat.slot_state import SlotState
+from service.engine.chat.steps import CachedPrefillStep
+from service.graphs.buckets import fits
+from service.graphs.observations import Observations
+from service.graphs.pool import GraphPool, RouteSeconds
+from service.graphs.runner import GraphRunner
+from tests.support.devices import DEVICES
+from tests.support.golden import GOLDEN
+from tests.support.inline_engine import InlineEngine
+from tests.support.paged import PagedCache, PagedSequence
+from tests.support.tiny_chat import tiny_item, tiny_prompt
+
+FAMILIES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json") if family_of(path.parent).kind == "chat")
+PAGE, PAGES, SLOTS = 4, 12, 6
+BUCKETS: list[Bucket] = [{"tokens": 9, "sequences": 2}, {"tokens": 20, "sequences": 6}, {"tokens": 40, "sequences": 6}]
+NAN = float("nan")
+
+
+@dataclass
+class Prefill:
+    """A family's decoder with captured prefills over caches of its own."""
+
+    decoder: Decoder
+    width: int
+    cache: PagedCache
+    state: SlotState
+    runner: GraphRunner
+
+
+@cache
+def prefill(family: str, device: str) -> Prefill:
+    where = torch.device(device)
+    with torch.inference_mode():
+        model = resolve(family_of(GOLDEN / family).model)(GOLDEN / family, where, torch.float32, "published")
+        decoder = model.decoder
+        width = decoder.embed(torch.zeros(1, dtype=torch.int64, device=where)).shape[-1]
+        pages = SLOTS * PAGES + 1
+        made = PagedCache(decoder.cache_specs(), num_pages=pages, page_size=PAGE, device=where)
+        state = SlotState(SLOTS, PAGES, decoder.vocab_size, where)
+        step = CachedPrefillStep(decoder, state, made.caches, PAGE, width, torch.float32)
+        runner = GraphRunner("test", "prefill", step, BUCKETS, GraphPool(where, 1 << 30), Observations())
+        while runner.capture_next(idle=True):
+            pass
+    assert runner.captured == BUCKETS[::-1]
+    return Prefill(decoder, width, made, state, runner)
+
+
+CHUNKS = st.lists(st.tuples(st.just(0) | st.integers(1, 30), st.integers(1, 14)), min_size=1, max_size=SLOTS)
+"""Cached tokens, often none, and new ones."""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=8)
+@given(
+    chunks=CHUNKS.filter(lambda chunks: sum(new for _, new in chunks) <= BUCKETS[-1]["tokens"]),
+    seed=st.integers(0, 99),
+)
+def test_any_mix_of_chunks_replays_as_it_runs_eagerly(
+    family: str, device: str, chunks: list[tuple[int, int]], seed: int
+) -> None:
+    """Static buffers, the scratch page and whatever is not cached hold NaN before each replay."""
+    made = prefill(family, device)
+    torch.manual_seed(seed)
+    pages = (torch.randperm(SLOTS * PAGES) + 1).view(SLOTS, PAGES)
+    tokens = sum(new for _, new in chunks)
+    with torch.inference_mode():
+        made.state.block_tables.zero_()
+        made.state.block_tables[1:] = pages.int()
+        hidden = torch.randn(tokens, made.width, device=device)
+        _cache_contexts(made, pages, chunks)
+        before = _copies(made)
+        eager, eager_caches = _eagerly(made, pages, chunks, hidden)
+        for layer, values in zip(made.cache.caches, before, strict=True):
+            for name in layer:
+                layer[name].copy_(values[name])
+        replayed, slot_mapping = _replayed(made, pages, chunks, hidden)
+        torch.testing.assert_close(replayed, eager, atol=1e-4, rtol=1e-4)
+        for layer, values in zip(made.cache.caches, eager_caches, strict=True):
+            for name in layer:
+                torch.testing.assert_close(layer[name][slot_mapping], values[name][slot_mapping], atol=1e-4, rtol=1e-4)
+
+
+def _sequences(pages: Tensor, chunks: list[tuple[int, int]]) -> list[PagedSequence]:
+    return [PagedSequence(row.tolist(), cached) for row, (cached, _) in zip(pages, chunks, strict=False)]
+
+
+def _cache_contexts(made: Prefill, pages: Tensor, chunks: list[tuple[int, int]]) -> None:
+    for layer in made.cache.caches:
+        for values in layer.values():
+            values.fill_(NAN)
+            for sequence in _sequences(pages, chunks):
+                rows = made.cache.rows(sequence, 0, sequence.length)
+                values[rows] = torch.randn(len(rows), *values.shape[1:], device=values.device)
+
+
+def _positions(made: Prefill, chunks: list[tuple[int, int]]) -> Tensor:
+    rows = torch.cat([torch.arange(cached, cached + new) for cached, new in chunks])
+    return rows.expand(made.decoder.position_axes, -1).to(made.state.ints.device)
+
+
+def _eagerly(
+    made: Prefill, pages: Tensor, chunks: list[tuple[int, int]], hidden: Tensor
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    sequences = _sequences(pages, chunks)
+    batch = made.cache.batch(prefills=[(s, new) for s, (_, new) in zip(sequences, chunks, strict=True)])
+    out = made.decoder.forward(hidden, _positions(made, chunks), batch)
+    return out, _copies(made)
+
+
+def _copies(made: Prefill) -> list[dict[str, Tensor]]:
+    return [{name: values.clone() for name, values in layer.items()} for layer in made.cache.caches]
+
+
+def _replayed(made: Prefill, pages: Tensor, chunks: list[tuple[int, int]], hidden: Tensor) -> tuple[Tensor, Tensor]:
+    ends = np.cumsum([0, *(new for _, new in chunks)]).astype(np.int32)
+    rows: list[int] = []
+    for sequence, (cached, new) in zip(_sequences(pages, chunks), chunks, strict=True):
+        rows += made.cache.rows(sequence, cached, cached + new)
+    slot_mapping = torch.tensor(rows, device=hidden.device)
+    plan = Plan(
+        arrays={
+            "cu_seqlens": ends,
+            "slots": np.arange(1, len(chunks) + 1),
+            "seq_lens": np.array([cached + new for cached, new in chunks], dtype=np.int32),
+        },
+        tensors={"hidden": [hidden], "positions": [_positions(made, chunks).T], "slot_mapping": [slot_mapping]},
+        fills={"cu_seqlens": float(ends[-1])},
+        required={"tokens": int(ends[-1]), "sequences": len(chunks)},
+    )
+    graph = made.runner.graph_for(plan.required)
+    assert graph is not None and fits(graph.bucket, plan.required)
+    graph.static.device.fill_(255)
+    run = made.runner.run(plan)
+    assert run.route == "replay"
+    return run.outputs["hidden"][: len(hidden)], slot_mapping
+
+
+def test_buckets_go_to_the_budget_and_a_padded_token_is_at_most_one_in_two() -> None:
+    sizes = CACHED_PREFILL_TOKENS["cuda"]
+    assert token_buckets(sizes, 2048, whole=True) == list(sizes)
+    assert token_buckets(sizes, 100, whole=True) == [32, 64, 100]
+    assert token_buckets(sizes, 4096, whole=True)[-4:] == [2560, 3200, 4000, 4096]
+    assert token_buckets(sizes, 4096) == list(sizes)
+    assert all(after <= 2 * before for before, after in pairwise(sizes))
+
+
+def measured(engine: InlineEngine, eager: float, cached: float, decode: float) -> None:
+    """As if the captures of an engine without a GPU had been measured: seconds of an eager pass, and of replays."""
+    runner = engine.worker._runner
+    for one, seconds in ((runner._prefill, cached), (runner._cached_prefill, cached), (runner._decode[False], decode)):
+        for key, graph in one._graphs.items():
+            capture = replace(graph.capture, seconds=RouteSeconds(eager, seconds))
+            one._graphs[key] = replace(graph, capture=capture)
+        one._choices.clear()
+
+
+def answers(engine: InlineEngine) -> dict[str, list[int]]:
+    """A prompt, another that continues it beside its decode rows, and a picture."""
+    shared = list(range(20))
+    engine.submit("first", tiny_prompt([shared]), max_tokens=12)
+    for _ in range(4):
+        engine.turn()
+    engine.submit("second", tiny_prompt([shared, [40, 41]]), max_tokens=6)
+    engine.submit("third", tiny_prompt([shared, tiny_item(1, [8]), [3]]), max_tokens=6)
+    engine.run()
+    engine.assert_nothing_left()
+    return {name: engine.tokens(name) for name in ("first", "second", "third")}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "pairs", "route"),
+    [
+        ({"eager": 3.0, "cached": 1.0, "decode": 1.0}, (0.0, 0.0), "replay"),
+        ({"eager": 0.5, "cached": 1.0, "decode": 1.0}, (0.0, 0.0), "eager"),
+        ({"eager": 1.5, "cached": 1.0, "decode": 1.0}, (0.0, 0.0), "decode tips it"),
+        ({"eager": 3.0, "cached": 1.0, "decode": 0.0}, (0.0, 1.0), "context tips it"),
+    ],
+)
+def test_the_route_that_was_measured_faster_is_taken_and_counted(
+    seconds: dict[str, float], pairs: tuple[float, float], route: str
+) -> None:
+    with torch.inference_mode():
+        engine = InlineEngine()
+        measured(engine, **seconds)
+        engine.worker._runner._routes.pair_seconds = RouteSeconds(*pairs)
+        tokens = answers(engine)
+        assert tokens == answers(InlineEngine(graphs=False))
+    steps = engine.steps()
+    eager = {kind for (kind, way, reason) in steps if way == "eager" and reason == "measured"}
+    replayed = {kind for (kind, way, _) in steps if way == "replay"} & {"prefill", "cached_prefill"}
+    expected: dict[str, tuple[set[str], set[str]]] = {
+        "replay": (set(), {"prefill", "cached_prefill"}),
+        "eager": ({"prefill", "mixed"}, set()),
+        "decode tips it": ({"mixed"}, {"prefill"}),
+        "context tips it": ({"mixed"}, {"prefill"}),
+    }
+    assert (eager, replayed) == expected[route]
+    assert all(way == "replay" or reason == "measured" for _, way, reason in steps)
+
+
+def test_chunks_that_no_captured_graph_holds_are_counted_and_asked_for() -> None:
+    with torch.inference_mode():
+        engine = InlineEngine(max_step_tokens=100)
+        engine.submit("long", tiny_prompt([[7] * 90]))
+        engine.run()
+        runner: Any = engine.worker._runner._cached_prefill
+        assert engine.steps()["prefill", "eager", "no_bucket"] == 1
+        runner._graphs.clear()
+        runner._choices.clear()
+        engine.submit("later", tiny_prompt([[7] * 90, [3] * 4]))
+        engine.run()
+        assert engine.steps()["prefill", "eager", "no_bucket"] == 2 and runner.misses == 1

@@ -1,0 +1,627 @@
+"""One request cannot harm another, and the loop outlives every one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from service.engine.chat import runner as chat_runner
+from service.engine.chat.sampler import log_probabilities
+from service.engine.chat.scheduler import priority
+from service.engine.engine import HEARTBEAT, MISSES_BEFORE_CAPTURE, MISSES_BEFORE_PAUSE, Engine
+from service.graphs.pool import RouteSeconds
+from service.graphs.runner import GraphRunner
+from service.link.messages import ChatDelta, ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
+from tests.support.audit import audit
+from tests.support.devices import DEVICES
+from tests.support.inline_engine import InlineEngine
+from tests.support.tiny_chat import CONTEXT, VOCABULARY, tiny_item, tiny_prompt
+
+TEXT = tiny_prompt([[1, 2, 3, 4, 5]])
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_answers_in_a_batch_are_the_answers_alone(device: str, graphs: bool) -> None:
+    prompts = {
+        "text": TEXT,
+        "image": tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]]),
+        "mixed": tiny_prompt([[1], tiny_item(2, [30]), [4, 5], tiny_item(1, [8, 6]), [6]]),
+        "large": tiny_prompt([[7], tiny_item(3, [60, 60]), [8, 9]]),
+    }
+    samplings: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "seeded": {"temperature": 1.0, "seed": 3},
+        "full": {"temperature": 1.0, "seed": 3, "top_k": 30, "top_p": 0.95, "repetition_penalty": 1.2},
+    }
+    together = InlineEngine(device=device, graphs=graphs, max_running=8)
+    for kind, sampling in samplings.items():
+        for name, prompt in prompts.items():
+            together.submit(f"{name} {kind}", prompt, max_tokens=24, **sampling)
+            together.turn()
+    together.run()
+    together.assert_nothing_left()
+    for kind, sampling in samplings.items():
+        for name, prompt in prompts.items():
+            alone = InlineEngine(device=device, graphs=False)
+            alone.submit("it", prompt, max_tokens=24, **sampling)
+            alone.run()
+            assert together.tokens(f"{name} {kind}") == alone.tokens("it"), (name, kind)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_last_delta_says_how_a_request_was_computed(graphs: bool) -> None:
+    prompt = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]])
+    engine = InlineEngine(graphs=graphs)
+    engine.submit("first", prompt, max_tokens=6)
+    engine.submit("second", prompt, max_tokens=6)
+    engine.run()
+    deltas = [delta for outputs in engine.channel.outputs for delta in outputs.chat]
+    assert all((delta.steps is not None) == (delta.finish_reason is not None) for delta in deltas)
+    counts = {delta.request_id: delta.steps for delta in deltas if delta.steps is not None}
+    for steps in counts.values():
+        assert steps.steps == 6 and steps.rows == 12  # both in every batch
+        assert 5 <= steps.replayed <= 6 if graphs else steps.replayed == 0
+    assert [counts[name].encoded_media for name in ("first", "second")] == [1, 0]
+
+
+def test_the_first_delta_says_when_its_phases_were() -> None:
+    """Also where the sequence was preempted later, and where the first token is the last."""
+    picture = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]])
+    engine = InlineEngine(num_pages=14)
+    began = time.monotonic()
+    for name, length in (("first", 20), ("second", 20), ("short", 1)):
+        engine.submit(name, picture, max_tokens=length)
+    engine.run()
+    assert engine.counter("preemptions_total"), "the pages are too few for all of them"
+    engine.submit("cached", picture, max_tokens=2)
+    engine.run()
+    deltas: dict[str, list[ChatDelta]] = defaultdict(list)
+    for outputs in engine.channel.outputs:
+        for delta in outputs.chat:
+            deltas[delta.request_id].append(delta)
+    for name, (first, *others) in deltas.items():
+        assert first.times is not None and not any(delta.times for delta in others)
+        assert began <= first.times.scheduled <= first.times.computed <= time.monotonic()
+        if name == "cached":
+            assert first.times.encoder is None
+        else:
+            assert first.times.encoder is not None
+            begin, end = first.times.encoder
+            assert began <= begin <= end <= first.times.computed
+
+
+def test_without_overlap_a_turn_sends_what_it_computed() -> None:
+    """As on a CPU: a launch has run when it returns, so its token need not wait until the next has run, too."""
+    prompt = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]])
+    engine = InlineEngine(overlapped=False)
+    engine.submit("it", prompt, max_tokens=6)
+    engine.turn()
+    assert engine.counter("vision_encode_duration_seconds") > 0 and not engine.tokens("it")
+    for count in range(1, 7):
+        engine.turn()
+        assert len(engine.tokens("it")) == count
+    assert engine.finish_reason("it") == "length" and not engine.turn()
+    engine.assert_nothing_left()
+    ahead = InlineEngine()
+    ahead.submit("it", prompt, max_tokens=6)
+    ahead.run()
+    assert ahead.tokens("it") == engine.tokens("it")
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_delivered() -> None:
+    engine = InlineEngine()
+    engine.submit("free", TEXT, max_tokens=12)
+    engine.run()
+    free = engine.tokens("free")
+    stop = free[5]
+    first = free.index(stop)
+    engine.submit("stopped", TEXT, max_tokens=12, stop_token_ids=(stop,))
+    engine.run()
+    assert engine.tokens("stopped") == free[:first] and engine.finish_reason("stopped") == "stop"
+    engine.submit("later", TEXT, max_tokens=12, stop_token_ids=(stop,), min_tokens=first + 1)
+    engine.run()
+    assert len(engine.tokens("later")) > first and engine.tokens("later")[:first] == free[:first]
+    engine.assert_nothing_left()
+
+
+def test_a_stop_token_that_the_model_cannot_sample_does_nothing() -> None:
+    """generation_config.json may name ids that the output layer does not have."""
+    engine = InlineEngine()
+    engine.submit("free", TEXT)
+    engine.submit("odd", TEXT, stop_token_ids=(VOCABULARY + 5,), min_tokens=3)
+    engine.run()
+    assert engine.tokens("odd") == engine.tokens("free") and len(engine.tokens("odd")) == 8
+    engine.assert_nothing_left()
+
+
+def test_lengths_end_at_the_cap_the_context_and_the_pages() -> None:
+    engine = InlineEngine(num_pages=32)
+    engine.submit("one", TEXT, max_tokens=1)
+    engine.submit("cap", TEXT, max_tokens=7)
+    engine.run()
+    assert [len(engine.tokens(name)) for name in ("one", "cap")] == [1, 7]
+    engine.submit("pages", TEXT, max_tokens=10_000)
+    engine.run()
+    assert engine.finish_reason("pages") == "length"
+    assert len(engine.tokens("pages")) == 31 * 4 - 5 + 1
+    roomy = InlineEngine(num_pages=200)
+    roomy.submit("context", TEXT, max_tokens=10_000)
+    roomy.run()
+    assert len(roomy.tokens("context")) == CONTEXT - 5
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop_token_ids": tuple(range(40))}, "stop_token_ids"),
+        ({"logit_bias": {VOCABULARY: 1.0}}, "logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(range(VOCABULARY), 1.0) | {-1: 1.0}}, "logit_bias"),
+        ({"logprobs": 21}, "top_logprobs"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"presence_penalty": float("inf")}, "presence_penalty"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty"),
+    ],
+)
+def test_values_that_the_sampler_cannot_take_are_refused_by_name(sampling: dict[str, Any], field: str) -> None:
+    engine = InlineEngine(graphs=False)
+    engine.submit("bad", TEXT, **sampling)
+    engine.submit("good", TEXT)
+    engine.run()
+    failure = engine.failures()["bad"]
+    assert (failure.status, failure.field) == (400, field)
+    assert len(engine.tokens("good")) == 8
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("mixed_route", ["auto", "eager"])
+def test_without_graphs_every_eager_step_counts_as_disabled(mixed_route: str) -> None:
+    engine = InlineEngine(graphs=False, mixed_route=mixed_route)
+    engine.submit("first", TEXT)
+    engine.turn()
+    engine.turn()
+    engine.submit("second", TEXT)
+    engine.run()
+    steps = engine.steps()
+    assert {"prefill", "decode", "mixed"} <= {kind for kind, _, _ in steps}
+    assert {(route, reason) for _, route, reason in steps} == {("eager", "disabled")}
+
+
+def test_prompts_over_context_or_pages_and_empty_ones_are_refused() -> None:
+    engine = InlineEngine(graphs=False, num_pages=8)
+    engine.submit("long", tiny_prompt([[1] * 29]))
+    engine.submit("longer", tiny_prompt([[1] * 300]))
+    engine.submit("empty", tiny_prompt([[]]))
+    engine.submit("fits", tiny_prompt([[1] * 28]))
+    engine.run()
+    assert {name: f.code for name, f in engine.failures().items()} == {
+        "long": "context_length_exceeded",
+        "longer": "context_length_exceeded",
+        "empty": "invalid_prompt",
+    }
+    assert len(engine.tokens("fits")) == 1
+
+
+def test_over_the_queue_limit_requests_are_turned_away_with_a_time_to_retry() -> None:
+    engine = InlineEngine(graphs=False, max_waiting=3)
+    for index in range(6):
+        engine.submit(str(index), TEXT)
+    engine.run()
+    assert {f.status for f in engine.failures().values()} == {503} and len(engine.failures()) == 3
+    assert all(f.retry_after for f in engine.failures().values())
+    assert [len(engine.tokens(str(index))) for index in range(3)] == [8] * 3
+
+
+def test_a_bad_item_fails_its_own_request_and_not_those_packed_with_it() -> None:
+    engine = InlineEngine()
+    good, bad = tiny_item(1, [8]), tiny_item(2, [8])
+    engine.model.encoder.fail_on = bad.digest
+    engine.submit("good", tiny_prompt([[1], good, [2]]))
+    engine.submit("bad", tiny_prompt([[1], bad, [2]]))
+    engine.submit("both", tiny_prompt([[1], good, bad, [2]]))
+    engine.submit("text", TEXT)
+    engine.run()
+    assert set(engine.failures()) == {"bad", "both"}
+    assert {failure.status for failure in engine.failures().values()} == {500}
+    assert "bad item" not in engine.failures()["bad"].message
+    assert len(engine.tokens("good")) == len(engine.tokens("text")) == 8
+    engine.assert_nothing_left()
+
+
+def test_out_of_memory_in_a_prefill_fails_that_prefill_and_running_rows_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine()
+    engine.submit("running", TEXT, max_tokens=20)
+    for _ in range(4):
+        engine.turn()
+    backbone = engine.worker._runner._backbone
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine.worker._runner, "_backbone", fail)
+    engine.submit("unlucky", tiny_prompt([[6, 7], tiny_item(1, [8])]))
+    for _ in range(6):
+        engine.turn()
+    monkeypatch.setattr(engine.worker._runner, "_backbone", backbone)
+    engine.submit("after", TEXT)
+    engine.run()
+    assert {name: (f.status, f.code) for name, f in engine.failures().items()} == {"unlucky": (503, "out_of_memory")}
+    assert len(engine.tokens("running")) == 20 and len(engine.tokens("after")) == 8
+    engine.assert_nothing_left()
+
+
+def test_out_of_memory_where_an_encoder_pass_tries_eager_execution_fails_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = InlineEngine()
+    while engine.worker.capture_next(idle=True):
+        pass
+    runner, forward, failed = engine.worker._vision.runner, engine.model.encoder.forward, list[int]()
+    for key, graph in runner._graphs.items():  # as a GPU measures it, where eager execution comes near
+        capture = dataclasses.replace(graph.capture, seconds=RouteSeconds(eager=1.1, replay=1.0))
+        runner._graphs[key] = dataclasses.replace(graph, capture=capture)
+    runner._choices.clear()
+
+    def without_memory(buffers: Any, bucket: Any) -> Any:
+        if bucket["patches"] == 8:  # the exact size: the replay is of 16
+            failed.append(8)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(buffers, bucket)
+
+    monkeypatch.setattr(engine.model.encoder, "forward", without_memory)
+    for number in range(6):
+        engine.submit(f"{number}", tiny_prompt([[1], tiny_item(number, [8]), [2]]))
+        engine.run()
+        assert len(engine.tokens(f"{number}")) == 8
+    assert failed == [8] and not engine.failures()
+    assert engine.steps()["encoder", "replay", "captured"] == 6
+    engine.assert_nothing_left()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_an_answer_never_lacks_a_token_of_a_step_that_failed_after_sampling(
+    monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    """Sampling advances the rows on the device: what fails behind it has lost their tokens."""
+    engine = InlineEngine(graphs=graphs, mixed_route="eager")
+    engine.submit("running", TEXT, max_tokens=20, logprobs=1)
+    for _ in range(4):
+        engine.turn()
+
+    def fail_in_a_batch(logits: torch.Tensor, *args: Any) -> Any:
+        if len(logits) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return log_probabilities(logits, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_runner, "log_probabilities", fail_in_a_batch)
+        engine.submit("unlucky", TEXT)
+        for _ in range(4):
+            engine.turn()
+    engine.submit("after", TEXT)
+    engine.run()
+    assert set(engine.failures()) == {"running", "unlucky"} and len(engine.tokens("after")) == 8
+    engine.assert_nothing_left()
+
+
+def test_a_fault_of_the_device_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine(graphs=False)
+    engine.submit("it", TEXT)
+
+    def fault(*args: Any) -> Any:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine.worker._runner, "launch", fault)
+    with pytest.raises(torch.AcceleratorError):
+        engine.run()
+
+
+def test_aborts_at_every_stage_leave_nothing_behind() -> None:
+    image = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3] * 20])
+    for turns in range(9):
+        engine = InlineEngine(max_step_tokens=8)
+        engine.submit("gone", image, max_tokens=20)
+        engine.submit("stays", image, max_tokens=6)
+        for _ in range(turns):
+            engine.turn()
+        engine.abort("gone")
+        engine.abort("never seen")
+        engine.run()
+        alone = InlineEngine(graphs=False)
+        alone.submit("stays", image, max_tokens=6)
+        alone.run()
+        assert engine.tokens("stays") == alone.tokens("stays")
+        assert len(engine.tokens("gone")) < 20 and engine.finish_reason("gone") is None
+        engine.assert_nothing_left()
+
+
+def test_several_identical_items_are_encoded_once() -> None:
+    engine = InlineEngine()
+    item = tiny_item(4, [8])
+    engine.submit("a", tiny_prompt([[1], item, item, [2]]))
+    engine.submit("b", tiny_prompt([[3], item, [2]]))
+    engine.run()
+    assert engine.counter("encoder_cache_misses_total") == 1
+    assert engine.steps()["encoder", "replay", "captured"] == 1
+    engine.assert_nothing_left()
+
+
+def test_an_item_without_embeddings_is_counted_and_harmless() -> None:
+    engine = InlineEngine()
+    empty = dataclasses.replace(tiny_item(4, [2]), frames=(), num_patches=0, num_sequences=0, num_embeds=0)
+    prompt = dataclasses.replace(TEXT, items=(empty,))
+    placeholders = (dataclasses.replace(tiny_prompt([[1], tiny_item(1, [2])]).placeholders[0], start=2, length=0),)
+    engine.submit("none", dataclasses.replace(prompt, placeholders=placeholders))
+    engine.submit("text", TEXT)
+    engine.run()
+    assert engine.tokens("none") == engine.tokens("text")
+    engine.assert_nothing_left()
+
+
+def test_an_item_over_every_bucket_runs_eagerly_and_is_counted() -> None:
+    engine = InlineEngine(max_step_tokens=64)
+    engine.submit("huge", tiny_prompt([[1], tiny_item(1, [120]), [2]]))
+    engine.run()
+    assert engine.steps()["encoder", "eager", "no_bucket"] == 1 and len(engine.tokens("huge")) == 8
+    engine.submit("parts", tiny_prompt([[1], tiny_item(1, [60, 60, 60]), [2]]))
+    engine.run()
+    assert engine.steps()["encoder", "replay", "captured"] == 3
+    engine.assert_nothing_left()
+
+
+def test_the_encoder_cache_admits_more_than_its_limit_only_alone() -> None:
+    engine = InlineEngine(encoder_cache=20 * 32 * 4)
+    for index in range(4):
+        engine.submit(str(index), tiny_prompt([[1], tiny_item(index, [30]), [2]]), max_tokens=3)
+    most = 0
+    for _ in range(200):
+        engine.turn()
+        most = max(most, engine.worker._vision.cache.pinned_bytes)
+    assert most == 15 * 32 * 4 and not engine.worker._sequences
+    engine.submit("over", tiny_prompt([[1], tiny_item(9, [60]), [2]]))
+    engine.run()
+    assert len(engine.tokens("over")) == 8
+    engine.assert_nothing_left()
+
+
+def test_idle_time_is_used_for_captures_and_the_state_is_a_heartbeat() -> None:
+    engine = InlineEngine(max_running=16)
+    captured = [len(runner.captured) for runner in engine.worker._runner.graph_runners]
+    assert engine.engine._phase == "ready"
+    clock = [time.monotonic()]
+    engine.engine._clock = lambda: clock[0]
+    for _ in range(60):
+        clock[0] += 0.3
+        engine.turn()
+    after = [len(runner.captured) for runner in engine.worker._runner.graph_runners]
+    assert sum(after) > sum(captured)
+    states = [outputs.state for outputs in engine.channel.outputs if outputs.state]
+    assert len(states) >= 60 * 0.3 / HEARTBEAT / 2
+    assert states[-1].phase == "ready" and states[-1].graph_bytes == engine.pool.num_bytes
+    assert states[-1].models[0].pages_total == 63
+
+
+def without_captures(engine: InlineEngine) -> GraphRunner:
+    """The decode step of plain rows, as if it had never been captured."""
+    runner = engine.worker._runner._decode[False]
+    runner._graphs.clear()
+    runner._choices.clear()
+    return runner
+
+
+def test_a_busy_engine_makes_the_captured_graph_that_it_misses() -> None:
+    engine = InlineEngine(page_size=128)
+    runner = without_captures(engine)
+    engine.submit("it", TEXT, max_tokens=MISSES_BEFORE_CAPTURE + 40)
+    engine.run()
+    steps = engine.steps()
+    assert steps["decode", "eager", "no_bucket"] == MISSES_BEFORE_CAPTURE
+    assert steps["decode", "replay", "captured"] >= 39 and len(runner.captured) == 1
+    eager = InlineEngine(graphs=False)
+    eager.submit("it", TEXT, max_tokens=MISSES_BEFORE_CAPTURE + 40)
+    eager.run()
+    assert engine.tokens("it") == eager.tokens("it")
+    engine.assert_nothing_left()
+
+
+def test_listeners_who_would_hear_it_put_a_capture_off_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = InlineEngine(page_size=128)
+    runner = without_captures(engine)
+    monkeypatch.setattr(engine.worker, "slack", lambda now: 0.1)
+    engine.engine._capture_seconds = 0.2
+    engine.submit("it", TEXT, max_tokens=200)
+    engine.run()
+    assert engine.steps()["decode", "eager", "no_bucket"] == 199 and not runner.captured
+    engine.submit("again", TEXT, max_tokens=100)
+    engine.run()
+    assert engine.steps()["decode", "eager", "no_bucket"] == MISSES_BEFORE_PAUSE and len(runner.captured) == 1
+
+
+def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
+    engine = InlineEngine()
+    engine.submit("running", TEXT)
+    engine.turn()
+    engine.channel.commands.append(Drain())
+    engine.submit("late", TEXT)
+    engine.channel.commands.append(SpeechAppend("nobody", (), True))
+    engine.channel.commands.append(
+        ChatRequest("elsewhere", "other", TEXT, SamplingParams(max_tokens=1), time.monotonic())
+    )
+    engine.run()
+    assert len(engine.tokens("running")) == 8
+    assert {n: (f.status, f.code) for n, f in engine.failures().items()} == {
+        "late": (503, "draining"),
+        "elsewhere": (404, "model_not_found"),
+    }
+    engine.channel.commands.append(Stop())
+    engine.engine.run()
+    assert isinstance(engine.engine, Engine)
+
+
+def test_prompts_are_prefilled_in_chunks_beside_running_rows() -> None:
+    engine = InlineEngine(max_step_tokens=8)
+    engine.submit("running", TEXT, max_tokens=30)
+    for _ in range(4):
+        engine.turn()
+    engine.submit("long", tiny_prompt([list(np.arange(60) % 50)]))
+    engine.run()
+    steps = engine.steps()
+    assert steps["prefill", "replay", "captured"] == 2  # of each prompt the first chunk, without cached context
+    assert steps["cached_prefill", "replay", "captured"] == 8  # 60 positions, 7 beside one decode row
+    assert steps["decode", "replay", "captured"] > 10
+    assert not any(route == "eager" for _, route, _ in steps)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_mixed_route_eager_sends_every_batch_with_chunks_to_eager_execution(graphs: bool) -> None:
+    tokens = {}
+    for mixed_route in ("auto", "eager"):
+        engine = InlineEngine(max_step_tokens=8, mixed_route=mixed_route, graphs=graphs)
+        engine.submit("running", TEXT, max_tokens=30)
+        for _ in range(4):
+            engine.turn()
+        engine.submit("long", tiny_prompt([list(np.arange(60) % 50)]))
+        engine.run()
+        tokens[mixed_route] = {name: engine.tokens(name) for name in ("running", "long")}
+        engine.assert_nothing_left()
+    steps = engine.steps()
+    assert tokens["auto"] == tokens["eager"]
+    reason = "mixed_route" if graphs else "disabled"
+    assert steps["prefill", "eager", reason] == 1 and steps["mixed", "eager", reason] == 9
+    assert not any(kind in ("prefill", "cached_prefill") and route == "replay" for kind, route, _ in steps)
+    # Decode rows alone, and sampling behind an eager pass, keep their route.
+    assert {route for kind, route, _ in steps if kind in ("decode", "sample")} == {"replay" if graphs else "eager"}
+
+
+def test_a_replayed_prefill_that_fails_behind_its_sampling_leaves_decode_rows_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = InlineEngine()
+    engine.submit("running", TEXT, max_tokens=20, logprobs=1)
+    for _ in range(4):
+        engine.turn()
+    calls = iter([torch.OutOfMemoryError("CUDA out of memory")])
+
+    def fail_once(logits: torch.Tensor, *args: Any) -> Any:
+        for error in calls:
+            raise error
+        return log_probabilities(logits, *args)
+
+    monkeypatch.setattr(chat_runner, "log_probabilities", fail_once)
+    engine.submit("unlucky", TEXT, logprobs=1)
+    engine.run()
+    alone = InlineEngine()
+    alone.submit("running", TEXT, max_tokens=20)
+    alone.run()
+    assert set(engine.failures()) == {"unlucky"} and engine.tokens("running") == alone.tokens("running")
+    engine.assert_nothing_left()
+
+
+def test_short_prompts_overtake_long_ones_and_age_lifts_the_long_ones() -> None:
+    engine = InlineEngine(graphs=False, max_running=1)
+    scheduler = engine.worker._scheduler
+    engine.submit("long", tiny_prompt([[1] * 200]))
+    engine.submit("short", tiny_prompt([[2] * 5]))
+    requests = engine.channel.receive(0)
+    now = time.monotonic()
+    for request in requests:
+        engine.worker.submit(arrived(request, now))
+    order = sorted(scheduler.waiting, key=priority)
+    assert [s.request.request_id for s in order] == ["short", "long"]
+    engine.worker.submit(arrived(requests[1], now + 1.0, "much later"))
+    order = sorted(scheduler.waiting, key=priority)
+    assert [s.request.request_id for s in order] == ["short", "long", "much later"]
+
+
+def arrived(request: ChatRequest, arrival: float, name: str | None = None) -> ChatRequest:
+    return ChatRequest(name or request.request_id, request.model, request.prompt, request.sampling, arrival)
+
+
+def test_an_encoder_pass_is_cut_to_the_seconds_that_listeners_can_spare() -> None:
+    engine = InlineEngine(graphs=False, max_running=8)
+    for index in range(4):
+        engine.submit(str(index), tiny_prompt([[1], tiny_item(index, [16]), [2]]))
+        engine.engine._receive(0.0)
+    worker = engine.engine.workers["tiny"]
+    worker._request_embeddings()
+    for size in (16, 32, 64):
+        worker._pacing.costs.observe("encoder", size, size / 100)
+    launched = []
+    for allowance, must in ((0.35, False), (0.05, False), (0.05, True), (math.inf, False)):
+        if worker._launch_encode(0.0, allowance, must):
+            launched.append((allowance, worker._in_flight[-1].size))
+    assert launched == [(0.35, 32), (0.05, 16), (math.inf, 16)]
+    engine.run()
+    assert all(len(engine.tokens(str(index))) == 8 for index in range(4))
+    engine.assert_nothing_left()
+
+
+def test_a_step_that_must_be_made_beside_listeners_is_a_small_one() -> None:
+    engine = InlineEngine(graphs=False, max_step_tokens=512)
+    engine.submit("long", tiny_prompt([[1] * 200]), max_tokens=1)
+    engine.engine._receive(0.0)
+    worker = engine.engine.workers["tiny"]
+    worker._pacing.costs.prefill.observe(512, 0, 10.0)
+    assert not worker.tick(0.0, 0.0)
+    assert worker.tick(0.0, 0.0, must=True) and worker._in_flight[-1].size == 128
+    engine.run()
+    assert len(engine.tokens("long")) == 1
+    engine.assert_nothing_left()
+
+
+def test_the_first_prefill_of_all_is_made_beside_listeners_who_are_behind() -> None:
+    engine = InlineEngine(graphs=False, max_step_tokens=512)
+    engine.submit("first", tiny_prompt([[1] * 200]), max_tokens=1)
+    engine.engine._receive(0.0)
+    worker = engine.engine.workers["tiny"]
+    assert not worker.tick(0.0, -0.1)
+    assert worker.tick(0.0, -0.1, must=True) and worker._in_flight[-1].size == 128
+    engine.run()
+    assert len(engine.tokens("first")) == 1
+    engine.assert_nothing_left()
+
+
+def test_logprobs_are_reported_where_asked() -> None:
+    engine = InlineEngine()
+    engine.submit("two", TEXT, logprobs=2)
+    engine.submit("none", TEXT)
+    engine.submit("chosen", TEXT, logprobs=0)
+    engine.run()
+    infos = {
+        name: [info for o in engine.channel.outputs for d in o.chat if d.request_id == name for info in d.infos]
+        for name in ("two", "none", "chosen")
+    }
+    assert [len(infos[name]) for name in ("two", "none", "chosen")] == [8, 0, 8]
+    for token, info in zip(engine.tokens("two"), infos["two"], strict=True):
+        assert info.top[0] == (token, pytest.approx(info.logprob)) and len(info.top) == 2 and info.logprob < 0
+    assert all(info.top == () for info in infos["chosen"])
+
+
+def test_every_captured_step_passes_the_audit() -> None:
+    engine = InlineEngine(graphs=False)
+    for runner in (engine.worker._vision.runner, *engine.worker._runner.graph_runners):
+        for bucket in (runner.bucket_list[0], runner.bucket_list[-1]):
+            outputs = audit(runner.capturable, bucket)
+            rows = next(iter(bucket.values()))
+            assert {spec.shape[0] for spec in outputs.values()} <= {rows, rows // 2}

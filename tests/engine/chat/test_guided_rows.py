@@ -1,0 +1,243 @@
+"""Guided rows in the engine: their answers match, and nobody beside them notices."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from service.api.chat.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
+from service.engine.chat import guidance
+from service.engine.chat.runner import ChatRunner
+from service.engine.chat.sampler import mask_logits
+from tests.support.devices import DEVICES
+from tests.support.inline_engine import InlineEngine
+from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt, tiny_text
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "count": {"type": "integer", "minimum": -5, "maximum": 99},
+        "colors": {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "count", "colors"],
+    "additionalProperties": False,
+}
+GRAMMAR = json_schema_grammar(SCHEMA)
+TEXT = tiny_prompt([[1, 2, 3, 4, 5]])
+PICTURE = tiny_prompt([[1, 2], tiny_item(1, [8, 6]), [3]])
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 1.0, "seed": 3},
+    "full": {"temperature": 1.2, "seed": 5, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2},
+    "logprobs": {"temperature": 1.0, "seed": 7, "logprobs": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def ask(engine: InlineEngine, name: str, **fields: Any) -> None:
+    prompt = fields.pop("prompt", TEXT)
+    engine.submit(name, prompt, **{"max_tokens": 150, "stop_token_ids": (END_TOKEN,), **fields})
+
+
+def text(engine: InlineEngine, name: str) -> str:
+    return tiny_text(engine.tokens(name)).decode()
+
+
+_ALONE: dict[str, tuple[list[int], str | None]] = {}
+
+
+def alone(name: str, **fields: Any) -> tuple[list[int], str | None]:
+    """Tokens and end of a request that an engine has for itself, eagerly. Remembered, since many tests ask the same."""
+    key = repr(sorted((field, value if field != "prompt" else id(value)) for field, value in fields.items()))
+    if key not in _ALONE:
+        _ALONE[key] = _alone(name, **fields)
+    return _ALONE[key]
+
+
+def _alone(name: str, **fields: Any) -> tuple[list[int], str | None]:
+    engine = InlineEngine(graphs=False)
+    ask(engine, name, **fields)
+    engine.run()
+    return engine.tokens(name), engine.finish_reason(name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("settings", [{}, {"graphs": False}, {"overlapped": False}, {"num_pages": 44}], ids=str)
+def test_guided_and_free_rows_share_steps_and_answer_as_alone(device: str, settings: dict[str, Any]) -> None:
+    engine = InlineEngine(device=device, max_running=8, **settings)
+    asked: dict[str, dict[str, Any]] = {}
+    for kind, sampling in SAMPLINGS.items():
+        asked[f"guided {kind}"] = {"grammar": GRAMMAR, **sampling}
+        asked[f"free {kind}"] = {"max_tokens": 40, "prompt": PICTURE, **sampling}
+    for name, fields in asked.items():
+        ask(engine, name, **fields)
+        engine.turn()
+    engine.run()
+    engine.assert_nothing_left()
+    assert not engine.failures()
+    for name, fields in asked.items():
+        assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
+        if "guided" in name:
+            assert engine.finish_reason(name) == "stop"
+            jsonschema.validate(json.loads(text(engine, name)), SCHEMA)
+    if "num_pages" in settings:
+        assert engine.counter("preemptions_total") > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_replayed_guided_steps_give_the_tokens_of_eager_ones(device: str) -> None:
+    answers = []
+    for graphs in (True, False):
+        engine = InlineEngine(device=device, graphs=graphs)
+        while graphs and engine.worker.capture_next(idle=True):
+            pass
+        for seed in range(2):
+            ask(engine, f"{seed}", grammar=GRAMMAR, temperature=1.0, seed=seed)
+        engine.run()
+        answers.append([engine.tokens(f"{seed}") for seed in range(2)])
+        routes = {route for kind, route, _ in engine.steps() if kind.startswith("guided")}
+        assert routes == {"replay" if graphs else "eager"}
+    assert answers[0] == answers[1]
+
+
+def test_without_guided_rows_nothing_but_the_whole_steps_runs() -> None:
+    engine = InlineEngine()
+    for seed in range(3):
+        ask(engine, f"{seed}", temperature=1.0, seed=seed, max_tokens=12)
+    engine.run()
+    assert not [kind for kind, _, _ in engine.steps() if kind.startswith("guided")]
+    assert ("decode", "replay", "captured") in engine.steps()
+
+
+def test_an_answer_ends_only_where_its_grammar_does() -> None:
+    engine = InlineEngine()
+    ask(engine, "early", grammar=regex_grammar("[a-z]{7}"), logit_bias={END_TOKEN: 100.0})
+    ask(engine, "late", grammar=regex_grammar("[a-z]{3,}"), logit_bias={END_TOKEN: 100.0})
+    ask(engine, "deaf", grammar=regex_grammar("[a-z]{3}"), stop_token_ids=())
+    ask(engine, "cut", grammar=regex_grammar("[a-z]{30}"), max_tokens=4)
+    engine.run()
+    lengths = {
+        name: (len(engine.tokens(name)), engine.finish_reason(name)) for name in ("early", "late", "deaf", "cut")
+    }
+    assert lengths == {"early": (7, "stop"), "late": (3, "stop"), "deaf": (3, "stop"), "cut": (4, "length")}
+
+
+def test_a_dead_end_ends_its_own_row_with_a_reason() -> None:
+    """The tiny vocabulary has no '#'."""
+    engine = InlineEngine()
+    ask(engine, "dead", grammar=lark_grammar('start: "ab#"'))
+    ask(engine, "other", grammar=choice_grammar(["yes", "no"]))
+    ask(engine, "free", max_tokens=10)
+    engine.run()
+    engine.assert_nothing_left()
+    failed = engine.failures()["dead"]
+    assert (failed.status, failed.code) == (400, "grammar_failed") and "no token can follow" in failed.message
+    assert text(engine, "other") in ("yes", "no")
+    assert engine.tokens("free") == alone("free", max_tokens=10)[0]
+
+
+def test_a_grammar_that_cannot_be_built_fails_its_request_alone() -> None:
+    engine = InlineEngine()
+    ask(engine, "bad", grammar='{"grammars": [{"lark_grammar": "start: missing"}]}')
+    ask(engine, "good", grammar=choice_grammar(["yes", "no"]))
+    engine.run()
+    engine.assert_nothing_left()
+    assert engine.failures()["bad"].code == "grammar_failed"
+    assert text(engine, "good") in ("yes", "no")
+
+
+def test_min_tokens_and_a_grammar_exclude_each_other() -> None:
+    engine = InlineEngine()
+    ask(engine, "both", grammar=GRAMMAR, min_tokens=3)
+    engine.run()
+    assert engine.failures()["both"].field == "min_tokens"
+
+
+def test_masks_that_cannot_be_computed_end_the_guided_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(job: guidance.MaskJob) -> None:
+        raise ValueError("no masks today")
+
+    engine = InlineEngine()
+    ask(engine, "free", max_tokens=20)
+    ask(engine, "guided", grammar=GRAMMAR)
+    monkeypatch.setattr(guidance.MaskJob, "_compute", broken)
+    engine.run()
+    engine.assert_nothing_left()
+    assert set(engine.failures()) == {"guided"}
+    assert engine.tokens("free") == alone("free", max_tokens=20)[0]
+
+
+def test_a_failed_sampling_fails_its_rows_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("no sampling today")
+
+    engine = InlineEngine()
+    ask(engine, "guided", grammar=GRAMMAR)
+    with monkeypatch.context() as patch:
+        patch.setattr(ChatRunner, "sample", broken)
+        engine.run()
+    engine.assert_nothing_left()
+    assert engine.failures()["guided"].status == 500
+    ask(engine, "again", grammar=GRAMMAR)
+    engine.run()
+    assert engine.finish_reason("again") == "stop"
+
+
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3))])
+def test_joins_leaves_preemptions_and_aborts_in_any_order(seed: int) -> None:
+    dice = random.Random(seed)
+    engine = InlineEngine(max_running=4, num_pages=dice.choice([44, 64]), overlapped=dice.random() < 0.7)
+    grammars = [
+        "",
+        GRAMMAR,
+        regex_grammar("[a-f]{2,20}"),
+        choice_grammar(["red", "green"]),
+        lark_grammar('start: "a#"'),
+    ]
+    asked: dict[str, dict[str, Any]] = {}
+    aborted = set()
+    for turn in range(200):
+        if len(asked) < 16 and dice.random() < 0.2:
+            name = f"{len(asked)}"
+            asked[name] = {
+                "grammar": dice.choice(grammars),
+                "max_tokens": dice.randrange(1, 120),
+                "prompt": dice.choice([TEXT, PICTURE, tiny_prompt([[turn % 80] * dice.randrange(1, 60)])]),
+                **dice.choice(list(SAMPLINGS.values())),
+            }
+            ask(engine, name, **asked[name])
+        if asked and dice.random() < 0.03:
+            aborted.add(name := dice.choice(list(asked)))
+            engine.abort(name)
+        engine.turn()
+    engine.run()
+    engine.assert_nothing_left()
+    for name, fields in asked.items():
+        if name in aborted:
+            continue
+        if fields["grammar"] == grammars[4]:
+            assert name in engine.failures() or engine.finish_reason(name) == "length"
+        else:
+            assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
+
+
+def test_forbidden_tokens_cannot_win() -> None:
+    logits = torch.tensor(np.random.default_rng(1).normal(size=(2, 70)), dtype=torch.float32)
+    forbidden = torch.zeros((2, 3), dtype=torch.int32)
+    forbidden[1] = torch.tensor([-1, 0b101, -1], dtype=torch.int32)
+    masked = mask_logits(logits, forbidden)
+    torch.testing.assert_close(masked[0], logits[0])
+    assert torch.isfinite(masked[1]).nonzero().flatten().tolist() == [33, *range(35, 64)]

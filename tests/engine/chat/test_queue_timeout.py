@@ -1,0 +1,31 @@
+"""Requests that wait too long for a place are told so, and leave nothing; those that run are left alone."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from tests.support.inline_engine import InlineEngine
+from tests.support.tiny_chat import tiny_prompt
+
+
+def test_a_chat_request_that_waits_too_long_is_answered_503() -> None:
+    with torch.inference_mode():
+        engine = InlineEngine(max_running=1, queue_timeout=60.0)
+        engine.submit("first", tiny_prompt([[1, 2, 3]]), max_tokens=40)
+        for _ in range(4):
+            engine.turn()
+        engine.submit("second", tiny_prompt([[4, 5, 6]]))
+        engine.turn()
+        worker = engine.worker
+        worker.fail_timed_out(time.monotonic() + 30)
+        assert len(worker._sequences) == 2
+        worker.fail_timed_out(time.monotonic() + 61)
+        engine.run()
+        failed = engine.failures()
+        assert set(failed) == {"second"}
+        assert (failed["second"].status, failed["second"].code) == (503, "queue_timeout")
+        assert failed["second"].retry_after
+        assert len(engine.tokens("first")) == 40
+        engine.assert_nothing_left()

@@ -1,0 +1,79 @@
+"""Who is admitted, in which order, and what is kept free for those who run."""
+
+from __future__ import annotations
+
+from service.engine.chat.chunk_budget import ChunkBudget
+from service.engine.chat.scheduler import SECONDS_PER_PROMPT_TOKEN, Scheduler, Step
+from service.engine.chat.sequence import ChatSequence
+from service.engine.pages import PagePool
+from service.engine.slots import SlotPool
+from service.link.messages import ChatRequest, SamplingParams
+from tests.support.tiny_chat import tiny_prompt
+
+PAGE = 4
+
+
+def scheduler(num_pages: int, *, max_step_tokens: int = 4096) -> Scheduler:
+    """Over `num_pages` pages that can be used."""
+    return Scheduler(PagePool(num_pages + 1, PAGE), SlotPool(8), max_step_tokens)
+
+
+def sequence(name: str, token: int, length: int, *, arrival: float = 0.0, max_tokens: int = 100) -> ChatSequence:
+    prompt = tiny_prompt([[token] * length])
+    return ChatSequence(
+        ChatRequest(name, "m", prompt, SamplingParams(max_tokens=max_tokens), arrival), max_tokens, PAGE
+    )
+
+
+def launch(made: Scheduler) -> Step | None:
+    """One step, and what the engine does after it."""
+    step = made.schedule(lambda sequence: True, ChunkBudget(4096))
+    if step is not None:
+        made.launched(step)
+    return step
+
+
+def running(made: Scheduler) -> list[str]:
+    return [sequence.request.request_id for sequence in made.running.values()]
+
+
+def test_an_admission_leaves_a_page_for_each_decode_row() -> None:
+    """Two decode rows hold four pages of eight. A newcomer may take two more, not three: it would be preempted as soon
+    as either row needs its next page."""
+    for length, admitted in ((2 * PAGE - 1, True), (2 * PAGE, False)):
+        made = scheduler(8)
+        for name, token in (("a", 1), ("b", 2)):
+            made.add(sequence(name, token, PAGE + 1))
+        launch(made)
+        assert running(made) == ["a", "b"] and made.pages.num_used == 4
+        made.add(sequence("new", 3, length))
+        launch(made)
+        assert ("new" in running(made)) == admitted
+        assert made.pages.num_available >= len(made.rows.members) - ("new" in running(made))
+        assert made.num_preemptions == 0
+
+
+def test_a_prompt_that_is_cached_goes_before_a_shorter_one_that_is_not() -> None:
+    """What is computed counts, not what is long."""
+    made = scheduler(64)
+    first = sequence("first", 1, 8 * PAGE + 1, max_tokens=1)
+    made.add(first)
+    launch(made)
+    made.computed(first, 8 * PAGE)
+    made.finish(first)
+    made.add(sequence("short", 2, 4 * PAGE))
+    made.add(sequence("cached", 1, 8 * PAGE + 2))
+    step = launch(made)
+    assert step is not None
+    assert [chunk.sequence.request.request_id for chunk in step.chunks] == ["cached", "short"]
+    assert [chunk.length for chunk in step.chunks] == [2, 4 * PAGE]
+
+
+def test_a_long_prompt_waits_for_short_ones_of_its_time_only() -> None:
+    made = scheduler(64)
+    made.add(sequence("long", 1, 100))
+    made.add(sequence("short", 2, 10, arrival=80 * SECONDS_PER_PROMPT_TOKEN))
+    made.add(sequence("late", 3, 10, arrival=100 * SECONDS_PER_PROMPT_TOKEN))
+    step = launch(made)
+    assert step is not None
+    assert [chunk.sequence.request.request_id for chunk in step.chunks] == ["short", "long", "late"]

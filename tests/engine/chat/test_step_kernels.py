@@ -1,0 +1,79 @@
+"""The kernels around a decode step against their reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.engine.chat.slot_state import Float, Int, SlotState
+from service.engine.chat.steps import decode_rows, sample_tokens
+from service.link.sampling_limits import MAX_STOP_IDS
+from tests.support.optional import needed
+
+needed("triton")
+
+SLOTS, PAGES, PAGE = 9, 20, 16
+
+
+def random_state(vocabulary: int, device: torch.device) -> SlotState:
+    """Slot 0 is scratch, slot 3 inactive, even slots are greedy."""
+    state = SlotState(SLOTS, PAGES, vocabulary, torch.device("cpu"))
+    state.ints.random_(0, PAGES * PAGE - 1)
+    state.ints[:, Int.SEED].random_(-(2**63), 2**63 - 1)
+    state.ints[:, Int.ACTIVE] = 1
+    state.ints[0] = 0
+    state.ints[3, Int.ACTIVE] = 0
+    state.floats[:, Float.TEMPERATURE] = torch.rand(SLOTS + 1) * 2
+    state.floats[::2, Float.TEMPERATURE] = 0
+    state.stop_ids.copy_(torch.randint(-1, vocabulary, (SLOTS + 1, MAX_STOP_IDS)))
+    state.block_tables.random_(1, 100)
+    for name, table in vars(state).items():
+        setattr(state, name, table.to(device))
+    return state
+
+
+def copied(state: SlotState) -> SlotState:
+    expected = SlotState(SLOTS, PAGES, state.prompt_seen.shape[1], torch.device("cpu"))
+    for name, table in vars(state).items():
+        setattr(expected, name, table.cpu().clone())
+    return expected
+
+
+def test_inputs_of_a_step(device: torch.device) -> None:
+
+    state = random_state(64, device)
+    slots = torch.tensor([4, 0, 3, 9, 0])
+    ours = decode_rows.kernel(slots.to(device), state, PAGES, PAGE)
+    expected = decode_rows.reference(slots, copied(state), PAGES, PAGE)
+    for mine, plain in zip(ours, expected, strict=True):
+        assert mine.dtype == plain.dtype
+        assert torch.equal(mine.cpu(), plain)
+
+
+@pytest.mark.parametrize("vocabulary", [100, 256, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_choice_and_state(device: torch.device, vocabulary: int, dtype: torch.dtype) -> None:
+
+    slots = torch.tensor([4, 0, 3, 9, 5, 1, 7, 0])
+    for _ in range(3):
+        state = random_state(vocabulary, device)
+        expected = copied(state)
+        logits = (torch.randn(len(slots), vocabulary + 24) * 4).to(dtype)
+        chosen = logits[:, :vocabulary].float().argmax(-1)
+        # Ties of the best are left to neither: the reference's argmax may take any.
+        logits[torch.arange(len(slots)), chosen] += 1
+        mine = sample_tokens.kernel(logits.to(device)[:, :vocabulary], slots.to(device), state)
+        plain = sample_tokens.reference(logits[:, :vocabulary], slots, expected)
+        assert torch.equal(mine.cpu(), plain)
+        assert torch.equal(state.ints.cpu(), expected.ints)
+
+
+def test_barred_entries_are_never_drawn(device: torch.device) -> None:
+
+    state = random_state(2000, device)
+    slots = torch.arange(1, SLOTS + 1)
+    logits = torch.full((SLOTS, 2000), -torch.inf)
+    logits[:, 700:703] = torch.randn(SLOTS, 3)
+    tokens: Tensor = sample_tokens.kernel(logits.to(device), slots.to(device), state)[:, 0]
+    assert ((tokens >= 700) & (tokens < 703)).all()

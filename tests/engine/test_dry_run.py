@@ -1,0 +1,163 @@
+"""What a start would use of a GPU, told without one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open as real_safe_open
+from typer.testing import CliRunner
+
+from benchmarks.checkpoints import make
+from models.registry import family_of, resolve
+from service.catalog import embedded_models
+from service.cli.main import app
+from service.engine.dry_run import CONTEXT_BYTES, dry_run
+from service.engine.live_bytes import LiveBytes
+from service.engine.memory import MemoryPlanError, peak_bytes
+from service.link.config import EngineConfig, ModelConfig
+
+GIB = 1 << 30
+GOLDEN = Path(__file__).parents[1] / "golden"
+DIRECTORIES = [*map(Path, embedded_models()), *sorted(path.parent for path in GOLDEN.glob("*/config.json"))]
+
+
+def config(directory: Path, load_format: str = "published", **settings: Any) -> EngineConfig:
+    return EngineConfig((ModelConfig("m", str(directory), load_format=load_format),), **settings)  # type: ignore[arg-type]
+
+
+def _documented(model: str) -> list[float]:
+    """The first number of each cell in the model's row of docs/operation.md."""
+    page = (GOLDEN.parents[1] / "docs/operation.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| {model} |")]
+    cells = [re.match(r"[\d.,]+\d", cell.strip()) for cell in row.strip("| ").split("|")[1:]]
+    return [float(cell[0].replace(",", "")) for cell in cells if cell is not None]
+
+
+class _Unread:
+    """An open file of weights that gives out headers and no values."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._file = real_safe_open(*arguments, **options)
+
+    def __enter__(self) -> _Unread:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+    def keys(self) -> list[str]:
+        return list(self._file.keys())
+
+    def get_slice(self, name: str) -> Any:
+        return self._file.get_slice(name)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read")
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_every_family_is_told_from_its_configuration_and_headers(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.checkpoint.safe_open", _Unread)
+    found = dry_run(config(directory), 24 * GIB)
+    monkeypatch.undo()
+    family = family_of(directory)
+    model = resolve(family.model)(directory, torch.device("cpu"), torch.bfloat16, "published")
+    modules = [part for part in (model, *vars(model).values()) if isinstance(part, torch.nn.Module)]
+    parts = modules[:1] if isinstance(model, torch.nn.Module) else modules
+    tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
+    (hosted,) = found.models
+    weights = sum(tensor.untyped_storage().nbytes() for tensor in {id(t): t for t in tensors}.values())
+    assert hosted.weights == pytest.approx(weights, rel=0.02)
+    assert found.memory.used == hosted.weights + CONTEXT_BYTES
+    assert found.memory.workspace > 0 and found.refusal is None
+    assert hosted.positions > 0 and 1 <= hosted.at_once(1024) <= hosted.running
+
+
+def test_a_published_chat_model_on_small_and_large_gpus(tmp_path: Path) -> None:
+    """2,208,985,600 parameters; 28 layers of 2 heads of 128 keys and values, 28,672 bytes a position."""
+    directory = make("qwen2_vl_2b", tmp_path)
+    small = dry_run(config(directory, "random"), 24 * GIB)
+    (hosted,) = small.models
+    assert 2 * 2_208_985_600 <= hosted.weights < 2 * 2_208_985_600 + (1 << 20)
+    assert hosted.context == 32768
+    assert hosted.positions == pytest.approx(small.memory.left / 28_672, abs=32)
+    # The largest pass is the encoder's, over 16,384 patches: several times its input and never the square of it.
+    assert 0.2 * GIB < small.memory.workspace < 1.5 * GIB
+    assert (hosted.at_once(1024), hosted.at_once(32768)) == (64, hosted.positions // 32768)
+    text = "\n".join(small.lines())
+    assert "a GPU of 24.0 GiB" in text and "4.11 GiB" in text and f"a KV cache of {hosted.positions} positions" in text
+    assert _documented("Qwen2-VL-2B")[1] == pytest.approx(hosted.positions, rel=0.05)
+    tight = dry_run(config(directory, "random"), 8 * GIB)
+    assert tight.refusal is not None and "model 'm' gets 0 pages" in tight.refusal and "graph_memory" in tight.refusal
+    assert "weights" in "\n".join(tight.lines()) and "KV cache of" not in "\n".join(tight.lines())
+
+
+def test_a_published_speech_model(tmp_path: Path) -> None:
+    """2,290,004,544 parameters in bfloat16, and a codec of 94 million in float32."""
+    found = dry_run(config(make("voxcpm2", tmp_path), "random"), 24 * GIB)
+    (hosted,) = found.models
+    assert hosted.weights == pytest.approx(2 * 2_290_004_544 + 4 * 94_213_957, rel=0.005)
+    assert hosted.context == 8192 and hosted.at_once(1024) == 64
+    assert _documented("VoxCPM2")[1] == pytest.approx(hosted.positions, rel=0.05)
+    assert 0.1 * GIB < found.memory.workspace < 2 * GIB
+
+
+def test_graph_memory_that_no_start_would_get_by_with(tmp_path: Path) -> None:
+    with pytest.raises(MemoryPlanError, match="at most 1024 allowed"):
+        dry_run(config(DIRECTORIES[0], graph_memory=1024), 24 * GIB)
+
+
+def test_bytes_are_counted_as_long_as_they_are_held() -> None:
+    meta = torch.device("meta")
+    weight = torch.empty(1000, 1000, device=meta)
+
+    def run() -> None:
+        a = weight.t() @ weight  # 4 MB
+        b = a + 1  # 8 MB
+        del a
+        c = b[:10].view(-1) * 2  # a view, and 40 KB
+        del b, c
+        torch.empty(500, 500, device=meta)
+
+    assert peak_bytes(run, meta) == 8_000_000
+    with LiveBytes() as counted:
+        kept = weight + 1
+        del_me = weight * 2
+        del del_me
+    assert (counted.live, counted.peak) == (kept.nbytes, 2 * kept.nbytes)
+
+
+def _run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["serve", "--dry-run", *arguments], env={"COLUMNS": "200"})
+
+
+def test_the_command(tmp_path: Path) -> None:
+    done = _run("--gpu-memory", "24GiB")
+    assert done.exit_code == 0 and "a GPU of 24.0 GiB" in done.output, done.output
+    assert "reprise/qwen2_vl: a KV cache of" in done.output and "reprise/voxcpm2: a KV cache of" in done.output
+    done = _run("--gpu-memory", "1G")
+    assert done.exit_code == 2 and "left for KV caches" in done.stdout and "raise memory_share" in done.stderr
+    done = _run("--gpu-memory", "much")
+    assert done.exit_code == 2 and "gpu_memory: Input should be a number of bytes" in done.stderr
+    damaged = tmp_path / "damaged"
+    shutil.copytree(GOLDEN / "qwen2_vl", damaged)
+    published = json.loads((damaged / "config.json").read_text())
+    published["intermediate_size"] = 2 * published["intermediate_size"]
+    (damaged / "config.json").write_text(json.dumps(published))
+    done = _run("--gpu-memory", "24G", "--model", str(damaged))
+    assert done.exit_code == 2 and "has shape" in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_size_is_asked_for() -> None:
+    done = _run()
+    assert done.exit_code == 2 and "name the size of one, as in --gpu-memory 24G" in done.stderr

@@ -1,0 +1,347 @@
+"""Downloads that break, disks that are full, hubs that refuse: what arrived stays, and one line says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from itertools import count
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, snapshot_download
+
+from models.errors import CheckpointError
+from service.hub import locate
+from service.hub.cache import RepositoryCache
+from service.hub.download import obtain
+from service.hub.listing import list_repository
+from service.hub.transfer import Progress, Retry
+from tests.hub.conftest import published_files
+from tests.support.loopback_hub import TOKEN, Fault, LoopbackHub
+
+WEIGHTS = "model.safetensors"
+AT_ONCE = Retry(attempts=4, longest=0.0)
+
+
+class Lines(list[str]):
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+def fetch(revision: str | None = None, lines: Lines | None = None, retry: Retry = AT_ONCE) -> Path:
+    return obtain("owner/name", revision, "published", lines if lines is not None else Lines(), retry)
+
+
+def refusal(revision: str | None = None) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        fetch(revision)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def assert_whole(directory: Path) -> None:
+    for name, data in published_files().items():
+        assert (directory / name).read_bytes() == data, name
+
+
+def test_a_download_and_what_is_said_of_it(hub: LoopbackHub, cache: Path) -> None:
+    lines = Lines()
+    directory = fetch(lines=lines)
+    assert_whole(directory)
+    assert directory.name == "c" * 40
+    assert any(line == f"owner/name: downloading 874.9 kB in 1 files to {cache}" for line in lines)
+    assert not list(cache.rglob("*.partial"))
+    hub.asked.clear()
+    lines.clear()
+    assert fetch(lines=lines) == directory
+    assert hub.fetched() == [] and lines == []
+
+
+def test_other_tools_find_the_download(hub: LoopbackHub) -> None:
+    """The layout is that of huggingface_hub: its own call has nothing left to fetch."""
+    directory = fetch()
+    hub.asked.clear()
+    assert Path(snapshot_download("owner/name", allow_patterns=["*.json", "*.safetensors", "*.txt"])) == directory
+    assert Path(snapshot_download("owner/name", local_files_only=True)) == directory
+    assert [asked for asked in hub.asked if asked.method == "GET" and asked.name] == []
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_cache_on_a_file_system_without_links(
+    hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    assert_whole(fetch())
+    assert not list(cache.rglob("blobs/*"))
+    hub.asked.clear()
+    assert_whole(fetch())
+    assert hub.fetched() == []
+
+
+def test_revisions_are_pinned_and_remembered(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories["owner/name"].revisions["v2"] = "e" * 40
+    found = locate("owner/name@v2")
+    assert found.revision == found.directory.name == "e" * 40 and found.source == "owner/name"
+    assert locate("owner/name", "v2").directory == found.directory
+    hub.asked.clear()
+    assert locate("owner/name@" + "e" * 40).directory == found.directory
+    assert hub.asked == [], "a commit that is there needs no hub"
+    assert "has no revision 'v3'" in refusal("v3")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert locate("owner/name@v2").directory == found.directory
+    assert "HF_HUB_OFFLINE is set" in refusal("main")
+    assert hub.asked == [] or all(asked.path.endswith("v3") for asked in hub.asked)
+
+
+def test_a_broken_transfer_goes_on_where_it_ended(hub: LoopbackHub) -> None:
+    hub.faults[WEIGHTS].extend([Fault(cut=300_000), Fault(cut=200_000), Fault(status=503)])
+    lines = Lines()
+    assert_whole(fetch(lines=lines))
+    assert hub.ranges(WEIGHTS) == [None, "bytes=300000-", "bytes=500000-", "bytes=500000-"]
+    assert sum("trying again in 0 s" in line for line in lines) == 3
+    assert any("model.safetensors at 500.0 kB of 874.9 kB" in line and "(503 " in line for line in lines)
+
+
+def test_a_later_start_goes_on_where_the_last_one_ended(hub: LoopbackHub, cache: Path) -> None:
+    hub.faults[WEIGHTS].append(Fault(cut=300_000))
+    hub.forever[WEIGHTS] = Fault(cut=0)
+    line = refusal()
+    assert line.startswith("owner/name: the download kept failing (model.safetensors at 300.0 kB of 874.9 kB: ")
+    assert line.endswith("): start again to resume it") and len(hub.ranges(WEIGHTS)) == AT_ONCE.attempts
+    assert [path.stat().st_size for path in cache.rglob("*.partial")] == [300_000]
+    hub.forever.clear()
+    hub.asked.clear()
+    assert_whole(fetch())
+    assert hub.ranges(WEIGHTS) == ["bytes=300000-"]
+
+
+def test_progress_renews_the_attempts(hub: LoopbackHub) -> None:
+    hub.faults[WEIGHTS].extend(Fault(cut=50_000) for _ in range(AT_ONCE.attempts + 3))
+    assert_whole(fetch())
+
+
+def test_a_hub_that_ignores_ranges_sends_the_file_from_its_beginning(hub: LoopbackHub) -> None:
+    hub.faults[WEIGHTS].extend([Fault(cut=300_000), Fault(ignore_range=True)])
+    assert_whole(fetch())
+    hub.repositories["owner/name"].commit = "d" * 40
+    hub.repositories["owner/name"].files[WEIGHTS] += b"other"
+    # It never comes further: such attempts end, although each of them brings bytes.
+    hub.faults[WEIGHTS].clear()
+    hub.forever[WEIGHTS] = Fault(cut=1000, ignore_range=True)
+    assert "owner/name" in refusal()
+
+
+def test_a_file_that_is_not_the_listed_one_is_fetched_anew(hub: LoopbackHub, cache: Path) -> None:
+    data = published_files()[WEIGHTS]
+    hub.faults[WEIGHTS].append(Fault(body=data[:-1] + b"?"))
+    assert_whole(fetch())
+    assert hub.ranges(WEIGHTS) == [None, None]
+    hub.repositories["owner/name"].commit = "d" * 40
+    hub.repositories["owner/name"].files["config.json"] += b" "
+    hub.forever["config.json"] = Fault(body=b"?" * len(hub.repositories["owner/name"].files["config.json"]))
+    assert "the download kept failing (config.json at 0 bytes of 1.2 kB: its hash is" in refusal()
+
+
+@pytest.mark.parametrize(
+    ("status", "cure"),
+    [
+        (429, "limits the rate of requests (429): wait a while, or set HF_TOKEN"),
+        (500, "fails (500 Internal Server Error): try again later"),
+        (503, "fails (503 Service Unavailable): try again later"),
+        (403, "forbids it (403): HF_TOKEN must be of an account that may read "),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "config.json"])
+def test_refusals_are_called_what_they_are(hub: LoopbackHub, status: int, cure: str, name: str) -> None:
+    hub.forever[name] = Fault(status=status)
+    assert f"owner/name: {hub.url} {cure}" in refusal()
+
+
+def test_a_hub_that_recovers_is_asked_again(hub: LoopbackHub) -> None:
+    hub.faults[""].extend([Fault(status=429, headers=(("Retry-After", "30"),)), Fault(status=502)])
+    lines = Lines()
+    assert_whole(fetch(lines=lines))
+    assert lines[0] == f"owner/name: {hub.url} limits the rate of requests (429); trying again in 0 s"
+
+
+def test_waits_double_and_heed_the_hub(hub: LoopbackHub) -> None:
+    class Answer(Exception):
+        pass
+
+    retry = Retry()
+    assert [retry.delay(failures, Answer()) for failures in (1, 2, 3, 4, 5, 6, 7, 8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    hub.forever[""] = Fault(status=429, headers=(("Retry-After", "30"),))
+    with pytest.raises(OSError) as caught:
+        list_repository("owner/name", None)
+    assert retry.delay(1, caught.value) == 30 and Retry(longest=5).delay(1, caught.value) == 5
+
+
+def test_gated_repositories(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories["owner/name"].access = "gated"
+    page = f"{hub.url}/owner/name"
+    assert f"HF_TOKEN is not set: accept its licence at {page} and set HF_TOKEN to a token" in refusal()
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert f"{hub.url} does not accept HF_TOKEN (401): it is wrong or has expired" in refusal()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert_whole(fetch())
+    assert {asked.token for asked in hub.asked[-3:]} == {f"Bearer {TOKEN}"}
+
+
+def test_private_and_absent_repositories(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories["owner/name"].access = "private"
+    assert f"not found at {hub.url}/owner/name, or private: check the name; for a private one set HF_TOKEN" in refusal()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert_whole(fetch())
+    with pytest.raises(CheckpointError, match=r"not found at .*/owner/absent"):
+        locate("owner/absent")
+
+
+def test_an_unreachable_hub(hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = "http://127.0.0.1:9"
+    reachable = hub.url
+    monkeypatch.setattr(constants, "ENDPOINT", nobody)
+    line = refusal()
+    assert f"{nobody} cannot be reached (" in line and f"the cache {cache} has no copy" in line
+    monkeypatch.setattr(constants, "ENDPOINT", reachable)
+    directory = fetch()
+    monkeypatch.setattr(constants, "ENDPOINT", nobody)
+    lines = Lines()
+    assert fetch(lines=lines) == directory
+    assert [line for line in lines if line.startswith("owner/name: the copy in the cache is used, commit cccccccccccc")]
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500])
+def test_a_hub_that_refuses_leaves_the_copy_in_the_cache(hub: LoopbackHub, status: int) -> None:
+    directory = fetch()
+    hub.forever[""] = Fault(status=status)
+    assert fetch() == directory
+
+
+def test_a_copy_without_its_weights_is_not_used(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = obtain("owner/name", None, "random", Lines())
+    hub.forever[WEIGHTS] = Fault(status=500)
+    assert "fails (500" in refusal()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "missing or incomplete in the cache" in refusal()
+    assert obtain("owner/name", None, "random", Lines()) == without
+
+
+def test_a_copy_stays_in_use_until_the_next_one_is_whole(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = fetch()
+    hub.repositories["owner/name"].commit = "d" * 40
+    hub.repositories["owner/name"].files[WEIGHTS] += b"longer"
+    hub.forever[WEIGHTS] = Fault(cut=0)
+    assert "the download kept failing" in refusal()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch() == first
+
+
+def test_space_is_compared_before_a_byte_is_fetched(
+    hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.hub.cache.free_bytes", lambda path: 200_000)
+    assert refusal() == (
+        f"owner/name: needs 874.9 kB, 200.0 kB free in {cache}: free some space, or set HF_HOME to a directory on "
+        "another disk"
+    )
+    assert WEIGHTS not in hub.fetched()
+    # What has arrived already is not needed twice.
+    listing = list_repository("owner/name", None)
+    partial = RepositoryCache("owner/name").partial(listing.files[WEIGHTS])
+    partial.write_bytes(published_files()[WEIGHTS][:700_000])
+    assert_whole(fetch())
+
+
+def test_a_disk_that_fills_up_is_one_line(hub: LoopbackHub, cache: Path) -> None:
+    partial = RepositoryCache("owner/name").partial(list_repository("owner/name", None).files[WEIGHTS])
+    partial.parent.mkdir(parents=True)
+    partial.symlink_to("/dev/full")
+    assert f"owner/name: no space left in {cache}: free some, or set HF_HOME" in refusal()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_cache_that_cannot_be_written_is_one_line(
+    hub: LoopbackHub, cache: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number), str(cache))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        line = refusal()
+    assert f"cannot use the cache {cache} ({os.strerror(number)}): set HF_HOME" in line
+    cache.write_text("a file where the cache is to be")
+    assert f"cannot use the cache {cache} (Not a directory): set HF_HOME" in refusal()
+
+
+def test_a_failed_file_ends_the_others(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files come at the same time: one that is refused for good does not wait for one that is stuck."""
+    stuck, end = threading.Event(), threading.Event()
+
+    def hold(name: str) -> None:
+        if name == WEIGHTS:
+            stuck.set()
+            end.wait(60)
+
+    def refuse_late(name: str) -> Fault | None:
+        if name == "audiovae.pth":
+            assert stuck.wait(60)
+            return Fault(status=403)
+        return None
+
+    hub.repositories["owner/name"].files["audiovae.pth"] = b"x" * 10_000
+    monkeypatch.setattr(hub, "next_fault", refuse_late)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    hub.before_body = hold
+    try:
+        with pytest.raises(CheckpointError, match=r"forbids it \(403\)"):
+            fetch(retry=Retry(attempts=10**6, longest=0.0))
+    finally:
+        end.set()
+
+
+def test_two_processes_fetch_a_file_once(hub: LoopbackHub) -> None:
+    second_waits = threading.Event()
+
+    def hold(name: str) -> None:
+        if name == WEIGHTS:
+            assert second_waits.wait(60)
+
+    hub.before_body = hold
+    results: list[Path] = []
+
+    def report(line: str) -> None:
+        if "another process is downloading it" in line and WEIGHTS in line:
+            second_waits.set()
+
+    threads = [
+        threading.Thread(target=lambda: results.append(obtain("owner/name", None, "published", report, AT_ONCE)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(results) == 2 and results[0] == results[1]
+    assert_whole(results[0])
+    assert hub.fetched().count(WEIGHTS) == 1
+
+
+def test_a_line_of_progress_every_ten_seconds() -> None:
+    lines = Lines()
+    clock = count(0.0, 6.0)
+    progress = Progress(4_400_000_000, lines, clock=lambda: next(clock))
+    for _ in range(4):
+        progress.add(600_000_000)
+    progress.add(-1_000_000_000)
+    progress.add(0)
+    assert lines == [
+        "1.2 GB of 4.4 GB (100.0 MB/s)",
+        "2.4 GB of 4.4 GB (100.0 MB/s)",
+        "1.4 GB of 4.4 GB (0 bytes/s)",
+    ]

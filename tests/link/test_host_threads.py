@@ -1,0 +1,60 @@
+"""How many threads compute in the engine, and how they wait."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from service.link.config import EngineConfig, ModelConfig
+from service.link.host_threads import MOST_THREADS, SMALL_BYTES, num_threads, thread_variables
+from tests.support.processes import served
+
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+
+
+def _config(directory: Path | str = "/nowhere", threads: int | None = None) -> EngineConfig:
+    return EngineConfig((ModelConfig("m", str(directory)),), threads=threads)
+
+
+def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("models.cpus.available", lambda: 4)
+    assert num_threads(_config(), {}) == 4
+    for words, count in (("2", 2), ("2,1", 2), ("many", 4), ("0", 4)):
+        assert num_threads(_config(), {"OMP_NUM_THREADS": words}) == count
+    assert num_threads(_config(threads=7), {"OMP_NUM_THREADS": "2"}) == 7
+    monkeypatch.setattr("models.cpus.available", lambda: 64)
+    assert num_threads(_config(), {}) == MOST_THREADS
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"some")
+    assert num_threads(_config(tmp_path), {}) == 1
+    with weights.open("ab") as file:
+        file.truncate(SMALL_BYTES)
+    assert num_threads(_config(tmp_path), {}) == MOST_THREADS
+
+
+def test_how_they_wait_stays_as_the_operator_has_set_it() -> None:
+    three = _config(threads=3)
+    assert thread_variables(three, {}) == {**PASSIVE, "OMP_NUM_THREADS": "3"}
+    assert thread_variables(three, {"OMP_WAIT_POLICY": "ACTIVE"}) == {"OMP_NUM_THREADS": "3"}
+    assert "KMP_BLOCKTIME" not in thread_variables(three, {"KMP_BLOCKTIME": "200"})
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("engine", ["process", "inline"])
+def test_an_engine_that_was_started_computes_with_them(engine: str) -> None:
+    with served("--threads", "3", "--engine", engine) as server:
+        said = re.search(r"threads on the host: (\d+)", "".join(server.log))
+        assert said is not None and said[1] == "3"
+        if engine == "process":
+            children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+            environments = [_environment(int(child)) for child in children]
+            (environ,) = [made for made in environments if "OMP_WAIT_POLICY" in made]
+            assert environ.items() >= {**PASSIVE, "OMP_NUM_THREADS": "3"}.items()
+
+
+def _environment(pid: int) -> dict[str, str]:
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)

@@ -1,0 +1,155 @@
+"""When an engine counts as hung: by a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import torch
+
+from service.api import engine_client as client_module
+from service.api.engine_client import EngineClient
+from service.link.messages import Command, EngineState, Outputs
+from service.link.silence import Silence
+from service.link.supervisor import EngineExit, OnOutputs
+from service.metrics import Metrics
+from tests.support.inline_engine import InlineEngine
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class QuietLink:
+    """An engine that says what the test has it say, until it is killed."""
+
+    def __init__(self) -> None:
+        self.killed = asyncio.Event()
+        self.started = asyncio.Event()
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        self.say = on_outputs
+        self.started.set()
+        await self.killed.wait()
+        return EngineExit("killed")
+
+    def send(self, command: Command) -> None: ...
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+def state(phase: str, *, occupied: bool = False) -> Outputs:
+    return Outputs(state=EngineState(phase, "", (), 0, occupied=occupied))
+
+
+class Watched:
+    """A client at a clock of its own, whose engine is ready and has been ready."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.link = QuietLink()
+        self.client = EngineClient(
+            lambda: self.link, Metrics(), hang_timeout=30.0, start_timeout=900.0, clock=self.clock
+        )
+
+    async def passes(self, seconds: float, step: float) -> None:
+        """Time passes; the watchdog looks after each step."""
+        for _ in range(round(seconds / step)):
+            self.clock.now += step
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+    monkeypatch.setattr(client_module, "HEARTBEAT_CHECK_SECONDS", 0)
+    made = Watched()
+    made.client.start()
+    await made.link.started.wait()
+    made.link.say(state("ready"))
+    yield made
+    await made.client.stop(grace=0.0)
+
+
+async def test_a_silent_engine_is_killed(watched: Watched) -> None:
+    await watched.passes(29, 0.5)
+    assert watched.client.alive and not watched.link.killed.is_set()
+    await watched.passes(2, 0.5)
+    assert watched.link.killed.is_set()
+
+
+async def test_an_own_absence_does_not_count(watched: Watched) -> None:
+    await watched.passes(20, 0.5)
+    await watched.passes(3600, 3600)
+    assert watched.client.alive and not watched.link.killed.is_set()
+    watched.link.say(state("ready"))
+    await watched.passes(29, 0.5)
+    assert not watched.link.killed.is_set()
+
+
+async def test_a_capture_is_no_hang(watched: Watched) -> None:
+    watched.link.say(state("ready", occupied=True))
+    await watched.passes(600, 0.5)
+    assert watched.client.alive and watched.client.ready and not watched.link.killed.is_set()
+    watched.link.say(state("ready"))
+    await watched.passes(31, 0.5)
+    assert watched.link.killed.is_set()
+
+
+async def test_a_capture_that_never_ends_is_one(watched: Watched) -> None:
+    watched.link.say(state("ready", occupied=True))
+    await watched.passes(901, 0.5)
+    assert watched.link.killed.is_set()
+
+
+def test_looking_often_counts_all_of_it() -> None:
+    clock = Clock()
+    silence = Silence(clock)
+    for _ in range(100):
+        clock.now += 0.25
+        silence.look()
+    assert silence.look() == 25.0
+    silence.end()
+    assert silence.look() == 0.0
+
+
+@torch.inference_mode()
+def test_captures_are_announced_before_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = InlineEngine()
+    rig.engine._busy_at = float("-inf")
+    last: list[bool] = []
+
+    def capture(*, idle: bool) -> bool:
+        (said,) = [outputs.state for outputs in rig.channel.outputs[-1:]]
+        last.append(said is not None and said.phase == "ready" and said.occupied)
+        raise RuntimeError("the device failed")
+
+    monkeypatch.setattr(rig.worker, "capture_next", capture)
+    with pytest.raises(RuntimeError, match="the device failed"):
+        rig.turn()
+    assert last == [True]
+    said = rig.channel.outputs[-1].state
+    assert said is not None and not said.occupied
+
+
+@torch.inference_mode()
+def test_a_capture_that_a_busy_engine_makes_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = InlineEngine()
+    seen: list[bool] = []
+
+    def capture() -> bool:
+        said = rig.channel.outputs[-1].state
+        seen.append(said is not None and said.occupied)
+        return True
+
+    for runner in rig.engine._runners:
+        runner.misses = 10**6
+        monkeypatch.setattr(runner, "capture_missed", capture)
+    rig.turn()
+    assert seen and all(seen)

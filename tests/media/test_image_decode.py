@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.errors import InputError
+from service.media.image_decode import decode_image
+from service.media.image_in import read_image
+from service.media.limits import ImageLimits, WorkerLimits
+from service.media.workers import Worker
+from tests.media.samples import encoded, mutations, picture
+
+FIELD = "messages[0].content[1].image_url"
+LIMITS = ImageLimits(max_pixels=1_000_000)
+
+
+@pytest.fixture(scope="module", autouse=True, params=["here", "worker"])
+def decoder(request: pytest.FixtureRequest) -> Iterator[Callable[..., Image.Image]]:
+    """Where pictures are decoded: in this process, or in a confined one, with the same results and refusals."""
+    if request.param == "here":
+        Decode.image = decode_image
+        yield decode_image
+        return
+    worker = Worker(WorkerLimits())
+    Decode.image = lambda data, **options: worker.run(lambda channel: read_image(channel, data, **options))
+    yield Decode.image
+    assert worker.alive and not worker.lost, "every refusal leaves the worker ready for the next picture"
+    worker.retire()
+
+
+class Decode:
+    image: ClassVar[Callable[..., Image.Image]]
+
+
+def decode(data: bytes) -> Image.Image:
+    return Decode.image(data, field=FIELD, limits=LIMITS)
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(InputError) as caught:
+        decode(data)
+    assert caught.value.field == FIELD
+    message = str(caught.value)
+    assert "0x" not in message and "<" not in message and "PIL" not in message and "/" not in message
+    return message
+
+
+def png(width: int, height: int, body: bytes = b"", *, depth: int = 8, colour: int = 2) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP"])
+def test_lossless_formats_are_exact(format: str) -> None:
+    assert np.array_equal(decode(encoded(picture(), format)), picture())
+
+
+@pytest.mark.parametrize("format", ["JPEG", "WEBP"])
+def test_lossy_formats_equal_a_plain_open(format: str) -> None:
+    data = encoded(picture(1000, 700), format)
+    assert np.array_equal(decode(data), Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_animations_give_their_first_frame(format: str) -> None:
+    frames = [Image.new("RGB", (20, 10), colour) for colour in ("red", "blue")]
+    data = encoded(frames[0], format, save_all=True, append_images=frames[1:])
+    assert decode(data).getpixel((5, 5))[0] > 240
+    assert decode(data).size == (20, 10)
+
+
+@pytest.mark.parametrize(
+    ("format", "mode"), [("PNG", "RGBA"), ("WEBP", "RGBA"), ("PNG", "LA"), ("PNG", "P"), ("GIF", "RGBA")]
+)
+def test_transparency_is_laid_on_white(format: str, mode: str) -> None:
+    clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    clear.paste((0, 0, 0, 255), (0, 0, 4, 8))
+    data = encoded(clear.convert(mode), format, **({"lossless": True} if format == "WEBP" else {}))
+    result = decode(data)
+    assert result.mode == "RGB"
+    assert result.getpixel((1, 4)) == (0, 0, 0)
+    assert result.getpixel((6, 4)) == (255, 255, 255)
+
+
+def test_half_transparent_is_blended() -> None:
+    assert decode(encoded(Image.new("RGBA", (2, 2), (0, 0, 0, 127)), "PNG")).getpixel((0, 0)) == (128, 128, 128)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation: int) -> None:
+    upright = picture(24, 16)
+    stored = {
+        1: upright,
+        2: upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        3: upright.transpose(Image.Transpose.ROTATE_180),
+        4: upright.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+        5: upright.transpose(Image.Transpose.TRANSPOSE),
+        6: upright.transpose(Image.Transpose.ROTATE_90),
+        7: upright.transpose(Image.Transpose.TRANSVERSE),
+        8: upright.transpose(Image.Transpose.ROTATE_270),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert np.array_equal(decode(encoded(stored, "PNG", exif=exif)), upright)
+
+
+def test_sixteen_bit_samples_are_scaled() -> None:
+    samples = np.array([[0, 0x40FF, 0x8000, 0xFFFF]], np.uint16)
+    assert np.asarray(decode(encoded(Image.fromarray(samples), "PNG")))[0, :, 0].tolist() == [0, 0x40, 0x80, 0xFF]
+
+
+def test_cmyk_grey_and_bilevel() -> None:
+    assert decode(encoded(Image.new("CMYK", (4, 4), (0, 255, 255, 0)), "JPEG")).getpixel((1, 1))[0] > 200
+    assert decode(encoded(Image.new("L", (4, 4), 77), "PNG")).getpixel((1, 1)) == (77, 77, 77)
+    assert decode(encoded(Image.new("1", (4, 4), 1), "PNG")).getpixel((1, 1)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+def test_cut_short(format: str) -> None:
+    data = encoded(picture(), format)
+    for keep in (len(data) // 2, len(data) * 9 // 10):
+        assert "damaged" in refusal(data[:keep]) or "readable" in refusal(data[:keep])
+
+
+@pytest.mark.parametrize("data", [b"", b"hello, this is text", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\0\0\0\0WEBP"])
+def test_what_is_no_image(data: bytes) -> None:
+    refusal(data)
+
+
+@pytest.mark.parametrize("format", ["TIFF", "ICO", "PPM", "PCX", "TGA"])
+def test_formats_that_are_not_accepted(format: str) -> None:
+    assert "JPEG, PNG, WebP, GIF and BMP" in refusal(encoded(picture(), format))
+
+
+@pytest.mark.parametrize("size", [(20_000, 20_000), (1_001, 1_000), (0x7FFFFFFF, 0x7FFFFFFF), (1, 2_000_000)])
+def test_bombs_are_refused_by_their_header(size: tuple[int, int]) -> None:
+    assert "pixels" in refusal(png(*size))
+
+
+def test_no_pixels() -> None:
+    refusal(png(0, 10))
+
+
+def test_one_pixel_wide() -> None:
+    assert decode(encoded(Image.new("RGB", (1, 3000)), "PNG")).size == (1, 3000)
+
+
+def test_text_bomb() -> None:
+    text = zlib.compress(bytes(64 << 20))
+    chunk = b"zTXt" + b"k\0\0" + text
+    data = png(4, 4, bytes(4 * 13))
+    packed = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    refusal(data[:33] + packed + data[33:])
+
+
+def test_too_many_bytes() -> None:
+    with pytest.raises(InputError, match="at most 10 "):
+        Decode.image(bytes(11), field=FIELD, limits=ImageLimits(max_bytes=10))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+def test_mutants_are_pictures_or_refused(format: str) -> None:
+    outcomes = {True: 0, False: 0}
+    for mutant in mutations(encoded(picture(), format), 120, seed=7):
+        try:
+            result = decode(mutant)
+        except InputError as error:
+            assert error.field == FIELD
+            outcomes[False] += 1
+        else:
+            assert result.mode == "RGB" and result.width * result.height <= LIMITS.max_pixels
+            outcomes[True] += 1
+    assert outcomes[False] > 5

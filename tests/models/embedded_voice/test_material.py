@@ -1,0 +1,185 @@
+"""What the embedded voice is trained on and judged by; no Flite is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.embedded.voices import corpus
+from models.embedded.voices.config import AUDIO_START, REFERENCE_END, REFERENCE_START, tokens
+from models.embedded.voices.corpus import Listener, Reader, prepare, read, write
+from models.embedded.voices.flite import PHONES, Utterance
+from models.embedded.voices.gauge import Take, longest_run, score
+from models.embedded.voices.latents import FRAMES, HOP, LATENT_DIM, PATCH, Spectrum, fit, pitch_track
+from models.embedded.voices.packing import Mixture, Packer, Shape, Store
+from models.embedded.voices.recogniser import WARPS, Decoder, Entry, PhoneNet, Weighing, distance, homophones, plain
+from models.embedded.voices.resampling import down, up
+from models.embedded.voices.sentences import Shares, Writer, plural
+
+BASIS = Path(corpus.__file__).parent / "basis.npz"
+
+
+def said(words: int = 2) -> Utterance:
+    """As Flite would say "red fox": a pause, three phones a word of 0.1 s each, a pause."""
+    phones = [0, *[PHONES.index(name) for name in ("r", "eh", "d", "f", "aa", "k")][: 3 * words], 0]
+    ends = 0.2 + 0.1 * np.arange(len(phones))
+    numbers = [-1, *np.repeat(np.arange(words), 3), -1]
+    samples = (3000 * np.sin(np.arange(int(ends[-1] * 16000)) * 0.08)).astype(np.int16)
+    pitch = np.full(int(ends[-1] / 0.005), 200.0, np.float32)
+    return Utterance(
+        samples, np.array(phones, np.int8), ends.astype(np.float32), np.array(numbers, np.int16), "red fox", pitch
+    )
+
+
+def test_texts_depend_on_the_seed_alone() -> None:
+    first, again, other = ([Writer(seed, ["zebu"]).text() for _ in range(1)] for seed in (5, 5, 6))
+    assert first == again
+    assert first != other
+    texts = [Writer(seed, ["zebu"]).text() for seed in range(200)]
+    assert any("zebu" in text.lower() for text in texts)
+    assert not any("zebu" in Writer(seed, ["zebu"]).text(Shares(0, 0, 0)).lower() for seed in range(100))
+    assert all(text[0].isupper() or text[0].isdigit() for text in texts)
+
+
+@pytest.mark.parametrize(("noun", "many"), [("box", "boxes"), ("baby", "babies"), ("key", "keys"), ("man", "men")])
+def test_plurals(noun: str, many: str) -> None:
+    assert plural(noun) == many
+
+
+def test_an_utterance_is_cut_to_whole_patches() -> None:
+    spoken = prepare("Red fox.", said(), Listener(BASIS), keep_wave=True)
+    assert len(spoken.wave) == len(spoken.span) * PATCH == len(spoken.latents) * HOP == len(spoken.phones) * HOP
+    assert [PHONES[sound] for sound in spoken.sounds[:9:2]] == ["pau", "pau", "r", "r", "eh"]
+    # 0.14 of the first pause's 0.2 s go; the last patch but one says the second word.
+    assert PHONES[spoken.phones[0]] == "pau"
+    assert PHONES[spoken.phones[4]] == "eh"
+    assert "Red fox."[slice(*spoken.span[0])] == "Re"
+    assert "fox" in "Red fox."[slice(*spoken.span[3])]
+
+
+def test_latents_hear_pitch_and_voicing() -> None:
+    pitch = np.array([0.0, 0.0, 100.0, 100.0] * 10 + [0.0] * 40, np.float32)
+    track = pitch_track(pitch, 0.005, 0.02, 9)
+    np.testing.assert_allclose(track[:, :2], np.log(100.0), rtol=1e-5)
+    assert track[:, 2:].max() > 0 and track[-1, 2:].max() == 0
+
+
+def test_the_last_samples_of_a_frame_are_the_last_that_it_hears() -> None:
+    """Causal, as the codec's encoder is."""
+    spectrum, wave = Spectrum(torch.device("cpu")), torch.randn(4 * HOP)
+    changed = wave.clone()
+    changed[2 * HOP :] = 0.0
+    torch.testing.assert_close(spectrum(wave)[:2], spectrum(changed)[:2])
+
+
+def test_the_basis_leads_back_to_the_spectrum() -> None:
+    spectrum = Spectrum(torch.device("cpu"))
+    mel = spectrum(torch.randn(400 * HOP) * torch.linspace(0, 1, 400 * HOP))
+    basis = fit(mel, torch.randn(400, 4) + 5)
+    latents = basis.latents(mel, torch.randn(400, 4) + 5)
+    assert latents.shape == (400, LATENT_DIM)
+    torch.testing.assert_close(latents[:, :36].square().mean(), torch.tensor(1.0), atol=0.02, rtol=0)
+    assert (basis.spectrum(latents) - mel).square().mean() < (mel - mel.mean(0)).square().mean()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    listener = Listener(BASIS)
+    write(tmp_path / "b.npz", [prepare("Red fox.", said(), listener, False)])
+    write(tmp_path / "a.npz", [prepare("Red", said(1), listener, True)] * 2)
+    reader, made = Reader(tmp_path), Store(400, torch.device("cpu"))
+    for path in reader.new():
+        made.add(path)
+    assert list(reader.new()) == []
+    assert [len(text) for text in made.texts] == [3, 3, 8]
+    assert read(tmp_path / "b.npz").wave.size == 0
+    return made
+
+
+def test_rows_hold_whole_examples(store: Store) -> None:
+    shape = Shape(rows=4, length=64, patches=128)
+    batch = Packer(store, shape, Mixture(reference=0.5, joined=0.5, described=0.5), 3).batch()
+    ids, patches = batch.token_ids, batch.is_patch
+    targets = int(batch.weight.sum())
+    assert targets > 10
+    assert int(patches.sum()) == int((batch.audio_place < 4 * 64).sum())
+    assert bool(patches.flatten()[batch.audio_place[batch.audio_place < 4 * 64]].all())
+    for index in range(targets):
+        place = int(batch.place[index])
+        row, column = divmod(place, 64)
+        assert patches[row, column + 1]
+        before = int(batch.before[index])
+        # A first patch follows the sign for speech and has none before it; the others follow their predecessors.
+        assert (before == 127) == (int(ids[row, column]) == AUDIO_START)
+        if before != 127:
+            assert int(batch.audio_place[before]) == place
+        assert int(batch.audio_patch[before + 1 if before != 127 else 0]) >= 0
+        first, end = batch.span[index].tolist()
+        assert 0 <= first < end <= column + 1
+        if batch.last[index]:
+            assert column + 2 == 64 or batch.documents[row, column + 2] != batch.documents[row, column]
+    marks = (ids == REFERENCE_START).sum(), (ids == REFERENCE_END).sum()
+    assert marks[0] == marks[1] > 0
+    assert (ids == tokens("(")[0]).any()
+
+
+def test_resampling_keeps_what_both_rates_can_hold() -> None:
+    wave = torch.sin(torch.arange(3200) * 0.3)[None]
+    torch.testing.assert_close(down(up(wave))[:, 100:-100], wave[:, 100:-100], atol=1e-3, rtol=0)
+
+
+def test_scores() -> None:
+    good = Take("forty two foxes", "forty two foxes", 10, True, "forty two foxes", 10)
+    bad = Take("the red fox ran home", "the fox", 5, False, "the red fox ran home", 10)
+    result = score([good] * 9 + [bad])
+    assert (result.sentences, result.stop_failures, result.repeats_and_skips) == (10, 0.1, 0.1)
+    assert result.faultless == 0.9
+    assert result.natural_characters == 0.0
+    assert (result.shortest, result.longest) == (0.5, 1.0)
+    assert not result.passed()
+    assert score([good]).passed()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "heard", "run"),
+    [("a b c", "a b c", 0), ("a b c d", "a d", 2), ("a b", "a x y b", 2), ("a b c", "a x c", 0), ("a b c", "x c", 1)],
+)
+def test_runs_of_words_left_out_or_added(wanted: str, heard: str, run: int) -> None:
+    assert longest_run(wanted.split(), heard.split()) == run
+
+
+def test_what_is_compared() -> None:
+    assert plain("Doctor  Smith 's dog, OK?") == "doctor smith's dog ok"
+    assert distance("kitten", "sitting") == 3
+
+
+def test_a_frame_is_a_quarter_patch() -> None:
+    assert PATCH == FRAMES * HOP == 2560
+
+
+def test_words_are_found_in_phones() -> None:
+    """Each phone for two frames, one frame of it misheard; pauses are nobody's."""
+    ways = {"red": ["r eh d"], "fox": ["f aa k"], "fog": ["f aa g"], "a": ["ax", "ey"], "read": ["r iy d", "r eh d"]}
+    lexicon = {word: Entry([way.split(" ") for way in said], 2) for word, said in ways.items()}
+    names = ["pau", "ey", "r", "eh", "d", "pau", "f", "aa", "k", "pau"]
+    said = [phone for name in names for phone in [PHONES.index(name)] * 2]
+    logs = np.full((len(said), len(PHONES)), -5.0)
+    logs[np.arange(len(said)), said] = -0.1
+    logs[4, PHONES.index("r")], logs[4, PHONES.index("f")] = -5.0, -0.1
+    decoder = Decoder(lexicon, np.full(len(PHONES), 1 / len(PHONES)), Weighing())
+    assert decoder(logs) in ("a red fox", "a read fox")
+    assert homophones(lexicon) == {"red": "read", "fox": "fox", "fog": "fog", "a": "a", "read": "read"}
+    assert decoder(logs[-2:]) == ""
+
+
+def test_a_feigned_speaker_shifts_the_bands() -> None:
+    """A tone is heard in a higher band of a smaller mouth, and as well when it is softer."""
+    net = PhoneNet()
+    tone = torch.sin(torch.arange(16000) * 0.5)[None] * torch.linspace(0.2, 1.0, 16000)
+    places = [int(net.filters[warp][41].argmax()) for warp in (0, WARPS // 2, WARPS - 1)]
+    assert places[0] < places[1] < places[2]
+    torch.testing.assert_close(net.features(tone), net.features(0.7 * tone), atol=0.2, rtol=0)
+    assert net(net.features(tone)).shape == (1, len(PHONES), 50)

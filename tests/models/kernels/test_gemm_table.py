@@ -1,0 +1,117 @@
+"""The way from measured GEMMs to the table of GEMM configurations, on results that are made up."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.kernels import choose
+from benchmarks.kernels.gemms import STACKS, Part, predicted_us, shape_name, variants
+from models.layers.kernels import gemm_table_sm90
+from models.layers.kernels.gemm_types import Choice, Shape, Tile, Variant
+from service.engine.worker import WARM_TOKENS
+
+LOCDIT = STACKS[0]
+
+
+def row(shape: str, variant: str, us: float) -> dict[str, object]:
+    return {"shape": shape, "variant": variant, "median_us": us, "predicted_us": 1.0}
+
+
+def results(folder: Path, fastest: dict[tuple[str, int], Variant], stacks: dict[str, dict[str, float]]) -> None:
+    """gemms.json and routed.json: 10 us by the rules, 9 for the variants named, 11 for all others."""
+    rows = []
+    for stack in STACKS:
+        for part in stack.parts:
+            for count in stack.rows:
+                shape = shape_name(stack, part, count)
+                rows.append(row(shape, "rules", 10.0))
+                for variant in variants(part, count):
+                    rows.append(row(shape, str(variant), 9.0 if fastest.get((part.name, count)) == variant else 11.0))
+    (folder / "gemms.json").write_text(json.dumps({"rows": rows}))
+    rows = [row(shape, name, us) for shape, times in stacks.items() for name, us in times.items()]
+    (folder / "routed.json").write_text(json.dumps({"rows": rows}))
+
+
+def final(folder: Path) -> choose.Routes:
+    return choose.final(choose.read(folder, "gemms"), choose.read(folder, "routed"))
+
+
+def every_stack(times: dict[str, float]) -> dict[str, dict[str, float]]:
+    return {f"{stack.name}, {rows} rows": times for stack in STACKS[:-1] for rows in stack.rows}
+
+
+def part(name: str) -> Part:
+    return next(one for one in LOCDIT.parts if one.name == name)
+
+
+def test_variants_of_a_shape_have_names_of_their_own() -> None:
+    for stack in STACKS:
+        for one in stack.parts:
+            for rows in stack.rows:
+                found = list(variants(one, rows))
+                assert len(found) == len(set(map(str, found))) == len(set(found))
+                assert all(predicted_us(one, rows, variant) > 2.0 for variant in found)
+
+
+def test_nothing_is_chosen_where_the_rules_are_as_fast(tmp_path: Path) -> None:
+    results(tmp_path, {}, every_stack({"rules": 100.0, "split": 99.0, "deferred": 99.5}))
+    assert final(tmp_path) == {}
+
+
+def test_the_table_of_the_fastest_stack_is_kept_row_by_row(tmp_path: Path) -> None:
+    gate_up = Variant(Tile(128, 128, 64, 8, 3))
+    down = Variant(Tile(64, 64, 128, 4, 4), deferred=True)
+    fastest = {("gate_up", 176): gate_up, ("gate_up", 352): gate_up, ("down", 352): down}
+    stacks = every_stack({"rules": 100.0, "split": 101.0, "deferred": 102.0})
+    stacks["locdit, 176 rows"] = {"rules": 100.0, "split": 90.0, "deferred": 95.0}
+    stacks["locdit, 352 rows"] = {"rules": 100.0, "split": 90.0, "deferred": 80.0}
+    results(tmp_path, fastest, stacks)
+    found = final(tmp_path)
+    assert found[Shape("silu_mul", 1024, 4096)] == (Choice(129, 176, gate_up), Choice(177, 352, gate_up))
+    assert found[Shape("add_norm", 4096, 1024)] == (Choice(177, 352, down),)
+    # A consumer of a deferred norm has a variant even where the rules were faster.
+    assert [choice.least for choice in found[Shape("plain", 1024, 2560)]] == [177]
+
+
+def test_the_encoder_is_chosen_product_by_product(tmp_path: Path) -> None:
+    gelu = Variant(Tile(128, 128, 64, 8, 4, tma=True))
+    results(tmp_path, {("fc1", 1024): gelu}, every_stack({"rules": 1.0, "split": 1.0, "deferred": 1.0}))
+    assert final(tmp_path) == {Shape("quick_gelu", 1280, 5120): (Choice(257, 1024, gelu),)}
+
+
+def test_the_table_is_written_as_it_reads(tmp_path: Path) -> None:
+    found = {
+        Shape("silu_mul", 1024, 4096): (Choice(129, 176, Variant(Tile(64, 64, 64, 4, 4, tma=True))),),
+        Shape("add_norm", 4096, 1024): (
+            Choice(129, 176, Variant(Tile(16, 64, 64, 4, 4, swap=True), split=4)),
+            Choice(177, 352, Variant(Tile(64, 64, 64), deferred=True)),
+        ),
+    }
+    path = tmp_path / "gemm_table.py"
+    path.write_text(Path(gemm_table_sm90.__file__).read_text())
+    for table in (found, {}, found):
+        choose.write(table, path)
+        read = runpy.run_path(str(path))
+        assert repr(read["SM_90"]) == repr(table)
+
+
+def test_a_summary_has_every_product_and_both_sums(tmp_path: Path) -> None:
+    results(tmp_path, {("down", 176): Variant(Tile(64, 64, 128, 4, 4), deferred=True)}, {})
+    lines = [line for line in choose.summary(choose.read(tmp_path, "gemms")) if line["rows"] == 176]
+    sums = {line["best"]: line["us"] for line in lines if line["gemm"] == "locdit layer"}
+    assert sums == {"split": 40.0, "deferred": 39.0}
+    assert len(lines) == 6 + 2
+
+
+def test_choices_of_prefills_change_at_powers_of_two() -> None:
+    """WARM_TOKENS meets them all."""
+    for stack in STACKS:
+        spans = [stack.span(rows) for rows in stack.rows]
+        assert spans[0][0] == stack.least
+        assert all(least == before + 1 for (_, before), (least, _) in pairwise(spans))
+        assert all(least <= rows <= most for rows, (least, most) in zip(stack.rows, spans, strict=True))
+        if stack.name.endswith("prefill"):
+            assert all(most.bit_count() == 1 and most <= WARM_TOKENS for _, most in spans)

@@ -1,0 +1,120 @@
+"""Templates, tokens and times of videos."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.errors import InputError
+from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.qwen2_5_vl.processor import load_processor
+from models.qwen2_vl.processor import Qwen2VLProcessor
+from tests.models.qwen2_5_vl.golden import DIRECTORY, processor
+from tests.support.prompts import prompt_of
+
+
+def video(sampled: int, total: int, fps: float, **more: object) -> MediaItem:
+    """`sampled` of `total` frames, evenly."""
+    metadata = VideoMetadata(total, fps, total / fps, 56, 84)
+    indices = tuple(np.linspace(0, total - 1, sampled).round().astype(int).tolist())
+    frames = tuple(np.full((56, 84, 3), index % 251, np.uint8) for index in range(sampled))
+    times = tuple(index / fps for index in indices)
+    return processor().video(replace(VideoFrames(frames, indices, times, metadata), **more))
+
+
+@pytest.mark.parametrize(
+    ("sampled", "total", "fps", "expected"),
+    [
+        (20, 300, 30.0, [0, 2, 4, 6, 8]),
+        (20, 300, 29.97, [0, 2, 4, 6, 8]),
+        (14, 175, 24.0, [0, 2, 4, 6, 8, 10, 12]),
+        (4, 9, 4.0, [0, 2]),
+        (4, 20, 30.0, [0, 0]),
+        (768, 108_000, 30.0, [0, 18, 37, 56, 75, 93]),
+    ],
+)
+def test_times_follow_the_rate_that_sampling_comes_to(
+    sampled: int, total: int, fps: float, expected: list[int]
+) -> None:
+    times = video(sampled, total, fps).arrays["time_positions"]
+    assert times.dtype == np.int32 and len(times) == sampled // 2
+    assert times[: len(expected)].tolist() == expected
+
+
+def test_times_that_a_sender_tells_need_not_be_even() -> None:
+    given = video(7, 7, 2.0, times=(5.0, 5.5, 6.0, 6.2, 9.0, 9.5, 9.9), times_given=True)
+    assert given.arrays["time_positions"].tolist() == [0, 2, 8, 9]
+    assert given.digest == video(7, 7, 2.0).digest
+
+
+def test_a_picture_has_no_time() -> None:
+    assert "time_positions" not in processor().image(Image.new("RGB", (84, 84))).arrays
+
+
+def test_what_follows_a_video_goes_on_behind_its_time() -> None:
+    item = video(8, 80, 10.0)
+    parts = (ContentPart(text="a"), ContentPart(item=0), ContentPart(text="b"))
+    prompt = prompt_of(processor(), [ChatMessage("user", parts)], [item])
+    rows = prompt.placeholders[0]
+    run, start = prompt.positions[:, rows.start : rows.start + rows.length], int(prompt.positions[0, rows.start])
+    assert run[0].tolist() == [start + time for time in (0, 4, 8, 12) for _ in range(rows.length // 4)]
+    assert prompt.positions[:, rows.start + rows.length].tolist() == [start + 13] * 3
+
+
+def test_videos_whose_time_leaves_the_context_are_refused() -> None:
+    item = video(4, 5000 * 25, 25.0)
+    with pytest.raises(InputError, match=r"too long: their time reaches position \d+ of a context of"):
+        prompt_of(processor(), [ChatMessage("user", (ContentPart(item=0),))], [item])
+
+
+def say(text: str) -> list[ChatMessage]:
+    return [ChatMessage("user", (ContentPart(text=text),))]
+
+
+def test_the_template_for_pictures_is_not_the_tokenizers(tmp_path: Path) -> None:
+    """chat_template.json before tokenizer_config.json, whose template is for text alone; .jinja before both."""
+    picture = ChatMessage("user", (ContentPart(item=0), ContentPart(text="why ?")))
+    items = [video(4, 8, 2.0)]
+    taken = prompt_of(processor(), [picture], items).token_ids.tolist()
+    assert processor().config.video_token_id in taken
+    directory = tmp_path / "model"
+    shutil.copytree(DIRECTORY, directory, ignore=shutil.ignore_patterns("images", "*.safetensors"))
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    template = json.loads((directory / "chat_template.json").read_text())["chat_template"]
+    assert config["chat_template"] != template
+    (directory / "chat_template.json").unlink()
+    with pytest.raises(InputError, match="for text alone"):
+        prompt_of(load_processor(directory), [picture], items)
+    plain = prompt_of(load_processor(directory), say("why ?")).token_ids.tolist()
+    assert plain == prompt_of(processor(), say("why ?")).token_ids.tolist()
+    (directory / "chat_template.jinja").write_text(template)
+    assert prompt_of(load_processor(directory), [picture], items).token_ids.tolist() == taken
+
+
+def test_added_tokens_that_are_not_special_are_kept_in_answers_and_never_made_by_users() -> None:
+    tokenizer = processor().tokenizer
+    names = [token for token in ("<tool_call>", "</tool_call>", "<|fim_prefix|>") if token in tokenizer.special_ids]
+    assert names
+    for name in names:
+        token = tokenizer.special_ids[name]
+        assert processor().detokenize([token]) == name.encode()
+        assert token not in prompt_of(processor(), say(f"a {name} b")).token_ids
+    assert processor().detokenize([tokenizer.special_ids["<|im_end|>"]]) == b""
+
+
+def test_sampling_and_stops_are_those_of_generation_config() -> None:
+    special = processor().tokenizer.special_ids
+    assert processor().generation_defaults == {"temperature": 1e-6, "repetition_penalty": 1.05}
+    assert processor().stop_token_ids == {special["<|im_end|>"], special["<|endoftext|>"]}
+
+
+def test_frames_of_the_usual_sampler() -> None:
+    owner: Qwen2VLProcessor = load_processor(DIRECTORY)
+    assert len(owner.sample_video(VideoMetadata(300, 30.0, 10.0, 480, 640), fps=None, max_frames=768)) == 20
+    assert len(owner.sample_video(VideoMetadata(300, 30.0, 10.0, 480, 640), fps=1.0, max_frames=768)) == 10

@@ -1,0 +1,70 @@
+"""What the embedded model answers is right: held-out pictures and questions of every promised gate, from files."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models.embedded.gates_qwen2_vl import NAMES, NOT_PROMISED
+from models.embedded.make_qwen2_vl import DIRECTORY
+from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.qwen2_vl.model import Qwen2VL, load_model
+from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from tests.support.chat_golden import generate
+from tests.support.prompts import prompt_of
+
+WORLD = Path(__file__).parents[2] / "golden/world"
+ENTRIES: list[dict[str, Any]] = json.loads((WORLD / "questions.json").read_text(encoding="utf-8"))
+MOST_WRONG = 0.05
+
+
+@cache
+def loaded() -> tuple[Qwen2VLProcessor, Qwen2VL]:
+    return load_processor(DIRECTORY), load_model(DIRECTORY, "cpu", torch.float32)
+
+
+def item_of(processor: Qwen2VLProcessor, medium: dict[str, Any]) -> MediaItem:
+    """A picture, or a video whose frames lie side by side in the file."""
+    image = Image.open(WORLD / medium["file"]).convert("RGB")
+    count = medium["frames"]
+    if count == 1:
+        return processor.image(image)
+    frames = np.split(np.asarray(image), count, axis=1)
+    height, width, _ = frames[0].shape
+    metadata = VideoMetadata(count, 2.0, count / 2, height, width)
+    return processor.video(
+        VideoFrames(tuple(frames), tuple(range(count)), tuple(i / 2 for i in range(count)), metadata)
+    )
+
+
+def answer(entry: dict[str, Any]) -> str:
+    """To the last question, after the right answers to those before it."""
+    processor, model = loaded()
+    items = [item_of(processor, medium) for medium in entry["media"]]
+    messages = []
+    for index, (question, said) in enumerate(entry["turns"]):
+        shown = [ContentPart(item=number) for number in range(len(items))] if index == 0 else []
+        messages.append(ChatMessage("user", (*shown, ContentPart(text=question))))
+        messages.append(ChatMessage("assistant", (ContentPart(text=said),)))
+    prompt = prompt_of(processor, messages[:-1], items)
+    limit = len(processor.tokenize(entry["turns"][-1][1])) + 1
+    _, _, ids = generate(model, prompt, limit)
+    ended = next((index for index, token in enumerate(ids) if token in processor.stop_token_ids), None)
+    return processor.detokenize(ids[:ended]).decode() + ("" if ended is not None else " ...")
+
+
+@pytest.mark.timeout(300)
+def test_answers_are_right() -> None:
+    wrong = [entry["gate"] for entry in ENTRIES if answer(entry) != entry["turns"][-1][1]]
+    assert len(wrong) <= MOST_WRONG * len(ENTRIES), wrong
+
+
+def test_the_sample_has_every_promised_gate() -> None:
+    assert {entry["gate"] for entry in ENTRIES} == set(NAMES) - NOT_PROMISED

@@ -1,0 +1,122 @@
+"""The network and the conversations of training are those of the product: logits, ids, positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models.embedded.train_qwen2_vl import lengthened, shortened
+from models.embedded.vision_training.batches import on_device, packed
+from models.embedded.vision_training.checkpoint import publish
+from models.embedded.vision_training.network import Network, Shape
+from models.embedded.world.conversations import DEFAULT_SYSTEM, Encoder, Example
+from models.embedded.world.pictures import Picture
+from models.embedded.world.questions import Turn
+from models.media import ChatMessage, ContentPart, Prompt, VideoFrames, VideoMetadata
+from models.qwen2_vl.model import load_model
+from models.qwen2_vl.processor import Qwen2VLProcessor, load_processor
+from tests.support.chat_golden import generate
+from tests.support.prompts import prompt_of
+
+SHAPE = Shape(vocab_size=1024, layers=2, vision_depth=2)
+
+
+def picture(seed: int, height: int, width: int, *, frames: int = 1) -> Picture:
+    pixels = np.random.default_rng(seed).integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
+    return Picture(list(pixels), width, height, motion=("stands",) if frames > 1 else None)
+
+
+EXAMPLES = {
+    "a picture and two turns": Example(
+        [picture(0, 224, 252)],
+        [[Turn("color", "What color is the ring?", 'The ring says "0w,".'), Turn("read", "a 7?", "It says 12.")]],
+        [DEFAULT_SYSTEM],
+    ),
+    "two pictures": Example(
+        [picture(1, 252, 224), picture(2, 224, 336)], [[Turn("count", "How many?", "I see 3 dogs.")]], ["Be brief."]
+    ),
+    "a video": Example(
+        [picture(3, 308, 336, frames=5)], [[Turn("clip", "What moves?", "A é ring.")]], [DEFAULT_SYSTEM]
+    ),
+    "no picture": Example([], [[Turn("who", "Who are you?", "I am small.")]], [DEFAULT_SYSTEM]),
+}
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    torch.manual_seed(3)
+    network = Network(SHAPE)
+    for parameter in network.parameters():
+        # Norms of one and biases of zero would hide mistakes in them.
+        parameter.data += 0.05 * torch.randn_like(parameter)
+        parameter.data = parameter.data.bfloat16().float()
+    return network
+
+
+@pytest.fixture(scope="module")
+def directory(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    publish(directory, SHAPE, network.state_dict())
+    return directory
+
+
+def prompt_and_answer(processor: Qwen2VLProcessor, example: Example) -> tuple[Prompt, int]:
+    """All turns as the server sees them when it is to say the last answer, and the number of its tokens."""
+    items, parts = [], []
+    for shown in example.pictures:
+        if shown.motion:
+            count = len(shown.frames)
+            metadata = VideoMetadata(count, 2.0, count / 2, shown.height, shown.width)
+            frames = VideoFrames(tuple(shown.frames), tuple(range(count)), tuple(i / 2 for i in range(count)), metadata)
+            items.append(processor.video(frames))
+        else:
+            items.append(processor.image(Image.fromarray(shown.frames[0])))
+        parts.append(ContentPart(item=len(items) - 1))
+    turns = example.conversations[0]
+    messages = [] if example.systems[0] == DEFAULT_SYSTEM else [system_message(example.systems[0])]
+    for index, turn in enumerate(turns):
+        own = parts if index == 0 else []
+        messages.append(ChatMessage("user", (*own, ContentPart(text=turn.question))))
+        if turn is not turns[-1]:
+            messages.append(ChatMessage("assistant", (ContentPart(text=turn.answer),)))
+    return prompt_of(processor, messages, items), len(processor.tokenize(turns[-1].answer))
+
+
+def system_message(text: str) -> ChatMessage:
+    return ChatMessage("system", (ContentPart(text=text),))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_logits_ids_and_positions_are_the_products(network: Network, directory: Path, name: str) -> None:
+    example = EXAMPLES[name]
+    processor = load_processor(directory)
+    prompt, answer = prompt_and_answer(processor, example)
+    encoder = Encoder(directory)
+    tokens = encoder.tokens(example.pictures, example.conversations[0], example.systems[0])
+    n = len(prompt.token_ids)
+    assert tokens.ids[:n].tolist() == prompt.token_ids.tolist()
+    assert np.array_equal(tokens.positions[:, :n], prompt.positions)
+    assert tokens.labels[n - 1 : n + answer].tolist() == [*tokens.ids[n : n + answer].tolist(), encoder.end]
+
+    # Another example before it: nothing may be seen of that.
+    before = EXAMPLES["two pictures" if name == "a picture and two turns" else "a picture and two turns"]
+    ((found, _),) = on_device(encoder, [before, example], torch.device("cpu"))
+    batch = packed(found)
+    with torch.no_grad():
+        trained = network.logits(network.model(batch, network.visual(batch, torch.float32)))
+    last = found["turns"].flatten() == found["turns"].max()
+    assert found["labels"].flatten()[last].tolist() == tokens.labels[n - 1 : n + answer].tolist()
+
+    model = load_model(directory, "cpu", torch.float32)
+    _, steps, _ = generate(model, prompt, answer + 1, forced=tokens.ids[n : n + answer + 1].tolist())
+    assert float((trained[last][:, : steps.shape[1]] - steps).abs().max()) < 1e-4 * float(steps.abs().max())
+
+
+def test_weights_shortened_to_three_bytes_are_nearly_the_same() -> None:
+    values = torch.randn(7, 11)
+    back = lengthened(shortened(values), values.shape)
+    assert float(((back - values) / values).abs().max()) < 2**-16

@@ -1,0 +1,117 @@
+"""Qwen3-VL behind the whole server, through the openai client: pictures, videos with their times, turns, thinking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from service.link.messages import ChatRequest
+from tests.models.qwen3_vl.golden import BOTH, DENSE, MIXTURE
+from tests.support.golden import media_files
+from tests.support.openai_chat import (
+    EXACT,
+    ask,
+    conversation,
+    frame_list_part,
+    jpeg,
+    openai_client,
+    prompt_tokens,
+    sampled_item,
+    scripted_engine,
+    text_part,
+    video_part,
+)
+
+FLAGS: dict[str, Any] = {
+    "model": tuple(str(golden.directory) for golden in BOTH.values()),
+    "served_model_name": tuple(f"{golden.directory}={kind}" for kind, golden in BOTH.items()),
+    "device": "cpu",
+    "kv_cache_tokens": 4096,
+    "max_running": 2,
+    "encoder_buckets": (160,),
+}
+OF_PICTURES = [
+    (kind, name)
+    for kind, golden in BOTH.items()
+    for name in golden.prompts
+    if not media_files(golden.directory, name, "video") and not golden.inputs["prompts"][name]["add_vision_id"]
+]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[OpenAI]:
+    with openai_client(FLAGS) as client:
+        yield client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("kind", "name"), OF_PICTURES)
+def test_golden_answers(client: OpenAI, kind: str, name: str, stream: bool) -> None:
+    """A Thinking checkpoint's answer begins inside the reasoning, and these never leave it."""
+    golden = BOTH[kind]
+    tokens = golden.inputs["max_new_tokens"]
+    messages = conversation(golden.directory, name)
+    answer = ask(client, messages, stream=stream, model=kind, max_tokens=tokens, temperature=0, extra_body=EXACT)
+    ids = golden.expected[f"prompt.{name}.generated_ids"].tolist()
+    said = golden.processor.detokenize(ids).decode(errors="replace")
+    inside = golden.processor.reasoning_markers is not None
+    assert (answer.content, answer.reasoning) == (("", said) if inside else (said, ""))
+    expected_prompt = len(golden.expected[f"prompt.{name}.input_ids"])
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (expected_prompt, tokens)
+
+
+@pytest.mark.parametrize(("fps", "frames"), [(None, 8), (1.0, 4), (5.0, 20)])
+def test_a_video_is_two_frames_a_second_or_fps(client: OpenAI, fps: float | None, frames: int) -> None:
+    """20 frames at 5 a second."""
+    part = video_part(frames=20, rate=5, **({"fps": fps} if fps else {}))
+    answer = ask(client, [part, text_part()], model="dense", max_tokens=4, extra_body={"ignore_eos": True})
+    sampled, item = sampled_item(DENSE.processor, frames=20, rate=5, fps=fps)
+    assert sampled == frames
+    assert answer.usage.prompt_tokens == prompt_tokens(DENSE.processor, item)
+    assert answer.usage.completion_tokens == 4
+
+
+def test_thinking_has_no_switch(client: OpenAI) -> None:
+    for kind in BOTH:
+        with pytest.raises(BadRequestError, match="no switch") as refused:
+            ask(client, "why ?", model=kind, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+        assert refused.value.param == "chat_template_kwargs.enable_thinking"
+
+
+def text_of_prompt(request: ChatRequest) -> list[int]:
+    """Where the model thinks, after the end of a thought."""
+    processor = BOTH[request.model].processor
+    thought = "" if processor.reasoning_markers is None else "so < it is</think>\n\n"
+    return processor.tokenize(thought + processor.detokenize(request.prompt.token_ids.tolist()).decode())
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[OpenAI]:
+    with openai_client(FLAGS, scripted_engine(text_of_prompt)) as client:
+        yield client
+
+
+def test_reasoning_is_apart_in_answers_and_streams(scripted: OpenAI) -> None:
+    messages: list[Any] = [
+        {"role": "user", "content": "why ?"},
+        {"role": "assistant", "content": "<think>\nlong thoughts\n</think>\n\nIt is blue."},
+        {"role": "user", "content": "I say </think> here."},
+    ]
+    prompt = "user\nwhy ?\nassistant\nIt is blue.\nuser\nI say </think> here.\nassistant\n<think>\n"
+    for stream in (False, True):
+        answer = ask(scripted, messages, stream=stream, model="mixture")
+        assert (answer.content, answer.reasoning) == (prompt, "so < it is")
+    assert len(MIXTURE.processor.tokenize("</think>")) > 1  # of a user it is text
+
+
+def test_the_times_of_a_video_are_its_own(scripted: OpenAI) -> None:
+    """8 of 20 frames at 5 a second; 6 listed frames at 4 a second."""
+    for part, times in (
+        (video_part(frames=20, rate=5), ["0.3", "1.3", "2.5", "3.5"]),
+        (frame_list_part([jpeg()] * 6, fps=4.0), ["0.1", "0.6", "1.1"]),
+    ):
+        expected = "".join(f"<{time} seconds>" for time in times)
+        assert ask(scripted, [part], model="dense").content == f"user\n{expected}\nassistant\n"

@@ -1,0 +1,260 @@
+"""What loads as Qwen3-VL and what is refused: published and re-saved files, FP8, damaged configurations."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from benchmarks.checkpoints import make
+from models.checkpoint import published_shapes
+from models.errors import CheckpointError
+from models.qwen3_vl.config import load_config
+from models.qwen3_vl.model import decoder_config, decoder_rules, load_model, vision_rules
+from models.qwen3_vl.processor import load_processor
+from tests.models.qwen3_vl.golden import BOTH, CPU, DENSE, MIXTURE, Golden
+from tests.support.chat_golden import generate, largest_difference
+
+EITHER = [pytest.param(golden, id=kind) for kind, golden in BOTH.items()]
+
+
+def copy_of(golden: Golden, target: Path) -> Path:
+    """With all tensors in one file."""
+    shutil.copytree(golden.directory, target, ignore=shutil.ignore_patterns("images", "expected*", "*.safetensors*"))
+    save_file(tensors_of(golden), target / "model.safetensors")
+    return target
+
+
+def tensors_of(golden: Golden) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for path in sorted(golden.directory.glob("model*.safetensors")):
+        found |= load_file(path)
+    return found
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def check_like_golden(golden: Golden, directory: Path, tolerance: float = 1e-4) -> float:
+    name = next(name for name in golden.prompts if golden.prompt(name).items)
+    logits, _, _ = generate(load_model(directory, CPU, torch.float32), golden.prompt(name), 1)
+    expected = golden.expected[f"prompt.{name}.logits"]
+    difference = largest_difference(logits[-len(expected) :], expected)
+    assert difference <= tolerance
+    return difference
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_what_transformers_5_saves_loads(golden: Golden, tmp_path: Path) -> None:
+    import transformers
+
+    directory = copy_of(golden, tmp_path / "saved")
+    (name,) = json.loads((directory / "config.json").read_text())["architectures"]
+    reference = getattr(transformers, name).from_pretrained(golden.directory, dtype=torch.float32)
+    reference.save_pretrained(directory, max_shard_size="200KB")
+    (directory / "model.safetensors").unlink()
+    config = json.loads((directory / "config.json").read_text())
+    assert "rope_parameters" in config["text_config"]
+    assert len(list(directory.glob("*.safetensors"))) > 1
+    check_like_golden(golden, directory)
+    assert load_processor(directory).image  # its preprocessor files are those of the first
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_tensors_are_the_published_ones_both_ways(golden: Golden, tmp_path: Path) -> None:
+    config = load_config(golden.directory)
+    rules = [*vision_rules(config.tower), *decoder_rules(decoder_config(config))]
+    tensors = tensors_of(golden)
+    assert published_shapes(golden.model, rules) == {name: tuple(value.shape) for name, value in tensors.items()}
+    directory = copy_of(golden, tmp_path / "damaged")
+    lost = "model.visual.deepstack_merger_list.1.norm.weight"
+    for damaged, message in (
+        ({name: value for name, value in tensors.items() if name != lost}, f"missing tensors: {lost}"),
+        ({**tensors, "model.visual.other": torch.ones(2)}, r"unexpected tensors: model\.visual\.other"),
+        ({**tensors, lost: torch.ones(5)}, rf"{lost} has shape \(5,\)"),
+    ):
+        save_file(damaged, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            load_model(directory, CPU, torch.float32)
+
+
+def test_the_copy_of_a_tied_head_is_ignored_and_an_untied_head_must_be_there(tmp_path: Path) -> None:
+    tied = copy_of(DENSE, tmp_path / "tied")
+    tensors = tensors_of(DENSE)
+    head = tensors["model.language_model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, tied / "model.safetensors")
+    check_like_golden(DENSE, tied)
+    untied = copy_of(MIXTURE, tmp_path / "untied")
+    config = json.loads((untied / "config.json").read_text())
+    change(untied / "config.json", text_config={**config["text_config"], "tie_word_embeddings": True})
+    check_like_golden(MIXTURE, untied)
+    save_file(
+        {name: value for name, value in tensors_of(MIXTURE).items() if name != "lm_head.weight"},
+        untied / "model.safetensors",
+    )
+    with pytest.raises(CheckpointError, match=r"missing tensors: lm_head\.weight"):
+        load_model(untied, CPU, torch.float32)
+
+
+BLOCK = (16, 24)
+
+
+def in_fp8(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """e4m3 with a factor for each block, and what that stands for."""
+    *leading, rows, columns = values.shape
+    padded = torch.nn.functional.pad(values.float(), (0, -columns % BLOCK[1], 0, -rows % BLOCK[0]))
+    blocks = padded.unflatten(-1, (-1, BLOCK[1])).unflatten(-3, (-1, BLOCK[0]))  # [..., R, r, C, c]
+    factors = blocks.abs().amax((-3, -1)).clamp(min=1e-6) / 448
+    stored = (blocks / factors[..., :, None, :, None]).to(torch.float8_e4m3fn)
+    meant = stored.float() * factors[..., :, None, :, None]
+    whole = (slice(None),) * len(leading) + (slice(rows), slice(columns))
+
+    def flat(tensor: Tensor) -> Tensor:
+        return tensor.flatten(-2).flatten(-3, -2)[whole].contiguous()
+
+    return flat(stored), factors, flat(meant)
+
+
+def quantised(golden: Golden) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """As the makers publish it, linear layers of the language model in FP8; and what the values stand for."""
+    stored: dict[str, Tensor] = {}
+    meant: dict[str, Tensor] = {}
+    for name, value in tensors_of(golden).items():
+        stored[name] = meant[name] = value
+        if "_proj" in name and name.startswith("model.language_model.layers."):
+            stored[name], stored[f"{name}_scale_inv"], meant[name] = in_fp8(value)
+    assert len(stored) > len(meant)
+    return stored, meant
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK)}
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_block_scaled_fp8_is_multiplied_out(golden: Golden, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stored, meant = quantised(golden)
+    plain, directory = copy_of(golden, tmp_path / "plain"), copy_of(golden, tmp_path / "fp8")
+    save_file(meant, plain / "model.safetensors")
+    # Factors in another file than their weights.
+    (directory / "model.safetensors").unlink()
+    for number, wanted in ((1, True), (2, False)):
+        part = {name: value for name, value in stored.items() if name.endswith("_scale_inv") == wanted}
+        save_file(part, directory / f"model-{number}.safetensors")
+    change(directory / "config.json", quantization_config=FP8)
+    with caplog.at_level(logging.INFO, logger="models.checkpoint"):
+        loaded = load_model(directory, CPU, torch.float32)
+    assert f"{len(stored) - len(meant)} weights in FP8" in caplog.text
+    for (name, found), expected in zip(
+        loaded.named_parameters(), load_model(plain, CPU, torch.float32).parameters(), strict=True
+    ):
+        torch.testing.assert_close(found, expected, atol=0, rtol=1e-6, msg=name)
+    shapes = load_model(directory, torch.device("meta"), torch.bfloat16)
+    assert all(parameter.is_meta for parameter in shapes.parameters())
+
+
+def test_fp8_without_its_factors_is_refused(tmp_path: Path) -> None:
+    stored, _ = quantised(DENSE)
+    directory = copy_of(DENSE, tmp_path / "fp8")
+    change(directory / "config.json", quantization_config=FP8)
+    name = "model.language_model.layers.0.self_attn.q_proj.weight"
+    scale = f"{name}_scale_inv"
+    for damaged, message in (
+        ({key: value for key, value in stored.items() if key != scale}, f"missing tensor: {scale}"),
+        ({**stored, scale: torch.ones(1, 1)}, rf"{scale} has shape \(1, 1\), expected"),
+        ({**stored, "model.other_scale_inv": torch.ones(1, 1)}, r"unexpected tensors: model\.other_scale_inv"),
+    ):
+        save_file(damaged, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message):
+            load_model(directory, CPU, torch.float32)
+    save_file(stored, directory / "model.safetensors")
+    change(directory / "config.json", quantization_config=None)
+    with pytest.raises(CheckpointError, match="F8_E4M3"):
+        load_model(directory, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("unknown", [{"fmt": "e5m2"}, {"weight_block_size": None}, {"quant_method": "awq"}])
+def test_other_quantisations_are_refused(tmp_path: Path, unknown: dict[str, Any]) -> None:
+    directory = copy_of(DENSE, tmp_path / "quantised")
+    change(directory / "config.json", quantization_config={**FP8, **unknown})
+    with pytest.raises(CheckpointError, match="quantization_config"):
+        load_processor(directory)
+
+
+@pytest.mark.parametrize(
+    ("golden", "section", "values", "message"),
+    [
+        (DENSE, "", {"vision_config": None}, "vision_config is missing"),
+        (DENSE, "", {"video_token_id": 4000}, "4000"),
+        (DENSE, "text_config", {"rope_scaling": None}, r"rope_scaling\.mrope_section is None"),
+        (DENSE, "text_config", {"rope_scaling": {"mrope_section": [6, 5, 5]}}, "mrope_interleaved is None, expected"),
+        (DENSE, "text_config", {"num_hidden_layers": 2}, "names 3 levels for 2"),
+        (DENSE, "vision_config", {"hidden_act": "gelu"}, "expected 'gelu_pytorch_tanh'"),
+        (DENSE, "vision_config", {"num_position_embeddings": 99}, "99 is not a square"),
+        (DENSE, "vision_config", {"deepstack_visual_indexes": [1, 2, 9]}, r"\[1, 2, 9\] must ascend within 0\.\.5"),
+        (DENSE, "vision_config", {"out_hidden_size": 64}, "out_hidden_size is 64"),
+        (MIXTURE, "text_config", {"mlp_only_layers": [1]}, r"mlp_only_layers is \[1\]"),
+        (MIXTURE, "text_config", {"norm_topk_prob": False}, "norm_topk_prob is False"),
+        (MIXTURE, "text_config", {"moe_intermediate_size": 48}, r"2 \* moe_intermediate_size"),
+        (MIXTURE, "text_config", {"moe_intermediate_size": None}, "moe_intermediate_size"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(
+    tmp_path: Path, golden: Golden, section: str, values: dict[str, Any], message: str
+) -> None:
+    directory = copy_of(golden, tmp_path / "broken")
+    config = json.loads((directory / "config.json").read_text())
+    target = config[section] if section else config
+    target.update(values)
+    for name in [name for name, value in values.items() if value is None]:
+        del target[name]
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        load_processor(directory)
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "video_preprocessor_config.json"])
+def test_the_limits_of_pixels_must_be_in_the_files(tmp_path: Path, file: str) -> None:
+    directory = copy_of(DENSE, tmp_path / "sizes")
+    change(directory / file, size={"shortest_edge": 4096})
+    with pytest.raises(CheckpointError, match=f"{file}: field 'longest_edge' is missing"):
+        load_processor(directory)
+    change(directory / file, size={"shortest_edge": 4096, "longest_edge": 40960}, merge_size=4)
+    with pytest.raises(CheckpointError, match=f"{file}: merge_size is 4, config.json says 2"):
+        load_processor(directory)
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_random_weights_need_no_tensor_file(tmp_path: Path, golden: Golden) -> None:
+    directory = copy_of(golden, tmp_path / "random")
+    (directory / "model.safetensors").unlink()
+    model = load_model(directory, CPU, torch.float32, "random")
+    logits, _, _ = generate(model, golden.prompt(golden.prompts[1]), 1)
+    assert logits.isfinite().all() and 0.1 < logits.std() < 10
+    with pytest.raises(CheckpointError, match="no safetensors file"):
+        load_model(directory, CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "vision"),
+    [
+        ("qwen3_vl_2b", 2_127_532_032, 406_957_056),
+        ("qwen3_vl_4b", 4_437_815_808, 415_347_712),
+        ("qwen3_vl_8b", 8_767_123_696, 576_388_336),
+        ("qwen3_vl_32b", 33_357_390_064, 595_266_800),
+        ("qwen3_vl_30b_a3b", 31_070_754_032, 538_631_408),
+    ],
+)
+def test_published_sizes_have_the_published_numbers_of_parameters(
+    tmp_path: Path, name: str, total: int, vision: int
+) -> None:
+    model = load_model(make(name, tmp_path), torch.device("meta"), torch.bfloat16, "random")
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in (model, model.encoder)]
+    assert counts == [total, vision]

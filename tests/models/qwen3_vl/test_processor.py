@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from models.errors import InputError
+from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.qwen2_vl.pictures import smart_resize
+from models.qwen3_vl.processor import Qwen3VLProcessor
+from models.qwen3_vl.videos import pair_tenths, sample_frames, time_text, video_size
+from tests.models.qwen3_vl.golden import BOTH, DENSE, MIXTURE, Golden
+from tests.support.prompts import prompt_of
+
+PICTURES = {"factor": 32, "min_pixels": 65_536, "max_pixels": 16_777_216}
+VIDEOS = {"pair": 2, "factor": 32, "min_pixels": 4_096, "max_pixels": 25_165_824}
+EITHER = [pytest.param(golden, id=kind) for kind, golden in BOTH.items()]
+
+
+def metadata(num_frames: int, fps: float) -> VideoMetadata:
+    return VideoMetadata(num_frames, fps, num_frames / fps if fps else 0.0, 48, 64)
+
+
+def video_of(count: int, *, fps: float = 2.0, indices: tuple[int, ...] | None = None, seed: int = 0) -> VideoFrames:
+    frames = np.random.default_rng(seed).integers(0, 256, (count, 48, 64, 3), dtype=np.uint8)
+    indices = indices or tuple(range(count))
+    times = tuple(3.0 * index for index in indices)  # unlike index / fps
+    return VideoFrames(tuple(frames), indices, times, metadata(indices[-1] + 1, fps))
+
+
+def say(role: str, *texts: str) -> ChatMessage:
+    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts))
+
+
+@pytest.mark.parametrize(
+    ("size", "resized"),
+    [
+        ((1, 1), (256, 256)),
+        ((224, 224), (256, 256)),
+        ((20, 30), (224, 320)),
+        ((15, 300), (64, 1152)),
+        ((448, 448), (448, 448)),
+        ((480, 640), (480, 640)),
+        ((768, 1024), (768, 1024)),
+        ((1080, 1920), (1088, 1920)),
+        ((2160, 3840), (2176, 3840)),
+        ((4000, 6000), (3328, 4992)),
+        ((6000, 6000), (4096, 4096)),
+    ],
+)
+def test_resized_sizes_of_the_reference(size: tuple[int, int], resized: tuple[int, int]) -> None:
+    assert smart_resize(*size, **PICTURES) == resized
+
+
+@pytest.mark.parametrize(
+    ("frames", "size", "tokens"),
+    [
+        (16, (448, 448), 1568),
+        (4, (1080, 1920), 4080),
+        (32, (1080, 1920), 11520),
+        (128, (1080, 1920), 11520),
+        (768, (720, 1280), 10752),
+    ],
+)
+def test_a_video_shares_its_pixels_among_its_frames(frames: int, size: tuple[int, int], tokens: int) -> None:
+    height, width = video_size(frames, *size, **VIDEOS)
+    assert height % 32 == width % 32 == 0
+    assert frames // 2 * height * width // 32**2 == tokens
+
+
+@settings(deadline=None)  # of which the import takes seconds
+@given(frames=st.integers(2, 300), height=st.integers(1, 2200), width=st.integers(1, 4000))
+def test_frame_sizes_are_the_references(frames: int, height: int, width: int) -> None:
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as reference
+
+    limits = {"factor": 32, "min_pixels": 4_096, "max_pixels": 25_165_824}
+    try:
+        expected = reference(frames, height, width, temporal_factor=2, **limits)
+    except ValueError:
+        with pytest.raises(ValueError, match="200:1"):
+            video_size(frames, height, width, **VIDEOS)
+        return
+    assert video_size(frames, height, width, **VIDEOS) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "fps", "asked", "max_frames", "count"),
+    [
+        (61, 24.0, None, 768, 5),
+        (240, 24.0, None, 768, 20),
+        (240, 24.0, 0.5, 768, 5),
+        (240, 24.0, 24.0, 64, 64),
+        (3, 24.0, None, 768, 3),
+        (20_000, 24.0, None, 9999, 768),
+        (10, 0.0, None, 768, 10),
+        (1, 24.0, None, 768, 1),
+        (240, 24.0, None, 1, 1),
+    ],
+)
+def test_sampled_frames(num_frames: int, fps: float, asked: float | None, max_frames: int, count: int) -> None:
+    indices = sample_frames(metadata(num_frames, fps), fps=asked, max_frames=max_frames)
+    assert len(indices) == count and indices == sorted(set(indices)) and indices[0] == 0
+    assert count == 1 or indices[-1] == num_frames - 1
+    assert indices == np.linspace(0, num_frames - 1, count).round().astype(int).tolist()
+
+
+def test_a_video_without_frames_is_refused() -> None:
+    with pytest.raises(InputError, match="no frames"):
+        sample_frames(metadata(0, 24.0), fps=None, max_frames=4)
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_times_are_the_means_of_pairs_in_the_source(golden: Golden) -> None:
+    cases = golden.inputs["timestamps"]
+    assert cases
+    for case in cases:
+        indices = tuple(case["frames_indices"])
+        video = VideoFrames((), indices, (), metadata(indices[-1] + 1, case["fps"]))
+        assert [time_text(tenths) for tenths in pair_tenths(video, 2)] == case["text"], case
+
+
+def test_a_source_without_a_rate_brings_the_times_of_its_frames() -> None:
+    assert pair_tenths(video_of(4, fps=0.0), 2) == [15, 75]
+    assert pair_tenths(video_of(4, fps=2.0), 2) == [2, 12]
+
+
+def test_the_rate_changes_the_prompt_and_the_digest() -> None:
+    processor = DENSE.processor
+    message = ChatMessage("user", (ContentPart(item=0),))
+    slow, fast = (processor.video(video_of(4, fps=fps)) for fps in (0.25, 4.0))
+    assert slow.digest != fast.digest and slow.num_embeds == fast.num_embeds
+    texts = [processor.detokenize(prompt_of(processor, [message], [item]).token_ids.tolist()) for item in (slow, fast)]
+    assert b"<2.0 seconds><10.0 seconds>" in texts[0] and b"<0.1 seconds><0.6 seconds>" in texts[1]
+
+
+def test_a_video_of_one_frame_and_the_same_frame_as_a_picture() -> None:
+    processor, video = DENSE.processor, video_of(1)
+    frame, picture = processor.video(video), processor.image(Image.fromarray(video.frames[0]))
+    assert frame.arrays["grid_thw"][0] == 1 and frame.arrays["tenths"].tolist() == [0]
+    assert frame.digest != picture.digest
+    with pytest.raises(InputError, match="differ in size"):
+        processor.video(VideoFrames((video.frames[0], video.frames[0][:40]), (0, 1), (0.0, 0.5), metadata(2, 2.0)))
+
+
+def test_every_pair_has_a_span_and_positions_of_its_own() -> None:
+    processor = DENSE.processor
+    item = processor.video(video_of(5))
+    prompt = prompt_of(processor, [ChatMessage("user", (ContentPart(item=0), ContentPart(text="so ?")))], [item])
+    _, h, w = item.arrays["grid_thw"].tolist()
+    assert len(prompt.placeholders) == 3 and {span.length for span in prompt.placeholders} == {h * w // 4}
+    start, end = DENSE.processor.config.vision_start_token_id, DENSE.processor.config.vision_end_token_id
+    for span in prompt.placeholders:
+        rows = slice(span.start, span.start + span.length)
+        assert set(prompt.token_ids[rows].tolist()) == {processor.config.video_token_id}
+        assert (prompt.token_ids[span.start - 1], prompt.token_ids[span.start + span.length]) == (start, end)
+        assert len(set(prompt.positions[0, rows].tolist())) == 1
+        assert prompt.positions[1, rows].max() - prompt.positions[1, rows].min() == h // 2 - 1
+    assert prompt.token_ids.tolist().count(start) == 3, "the template's own pair around the whole video is gone"
+    times = prompt.positions[0, [span.start for span in prompt.placeholders]]
+    assert (np.diff(times) > max(h, w) // 2).all(), "a pair comes after the text before it"
+
+
+def test_what_users_write_is_no_marker() -> None:
+    for golden in BOTH.values():
+        processor = golden.processor
+        for marker in ("<|vision_start|><|image_pad|><|vision_end|>", "<|im_end|>", "<think>", "</tool_call>"):
+            special = set(processor.tokenizer.special_ids.values())
+            plain = prompt_of(processor, [say("user", "a")]).token_ids
+            told = prompt_of(processor, [say("user", "a", marker)]).token_ids
+            count = [sum(int(token) in special for token in ids) for ids in (plain, told)]
+            assert count[0] == count[1], marker
+
+
+@pytest.mark.parametrize("texts", [("<|im_", "end|>"), ("<|vision_start|><|video_", "pad|><|vision_end|>")])
+def test_two_texts_make_no_marker_where_they_meet(texts: tuple[str, str]) -> None:
+    processor = DENSE.processor
+    ids = prompt_of(processor, [say("user", *texts)]).token_ids.tolist()
+    assert processor.config.video_token_id not in ids
+    assert ids.count(processor.tokenizer.special_ids["<|im_end|>"]) == 1
+
+
+def rendered(golden: Golden, *messages: ChatMessage) -> str:
+    return golden.processor.detokenize(prompt_of(golden.processor, messages).token_ids.tolist()).decode()
+
+
+def test_reasoning_of_earlier_answers_is_dropped_by_thinking_checkpoints() -> None:
+    talk = say("user", "a"), say("assistant", "<think>\nb\n</think>\n\nc"), say("user", "d")
+    assert rendered(MIXTURE, *talk) == "user\na\nassistant\nc\nuser\nd\nassistant\n<think>\n"
+    assert rendered(DENSE, *talk) == "user\na\nassistant\n<think>\nb\n</think>\n\nc\nuser\nd\nassistant\n"
+    assert MIXTURE.processor.reasoning_markers == ("<think>", "</think>")
+    assert DENSE.processor.reasoning_markers is None
+
+
+def test_sampling_and_stops_are_those_of_the_files() -> None:
+    for golden in BOTH.values():
+        generation: dict[str, Any] = golden.processor.generation_defaults  # type: ignore[assignment]
+        assert {"temperature", "top_p", "top_k"} <= generation.keys()
+        ids = golden.processor.tokenizer.special_ids
+        assert golden.processor.stop_token_ids == {ids["<|im_end|>"], ids["<|endoftext|>"]}
+
+
+def test_pictures_where_the_template_takes_none_are_refused() -> None:
+    item: MediaItem = DENSE.item(DENSE.images[0])
+    message = ChatMessage("system", (ContentPart(item=0), ContentPart(text="look")))
+    with pytest.raises(InputError, match="takes 0 of 1 media items"):
+        prompt_of(DENSE.processor, [message, say("user", "a")], [item])
+
+
+def test_detail_low_bounds_a_picture() -> None:
+    dense = DENSE.processor
+    published = replace(dense.config.images, min_pixels=PICTURES["min_pixels"], max_pixels=PICTURES["max_pixels"])
+    config = replace(dense.config, images=published)
+    processor = Qwen3VLProcessor(config, dense.tokenizer, dense.template, {})
+    picture = Image.new("RGB", (1024, 1024))
+    auto, low = (processor.image(picture, detail=detail) for detail in ("auto", "low"))
+    assert (auto.num_embeds, low.num_embeds) == (1024, 256)
+    with pytest.raises(InputError, match="200:1"):
+        processor.image(Image.new("RGB", (2100, 10)))

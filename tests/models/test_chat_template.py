@@ -1,0 +1,88 @@
+"""Which of a checkpoint's files holds the chat template, and what a template without pictures does with one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from models.chat_template import load_chat_template
+from models.errors import CheckpointError, InputError
+from models.media import ChatMessage, ContentPart
+from models.qwen2_vl.processor import load_processor
+from tests.support.chat_golden import GOLDEN
+from tests.support.prompts import prompt_of
+
+TURN = [{"role": "user", "content": "hi"}]
+TEXT_ONLY = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}<|im_start|>assistant\n"
+)
+"""A language model's template: it joins the content of a message as a string."""
+
+
+def write(directory: Path, *, jinja: bool, processors: bool, tokenizers: bool) -> None:
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "tokenizer"} if tokenizers else {}))
+    if processors:
+        (directory / "chat_template.json").write_text('{"chat_template": "processor"}')
+    if jinja:
+        (directory / "chat_template.jinja").write_text("jinja")
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        ({"jinja": True, "processors": True, "tokenizers": True}, "jinja"),
+        ({"jinja": False, "processors": True, "tokenizers": True}, "processor"),
+        ({"jinja": False, "processors": False, "tokenizers": True}, "tokenizer"),
+        ({"jinja": True, "processors": False, "tokenizers": False}, "jinja"),
+    ],
+)
+def test_templates_are_looked_for_as_transformers_does_for_processors(
+    tmp_path: Path, files: dict[str, bool], chosen: str
+) -> None:
+    write(tmp_path, **files)
+    assert load_chat_template(tmp_path).render(TURN) == chosen
+    assert load_chat_template(tmp_path, "default").render(TURN) == chosen
+
+
+def test_a_checkpoint_without_a_template(tmp_path: Path) -> None:
+    write(tmp_path, jinja=False, processors=False, tokenizers=False)
+    assert load_chat_template(tmp_path, "default").render(TURN) == "default"
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template must be a string"):
+        load_chat_template(tmp_path)
+    (tmp_path / "chat_template.json").write_text('{"chat_template": ["a"]}')
+    with pytest.raises(CheckpointError, match=r"/chat_template\.json|: chat_template\.json: chat_template must be"):
+        load_chat_template(tmp_path)
+
+
+def layout(tmp_path: Path, *, multimodal: bool) -> Path:
+    """Published Qwen2.5-VL: the language model's template in tokenizer_config.json, the other in chat_template.json."""
+    path = tmp_path / "model"
+    shutil.copytree(GOLDEN / "qwen2_vl", path, ignore=shutil.ignore_patterns("images", "*.safetensors"))
+    config = json.loads((path / "tokenizer_config.json").read_text()) | {"chat_template": TEXT_ONLY}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    if not multimodal:
+        (path / "chat_template.json").unlink()
+    return path
+
+
+SAID = ChatMessage("user", (ContentPart(item=0), ContentPart(text="what is it")))
+
+
+def test_a_picture_beside_a_text_only_template_in_the_tokenizers_file(tmp_path: Path) -> None:
+    given, usual = load_processor(layout(tmp_path, multimodal=True)), load_processor(GOLDEN / "qwen2_vl")
+    item = usual.image(Image.new("RGB", (56, 56)))
+    assert prompt_of(given, [SAID], [item]).token_ids.tolist() == prompt_of(usual, [SAID], [item]).token_ids.tolist()
+
+
+def test_a_picture_for_a_text_only_template_is_refused_clearly(tmp_path: Path) -> None:
+    processor = load_processor(layout(tmp_path, multimodal=False))
+    item = processor.image(Image.new("RGB", (56, 56)))
+    with pytest.raises(InputError, match="chat template is for text alone: it takes no pictures or videos") as refused:
+        prompt_of(processor, [SAID], [item])
+    assert refused.value.field == "messages"
+    assert len(prompt_of(processor, [ChatMessage("user", (ContentPart(text="hi"),))]).token_ids)

@@ -1,0 +1,191 @@
+"""Tools, calls and results in prompts: templates that know them, and the block for those that do not."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.chat_template import ChatTemplate, unused_character
+from models.kimi_vl.processor import load_processor as load_kimi
+from models.media import ChatMessage, ContentPart, Tool, ToolCall
+from models.minicpmv.processor import load_processor as load_minicpm
+from models.qwen2_vl.processor import load_processor as load_qwen
+from models.tokenizer import SpecialTokens
+from models.tools import escaped_calls, escaped_tools, hermes_turns, prompt_texts
+from tests.support.golden import GOLDEN
+
+KNOWS = """
+{%- if tools %}<|im_start|>system
+TOOLS{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+SPECIAL = SpecialTokens(
+    {
+        name: 1000 + index
+        for index, name in enumerate(
+            ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+        )
+    }
+)
+ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+def say(role: str, *texts: str, calls: tuple[ToolCall, ...] = ()) -> ChatMessage:
+    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts), calls)
+
+
+TALK = (
+    say("user", "2 + 40?"),
+    say("assistant", "Wait.", calls=(ToolCall("add", {"a": 2}), ToolCall("add", {"a": 40}))),
+    say("tool", "2"),
+    say("tool", "42"),
+)
+
+
+@cache
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {})
+
+
+def ids(source: str, messages: tuple[ChatMessage, ...], tools: tuple[Tool, ...] = ()) -> list[int]:
+    """Special tokens as their ids, all else as code points."""
+    escape = unused_character(prompt_texts(messages, tools))
+
+    def escaped(text: str) -> str:
+        return escape + SPECIAL.escape(text, escape) + escape
+
+    turns: list[dict[str, Any]] = [
+        {
+            "role": message.role,
+            "content": "".join(escaped(part.text or "") for part in message.content),
+            **escaped_calls(message, escaped),
+        }
+        for message in messages
+    ]
+    rendered = template(source).render(turns, tools=escaped_tools(tools, escaped))
+    return SPECIAL.encode(rendered, escape, lambda text: [ord(character) + 10_000 for character in text])
+
+
+def text_of(tokens: list[int]) -> str:
+    names = {value: name for name, value in SPECIAL.ids.items()}
+    return "".join(names.get(token) or chr(token - 10_000) for token in tokens)
+
+
+def test_a_template_that_knows_tools_renders_them() -> None:
+    assert ChatTemplate(KNOWS, {}).knows_tools
+    text = text_of(ids(KNOWS, TALK, (ADD,)))
+    function = {"name": "add", "description": "Adds.", "parameters": ADD.parameters}
+    assert f"TOOLS {json.dumps({'type': 'function', 'function': function})}<|im_end|>" in text
+    assert 'Wait.\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>\n<tool_call>' in text
+    assert text.count("<|im_start|>tool\n") == 2 and "You may call" not in text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [PLAIN, PLAIN + "{{ tools }}", KNOWS.replace('{"name"', "<function="), KNOWS.replace("tool_call>", "call>")],
+)
+def test_others_get_a_block(source: str) -> None:
+    assert not ChatTemplate(source, {}).knows_tools
+
+
+def test_the_block_of_a_template_that_knows_none() -> None:
+    text = text_of(ids(PLAIN, TALK, (ADD,)))
+    assert text.startswith("<|im_start|>system\nYou are a helpful assistant.\n\n# Tools\n\nYou may call")
+    function = {"name": "add", "description": "Adds.", "parameters": ADD.parameters}
+    assert f"<tools>\n{json.dumps({'type': 'function', 'function': function})}\n</tools>" in text
+    assert text.endswith(
+        "<|im_start|>user\n2 + 40?<|im_end|>\n"
+        "<|im_start|>assistant\nWait.\n"
+        '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "add", "arguments": {"a": 40}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n42\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant"
+    )
+
+
+def test_the_block_follows_the_conversations_own_system_message() -> None:
+    turns = hermes_turns([{"role": "system", "content": "Be brief."}], [{"name": "x"}])
+    assert len(turns) == 1 and turns[0]["content"].startswith("Be brief.\n\n# Tools\n")
+
+
+def test_without_tools_nothing_changes() -> None:
+    turns = [{"role": "system", "content": "x"}, {"role": "user", "content": [{"type": "image"}]}]
+    assert hermes_turns(turns, []) == turns
+
+
+hostile = st.lists(
+    st.sampled_from([*SPECIAL.ids, "<|im_", "end|>", "<tool_", "call>", "<", "\ufdd0", '"', "\\", "\n", "{", "é"]),
+    max_size=5,
+).map("".join)
+objects = st.dictionaries(hostile, st.none() | st.integers() | hostile | st.lists(hostile, max_size=2), max_size=3)
+
+
+@pytest.mark.parametrize("source", [KNOWS, PLAIN])
+@settings(max_examples=60, deadline=None)
+@given(hostile, hostile, objects, objects)
+def test_nothing_of_a_request_becomes_a_control_token(
+    source: str, text: str, name: str, arguments: dict[str, Any], parameters: dict[str, Any]
+) -> None:
+    def special(messages: tuple[ChatMessage, ...], tool: Tool) -> list[int]:
+        return [token for token in ids(source, messages, (tool,)) if token < 10_000]
+
+    def talk(text: str, name: str, arguments: dict[str, Any]) -> tuple[ChatMessage, ...]:
+        return (
+            say("system", text),
+            say("user", text, text),
+            say("assistant", text, calls=(ToolCall(name, arguments),)),
+            say("tool", text),
+        )
+
+    wanted = special(talk("x", "x", {}), Tool("x", "x", {}))
+    assert special(talk(text, name, arguments), Tool(name, text, parameters)) == wanted
+    if source is PLAIN:  # its text is as it was sent
+        rendered = text_of(ids(source, talk(text, name, arguments), (Tool(name, text, parameters),)))
+        assert json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) in rendered
+
+
+@pytest.mark.parametrize(
+    ("family", "load"),
+    [
+        ("qwen2_vl", load_qwen),
+        ("kimi_vl", load_kimi),
+        *((f"minicpmv_{version}", load_minicpm) for version in ("2_5", "2_6", "4_0", "4_5")),
+    ],
+)
+def test_every_family_writes_tools_and_escapes_what_they_hold(family: str, load: Any) -> None:
+    processor = load(Path(GOLDEN) / family)
+    names = list(getattr(processor.tokenizer, "special_ids", None) or processor.tokenizer.special_tokens)
+    special = set((getattr(processor.tokenizer, "special_ids", None) or processor.tokenizer.special_tokens).values())
+
+    def counted(text: str) -> list[int]:
+        talk = (
+            say("user", "hi"),
+            say("assistant", calls=(ToolCall("add", {text: text}),)),
+            say("tool", text),
+        )
+        tool = Tool("add", text, {"type": "object", "properties": {text: {"const": text}}})
+        tokens = processor.apply_chat_template(talk, [], options={}, tools=(tool,)).token_ids.tolist()
+        return [token for token in tokens if token in special]
+
+    assert counted("".join(names)) == counted("x")
+    chat = processor.apply_chat_template(TALK, [], options={}, tools=(ADD,))
+    said = processor.detokenize(chat.token_ids.tolist()).decode()
+    assert '{"name": "add", "arguments": {"a": 40}}' in said and "<tool_response>\n42" in said

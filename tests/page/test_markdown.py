@@ -1,0 +1,332 @@
+"""Markdown in answers: what it becomes, what hostile text does not become, and what is seen while it is written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.page.browser import Page
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SCRIPT = """
+const [work, given, done] = arguments;
+const folder = document.querySelector("script[src$='main.js']").src.replace("main.js", "");
+const describe = (node) => node.nodeType === Node.TEXT_NODE ? node.data : [
+  node.localName,
+  Object.fromEntries([...node.attributes].map(({ name, value }) => [name, value])),
+  ...[...node.childNodes].map(describe),
+];
+const works = {
+  shown(Markdown, texts) {
+    return texts.map((text) => {
+      const element = document.createElement("div");
+      new Markdown(element).show(text);
+      return { text: element.textContent, nodes: [...element.childNodes].map(describe) };
+    });
+  },
+  written(Markdown, texts) {
+    return texts.map((text) => {
+      const element = document.createElement("div");
+      const markdown = new Markdown(element);
+      const seen = [];
+      let first = null;
+      for (let end = 1; end <= text.length; end++) {
+        markdown.show(text.slice(0, end), true);
+        first ??= element.firstChild;
+        seen.push(element.textContent);
+      }
+      markdown.show(text);
+      const whole = document.createElement("div");
+      new Markdown(whole).show(text);
+      return { seen, same: element.isEqualNode(whole), kept: element.firstChild === first };
+    });
+  },
+  made(Markdown, texts) {
+    return texts.map(({ text, times, open }) => {
+      const element = document.createElement("div");
+      new Markdown(element).show(text.repeat(times), open);
+      let deepest = 0;
+      for (const node of element.querySelectorAll("*")) {
+        let depth = 0;
+        for (let up = node; up !== element; up = up.parentNode) depth += 1;
+        deepest = Math.max(deepest, depth);
+        if (deepest > 200) break;
+      }
+      return { characters: element.textContent.length, deepest };
+    });
+  },
+};
+import(folder + "markdown.js").then(
+  ({ Markdown }) => done(works[work](Markdown, given)),
+  (error) => done(String(error)),
+);
+"""
+ELEMENTS = {
+    *("p", "h3", "h4", "h5", "h6", "hr", "br", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "del"),
+    *("a", "table", "thead", "tbody", "tr", "th", "td", "div", "span", "button"),
+}
+ATTRIBUTES = {
+    "dir",
+    "class",
+    "href",
+    "title",
+    "target",
+    "rel",
+    "start",
+    "tabindex",
+    "role",
+    "aria-label",
+    "aria-live",
+    "type",
+}
+LINK = {"target": "_blank", "rel": "noopener noreferrer nofollow"}
+HOSTILE = (
+    "<script>window.hit = 1</script>",
+    "<img src=x onerror='window.hit = 1'> <svg onload=alert(1)> <iframe srcdoc='<p>'></iframe>",
+    "[a](javascript:window.hit=1) [b](JaVaScRiPt:alert(1)) [c]( javascript:alert(1)) [d](java\tscript:alert(1))",
+    "[a](<javascript:alert(1)>) <javascript:alert(1)> [b](\x01javascript:alert(1)) [c](&#106;avascript:alert(1))",
+    "[a](data:text/html,<script>alert(1)</script>) [b](vbscript:x) [c](file:///etc/passwd) [d](blob:x) [e](/v1/models)",
+    "![a](https://example.org/pixel.png) ![b](javascript:alert(1))",
+    '[a](https://example.org "x\\" onclick=alert(1)") [b](https://example.org/"onmouseover="alert(1))',
+    "```<img/src=x>\n</code></pre><script>alert(1)</script>\n```",
+    "| <b>a</b> | b |\n|---|---|\n| <img src=x onerror=alert(1)> | [x](javascript:alert(1)) |",
+    "<https://example.org/<script>> <a href='https://example.org'>x</a> <style>*{}</style> <form action=x>",
+    "# <h1 onclick=x>\n> <base href=//example.org>\n- <meta http-equiv=refresh>\n1. <object data=x>",
+)
+LONG = (
+    *("*", "**a ", "*a _b ~~c ", "[", "[](", "[a](b ", "![", "` ``", "\\", "<", "<http://a", "http://a.b ", "*a* `b` "),
+    *(
+        "> ",
+        ">",
+        "- ",
+        "  - a\n",
+        "1. ",
+        "|",
+        "| a\n",
+        "a|b\n-|-\n",
+        "# ",
+        "```\n",
+        "\n",
+        "- a\n\n",
+        "a\n",
+        "a\n\n",
+        " ",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture
+def ready(page: Page, server: RunningServer) -> Page:
+    page.open(server.url)
+    return page
+
+
+def asked(page: Page, work: str, texts: list[Any]) -> Any:
+    page.driver.set_script_timeout(200)
+    answer = page.driver.execute_async_script(SCRIPT, work, texts)
+    assert isinstance(answer, list), answer
+    return answer
+
+
+def shown(page: Page, text: str) -> list[Any]:
+    """The elements, each [name, attributes, *children]."""
+    return list(asked(page, "shown", [text])[0]["nodes"])
+
+
+def plain(node: Any) -> Any:
+    """Without attributes: (name, *children); a text alone stays a text."""
+    return node if isinstance(node, str) else (node[0], *map(plain, node[2:]))
+
+
+def elements(nodes: list[Any]) -> Iterator[Any]:
+    for node in nodes:
+        if not isinstance(node, str):
+            yield node
+            yield from elements(node[2:])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# A #\n## B\ntext", [("h3", "A"), ("h4", "B"), ("p", "text")]),
+        ("one\ntwo\n\nthree", [("p", "one\ntwo"), ("p", "three")]),
+        (
+            "*a* **b** ***c*** ~~d~~",
+            [("p", ("em", "a"), " ", ("strong", "b"), " ", ("em", ("strong", "c")), " ", ("del", "d"))],
+        ),
+        ("snake_case_name, 2 * 3 * 4, \\*no\\*", [("p", "snake_case_name, 2 * 3 * 4, *no*")]),
+        ("**中文。**后", [("p", ("strong", "中文。"), "后")]),
+        ("**open and *closed*", [("p", "**open and ", ("em", "closed"))]),
+        ("`a *b*` ``c`d``", [("p", ("code", "a *b*"), " ", ("code", "c`d"))]),
+        ("- a\n  - b\n    - c\n- d", [("ul", ("li", "a", ("ul", ("li", "b", ("ul", ("li", "c"))))), ("li", "d"))]),
+        ("1. a\n\n   more\n\n2. b\n\nend", [("ol", ("li", "a", ("p", "more")), ("li", "b")), ("p", "end")]),
+        ("> a\n> - b\n\nc", [("blockquote", ("p", "a"), ("ul", ("li", "b"))), ("p", "c")]),
+        ("a\n\n---\n***", [("p", "a"), ("hr",), ("hr",)]),
+        ("a | b\nc | d", [("p", "a | b\nc | d")]),
+    ],
+)
+def test_marks_become_elements(ready: Page, text: str, expected: list[Any]) -> None:
+    assert list(map(plain, shown(ready, text))) == expected
+
+
+def test_code_is_shown_as_it_is_and_named(ready: Page) -> None:
+    (fence,) = shown(ready, "```python\ndef f():\n\n    return '**x**' # <b>\n```")
+    assert plain(fence)[1:] == (
+        ("p", ("span", "python"), ("button", "Copy")),
+        ("pre", ("code", "def f():\n\n    return '**x**' # <b>")),
+    )
+
+
+def test_tables_have_as_many_cells_as_their_head(ready: Page) -> None:
+    (box,) = shown(ready, "| a | b |\n|:-:|--:|\n| 1 | `x\\|y` | 3 |\n| **2** |")
+    ((_, head, body),) = plain(box)[1:]
+    assert head == ("thead", ("tr", ("th", "a"), ("th", "b")))
+    assert body[1:] == (("tr", ("td", "1"), ("td", ("code", "x|y"))), ("tr", ("td", ("strong", "2")), ("td",)))
+    assert [node[1].get("class") for node in elements([box]) if node[0] == "th"] == ["center", "right"]
+
+
+def test_lists_go_on_with_their_number(ready: Page) -> None:
+    first, _, second = shown(ready, "1. a\n```\ncode\n```\n2. b")
+    assert "start" not in first[1] and second[1]["start"] == "2"
+
+
+def test_links_lead_elsewhere_without_a_trace(ready: Page) -> None:
+    text = "[a *b*](https://example.org/x_(y) 't') [a](<http://example.org/x y>) http://example.org/z, <mailto:a@b.c>"
+    links = [node for node in elements(shown(ready, text)) if node[0] == "a"]
+    assert [node[1]["href"] for node in links] == [
+        "https://example.org/x_(y)",
+        "http://example.org/x%20y",
+        "http://example.org/z",
+        "mailto:a@b.c",
+    ]
+    assert all(LINK.items() <= node[1].items() and node[1]["title"] == node[1]["href"] for node in links)
+    nested = [node for node in elements(shown(ready, "[https://a.example](https://b.example)")) if node[0] == "a"]
+    assert [node[1]["href"] for node in nested] == ["https://b.example/"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_stays_text(ready: Page, text: str) -> None:
+    made = list(elements(shown(ready, text)))
+    assert {node[0] for node in made} <= ELEMENTS
+    assert {name for node in made for name in node[1]} <= ATTRIBUTES
+    assert all(node[1]["href"].split(":")[0] in {"http", "https", "mailto"} for node in made if node[0] == "a")
+    for tag in ("<script>", "onerror", "onload", "<iframe", "<style>", "<base"):
+        assert (tag in text) == any(tag in child for node in made for child in node[2:] if isinstance(child, str))
+    assert ready.js("window.hit") is None
+
+
+def test_no_picture_of_an_answer_is_fetched(ready: Page) -> None:
+    ready.ask("![pixel](https://example.org/pixel.png) and [a link](https://example.org/)")
+    assert ready.js("document.querySelectorAll('.words a').length") == 2
+    fetched = ready.js("performance.getEntriesByType('resource').map(({ name }) => new URL(name).hostname)")
+    assert set(fetched) == {"127.0.0.1"}
+
+
+def test_long_and_deep_text_is_bounded(ready: Page) -> None:
+    size = 60_000
+    texts = [{"text": text, "times": size // len(text), "open": open} for text in LONG for open in (False, True)]
+    for text, made in zip(texts, asked(ready, "made", texts), strict=True):
+        assert made["deepest"] < 60, text
+        assert made["characters"] <= size, text
+
+
+DEMO = """# Shapes
+
+There is a **red circle**, a *blue* square and `one` [link](https://example.org/a) here.
+
+1. First **thing**
+   - nested
+2. Second
+
+```python
+print("hi")
+```
+
+| Shape | Color |
+|:------|------:|
+| circle | **red** |
+
+> quoted ~~text~~
+
+---
+The end."""
+
+
+def test_nothing_flickers_while_an_answer_is_written(ready: Page) -> None:
+    """Marks are not seen before they are understood, and what was seen stays where it is."""
+    (written,) = asked(ready, "written", [DEMO])
+    assert written["same"] and written["kept"]
+    for text in written["seen"]:
+        assert not any(mark in text for mark in ("**", "~~", "](", "```", "|", "##", "--", "> ")), text
+    lengths = [len(text) for text in written["seen"]]
+    shrunk = [before - after for before, after in pairwise(lengths) if after < before]
+    assert max(shrunk, default=0) <= 2, "no more than a mark goes away"
+
+
+def test_however_it_arrives_it_is_the_same_in_the_end(ready: Page) -> None:
+    rng = random.Random(7)
+    marks = ["*", "**", "_", "`", "```", "[", "](http://a.b)", "]", "|", "---", "~~", "\\", "<", "a"]
+    pieces = [*marks, "- ", "1. ", "> ", "# ", " b", "  ", "\n", "\n\n"]
+    texts = ["".join(rng.choices(pieces, k=30)) for _ in range(150)]
+    for text, written in zip(texts, asked(ready, "written", texts), strict=True):
+        assert written["same"], text
+    for text, made in zip(texts, asked(ready, "shown", texts), strict=True):
+        nodes = list(elements(made["nodes"]))
+        assert {node[0] for node in nodes} <= ELEMENTS, text
+        assert made["text"].count("a") >= text.count("a") - text.count("http://a.b"), text
+
+
+def test_an_answer_is_copied_and_seen_as_plain_text(ready: Page) -> None:
+    ready.driver.execute_script("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    text = "Some **strong** words and `code`."
+    ready.ask(text)
+    assert ready.text(".answer .words") == "Some strong words and code."
+    copy, plain = ready.driver.find_elements("css selector", ".actions button:not(.hear)")
+    copy.click()
+    ready.wait_for("document.querySelector('.actions .copy').textContent === 'Copied'")
+    assert ready.js("window.copied") == text
+    plain.click()
+    assert ready.text(".answer .raw") == text and plain.get_attribute("aria-pressed") == "true"
+    assert ready.js("document.querySelector('.answer .raw').checkVisibility()")
+    assert not ready.js("document.querySelector('.answer .words').checkVisibility()")
+    plain.click()
+    assert ready.js("document.querySelector('.answer .words').checkVisibility()")
+
+
+def test_copying_works_without_the_clipboards_interface(ready: Page) -> None:
+    """Over plain http, pages have none."""
+    ready.driver.execute_script(
+        "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
+        "document.addEventListener('copy', () => { window.copied = document.activeElement.value; });"
+    )
+    ready.ask("```\nx = 1\n```")
+    ready.driver.find_element("css selector", ".fence .copy").click()
+    ready.wait_for("document.querySelector('.fence .copy').textContent === 'Copied'")
+    assert ready.js("window.copied") == "x = 1"
+
+
+def test_the_end_of_an_answer_is_followed_unless_the_person_looks_elsewhere(ready: Page) -> None:
+    long = "one\n" * 60
+    ready.ask(long)
+    covered = "[...document.querySelectorAll('.actions')].at(-1).getBoundingClientRect().bottom"
+    assert ready.js(f"{covered} <= document.querySelector('.dock').getBoundingClientRect().top + 1")
+    assert ready.js("scrollY > 500")
+    before = ready.js("window.grown.length")
+    ready.driver.execute_script("document.getElementById('question').value = arguments[0]", "!slow " + long)
+    ready.type("question", "\n")
+    ready.wait_for(f"window.grown.length > {before + 2}")
+    ready.driver.execute_script("scrollTo(0, 0)")
+    ready.wait_for("document.querySelectorAll('.actions .copy').length === 2")
+    assert ready.js("scrollY") == 0

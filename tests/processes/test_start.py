@@ -1,0 +1,59 @@
+"""What an API process is started with is what the supervisor has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from service.catalog import Catalog, load_catalog
+from service.processes.start import ApiConfig, model_starts, plain_settings
+from service.settings import Settings, load_settings
+
+SHARED = {"max_connections", "media_threads", "encoder_threads", "api_key", "api_key_file"}
+"""What differs in an API process."""
+
+
+def started(settings: Settings, catalog: Catalog) -> ApiConfig:
+    values, models = plain_settings(settings), model_starts(catalog.models)
+    line = ApiConfig(0, settings.api_processes, "api-1", 3, 4, 5, "json", values, models).line()
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    return msgspec.json.decode(line, type=ApiConfig)
+
+
+def test_settings_and_models_arrive_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("from-a-file\n")
+    flags = {
+        "api_processes": 3,
+        "api_key": ["secret"],
+        "api_key_file": str(keys),
+        "voices_dir": str(tmp_path),
+        "max_body": "3M",
+        "graphs": False,
+        "cors_origin": ["https://a.example", "https://b.example"],
+        "max_connections": 10,
+        "media_threads": 3,
+        "decode_buckets": ["1", "2"],
+    }
+    settings = load_settings(flags)
+    catalog = load_catalog(settings)
+    config = started(settings, catalog)
+    monkeypatch.setenv("REPRISE_MAX_BODY", "9M")  # what the supervisor made of the variables counts
+    keys.unlink()
+    arrived = config.server_settings()
+    assert arrived.keys() == ("secret", "from-a-file")
+    assert arrived.model_dump(exclude=SHARED) == settings.model_dump(exclude=SHARED)
+    assert (arrived.max_connections, arrived.media_threads) == (4, 3)
+    for ours, theirs in zip(catalog.models, config.catalog().models, strict=True):
+        assert (ours.names, ours.kind, ours.checkpoint) == (theirs.names, theirs.kind, theirs.checkpoint)
+        assert (ours.created, ours.demo) == (theirs.created, theirs.demo)
+        assert type(ours.processor) is type(theirs.processor)
+
+
+def test_threads_are_divided_among_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.cpus.available", lambda: 16)
+    for processes, threads in ((2, 4), (4, 2), (64, 1)):
+        values = plain_settings(load_settings({"api_processes": processes}))
+        assert (values["media_threads"], values["encoder_threads"]) == (threads, threads)

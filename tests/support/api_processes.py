@@ -1,0 +1,46 @@
+"""Several API processes of one server, and a way to ask a certain one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.footprint import children
+from tests.support.waiting import wait
+
+
+def api_pids(supervisor: int) -> list[int]:
+    """Those that run now, in the order in which they were started."""
+    return sorted(pid for pid in children(supervisor) if _is_api_process(pid))
+
+
+def _is_api_process(pid: int) -> bool:
+    try:
+        return b"service.processes.api_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def only(pid: int, supervisor: int) -> Iterator[None]:
+    """Meanwhile no other API process accepts connections or does anything else."""
+    others = [other for other in api_pids(supervisor) if other != pid]
+    for other in others:
+        os.kill(other, signal.SIGSTOP)
+    try:
+        for other in others:
+            wait(lambda other=other: _is_stopped(other), what="it has stopped")
+        yield
+    finally:
+        for other in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(other, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    tasks = (file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return state == "T" and all(task == "T" for task in tasks)

@@ -1,0 +1,159 @@
+"""A chat family behind the whole server, through the openai client."""
+
+from __future__ import annotations
+
+import base64
+import io
+import mimetypes
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from openai import OpenAI
+from openai.types import CompletionUsage
+from PIL import Image
+
+from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.processor import ChatProcessor
+from service.catalog import load_catalog
+from service.link.config import Channel, EngineConfig, EngineEntry
+from service.link.messages import ChatDelta, ChatRequest, EngineState, Outputs, Stop
+from service.link.supervisor import InlineLink
+from service.settings import load_settings
+from tests.media.samples import video
+from tests.support.golden import inputs
+from tests.support.prompts import prompt_of
+from tests.support.servers import running_server
+
+EXACT = {"ignore_eos": True, "top_k": 0, "top_p": 1, "repetition_penalty": 1}
+"""extra_body of a request for the most likely tokens, beside temperature 0."""
+QUESTION = "what is this ?"
+_VIDEO_SIZE = (64, 48)
+
+
+@contextmanager
+def openai_client(flags: dict[str, Any], engine: EngineEntry | None = None) -> Iterator[OpenAI]:
+    """Of a server with the settings `flags`. engine: stands in for the real one."""
+
+    def link(config: EngineConfig) -> InlineLink:
+        return InlineLink(config) if engine is None else InlineLink(config, engine)
+
+    with (
+        running_server(load_catalog(load_settings(flags)), link, **flags) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        yield client
+
+
+@dataclass(frozen=True)
+class Answer:
+    content: str
+    reasoning: str
+    usage: CompletionUsage
+
+
+def ask(client: OpenAI, messages: Any, *, stream: bool = False, **arguments: Any) -> Answer:
+    """messages: those of the request, or the content of its only one."""
+    if isinstance(messages, str) or "role" not in messages[0]:
+        messages = [{"role": "user", "content": messages}]
+    create = client.chat.completions.create
+    if stream:
+        chunks = list(create(messages=messages, **arguments, stream=True, stream_options={"include_usage": True}))
+        said = [chunk.choices[0].delta.model_dump() for chunk in chunks if chunk.choices]
+        usage = chunks[-1].usage
+    else:
+        completion = create(messages=messages, **arguments)
+        said, usage = [completion.choices[0].message.model_dump()], completion.usage
+    assert usage is not None
+    content, reasoning = ("".join(one.get(field) or "" for one in said) for field in ("content", "reasoning_content"))
+    return Answer(content, reasoning, usage)
+
+
+def text_part(text: str = QUESTION) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def image_part(image: Image.Image, **options: str) -> dict[str, Any]:
+    """options: fields beside the url, such as detail."""
+    return {"type": "image_url", "image_url": {"url": _data_url("image/png", _encoded(image, "PNG")), **options}}
+
+
+def video_part(*, frames: int, rate: int, **options: Any) -> dict[str, Any]:
+    """A file of so many frames at `rate` a second, 64 x 48 pixels. options: fields beside the url, such as fps."""
+    data = video(frames=frames, rate=rate, size=_VIDEO_SIZE)
+    return {"type": "video_url", "video_url": {"url": _data_url("video/mp4", data), **options}}
+
+
+def frame_list_part(frames: Iterable[bytes], **options: Any) -> dict[str, Any]:
+    """A video of encoded pictures. options: fields beside the url, such as fps and times."""
+    listed = ",".join(base64.b64encode(frame).decode() for frame in frames)
+    return {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{listed}", **options}}
+
+
+def jpeg() -> bytes:
+    """A blue picture of 64 x 48 pixels."""
+    return _encoded(Image.new("RGB", _VIDEO_SIZE, (30, 30, 200)), "JPEG")
+
+
+def conversation(directory: Path, name: str) -> list[dict[str, Any]]:
+    """A prompt of a golden directory, without videos, as a request has it."""
+
+    def part_of(part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] == "text":
+            return part
+        kind = mimetypes.guess_type(part["image"])[0]
+        data = (directory / part["image"]).read_bytes()
+        return {"type": "image_url", "image_url": {"url": _data_url(str(kind), data)}}
+
+    return [
+        {**message, "content": content if isinstance(content := message["content"], str) else [*map(part_of, content)]}
+        for message in inputs(directory)["prompts"][name]["messages"]
+    ]
+
+
+def sampled_item(
+    processor: ChatProcessor, *, frames: int, rate: int, fps: float | None, max_frames: int = 64
+) -> tuple[int, MediaItem]:
+    """How many frames the family samples of a video_part, and the item that becomes of it. Its pixels are black."""
+    width, height = _VIDEO_SIZE
+    metadata = VideoMetadata(frames, float(rate), frames / rate, height, width)
+    indices = tuple(processor.sample_video(metadata, fps=fps, max_frames=max_frames))
+    black = (np.zeros((height, width, 3), dtype=np.uint8),) * len(indices)
+    times = tuple(index / rate for index in indices)
+    return len(indices), processor.video(VideoFrames(black, indices, times, metadata, requested_fps=fps))
+
+
+def prompt_tokens(processor: ChatProcessor, item: MediaItem) -> int:
+    """Of QUESTION behind the item."""
+    message = ChatMessage("user", (ContentPart(item=0), ContentPart(text=QUESTION)))
+    return len(prompt_of(processor, [message], [item]).token_ids)
+
+
+def scripted_engine(script: Callable[[ChatRequest], Iterable[int]]) -> EngineEntry:
+    """An engine that answers each request with the tokens of script(request), one in a message."""
+
+    def serve(config: EngineConfig, channel: Channel) -> None:
+        channel.send(Outputs(state=EngineState("ready", "", (), 0)))
+        while True:
+            for command in channel.receive(0.05):
+                if isinstance(command, Stop):
+                    return
+                if isinstance(command, ChatRequest):
+                    for token in script(command):
+                        channel.send(Outputs(chat=(ChatDelta(command.request_id, (token,)),)))
+                    channel.send(Outputs(chat=(ChatDelta(command.request_id, (), finish_reason="stop"),)))
+
+    return serve
+
+
+def _encoded(image: Image.Image, container: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, container)
+    return buffer.getvalue()
+
+
+def _data_url(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

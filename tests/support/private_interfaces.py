@@ -1,0 +1,85 @@
+"""What the product uses of other packages beyond what these promise to keep: docs/private_interfaces.md explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Interface:
+    """package: as it is installed. versions: for which it was tried, a specifier. names: `module:attribute`, where the
+    attribute may have dots; `module:Class().attribute` is one of an instance. users: files of the product."""
+
+    package: str
+    versions: str
+    names: tuple[str, ...]
+    users: tuple[str, ...]
+
+
+INTERFACES = (
+    Interface("torch", ">=2.11,<2.16", ("torch:_addmm_activation",), ("mlp.py",)),
+    Interface("torch", ">=2.11,<2.16", ("torch:_C._cuda_endAllocateToPool",), ("pool.py",)),
+    Interface(
+        "torch",
+        ">=2.11,<2.16",
+        (
+            "torch._subclasses.fake_tensor:DataDependentOutputException",
+            "torch._subclasses.fake_tensor:DynamicOutputShapeException",
+            "torch._subclasses.fake_tensor:FakeTensorMode",
+            "torch.utils._python_dispatch:TorchDispatchMode",
+        ),
+        ("audit.py",),
+    ),
+    Interface(
+        "torch",
+        ">=2.11,<2.16",
+        ("torch:UntypedStorage._cdata", "torch.utils._pytree:tree_iter"),
+        ("live_bytes.py",),
+    ),
+    Interface(
+        "triton",
+        ">=3.6,<3.9",
+        ("triton:AsyncCompileMode", "triton:knobs.cache.dir", "triton.runtime.jit:JITFunction.run"),
+        ("precompile.py",),
+    ),
+    Interface("triton", ">=3.6,<3.9", ("triton:knobs.compilation.listener",), ("compilations.py",)),
+    Interface(
+        "uvicorn",
+        ">=0.54,<1",
+        tuple(
+            f"uvicorn.protocols.http.h11_impl:H11Protocol().{name}"
+            for name in (
+                "app",
+                "config",
+                "conn",
+                "connections",
+                "cycle",
+                "headers",
+                "loop",
+                "transport",
+                "connection_lost",
+                "connection_made",
+                "data_received",
+                "handle_websocket_upgrade",
+                "on_response_complete",
+                "send_400_response",
+                "shutdown",
+                "timeout_keep_alive_handler",
+            )
+        ),
+        ("connections.py",),
+    ),
+    Interface(
+        "uvicorn",
+        ">=0.54,<1",
+        ("uvicorn.server:Server.handle_exit", "uvicorn.server:Server.startup", "uvicorn.server:Server.shutdown"),
+        ("server.py",),
+    ),
+    Interface("h11", ">=0.16,<0.17", ("h11:Connection.send", "h11._headers:Headers.raw_items"), ("connections.py",)),
+    Interface(
+        "prometheus_client",
+        ">=0.22,<1",
+        tuple(f"prometheus_client:Histogram().{name}" for name in ("_sum.inc", "_buckets", "_upper_bounds")),
+        ("metrics.py",),
+    ),
+)

@@ -1,0 +1,118 @@
+"""Children of the server run its own code, wherever it is started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.children import PACKAGE_ROOT, python_command, python_environment
+from service.cli.bench.run import CLIENT
+from service.link.config import EngineConfig, ModelConfig
+from service.link.supervisor import ProcessLink
+from service.media.audio_in import decode_audio
+from service.media.limits import AudioLimits, WorkerLimits
+from service.media.workers import WorkerPool
+from tests.media.samples import sound, tone
+from tests.support.processes import ROOT
+
+HOSTILE = ("models.py", "service/__init__.py", "torch.py", "numpy.py", "msgspec.py", "site.py")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with modules that leave a file behind when they are run."""
+    folder = tmp_path / "project"
+    for name in HOSTILE:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"open({str(tmp_path / 'was_run')!r}, 'w').close()\nraise RuntimeError('not ours')\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _check(hostile: Path) -> None:
+    assert not (hostile.parent / "was_run").exists()
+
+
+@pytest.mark.parametrize("python_path", [None, "", ":", ".", "./", "../project"])
+def test_the_current_directory_is_no_path(hostile: Path, python_path: str | None) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if python_path is not None:
+        environ["PYTHONPATH"] = python_path
+    command = python_command("service.cli", "version")
+    done = subprocess.run(command, env=python_environment(environ), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    _check(hostile)
+
+
+def test_a_path_that_was_named_stays_and_does_not_replace_the_packages(hostile: Path, tmp_path: Path) -> None:
+    other = tmp_path / "named"
+    (other / "service").mkdir(parents=True)
+    for name in ("models.py", "service/__init__.py"):
+        (other / name).write_text("raise RuntimeError('not ours')\n")
+    (other / "theirs.py").write_text("print('theirs')\n")
+    environ = python_environment({**os.environ, "PYTHONPATH": f":{other}:.:"})
+    assert environ["PYTHONPATH"] == str(other)
+    done = subprocess.run(python_command("theirs"), env=environ, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "theirs\n"
+
+    def run(*arguments: str) -> str:
+        code = "from reprise_server import main; main()"
+        path = f"{other}:{PACKAGE_ROOT / 'deploy/install'}"
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *arguments], env={**environ, "PYTHONPATH": path},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    said = run("serve", "--print-config", "--max-n", "3")
+    for name in ("models.py", "service/__init__.py"):
+        assert f"{other / name} has the name of one of Reprise's own packages and is left aside" in said
+    assert "max_n: 3" in said
+    assert f"package of the same name: {other / 'models.py'}" in run("doctor")
+    _check(hostile)
+
+
+def test_another_package_of_the_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text("")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-P", "-m", "service.cli", "version"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: 'models' is {tmp_path / 'models.py'}, not Reprise's")
+
+
+async def test_the_engine_process_is_not_started_from_the_current_directory(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":")
+    ended = await ProcessLink(EngineConfig((ModelConfig("none", "/nowhere"),))).run(lambda outputs: None)
+    assert ended.reason == "it cannot run as it is configured"
+    _check(hostile)
+
+
+async def test_decode_workers_are_not_started_from_the_current_directory(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", ".")
+    pool = WorkerPool(1, WorkerLimits())
+    try:
+        clip = sound(tone(440, 8000), 8000, "WAV")
+        samples = await decode_audio(pool, clip, sample_rate=8000, field="clip", limits=AudioLimits(1 << 20, 10.0))
+        assert isinstance(samples, np.ndarray) and samples.size
+    finally:
+        await asyncio.to_thread(pool.close)
+    _check(hostile)
+
+
+def test_every_child_is_started_by_the_one_command() -> None:
+    assert python_command("service.cli.bench.client") == CLIENT
+    sources = [path for path in (ROOT / "service").rglob("*.py") if path.name != "children.py"]
+    assert not [path for path in sources if "sys.executable" in path.read_text()]
