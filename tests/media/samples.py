@@ -6,7 +6,6 @@ import io
 import random
 from collections.abc import Iterator
 
-import av
 import numpy as np
 import soundfile
 from PIL import Image
@@ -36,6 +35,8 @@ def video(
     rotation: int = 0,
 ) -> bytes:
     """Frame i is grey 8 i (mod 256), with a white upper left quarter."""
+    import av  # FFmpeg's libraries are large, and most samples need none
+
     width, height = size
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as out:
@@ -65,6 +66,8 @@ def sound(samples: np.ndarray, sample_rate: int, format: str, subtype: str | Non
 
 
 def sound_by_av(samples: np.ndarray, sample_rate: int, container: str, codec: str) -> bytes:
+    import av
+
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as out:
         stream = out.add_stream(codec, rate=sample_rate, layout="mono")
