@@ -179,13 +179,13 @@ def _run_vector(
         qkv = gemv(x, attention.qkv.weight, attention.qkv.bias, norm=before_attention)
         attended = attend(*attention.split(qkv.view(*shape[:-1], -1)), index).reshape(1, -1)
         x = gemv(attended, attention.out.weight, attention.out.bias, residual=x)
-        if index < len(features):
-            x = x + features[index].reshape(1, -1)
+        # Features join behind the block: its MLP does not read them.
+        residual = x + features[index].reshape(1, -1) if index < len(features) else x
         if isinstance(mlp, MixtureOfExperts):
-            x = mlp.added_to(x, block.mlp_norm(x))
+            x = mlp.added_to(residual, block.mlp_norm(x))
             continue
         hidden = gemv(x, mlp.gate_up.weight, norm=before_mlp, silu_mul=True)
-        x = gemv(hidden, mlp.down.weight, residual=x)
+        x = gemv(hidden, mlp.down.weight, residual=residual)
     return final_norm(x.view(shape))
 
 

@@ -151,15 +151,17 @@ class ChatRunner:
 
     def _measure_cached_keys(self) -> None:
         """What a pair of a query and a cached key costs on each route, by the largest captured bucket."""
-        captured = self._cached_prefill.captured
-        tokens = max((bucket["tokens"] for bucket in captured), default=0)
+        largest = max(self._cached_prefill.captured, key=lambda bucket: bucket["tokens"], default=None)
+        if largest is None:
+            return
+        tokens = largest["tokens"]
         cached = min(_MEASURED_CONTEXT, self._max_pages * self._page_size - tokens)
-        if not captured or cached <= 0:
+        if cached <= 0:
             return
 
         def replay(keys: int) -> float:
             arrays = {"cu_seqlens": cu_seqlens(np.array([tokens])), "seq_lens": np.array([keys + tokens], np.int32)}
-            plan = Plan(arrays, {"tokens": tokens, "sequences": 1}, fills={"cu_seqlens": tokens})
+            plan = Plan(arrays, {**largest, "sequences": 1}, fills={"cu_seqlens": tokens})
             seconds = self._cached_prefill.replay_seconds(plan)
             assert seconds is not None
             return seconds

@@ -57,7 +57,8 @@ def test_route_and_combine(device, normalise) -> None:
 @pytest.mark.parametrize(("experts", "top_k"), [(12, 5), (128, 8)])
 def test_route_softmax(device, experts, top_k) -> None:
     logits = 30 * torch.randn(7, experts)
-    weights, chosen = replayed(device, lambda: route_softmax.kernel(logits.to(device), top_k))
+    given = logits.to(device)
+    weights, chosen = replayed(device, lambda: route_softmax.kernel(given, top_k))
     expected_weights, expected = route_softmax.reference(logits.double(), top_k)
     spread = torch.zeros(7, experts).scatter(1, chosen.cpu(), weights.cpu())
     assert relative_error(spread, torch.zeros(7, experts).double().scatter(1, expected, expected_weights)) < 1e-6
