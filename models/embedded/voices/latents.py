@@ -17,6 +17,7 @@ from torch import Tensor
 SAMPLE_RATE = 16000
 HOP = 640
 """Samples of a latent frame, as the published encoder's rates have it."""
+FRAME_RATE = SAMPLE_RATE / HOP
 FRAMES = 4
 """Latent frames of a patch."""
 PATCH = HOP * FRAMES
@@ -106,8 +107,10 @@ def fit(mel: Tensor, pitch: Tensor) -> Basis:
 
 def pitch_track(pitch: np.ndarray, seconds: float, offset: float, frames: int) -> np.ndarray:
     """Pitch in Hz every `seconds`, 0 without voice; offset: where the frames begin in it (s) -> float32 [frames, 4]:
-    logarithm of the pitch of each half of a frame, held and joined where there is no voice, and the halves' share of
-    voice."""
+    logarithm of the frame's pitch twice, held and joined where there is no voice, and its halves' share of voice.
+
+    A decoder of convolutions over frames repeats itself where its frames are alike, so it can only hold tones that
+    fit a whole number of times into a frame: the pitch is the nearest of those."""
     centres = (np.arange(frames * 4) * _SHIFT + _SHIFT - _WINDOW / 2) / SAMPLE_RATE + offset
     index = np.clip(np.round(centres / seconds).astype(np.int64), 0, max(len(pitch) - 1, 0))
     voiced = pitch > 0
@@ -115,5 +118,6 @@ def pitch_track(pitch: np.ndarray, seconds: float, offset: float, frames: int) -
         return np.tile(np.array([[5.2, 5.2, 0.0, 0.0]], np.float32), (frames, 1))
     places = np.flatnonzero(voiced)
     tone = np.interp(np.arange(len(pitch)), places, np.log(pitch[places]))[index]
-    halves = tone.reshape(frames, 2, 2).mean(-1)
-    return np.concatenate((halves, voiced[index].reshape(frames, 2, 2).mean(-1)), axis=1).astype(np.float32)
+    cycles = np.maximum(1.0, np.round(np.exp(tone.reshape(frames, 4).mean(-1)) / FRAME_RATE))
+    tone = np.log(FRAME_RATE * cycles)[:, None]
+    return np.concatenate((tone, tone, voiced[index].reshape(frames, 2, 2).mean(-1)), axis=1).astype(np.float32)
