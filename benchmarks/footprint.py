@@ -105,6 +105,19 @@ def engine_pid(server_pid: int) -> int:
     raise LookupError("the server has no engine process")
 
 
+def processor_seconds(server_pid: int) -> dict[str, float]:
+    """Processor time so far of the server's processes that live, by role."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    spent: dict[str, float] = {}
+    for pid in (server_pid, *children(server_pid)):
+        process = inspect(pid)
+        if process is not None:
+            # Behind the name, which may hold blanks: state is the third field, user and system time the 14th and 15th.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            spent[process.role] = spent.get(process.role, 0.0) + (int(fields[11]) + int(fields[12])) / ticks
+    return spent
+
+
 def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
     """temporary: the TMPDIR of the server alone."""
     text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=10).text

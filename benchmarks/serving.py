@@ -1,6 +1,7 @@
 """A chat server under the loads that it is for, through HTTP; ours, or any that speaks OpenAI's API.
 
     python -m benchmarks.serving closed|conversations|arrivals|long|all [MODEL] [--tiny]
+    python -m benchmarks.serving ... --api-processes 4              # ours, with so many processes that accept requests
     python -m benchmarks.serving ... --engine vllm                  # `vllm serve` of this environment
     python -m benchmarks.serving ... --engine NAME --url URL        # a server that runs already
     python -m benchmarks.serving directory PATH [MODEL]             # what to start such a server on, and no load
@@ -16,6 +17,7 @@ import argparse
 import json
 import shutil
 import tempfile
+import time
 import urllib.error
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.checkpoints import GOLDEN, SIZES, make
+from benchmarks.footprint import processor_seconds
 from benchmarks.record import Row, record, version_of
 from benchmarks.server import Server, random_weights, serve
 from benchmarks.tokenizers import PUBLISHED, grow_file
@@ -181,9 +184,16 @@ def _load(server: Server, model: str, scale: Scale, **fields: Any) -> ChatLoad:
 
 
 def _measured(server: Server, load: ChatLoad, scale: Scale) -> Row:
-    before = steps(server)
+    before, spent = steps(server), processor_seconds(server.pid) if server.pid else {}
+    began = time.monotonic()
     result = summary(load, run_load(load, processes=scale.processes))
-    return {**row_of(result), **prefill_routes(before, steps(server))}
+    seconds = time.monotonic() - began
+    row: Row = {**row_of(result), **prefill_routes(before, steps(server))}
+    if spent:
+        # Of the whole call, in which the clients also prepare their requests: too low, if anything.
+        now = processor_seconds(server.pid)
+        row |= {f"{role}_cores": (now[role] - spent.get(role, 0.0)) / seconds for role in now}
+    return row
 
 
 def row_of(result: Mapping[str, Any]) -> Row:
@@ -304,7 +314,7 @@ CONTEXT = "32768"
 
 
 @contextmanager
-def started(engine: str, url: str, directory: Path) -> Iterator[Server]:
+def started(engine: str, url: str, directory: Path, settings: Sequence[str] = SETTINGS) -> Iterator[Server]:
     """The server under load, its model named after the directory."""
     if url:
         yield Server(url.rstrip("/"), 0.0, Path(), 0)
@@ -314,7 +324,7 @@ def started(engine: str, url: str, directory: Path) -> Iterator[Server]:
         with serve(*flags, "--max-model-len", CONTEXT, program=program, ready="/health") as server:
             yield server
     else:
-        with serve(*random_weights([directory]), *SETTINGS) as server:
+        with serve(*random_weights([directory]), *settings) as server:
             server.wait_for_captures()
             yield server
 
@@ -333,6 +343,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser.add_argument("arguments", nargs="*", metavar="MODEL", help="directory: PATH [MODEL]")
     parser.add_argument("--engine", default="reprise", help="reprise, vllm, or the name of what --url is")
     parser.add_argument("--url", default="", help="of a server that runs already, without /v1")
+    parser.add_argument("--api-processes", type=int, default=1, help="of ours")
     parser.add_argument("--tiny", action="store_true", help="a miniature and few requests, to try the script")
     options = parser.parse_args(words)
     arguments: list[str] = options.arguments
@@ -352,12 +363,16 @@ def main(words: Sequence[str] | None = None) -> Path:
     engine, ours = options.engine, options.engine == "reprise"
     scale = TINY if options.tiny else FULL
     facts = {"model": model, "engine": engine, "engine_version": None if ours else version_of(engine)}
-    facts["flags"] = list(SETTINGS) if ours and not options.url else []
+    count, suffix = options.api_processes, "" if ours else f"_{engine}"
+    settings = SETTINGS if count == 1 else (*SETTINGS, "--api-processes", str(count))
+    if count > 1:
+        suffix += f"_{count}_api_processes"
+    facts["flags"] = list(settings) if ours and not options.url else []
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) if options.url else directory_of(model, Path(folder))
-        with started(engine, options.url, directory) as server:
+        with started(engine, options.url, directory, settings) as server:
             for kind in RUNS if options.kind == "all" else [options.kind]:
-                name = f"serving_{kind}_{'tiny' if options.tiny else model}{'' if ours else f'_{engine}'}"
+                name = f"serving_{kind}_{'tiny' if options.tiny else model}{suffix}"
                 path = record(name, measure(kind, server, server.models()[0], scale, ours=ours), **facts)
     assert path is not None
     return path

@@ -32,8 +32,8 @@ from tests.support.processes import ROOT, served
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 from tests.support.victims import chat, data_url, image_part, speech, video_part
 
-WITH_VIDEO = importlib.util.find_spec("av") is not None
-"""A video is four more pictures to the kernels; a GPU machine without FFmpeg's libraries tests everything else."""
+WITH_MEDIA = importlib.util.find_spec("av") is not None
+"""Videos, and clips to clone. Some GPU machines lack FFmpeg's libraries and test everything else."""
 
 
 def counts(observations: Observations) -> dict[tuple[str, str], float]:
@@ -134,8 +134,8 @@ def chats(seed: int) -> list[dict[str, Any]]:
     for words in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377):
         text = " ".join(chance.choices(("red", "boat", "sea", "a", "and"), k=words + seed))
         sides = [28 * chance.randint(1, 12) for _ in range(2)]
-        kind = chance.choice((0, 0, 1, 2 if WITH_VIDEO else 1))
-        media = [[], [image_part(*sides, seed=seed + words)], [video_part(4)] if WITH_VIDEO else []][kind]
+        kind = chance.choice((0, 0, 1, 2 if WITH_MEDIA else 1))
+        media = [[], [image_part(*sides, seed=seed + words)], [video_part(4)] if WITH_MEDIA else []][kind]
         asked.append(chat(text, *media, tokens=chance.randint(1, 12), **chance.choice(ways)))
     return asked
 
@@ -146,7 +146,7 @@ def spoken(seed: int) -> list[dict[str, Any]]:
     asked = []
     for words in (1, 2, 4, 8, 16, 32, 64, 96):
         fields: dict[str, Any] = {"inference_timesteps": chance.choice((4, 10)), "max_len": chance.randint(2, 12)}
-        if chance.random() < 0.5:
+        if WITH_MEDIA and chance.random() < 0.5:
             clip = sound(tone(220, 16_000, chance.uniform(0.5, 9.0)), 16_000, "WAV")
             fields["ref_audio"] = data_url(clip, "audio/wav")
         asked.append(speech(" ".join(chance.choices(("yes", "no", "perhaps"), k=words + seed)), **fields))
