@@ -35,7 +35,7 @@ LONG_ANSWER = 8000
 """Tokens, each of a launch of its own: the embedded model's context."""
 MOST_PER_LAUNCH = 100
 """Launches of speech for one of chat, which has work all the while. They take turns, but for an engine that is late
-with its speech: it launches chat after a second at most, and in a second speech 20 times or less, or it were not late."""
+with its speech: it launches chat after a second at most, and speech 20 times in it or less, or it were not late."""
 LISTENERS = 3
 CROWD = 3
 """And an answer that goes on beside them: the four that may run."""
