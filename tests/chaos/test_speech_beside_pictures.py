@@ -30,7 +30,7 @@ PATCH_BYTES = 0.16 * 96_000
 TEXT = "A long breath, and then a story that takes its time, as stories do that are told at night to those who listen."
 UTTERANCES = (60, 75, 95)
 """Patches of the listeners' utterances. They do not end together, so that the speech hardly ever pauses."""
-QUESTIONS = 8
+QUESTIONS = 4
 LONG_ANSWER = 8000
 """Tokens, each of a launch of its own: the embedded model's context."""
 MOST_PER_LAUNCH = 100
