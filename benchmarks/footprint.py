@@ -107,7 +107,7 @@ def engine_pid(server_pid: int) -> int:
 
 def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
     """temporary: the TMPDIR of the server alone."""
-    text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=10).text
+    text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=120).text
     processes = [found for pid in (server_pid, *children(server_pid)) if (found := inspect(pid)) is not None]
     totals: dict[str, dict[str, int]] = {"count": {}, "fds": {}, "threads": {}, "rss": {}}
     for process in processes:
