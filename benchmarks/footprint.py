@@ -120,7 +120,7 @@ def processor_seconds(server_pid: int) -> dict[str, float]:
 
 def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
     """temporary: the TMPDIR of the server alone."""
-    text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=10).text
+    text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=120).text
     processes = [found for pid in (server_pid, *children(server_pid)) if (found := inspect(pid)) is not None]
     totals: dict[str, dict[str, int]] = {"count": {}, "fds": {}, "threads": {}, "rss": {}}
     for process in processes:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 
 # Before torch is imported: one thread for each of the processes that share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import httpx
 import pytest
 import torch
 
 from tests.support.processes import ServerProcess, served
+from tests.support.waiting import GENEROUS
 
 if not torch.cuda.is_available():
     # Triton reads it at import, and which test imports it first varies.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> None:
+    """A request that names no timeout has GENEROUS: the 5 s of httpx pass on a machine that is busy. All its functions
+    and clients share one object as their default."""
+    default = inspect.signature(httpx.get).parameters["timeout"].default
+    default.connect = default.read = default.write = default.pool = GENEROUS
 
 
 @pytest.fixture(scope="session", autouse=True)

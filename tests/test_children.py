@@ -46,7 +46,7 @@ def test_the_current_directory_is_no_path(hostile: Path, python_path: str | None
     if python_path is not None:
         environ["PYTHONPATH"] = python_path
     command = python_command("service.cli", "version")
-    done = subprocess.run(command, env=python_environment(environ), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=python_environment(environ), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     _check(hostile)
 
@@ -59,7 +59,7 @@ def test_a_path_that_was_named_stays_and_does_not_replace_the_packages(hostile: 
     (other / "theirs.py").write_text("print('theirs')\n")
     environ = python_environment({**os.environ, "PYTHONPATH": f":{other}:.:"})
     assert environ["PYTHONPATH"] == str(other)
-    done = subprocess.run(python_command("theirs"), env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(python_command("theirs"), env=environ, capture_output=True, text=True, timeout=600)
     assert done.stdout == "theirs\n"
 
     def run(*arguments: str) -> str:
@@ -67,7 +67,7 @@ def test_a_path_that_was_named_stays_and_does_not_replace_the_packages(hostile: 
         path = f"{other}:{PACKAGE_ROOT / 'deploy/install'}"
         done = subprocess.run(
             [sys.executable, "-P", "-c", code, *arguments], env={**environ, "PYTHONPATH": path},
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
@@ -84,7 +84,7 @@ def test_another_package_of_the_name_is_named(tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text("")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     command = [sys.executable, "-P", "-m", "service.cli", "version"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"ImportError: 'models' is {tmp_path / 'models.py'}, not Reprise's")
 

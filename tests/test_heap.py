@@ -39,5 +39,5 @@ def new_pages(call: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's thresholds")
 def test_a_thread_takes_no_new_pages_for_pictures_of_one_size() -> None:
-    assert new_pages("pass") > 1000  # else there is nothing to be kept
-    assert new_pages("keep_freed_memory()") < 100
+    given_back = new_pages("pass")
+    assert 10 * new_pages("keep_freed_memory()") < given_back

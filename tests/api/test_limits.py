@@ -50,9 +50,9 @@ def test_isolated_pictures_are_answered_like_others() -> None:
     answers = []
     for isolated in (False, True):
         with running_server(isolate_images=isolated) as server:
-            answer = httpx.post(f"{server.url}/v1/chat/completions", json=said, timeout=60)
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json=said, timeout=600)
             broken = json.loads(json.dumps(said).replace(";base64,", ";base64,AAAA"))
-            refused = httpx.post(f"{server.url}/v1/chat/completions", json=broken, timeout=60)
+            refused = httpx.post(f"{server.url}/v1/chat/completions", json=broken, timeout=600)
             answers.append((answer.json()["choices"], refused.status_code, refused.json()))
     assert answers[0] == answers[1] and answers[0][1] == 400
 

@@ -38,7 +38,7 @@ TURNS = (
 )
 MOST_WRONG = 0.08
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module", params=["replayed", "eager"])
@@ -52,7 +52,7 @@ def server(request: pytest.FixtureRequest, embedded_server: ServerProcess) -> It
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
         yield client
 
 
@@ -133,7 +133,7 @@ def test_several_turns_about_a_picture(client: OpenAI) -> None:
 
 def test_the_first_example_of_the_readme(server: ServerProcess) -> None:
     command = [sys.executable, "-m", "service.cli", "ask", str(SHAPES), "What is in this picture?", "--url", server.url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.stdout == SEEN + "\n"
 
 

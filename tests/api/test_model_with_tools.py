@@ -38,7 +38,7 @@ KINDS: dict[str, type[BaseModel]] = {"Paint": Paint, "Erase": Erase}
 
 @pytest.fixture
 def client(embedded_server: ServerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
         yield client
 
 

@@ -29,12 +29,12 @@ SPOKEN: dict[str, Any] = {
 }
 PATCH_SECONDS = 0.16
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
 def client(embedded_server: ServerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
         yield client
 
 
@@ -49,7 +49,7 @@ def question(text: str) -> Any:
 
 
 def gauges(server: ServerProcess, name: str) -> dict[str, float]:
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", timeout=600).text.splitlines()
     values = [line.rsplit(" ", 1) for line in lines if line.startswith(f"reprise_{name}")]
     return {series: float(value) for series, value in values}
 

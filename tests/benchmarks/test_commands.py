@@ -29,7 +29,7 @@ def accept(written: Path, name: str) -> Results:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     results = accept(speech_http.main(["closed", "--tiny"]), "speech_http_closed")
@@ -41,7 +41,7 @@ def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     results = accept(chat_http.main(["latency", "--tiny"]), "chat_http_latency_qwen2_vl_2b")
@@ -52,7 +52,7 @@ def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_guided_rows_against_free_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     written = json.loads(guided.main(["--tiny"]).read_text())
@@ -62,7 +62,7 @@ def test_guided_rows_against_free_ones(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     results = accept(startup.main(["voxcpm2", "--warm", "1", "--tiny"]), "startup_voxcpm2")
@@ -71,7 +71,7 @@ def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_transformers_beside_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     compare.main(["transformers", "--tiny"])

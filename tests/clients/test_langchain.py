@@ -16,7 +16,7 @@ from tests.support.tool_samples import call_text
 
 PICTURE = ROOT / "docs/images/shapes.png"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Seen(BaseModel):

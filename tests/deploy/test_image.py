@@ -126,11 +126,11 @@ def test_the_image_serves_as_an_ordinary_user(buildah: list[str], image: str) ->
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
+        answer = json.loads(urllib.request.urlopen(request, timeout=600).read())
         assert answer["usage"]["completion_tokens"] >= 1
     finally:
         server.terminate()
-        server.wait(timeout=60)
+        server.wait(timeout=600)
 
 
 def _wait_until_ready(server: subprocess.Popen[str], port: int) -> None:
@@ -146,4 +146,4 @@ def _wait_until_ready(server: subprocess.Popen[str], port: int) -> None:
 
 
 def _get(url: str) -> bytes:
-    return urllib.request.urlopen(url, timeout=10).read()
+    return urllib.request.urlopen(url, timeout=60).read()

@@ -20,7 +20,7 @@ from tests.support.processes import served
 from tests.support.victims import SMALL
 from tests.support.waiting import GENEROUS, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def tool(name: str) -> str:
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -63,7 +63,7 @@ def test_podman_compose_starts_one_server_on_one_port(on_a_gpu: bool, tmp_path: 
     files = ["docker-compose.yml", *(["deploy/docker-compose.gpu.yml"] if on_a_gpu else [])]
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REPRISE_API_KEY": "of the environment"}
     command = [tool("podman-compose"), *(part for name in files for part in ("-f", name)), "config"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     services = yaml.safe_load(done.stdout)["services"]
     published = [port for service in services.values() for port in service["ports"]]

@@ -23,7 +23,7 @@ from tests.support.waiting import GENEROUS
 
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 36_000_000
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run(*command: str | Path, cwd: Path) -> str:

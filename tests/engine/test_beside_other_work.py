@@ -18,6 +18,7 @@ from tests.support.processes import served
 
 WARM_UP = 5
 ANSWERS = 20
+ATTEMPTS = 8
 MOST = 2.5
 """Times as long as with the processors to itself. Threads that wait for each other without sleeping took 66 times."""
 
@@ -58,7 +59,7 @@ def spinners() -> Iterator[Spinners]:
 @pytest.mark.parametrize("flags", [(), ("--threads", str(cpus.available()))], ids=["default", "all processors"])
 def test_a_short_answer_beside_endless_loops(spinners: Spinners, flags: tuple[str, ...]) -> None:
     body = {"model": "reprise/qwen2_vl", "max_tokens": 16, "seed": 1, "ignore_eos": True}
-    with served(*flags, OMP_NUM_THREADS="") as server, httpx.Client(base_url=server.url, timeout=120) as client:
+    with served(*flags, OMP_NUM_THREADS="") as server, httpx.Client(base_url=server.url, timeout=600) as client:
 
         def seconds(text: str) -> float:
             began = time.perf_counter()
@@ -82,4 +83,4 @@ def test_a_short_answer_beside_endless_loops(spinners: Spinners, flags: tuple[st
             return beside / alone
 
         # A neighbour of this machine may spoil one measurement; threads that wait without sleeping spoil each.
-        assert any(ratio() <= MOST for _ in range(3))
+        assert any(ratio() <= MOST for _ in range(ATTEMPTS))

@@ -159,7 +159,7 @@ def load(url: str, seed: int) -> None:
     requests += [("/v1/audio/speech", body) for body in spoken(seed)]
 
     def ask(request: tuple[str, dict[str, Any]]) -> httpx.Response:
-        return httpx.post(url + request[0], json=request[1], timeout=120)
+        return httpx.post(url + request[0], json=request[1], timeout=600)
 
     def unexpected(answers: Iterable[httpx.Response], *expected: int) -> list[str]:
         return [answer.text for answer in answers if answer.status_code not in expected]

@@ -135,7 +135,7 @@ def test_a_precompiled_speech_model_speaks_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_start_compiles_nothing_that_was_not_precompiled(tmp_path: Path) -> None:
     found = output_of("tests.support.cold_start", tmp_path, 280)
     assert len(found["precompiled"]) > 50

@@ -24,7 +24,7 @@ LIMITS = (
     *("--max-body", "4M", "--api-key", "the-key"),
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_every_answer_is_declared(tmp_path: Path) -> None:

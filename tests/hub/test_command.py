@@ -44,7 +44,7 @@ def test_a_refusal_is_one_line_and_a_status(tmp_path: Path, repository: Reposito
             env={**os.environ, **dict.fromkeys(PROXIES, ""), **variables},
             text=True,
             capture_output=True,
-            timeout=110,
+            timeout=600,
             check=False,
         )
     *before, last = (json.loads(line)["message"] for line in ended.stderr.splitlines())

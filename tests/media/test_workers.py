@@ -104,12 +104,14 @@ async def test_a_worker_beyond_its_cpu_limit(make_pool) -> None:
 
 
 async def test_wall_limit(make_pool) -> None:
-    pool = make_pool(WorkerLimits(wall_seconds=3.0))
+    """Of the one worker that never has an answer; the others have time enough for theirs on any machine."""
+    pool = make_pool(WorkerLimits())
     assert await works(pool)
+    pool._idle[-1]._limits = WorkerLimits(wall_seconds=1.0)
     begin = time.monotonic()
     with pytest.raises(WorkerLost):
         await pool.run(lambda channel: channel.receive())  # the worker waits for a job
-    assert time.monotonic() - begin > 2.9
+    assert time.monotonic() - begin > 0.9
     assert await works(pool)
 
 

@@ -64,7 +64,7 @@ def test_items_are_worked_on_side_by_side_and_come_in_order(threads: int) -> Non
 
     def step(index: int) -> int:
         names.add(current_thread().name)
-        together.wait(timeout=30)
+        together.wait(timeout=600)
         return 2 * index
 
     count = 2 * threads

@@ -24,7 +24,7 @@ from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHAPES = ROOT / "docs/images/shapes.png"
 SILENCE = 1e-3

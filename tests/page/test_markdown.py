@@ -12,7 +12,7 @@ import pytest
 from tests.page.browser import Page
 from tests.support.servers import RunningServer, running_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = """
 const [work, given, done] = arguments;

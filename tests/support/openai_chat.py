@@ -43,7 +43,7 @@ def openai_client(flags: dict[str, Any], engine: EngineEntry | None = None) -> I
 
     with (
         running_server(load_catalog(load_settings(flags)), link, **flags) as server,
-        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client,
     ):
         yield client
 

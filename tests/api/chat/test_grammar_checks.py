@@ -152,7 +152,7 @@ def test_a_check_has_less_than_the_engine() -> None:
 def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer, unbounded: None) -> None:
     def ask(schema: object) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema}
-        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)
 
     lost = server.context.grammars.workers.workers_lost
     response = ask(OVERFLOWING)

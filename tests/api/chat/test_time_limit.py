@@ -17,7 +17,7 @@ USER = [{"role": "user", "content": "!endless words"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(request_timeout=3) as server:
+    with running_server(request_timeout=6) as server:
         yield server
 
 

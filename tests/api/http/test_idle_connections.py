@@ -39,7 +39,7 @@ def test_their_time_is_a_setting() -> None:
 
 def test_half_a_head_behind_a_request_has_the_time_of_a_head() -> None:
     with (
-        running_server(idle_timeout=3600, header_timeout=0.3) as server,
+        running_server(idle_timeout=3600, header_timeout=2) as server,
         send(server, GET_HEALTH + b"GET /hea") as connection,
     ):
         assert read_answer(connection).status == 200

@@ -20,7 +20,7 @@ MODEL = "reprise/qwen2_vl"
 QUESTION = "Is there a dog in the picture?"
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning"),
 ]
 
@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.fixture
 def connection(embedded_server: ServerProcess) -> Iterator[RealtimeConnection]:
     with (
-        OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0, timeout=120) as client,
+        OpenAI(base_url=f"{embedded_server.url}/v1", api_key="none", max_retries=0, timeout=600) as client,
         client.realtime.connect(model=MODEL) as connection,
     ):
         assert connection.recv().type == "session.created"
@@ -64,7 +64,7 @@ def respond(connection: RealtimeConnection, **response: Any) -> tuple[str, bytes
 
 
 def gauges(server: ServerProcess, name: str) -> list[float]:
-    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", timeout=600).text.splitlines()
     return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"reprise_{name}")]
 
 
