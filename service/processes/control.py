@@ -21,15 +21,14 @@ class Struct(msgspec.Struct, frozen=True, tag=True):
 # supervisor -> API process
 
 
-class EngineStarted(Struct, frozen=True):
-    """An engine process runs, at this address from now on. restarts: how many there were before it, less the first."""
+class EngineNews(Struct, frozen=True):
+    """The engine of that index runs at this address from now on; None: it has ended. restarts: so far. was_ready: in
+    this life or an earlier one."""
 
-    address: str
+    engine: int
+    address: str | None
     restarts: int
-
-
-class EngineEnded(Struct, frozen=True):
-    pass
+    was_ready: bool
 
 
 class Collect(Struct, frozen=True):
@@ -45,7 +44,7 @@ class Page(Struct, frozen=True):
     text: bytes
 
 
-Notice = EngineStarted | EngineEnded | Collect | Page
+Notice = EngineNews | Collect | Page
 
 # API process -> supervisor
 

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO
 
 import msgspec
 
@@ -23,15 +22,14 @@ from service.processes.control import (
     Accepting,
     Collect,
     ControlChannel,
-    EngineEnded,
-    EngineStarted,
-    Notice,
+    EngineNews,
     Page,
     Report,
     Scrape,
     Snapshot,
 )
-from service.processes.start import WORK_KINDS, ApiConfig
+from service.processes.engines import EngineProcesses
+from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 
 log = logging.getLogger("reprise")
 
@@ -61,16 +59,24 @@ class ApiProcess:
 
 
 class ApiProcesses:
-    """template: the configuration of all; index, peer and the descriptor of the control socket differ. usage: the file
-    of the table of admitted work. on_end: called with the peer's name when a process has ended."""
+    """template: the configuration of all; index, peer and inherited descriptors differ. engines: tell the metrics of
+    the engines. on_end: called with the peer's name when a process has ended."""
 
-    def __init__(self, template: ApiConfig, usage: IO[bytes], metrics: Metrics, on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self, template: ApiConfig, metrics: Metrics, engines: EngineProcesses, on_end: Callable[[str], None]
+    ) -> None:
         self._template = template
-        self._usage = usage
-        self._table = UsageTable(usage.fileno(), template.processes, WORK_KINDS)
+        self._usage = UsageTable.make_file(template.processes, WORK_KINDS)
+        self._loads = UsageTable.make_file(template.processes, engine_kinds(template.engines))
+        self._tables = (
+            UsageTable(self._usage.fileno(), template.processes, WORK_KINDS),
+            UsageTable(self._loads.fileno(), template.processes, engine_kinds(template.engines)),
+        )
         self._metrics = metrics
+        self._engines = engines
         self._on_end = on_end
-        self._engine: Notice = EngineEnded()
+        self._news: dict[int, EngineNews] = {}
+        """The newest of each engine."""
         self._running: dict[int, ApiProcess] = {}
         self._peers = (f"api-{number}" for number in itertools.count(1))
         self._ended: Families = ()
@@ -98,11 +104,11 @@ class ApiProcesses:
             self._changed.clear()
             await self._changed.wait()
 
-    def tell(self, engine: EngineStarted | EngineEnded) -> None:
-        """Tells all of them, and those that come later, what has become of the engine."""
-        self._engine = engine
+    def tell(self, news: EngineNews) -> None:
+        """Tells all of them, and those that come later, what has become of an engine."""
+        self._news[news.engine] = news
         for process in self._running.values():
-            process.control.send(engine)
+            process.control.send(news)
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """Signals all of them; none is replaced any more."""
@@ -124,7 +130,7 @@ class ApiProcesses:
                 await asyncio.wait(waited, timeout=COLLECT_SECONDS)
             parts = [families(self._metrics.registry), self._ended]
             parts += [process.families for process in self._running.values()]
-            return await asyncio.to_thread(lambda: text(merged(parts)))
+            return await asyncio.to_thread(lambda: text(self._engines.with_metrics(merged(parts))))
 
     async def _keep(self, index: int) -> None:
         attempt = 0
@@ -148,7 +154,12 @@ class ApiProcesses:
         """One life; how it ended."""
         ours, theirs = socket.socketpair()
         config = msgspec.structs.replace(
-            self._template, index=index, peer=next(self._peers), control=theirs.fileno(), usage=self._usage.fileno()
+            self._template,
+            index=index,
+            peer=next(self._peers),
+            control=theirs.fileno(),
+            usage=self._usage.fileno(),
+            loads=self._loads.fileno(),
         )
         control: ControlChannel[Report] = await ControlChannel.open(ours, Report)
         try:
@@ -156,7 +167,7 @@ class ApiProcesses:
                 *python_command("service.processes.api_process"),
                 env=python_environment(),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(config.listener, config.control, config.usage),
+                pass_fds=(config.listener, config.control, config.usage, config.loads),
                 start_new_session=True,  # Ctrl-C is for the supervisor, which tells them to drain
             )
         except OSError as error:  # e.g. out of memory: a later start may succeed
@@ -170,7 +181,8 @@ class ApiProcesses:
         try:
             assert process.stdin is not None
             process.stdin.write(config.line())
-            control.send(self._engine)
+            for news in self._news.values():
+                control.send(news)
             if self._ending.is_set():  # told while it was being started
                 member.signal(signal.SIGTERM)
             status = await process.wait()
@@ -188,7 +200,8 @@ class ApiProcesses:
         if member.collected is not None and not member.collected.done():
             member.collected.set_result(None)
         self._ended = merged([self._ended, lasting(member.families)])
-        self._table.clear(index)
+        for table in self._tables:
+            table.clear(index)
         self._on_end(member.peer)
 
     async def _read(self, member: ApiProcess) -> None:
