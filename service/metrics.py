@@ -119,8 +119,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "engine_choices_total",
             "Requests sent to one of several engines (affinity: where their pictures or prefix hash to; spilled: past "
             "that one, which was full; load: to the freest; moved: again, after one refused them or ended).",
-            "choice",
-            choice=("affinity", "spilled", "load", "moved"),
+            "reason",
+            reason=("affinity", "spilled", "load", "moved"),
         ),
         _counter("tool_calls_total", "Calls of tools in answers.", "model"),
         _counter(

@@ -155,8 +155,8 @@ class Engines:
         self.clients[index].adopt(stream)
         return True
 
-    def _count(self, choice: str) -> None:
-        self._metrics.observe("engine_choices_total", choice=choice)
+    def _count(self, reason: str) -> None:
+        self._metrics.observe("engine_choices_total", reason=reason)
 
     def _load_teller(self, index: int) -> Callable[[int], None]:
         others = self._others

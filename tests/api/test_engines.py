@@ -48,9 +48,9 @@ def ask(server: RunningServer, text: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=GENEROUS)
 
 
-def choices(server: RunningServer, choice: str) -> float:
+def choices(server: RunningServer, reason: str) -> float:
     page = httpx.get(f"{server.url}/metrics", timeout=GENEROUS).text
-    start = f'reprise_engine_choices_total{{choice="{choice}"}} '
+    start = f'reprise_engine_choices_total{{reason="{reason}"}} '
     return next(float(line.removeprefix(start)) for line in page.splitlines() if line.startswith(start))
 
 

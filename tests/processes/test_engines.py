@@ -138,7 +138,7 @@ def test_a_picture_is_encoded_by_one_engine_whichever_process_is_asked(server: S
         with only(pid, server.process.pid):
             assert [ask(server, picture) for picture in pictures] == usual
     assert sum(of_each(server, "reprise_encoder_cache_misses_total")) == len(pictures)
-    assert metric(server, 'reprise_engine_choices_total{choice="affinity"}') == 3 * len(pictures)
+    assert metric(server, 'reprise_engine_choices_total{reason="affinity"}') == 3 * len(pictures)
 
 
 def test_work_spreads_and_figures_are_those_of_each_engine(server: ServerProcess) -> None:
@@ -177,7 +177,7 @@ def test_a_dead_engine_takes_its_own_streams_and_the_other_takes_what_had_not_be
         wait(lambda: sorted(of_each(server, "reprise_requests_running")) == [1, 2], what="three run")
         doomed = of_each(server, "reprise_requests_running").index(1)  # the next request goes there
         pid = engine_pids(server)[doomed]
-        moved = metric(server, 'reprise_engine_choices_total{choice="moved"}')
+        moved = metric(server, 'reprise_engine_choices_total{reason="moved"}')
         os.kill(pid, signal.SIGSTOP)
         waiting = Stream(server, chat("And?"))
         wait(
@@ -187,7 +187,7 @@ def test_a_dead_engine_takes_its_own_streams_and_the_other_takes_what_had_not_be
         os.kill(pid, signal.SIGKILL)
         waiting.join(2 * GENEROUS)
         assert waiting.text() == usual
-        assert metric(server, 'reprise_engine_choices_total{choice="moved"}') == moved + 1
+        assert metric(server, 'reprise_engine_choices_total{reason="moved"}') == moved + 1
         wait(lambda: [stream.error() for stream in streams if stream.error()], what="its own stream is told")
         alive = [stream for stream in streams if not stream.error()]
         assert len(alive) == 2
