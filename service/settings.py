@@ -90,22 +90,16 @@ class Settings(BaseSettings):
     api_processes: int = _knob(
         1,
         "Server",
-        "Processes that answer requests, all on the one port and with the one engine; limits count all of them "
+        "Processes that answer requests, all on the one port and with the same engines; limits count all of them "
         "together, --media-workers and threads that are named are those of each.",
         ge=1,
         le=64,
     )
     gpus: Gpus | None = _knob(
-        None,
-        "Server",
-        "GPUs that serve, each with an engine of its own: how many, all, or a list as in 0,2. Default: one.",
+        None, "Server", "GPUs, each with an engine of its own: how many, all, or a list as in 0,2; default: one."
     )
     engines: int = _knob(
-        1,
-        "Server",
-        "Engines on a CPU, each with all models and its share of the threads; for GPUs: --gpus.",
-        ge=1,
-        le=64,
+        1, "Server", "Engines on the CPU, each with its share of the threads; for GPUs: --gpus.", ge=1, le=64
     )
     cors_origin: Words = _knob((), "Server", "Origins that browsers may call from; * is every origin.")
     log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level that is logged.")
@@ -167,7 +161,9 @@ class Settings(BaseSettings):
         "limit on a CPU.",
         gt=0,
     )
-    hang_timeout: Seconds = _knob(30.0, "Engine", "Silence of the ready engine after which it is restarted (s).")
+    hang_timeout: Seconds = _knob(
+        30.0, "Engine", "Silence of a ready engine, or one of several API processes, until it is restarted (s)."
+    )
     start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
 
     # Limits

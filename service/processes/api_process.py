@@ -30,7 +30,9 @@ from service.logs import configure_logging
 from service.metrics import Metrics
 from service.metrics_page import families
 from service.processes.control import (
+    ALIVE_SECONDS,
     Accepting,
+    Alive,
     Collect,
     ControlChannel,
     EngineNews,
@@ -83,6 +85,12 @@ class Colleague:
                     self._control.send(Snapshot(notice.number, families(self._context.metrics.registry)))
                 case Page() if (page := self._pages.get(notice.number)) is not None and not page.done():
                     page.set_result(notice.text)
+
+    async def show_life(self) -> None:
+        """Until cancelled: a process whose event loop stands still is killed (pool.py)."""
+        while True:
+            self._control.send(Alive())
+            await asyncio.sleep(ALIVE_SECONDS)
 
     async def scrape(self) -> bytes:
         """The metrics of all processes in Prometheus' text format."""
@@ -155,7 +163,7 @@ async def serve(config: ApiConfig) -> int:
             for task in (following, *broken):
                 task.cancel()
 
-    tasks = [asyncio.create_task(watch()), asyncio.create_task(announce())]
+    tasks = [asyncio.create_task(each) for each in (watch(), announce(), colleague.show_life())]
     try:
         await server.serve([InheritedListener(fileno=config.listener)])
     finally:

@@ -13,6 +13,8 @@ import msgspec
 
 from service.metrics_page import Families
 
+ALIVE_SECONDS = 0.5
+
 
 class Struct(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages; the tag is the class name."""
@@ -53,6 +55,10 @@ class Accepting(Struct, frozen=True):
     """Connections are accepted, and the engine was ready."""
 
 
+class Alive(Struct, frozen=True):
+    """The event loop runs; sent every ALIVE_SECONDS."""
+
+
 class Snapshot(Struct, frozen=True):
     number: int
     families: Families
@@ -64,7 +70,7 @@ class Scrape(Struct, frozen=True):
     number: int
 
 
-Report = Accepting | Snapshot | Scrape
+Report = Accepting | Alive | Snapshot | Scrape
 
 Message = TypeVar("Message")
 

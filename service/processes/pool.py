@@ -16,9 +16,11 @@ import msgspec
 from service.api.engine_client import BACKOFF_SECONDS, STEADY_SECONDS
 from service.api.http.shared_usage import UsageTable
 from service.children import python_command, python_environment
+from service.link.silence import Silence
 from service.metrics import Metrics
 from service.metrics_page import Families, families, lasting, merged, text
 from service.processes.control import (
+    ALIVE_SECONDS,
     Accepting,
     Collect,
     ControlChannel,
@@ -52,6 +54,8 @@ class ApiProcess:
         self.families: Families = ()
         """Its metrics when they were last collected."""
         self.collected: asyncio.Future[None] | None = None
+        self.silence = Silence(time.monotonic)
+        """Since its last report."""
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -60,12 +64,25 @@ class ApiProcess:
 
 class ApiProcesses:
     """template: the configuration of all; index, peer and inherited descriptors differ. engines: tell the metrics of
-    the engines. on_end: called with the peer's name when a process has ended."""
+    the engines. on_end: called with the peer's name when a process has ended.
+
+    hang_timeout: seconds without a report from a process that accepts connections, until it counts as hung and is
+    killed. start_timeout: the same before it does.
+    """
 
     def __init__(
-        self, template: ApiConfig, metrics: Metrics, engines: EngineProcesses, on_end: Callable[[str], None]
+        self,
+        template: ApiConfig,
+        metrics: Metrics,
+        engines: EngineProcesses,
+        on_end: Callable[[str], None],
+        *,
+        hang_timeout: float,
+        start_timeout: float,
     ) -> None:
         self._template = template
+        self._timeouts = {True: hang_timeout, False: start_timeout}
+        """By whether a process accepts connections."""
         self._usage = UsageTable.make_file(template.processes, WORK_KINDS)
         self._loads = UsageTable.make_file(template.processes, engine_kinds(template.engines))
         self._tables = (
@@ -177,7 +194,7 @@ class ApiProcesses:
             theirs.close()
         member = ApiProcess(config.peer, process, control)
         self._running[index] = member
-        reports = asyncio.create_task(self._read(member))
+        tasks = [asyncio.create_task(self._read(member)), asyncio.create_task(self._watch(member))]
         try:
             assert process.stdin is not None
             process.stdin.write(config.line())
@@ -191,7 +208,8 @@ class ApiProcesses:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            reports.cancel()
+            for task in tasks:
+                task.cancel()
             self._forget(index, member)
 
     def _forget(self, index: int, member: ApiProcess) -> None:
@@ -211,8 +229,17 @@ class ApiProcesses:
             log.error("API process: its reports could not be read and it is killed: %s", error)
             member.signal(signal.SIGKILL)
 
+    async def _watch(self, member: ApiProcess) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            if (seconds := member.silence.look()) > self._timeouts[member.accepts]:
+                log.error("API process: no sign of life for %.0f s; it is killed", seconds)
+                member.signal(signal.SIGKILL)
+                return
+
     async def _follow(self, member: ApiProcess) -> None:
         while (report := await member.control.receive()) is not None:
+            member.silence.end()
             match report:
                 case Accepting():
                     member.accepts = self._have_accepted = True

@@ -57,7 +57,14 @@ class Supervisor:
             settings=plain_settings(settings),
             models=model_starts(catalog.models),
         )
-        self._processes = ApiProcesses(template, metrics, self._engines, lambda peer: self._engines.send(Detach(peer)))
+        self._processes = ApiProcesses(
+            template,
+            metrics,
+            self._engines,
+            lambda peer: self._engines.send(Detach(peer)),
+            hang_timeout=settings.hang_timeout,
+            start_timeout=settings.start_timeout,
+        )
         self._draining: asyncio.Task[None] | None = None
         self._forced = False
 

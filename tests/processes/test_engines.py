@@ -33,7 +33,7 @@ from tests.support.victims import (
 )
 from tests.support.waiting import GENEROUS, wait
 
-FLAGS = ("--engines", "2", "--device", "cpu", "--api-processes", "2")
+FLAGS = ("--engines", "2", "--device", "cpu", "--api-processes", "2", "--hang-timeout", "600")
 
 
 @pytest.fixture(scope="module")
