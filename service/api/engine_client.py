@@ -55,6 +55,7 @@ class EngineClient:
     clock: what both are measured by.
     started_elsewhere: another process starts, watches and restarts the engine, and `make_link` is called when this has
     returned. None: this client does.
+    name: in the log.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EngineClient:
         start_timeout: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
         started_elsewhere: Callable[[], Awaitable[None]] | None = None,
+        name: str = "engine",
     ) -> None:
         self.state: EngineState | None = None
         """The newest heartbeat since the engine was started."""
@@ -82,6 +84,7 @@ class EngineClient:
         self.on_loss: Callable[[RequestStream, EngineError], bool] = _not_moved
         """Called for a request that ends with an error before anything of its answer has come; True: another engine
         has taken it."""
+        self._name = name
         self._make_link = make_link
         self._metrics = metrics
         self._hang_timeout = hang_timeout
@@ -153,7 +156,7 @@ class EngineClient:
         _, running = await asyncio.wait({self._supervisor}, timeout=grace if listens else 0.0)
         if running:
             if listens:
-                log.warning("the engine did not stop within %.0f s; it is killed", grace)
+                log.warning("%s: did not stop within %.0f s; it is killed", self._name, grace)
             self._supervisor.cancel()
             await asyncio.wait(running)
 
@@ -230,14 +233,14 @@ class EngineClient:
                 self.failure = exit
                 self._tell_change()
                 return
-            log.error("engine: %s", exit.reason)
+            log.error("%s: %s", self._name, exit.reason)
             if time.monotonic() - started > STEADY_SECONDS:
                 attempt = 0
             await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
             attempt += 1
             self.restarts += 1
             self._metrics.observe("engine_restarts_total")
-            log.warning("engine: restart %d", self.restarts)
+            log.warning("%s: restart %d", self._name, self.restarts)
 
     async def _follow(self) -> None:
         """Through all lives of an engine that another process supervises."""
@@ -271,7 +274,7 @@ class EngineClient:
         while True:
             await asyncio.sleep(HEARTBEAT_CHECK_SECONDS)
             if self._silent() and self._supervises:
-                log.error("engine: no sign of life for %.0f s; it is killed", self._silence.look())
+                log.error("%s: no sign of life for %.0f s; it is killed", self._name, self._silence.look())
                 link.kill()
                 return
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from service.api.engine_client import EngineClient
+from service.api.request_stream import EngineError
 from service.engine_metrics import labelled, without_engines
 from service.link.config import EngineConfig
 from service.link.engine_socket import OnOutputs
@@ -70,6 +71,7 @@ class EngineProcesses:
     ) -> None:
         self._announce = announce
         alone = len(configs) == 1
+        self._names = ["engine"] if alone else [_name(index, config) for index, config in enumerate(configs)]
         self._metrics = [metrics if alone else Metrics(kinds) for _ in configs]
         self._clients = [
             EngineClient(
@@ -77,11 +79,12 @@ class EngineProcesses:
                 self._metrics[index],
                 hang_timeout=settings.hang_timeout,
                 start_timeout=settings.start_timeout,
+                name=self._names[index],
             )
             for index, config in enumerate(configs)
         ]
         for index, client in enumerate(self._clients):
-            client.on_state = log_phase if alone else partial(_log_phase, index)
+            client.on_state = log_phase if alone else partial(_log_phase, self._names[index])
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -97,12 +100,20 @@ class EngineProcesses:
 
     async def wait_ready(self) -> None:
         """Until all take requests; EngineError when one cannot be started."""
-        tasks = [asyncio.ensure_future(client.wait_ready()) for client in self._clients]
+        tasks = [asyncio.ensure_future(self._wait_ready(index)) for index in range(len(self._clients))]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def _wait_ready(self, index: int) -> None:
+        try:
+            await self._clients[index].wait_ready()
+        except EngineError:
+            if len(self._clients) > 1:
+                log.error("%s: cannot be started", self._names[index])
+            raise
 
     async def stop(self, grace: float) -> None:
         await asyncio.gather(*(client.stop(grace) for client in self._clients))
@@ -136,5 +147,9 @@ class EngineProcesses:
         self._announce(EngineNews(index, address, client.restarts, client.was_ready))
 
 
-def _log_phase(index: int, state: EngineState) -> None:
-    log.info("engine %d: %s%s", index, state.phase, f" ({state.detail})" if state.detail else "")
+def _name(index: int, config: EngineConfig) -> str:
+    return f"engine {index} on GPU {config.gpu}" if config.gpu else f"engine {index}"
+
+
+def _log_phase(name: str, state: EngineState) -> None:
+    log.info("%s: %s%s", name, state.phase, f" ({state.detail})" if state.detail else "")

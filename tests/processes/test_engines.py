@@ -6,7 +6,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +23,7 @@ from benchmarks.footprint import children, inspect
 from service.cli.main import app
 from tests.media.samples import sound, tone
 from tests.support.api_processes import api_pids, only
-from tests.support.processes import ServerProcess, served
+from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.victims import (
     CHAT,
     SPEECH,
@@ -202,7 +205,22 @@ def test_a_dead_engine_takes_its_own_streams_and_the_other_takes_what_had_not_be
 
 
 def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        app, ["serve", "--port", "0", "--gpus", "2", "--voices-dir", str(tmp_path)], env={"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--gpus", "2", "--log-format", "text"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, "--voices-dir", str(tmp_path)], capture_output=True, text=True, cwd=ROOT, env=environment
     )
-    assert done.exit_code == 2
+    assert done.returncode == 2
+    assert "gpus: 2 asked for, but there is no GPU here that CUDA can use" in done.stderr
+
+
+def test_an_engine_that_cannot_start_is_named_and_ends_the_server(tmp_path: Path) -> None:
+    """Weights of another model: the API processes read its tokenizer, the engines do not get far."""
+    broken = tmp_path / "qwen2_vl"
+    shutil.copytree(ROOT / "tests/golden/qwen2_vl", broken)
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--engines", "2", "--device", "cpu"]
+    command += ["--model", str(broken), "--log-format", "text"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=4 * GENEROUS)
+    assert done.returncode == 1
+    assert "engine 0: cannot be started" in done.stderr or "engine 1: cannot be started" in done.stderr
