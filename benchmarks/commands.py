@@ -104,6 +104,11 @@ COMMANDS: tuple[Command, ...] = (
         "spoken_http",
         "python -m benchmarks.spoken_http",
     ),
+    Command(
+        "chat and speech through HTTP on one GPU and on two of a host, alternately",
+        "engines",
+        "python -m benchmarks.engines",
+    ),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
     *(

@@ -32,7 +32,7 @@ from service.link.messages import (
     Stop,
 )
 from service.link.supervisor import ProcessLink
-from service.processes import supervisor
+from service.processes import engines
 
 PACE = float(os.environ.get("REPRISE_PACE", "0.003"))
 ENTRY = "benchmarks.paced_engine:engine"
@@ -115,6 +115,6 @@ def _state(config: EngineConfig) -> EngineState:
 
 if __name__ == "__main__":
     server.link_maker = lambda settings, config: lambda: ProcessLink(config, ENTRY)
-    supervisor.shared_link = lambda config: ProcessLink(config, ENTRY, shared=True)
+    engines.shared_link = lambda config: ProcessLink(config, ENTRY, shared=True)
     sys.argv[1:1] = ["serve"]
     cli.main()

@@ -1,22 +1,55 @@
-"""What the engine process is started with, from the settings and the hosted models."""
+"""What the engine processes are started with, from the settings and the hosted models."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from service.catalog import Catalog
-from service.link.config import EngineConfig, ModelConfig
-from service.settings import Settings
+import msgspec
 
-COMPUTED = frozenset({"models", "log_format"})
-"""Fields of EngineConfig that are not copied: the catalog's models, and the format that "auto" stands for."""
+from service.catalog import Catalog
+from service.gpus import GpuError, chosen_gpus, visible_gpus
+from service.link.config import EngineConfig, ModelConfig
+from service.settings import Settings, SettingsError
+
+COMPUTED = frozenset({"models", "log_format", "gpu", "sharers"})
+"""Fields of EngineConfig that are not copied: the catalog's models, the format that "auto" stands for, and what
+distinguishes one of several engines."""
 
 
 def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
-    """Copies the settings that EngineConfig has a field of the same name for."""
+    """Of the only engine. Copies the settings that EngineConfig has a field of the same name for."""
     models = tuple(
         ModelConfig(model.name, str(model.checkpoint.directory), settings.dtype, settings.load_format)
         for model in catalog.models
     )
     copied = {name: getattr(settings, name) for name in EngineConfig.__struct_fields__ if name not in COMPUTED}
     return EngineConfig(models=models, log_format=log_format, **copied)
+
+
+def supervised(settings: Settings) -> bool:
+    """Whether a supervisor starts engines and API processes, since there are several of one or the other."""
+    return settings.api_processes > 1 or settings.engines > 1 or settings.gpus is not None
+
+
+def engine_gpus(settings: Settings) -> tuple[str, ...]:
+    """Of each engine the GPU that it sees, for CUDA_VISIBLE_DEVICES; empty: all that this process sees.
+
+    SettingsError for GPUs that are not there, and for several engines that would share one.
+    """
+    try:
+        if settings.gpus is not None:
+            return chosen_gpus(settings.gpus, visible_gpus())
+    except GpuError as error:
+        raise SettingsError(str(error)) from error
+    if settings.engines > 1 and settings.device == "auto" and visible_gpus():
+        raise SettingsError("engines: there is a GPU here, which several would share; add --device cpu, or take --gpus")
+    return ("",) * settings.engines
+
+
+def engine_configs(
+    settings: Settings, catalog: Catalog, log_format: Literal["text", "json"], gpus: tuple[str, ...]
+) -> list[EngineConfig]:
+    """Of each engine; gpus: see engine_gpus."""
+    config = engine_config(settings, catalog, log_format)
+    device = "cuda" if settings.gpus is not None else "cpu" if len(gpus) > 1 else config.device
+    return [msgspec.structs.replace(config, device=device, gpu=gpu, sharers=len(gpus)) for gpu in gpus]

@@ -115,6 +115,13 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _histogram("request_video_frames", "Decoded video frames of a request.", COUNT, "model"),
         _counter("prompt_tokens_total", "Prompt positions by kind (text, image, video).", "model", "kind"),
         _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
+        _counter(
+            "engine_choices_total",
+            "Requests sent to one of several engines (affinity: where their pictures or prefix hash to; spilled: past "
+            "that one, which was full; load: to the freest; moved: again, after one refused them or ended).",
+            "reason",
+            reason=("affinity", "spilled", "load", "moved"),
+        ),
         _counter("tool_calls_total", "Calls of tools in answers.", "model"),
         _counter(
             "realtime_responses_total",

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.panel import Panel
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from service.api.app import create_app, create_context
+from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
 from service.api.http.connections import BoundedConnection, raise_descriptor_limit, set_options
 from service.api.request_stream import EngineError
@@ -109,11 +109,13 @@ class Server(uvicorn.Server):
         await context.engine.stop()
 
 
-def create_server(settings: Settings, catalog: Catalog) -> Server:
-    """A server with an engine of its own; both start when it serves."""
+def create_server(settings: Settings, catalog: Catalog, on_state: Callable[[EngineState], None] = log_phase) -> Server:
+    """A server with an engine of its own; both start when it serves. on_state: hears of the engine's phases."""
     log_format = chosen_format(settings.log_format)
-    context = create_context(settings, catalog, link_maker(settings, engine_config(settings, catalog, log_format)))
-    context.engine.on_state = log_phase
+    metrics = create_metrics(catalog)
+    engine = create_engine(settings, metrics, link_maker(settings, engine_config(settings, catalog, log_format)))
+    engine.on_state = on_state
+    context = create_context(settings, catalog, engine, metrics)
     return Server(server_config(context), context)
 
 
@@ -143,11 +145,9 @@ def server_config(context: ServerContext) -> uvicorn.Config:
 
 async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
     """Serve until a signal; the exit status. 1 when the engine cannot be started."""
-    server = create_server(settings, catalog)
+    progress = StartProgress(Console(stderr=True)) if sys.stderr.isatty() else None
+    server = create_server(settings, catalog, progress or log_phase)
     context = server.context
-    progress = None
-    if sys.stderr.isatty():
-        progress = context.engine.on_state = StartProgress(Console(stderr=True))
     failed = False
 
     def end_progress(good: bool) -> None:
@@ -166,7 +166,8 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
             end_progress(good=True)
             # What was loaded stays: a collection that looks through it holds up every stream for 0.2 to 0.4 s.
             gc.freeze()
-            print_banner(catalog, context.engine.state, url_of(listener))
+            state = context.engine.state
+            print_banner(catalog, state.device if state is not None else "", url_of(listener))
 
     task = asyncio.create_task(announce())
     try:
@@ -210,10 +211,9 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def print_banner(catalog: Catalog, state: EngineState | None, url: str) -> None:
-    """URLs and models: a box on a terminal, a log line otherwise."""
+def print_banner(catalog: Catalog, device: str, url: str) -> None:
+    """URLs and models: a box on a terminal, a log line otherwise. device: what they run on."""
     names = [name for model in catalog.models for name in model.names]
-    device = state.device if state is not None else ""
     if not sys.stderr.isatty():
         log.info("ready at %s", url, extra={"models": ",".join(names), "device": device})
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -23,6 +24,24 @@ def _bytes(value: Any) -> Any:
     return parse_bytes(value) if isinstance(value, str) else value
 
 
+_ONE_GPU = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+")
+
+
+def _gpus(value: Any) -> str:
+    """How many ("4"), "all", or a list ("0,2"), which a YAML file may write as one."""
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).strip()
+    named = [name for part in text.split(",") if (name := part.strip())]
+    if text == "all" or (text.isdecimal() and int(text) > 0 and not isinstance(value, list | tuple)):
+        return text
+    if text.isdecimal() and not isinstance(value, list | tuple):
+        raise ValueError("must be at least 1; without it one engine runs, on a GPU or with --device cpu on the CPU")
+    if not named or not all(map(_ONE_GPU.fullmatch, named)):
+        raise ValueError("must be a number of GPUs, all, or a list of their indexes or UUIDs as in 0,2")
+    if len(set(named)) < len(named):
+        raise ValueError("names a GPU twice; each has one engine")
+    return ",".join(named) if len(named) > 1 else f"{named[0]},"
+
+
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_words)]
 SolverSteps = Annotated[
@@ -38,4 +57,5 @@ BYTES = BeforeValidator(_bytes)
 Bytes = Annotated[int, BYTES, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Gpus = Annotated[str, BeforeValidator(_gpus)]
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -25,8 +25,9 @@ from pydantic_settings import (
 
 from models import cpus
 from service.byte_sizes import GIB, MIB
+from service.gpus import engines_problem
 from service.link.config import Device, DType, LoadFormat, MixedRoute
-from service.setting_types import Bytes, Count, Integers, Seconds, Secrets, Share, SolverSteps, Words
+from service.setting_types import Bytes, Count, Gpus, Integers, Seconds, Secrets, Share, SolverSteps, Words
 
 ENV_PREFIX = "REPRISE_"
 OTHER_VARIABLES = ("config", "url")
@@ -89,10 +90,16 @@ class Settings(BaseSettings):
     api_processes: int = _knob(
         1,
         "Server",
-        "Processes that answer requests, all on the one port and with the one engine; limits count all of them "
+        "Processes that answer requests, all on the one port and with the same engines; limits count all of them "
         "together, --media-workers and threads that are named are those of each.",
         ge=1,
         le=64,
+    )
+    gpus: Gpus | None = _knob(
+        None, "Server", "GPUs, each with an engine of its own: how many, all, or a list as in 0,2; default: one."
+    )
+    engines: int = _knob(
+        1, "Server", "Engines on the CPU, each with its share of the threads; for GPUs: --gpus.", ge=1, le=64
     )
     cors_origin: Words = _knob((), "Server", "Origins that browsers may call from; * is every origin.")
     log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level that is logged.")
@@ -154,7 +161,9 @@ class Settings(BaseSettings):
         "limit on a CPU.",
         gt=0,
     )
-    hang_timeout: Seconds = _knob(30.0, "Engine", "Silence of the ready engine after which it is restarted (s).")
+    hang_timeout: Seconds = _knob(
+        30.0, "Engine", "Silence of a ready engine, or one of several API processes, until it is restarted (s)."
+    )
     start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
 
     # Limits
@@ -284,8 +293,8 @@ class Settings(BaseSettings):
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
             )
-        if self.api_processes > 1 and self.engine == "inline":
-            raise ValueError("api_processes: several need an engine in a process of its own, not --engine inline")
+        if problem := engines_problem(self.api_processes, self.gpus, self.engines, self.engine, self.device):
+            raise ValueError(problem)
         return self
 
     def keys(self) -> tuple[str, ...]:

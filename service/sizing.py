@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,7 +24,8 @@ def size(settings: Settings, gpu_memory: str | None) -> DryRun:
     """
     total = _total(gpu_memory)
     catalog = load_catalog(settings.model_copy(update={"load_format": "random"}))
-    return dry_run(_checked_where_there_are_files(engine_config(settings, catalog, "text")), total)
+    found = dry_run(_checked_where_there_are_files(engine_config(settings, catalog, "text")), total)
+    return replace(found, gpus=settings.gpus)
 
 
 def _total(gpu_memory: str | None) -> int:

@@ -384,8 +384,8 @@ SPEECH = Dashboard(
                 Panel(
                     "Waiting and running",
                     (
-                        (f"reprise_requests_waiting{SPEECH_MODEL}", "{{model}} waiting @ {{instance}}"),
-                        (f"reprise_requests_running{SPEECH_MODEL}", "{{model}} running @ {{instance}}"),
+                        (f"reprise_requests_waiting{SPEECH_MODEL}", "{{model}} waiting @ {{instance}} {{engine}}"),
+                        (f"reprise_requests_running{SPEECH_MODEL}", "{{model}} running @ {{instance}} {{engine}}"),
                     ),
                 ),
                 Panel("Parts of a step", quantiles("speech_part_duration_seconds", "model, part", SPEECH_MODEL), "s"),
@@ -508,23 +508,31 @@ ENGINE = Dashboard(
         (
             "Memory",
             (
-                Panel("Graphs", ((f"reprise_graph_bytes{INSTANCE}", "{{instance}}"),), "bytes"),
+                Panel("Graphs", ((f"reprise_graph_bytes{INSTANCE}", "{{instance}} {{engine}}"),), "bytes"),
                 Panel(
                     "GPU memory",
                     ((f"sum by (state) (reprise_gpu_memory_bytes{INSTANCE})", "{{state}}"),),
                     "bytes",
                     stacked=True,
                 ),
-                Panel("Encoder cache", ((f"reprise_encoder_cache_bytes{MODEL}", "{{model}} @ {{instance}}"),), "bytes"),
+                Panel(
+                    "Encoder cache",
+                    ((f"reprise_encoder_cache_bytes{MODEL}", "{{model}} @ {{instance}} {{engine}}"),),
+                    "bytes",
+                ),
                 Panel(
                     "KV pages in use",
-                    ((f"reprise_kv_cache_usage_ratio{MODEL}", "{{model}} @ {{instance}}"),),
+                    ((f"reprise_kv_cache_usage_ratio{MODEL}", "{{model}} @ {{instance}} {{engine}}"),),
                     "percentunit",
                     thresholds=line("RepriseKVCacheNearlyFull"),
                     description=LINES,
                 ),
-                Panel("KV pages", ((f"reprise_kv_cache_pages{MODEL}", "{{model}} {{state}} @ {{instance}}"),), "short"),
-                Panel("Slots", ((f"reprise_slots_used{MODEL}", "{{model}} @ {{instance}}"),), "short"),
+                Panel(
+                    "KV pages",
+                    ((f"reprise_kv_cache_pages{MODEL}", "{{model}} {{state}} @ {{instance}} {{engine}}"),),
+                    "short",
+                ),
+                Panel("Slots", ((f"reprise_slots_used{MODEL}", "{{model}} @ {{instance}} {{engine}}"),), "short"),
             ),
         ),
         (
@@ -532,7 +540,7 @@ ENGINE = Dashboard(
             (
                 Panel(
                     "Phases of the last start",
-                    ((f"reprise_start_phase_seconds{INSTANCE}", "{{phase}} @ {{instance}}"),),
+                    ((f"reprise_start_phase_seconds{INSTANCE}", "{{phase}} @ {{instance}} {{engine}}"),),
                     "s",
                     width=12,
                     stacked=True,
@@ -596,9 +604,18 @@ PROCESS = Dashboard(
                     "short",
                 ),
                 Panel(
+                    "Choice among engines",
+                    ((rate("engine_choices_total", "reason", INSTANCE), "{{reason}}"),),
+                    "reqps",
+                    description="Of several engines (--gpus). Many spilled: pictures or prefixes that all ask for.",
+                ),
+                Panel(
                     "Restarts",
                     (
-                        (f"increase(reprise_engine_restarts_total{INSTANCE}[$__rate_interval])", "{{instance}} engine"),
+                        (
+                            f"increase(reprise_engine_restarts_total{INSTANCE}[$__rate_interval])",
+                            "{{instance}} engine {{engine}}",
+                        ),
                         (
                             f"increase(reprise_api_process_restarts_total{INSTANCE}[$__rate_interval])",
                             "{{instance}} API process",
@@ -613,16 +630,25 @@ PROCESS = Dashboard(
             (
                 Panel(
                     "CPU of the engine",
-                    ((f"rate(reprise_engine_cpu_seconds_total{INSTANCE}[$__rate_interval])", "{{instance}}"),),
+                    (
+                        (
+                            f"rate(reprise_engine_cpu_seconds_total{INSTANCE}[$__rate_interval])",
+                            "{{instance}} {{engine}}",
+                        ),
+                    ),
                     "percentunit",
                     description="100 % is one processor, which an engine on a GPU keeps busy.",
                 ),
                 Panel(
                     "Resident memory of the engine",
-                    ((f"reprise_engine_resident_memory_bytes{INSTANCE}", "{{instance}}"),),
+                    ((f"reprise_engine_resident_memory_bytes{INSTANCE}", "{{instance}} {{engine}}"),),
                     "bytes",
                 ),
-                Panel("Threads of the engine", ((f"reprise_engine_threads{INSTANCE}", "{{instance}}"),), "short"),
+                Panel(
+                    "Threads of the engine",
+                    ((f"reprise_engine_threads{INSTANCE}", "{{instance}} {{engine}}"),),
+                    "short",
+                ),
             ),
         ),
         (

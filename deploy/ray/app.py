@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.deployment import Application
 
+from service.engine_config import supervised
 from service.settings import SettingsError, load_settings
 
 from .front import Front
@@ -40,8 +41,10 @@ def build(arguments: dict[str, Any]) -> Application:
     """The application. ValidationError or SettingsError for arguments that do not fit."""
     wanted = Arguments.model_validate(arguments)
     settings = load_settings(wanted.settings)
-    if settings.api_processes > 1:
-        raise SettingsError("api_processes: a replica has one; more replicas, or more fronts, share the load")
+    if supervised(settings):
+        raise SettingsError(
+            "api_processes, gpus, engines: a replica has one of each; more replicas, or more fronts, share the load"
+        )
     replicas = serve.deployment(
         Replica,
         ray_actor_options={"num_gpus": wanted.gpus, "num_cpus": wanted.cpus},

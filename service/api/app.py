@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -18,6 +18,7 @@ from service.api import operations
 from service.api.chat import route as chat
 from service.api.context import ServerContext
 from service.api.engine_client import EngineClient
+from service.api.engines import Engines
 from service.api.http import docs_page
 from service.api.http.admission import Admission, OtherProcesses
 from service.api.http.auth import AuthMiddleware, KeyRing
@@ -68,18 +69,8 @@ BYTES_PER_PIXEL = 3
 LAG_PERIOD = 0.5
 
 
-def create_context(
-    settings: Settings,
-    catalog: Catalog,
-    make_link: Callable[[], EngineLink],
-    *,
-    engine_started_elsewhere: Callable[[], Awaitable[None]] | None = None,
-    others: OtherProcesses | None = None,
-) -> ServerContext:
-    """What routes share. Starts nothing: the application's lifespan does. SettingsError for an unusable voices_dir,
-    lexicon or OTEL_ variable.
-
-    engine_started_elsewhere: see EngineClient. others: API processes that the limits are shared with."""
+def create_metrics(catalog: Catalog) -> Metrics:
+    """Those of a process that answers requests."""
     metrics = Metrics({model.name: model.kind for model in catalog.models})
     metrics.observe(
         "build_info",
@@ -88,19 +79,33 @@ def create_context(
         python=platform.python_version(),
         torch=operations.version_of("torch"),
     )
+    return metrics
+
+
+def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], EngineLink]) -> EngineClient:
+    """The only engine, which this process starts and watches."""
+    return EngineClient(make_link, metrics, hang_timeout=settings.hang_timeout, start_timeout=settings.start_timeout)
+
+
+def create_context(
+    settings: Settings,
+    catalog: Catalog,
+    engine: EngineClient | Engines,
+    metrics: Metrics,
+    *,
+    others: OtherProcesses | None = None,
+) -> ServerContext:
+    """What routes share. Starts nothing: the application's lifespan does. SettingsError for an unusable voices_dir,
+    lexicon or OTEL_ variable.
+
+    metrics: the engine's, too. others: API processes that the limits are shared with."""
     workers = WorkerPool(settings.media_workers, WorkerLimits())
     media_threads = settings.media_threads or default_threads()
     resizing.use_threads(media_threads)
     return ServerContext(
         settings,
         catalog,
-        EngineClient(
-            make_link,
-            metrics,
-            hang_timeout=settings.hang_timeout,
-            start_timeout=settings.start_timeout,
-            started_elsewhere=engine_started_elsewhere,
-        ),
+        engine,
         metrics,
         MediaLoader(
             Fetcher(UrlPolicy(settings.media_urls, frozenset(settings.media_domain))),

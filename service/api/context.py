@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from service.api.chat.grammar_checks import GrammarChecks
 from service.api.chat.transcripts import Transcripts
 from service.api.engine_client import EngineClient
+from service.api.engines import Engines
 from service.api.http.admission import Admission
 from service.api.http.errors import ApiError
 from service.api.http.json_body import parse
@@ -43,7 +44,7 @@ class ServerContext:
 
     settings: Settings
     catalog: Catalog
-    engine: EngineClient
+    engine: EngineClient | Engines
     metrics: Metrics
     media: MediaLoader
     media_workers: WorkerPool

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from service.api.request_stream import EngineError, Request, RequestStream
+from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
 from service.api.tracing import engine_trace
 from service.link.messages import (
     Abort,
@@ -35,8 +35,16 @@ STEADY_SECONDS = 60.0
 HEARTBEAT_CHECK_SECONDS = 0.5
 
 
-def _unavailable(message: str, retry_after: float = 2.0) -> EngineError:
-    return EngineError(503, "engine_unavailable", message, retry_after=retry_after)
+STOPPED = "The engine stopped while the request was in progress; it is being restarted."
+
+
+def _unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineError:
+    return kind(503, "engine_unavailable", message, retry_after=2.0)
+
+
+def _not_moved(stream: RequestStream, error: EngineError) -> bool:
+    """The default of on_loss: there is no other engine."""
+    return False
 
 
 class EngineClient:
@@ -47,6 +55,7 @@ class EngineClient:
     clock: what both are measured by.
     started_elsewhere: another process starts, watches and restarts the engine, and `make_link` is called when this has
     returned. None: this client does.
+    name: in the log.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class EngineClient:
         start_timeout: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
         started_elsewhere: Callable[[], Awaitable[None]] | None = None,
+        name: str = "engine",
     ) -> None:
         self.state: EngineState | None = None
         """The newest heartbeat since the engine was started."""
@@ -65,6 +75,16 @@ class EngineClient:
         self.failure: EngineExit | None = None
         """Set when the engine cannot be started and will not be tried again."""
         self.restarts = 0
+        self.was_ready = False
+        """In this life of the engine or in an earlier one."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `phase` or `was_ready` may have changed."""
+        self.on_load: Callable[[int], None] = lambda in_flight: None
+        """Called with the number of requests in flight when it has changed."""
+        self.on_loss: Callable[[RequestStream, EngineError], bool] = _not_moved
+        """Called for a request that ends with an error before anything of its answer has come; True: another engine
+        has taken it."""
+        self._name = name
         self._make_link = make_link
         self._metrics = metrics
         self._hang_timeout = hang_timeout
@@ -77,7 +97,6 @@ class EngineClient:
         self._launched = asyncio.Event()
         self._silence = Silence(clock)
         self._stopping = False
-        self._was_ready = False
 
     # Life
 
@@ -95,10 +114,19 @@ class EngineClient:
         """Until the engine's process runs or cannot be started. It then loads, and this process can work beside it."""
         await self._launched.wait()
 
+    def tell_earlier_life(self, restarts: int) -> None:
+        """Of an engine that another process supervises: it has been ready before, and was restarted so often."""
+        self.was_ready, self.restarts = True, restarts
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self.on_change()
+
     def fail(self, reason: str) -> None:
         """This process cannot serve, for `reason`: the engine counts as one that cannot be started."""
         self.failure = EngineExit(reason)
-        self._changed.set()
+        self._tell_change()
 
     async def wait_ready(self) -> None:
         """Until the engine takes requests; EngineError when it cannot be started."""
@@ -128,7 +156,7 @@ class EngineClient:
         _, running = await asyncio.wait({self._supervisor}, timeout=grace if listens else 0.0)
         if running:
             if listens:
-                log.warning("the engine did not stop within %.0f s; it is killed", grace)
+                log.warning("%s: did not stop within %.0f s; it is killed", self._name, grace)
             self._supervisor.cancel()
             await asyncio.wait(running)
 
@@ -161,9 +189,19 @@ class EngineClient:
         if not self.ready:
             raise _unavailable(f"The engine is not ready ({self.phase}); retry in a moment.")
         stream: RequestStream = RequestStream(request, self._abort, engine_trace(request.request_id))
-        self._streams[request.request_id] = stream
-        self._send(request)
+        self.adopt(stream)
         return stream
+
+    def adopt(self, stream: RequestStream) -> None:
+        """Sends a request to this engine, also one that another engine has not answered."""
+        stream.abort = self._abort
+        self._streams[stream.request.request_id] = stream
+        self.on_load(len(self._streams))
+        self._send(stream.request)
+
+    def stream(self, request_id: str) -> RequestStream | None:
+        """Of a request that is in flight here."""
+        return self._streams.get(request_id)
 
     def send(self, command: Command) -> None:
         """A command about a request that was submitted (SpeechAppend, Pause)."""
@@ -174,8 +212,13 @@ class EngineClient:
             self._link.send(command)
 
     def _abort(self, request_id: str) -> None:
-        if self._streams.pop(request_id, None) is not None:
+        if self._forget(request_id) is not None:
             self._send(Abort(request_id))
+
+    def _forget(self, request_id: str) -> RequestStream | None:
+        stream = self._streams.pop(request_id, None)
+        self.on_load(len(self._streams))
+        return stream
 
     # Supervision
 
@@ -186,18 +229,18 @@ class EngineClient:
             exit = await self._live()
             if self._stopping:
                 return
-            if not self._was_ready:  # wait_ready raises and says why
+            if not self.was_ready:  # wait_ready raises and says why
                 self.failure = exit
-                self._changed.set()
+                self._tell_change()
                 return
-            log.error("engine: %s", exit.reason)
+            log.error("%s: %s", self._name, exit.reason)
             if time.monotonic() - started > STEADY_SECONDS:
                 attempt = 0
             await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
             attempt += 1
             self.restarts += 1
             self._metrics.observe("engine_restarts_total")
-            log.warning("engine: restart %d", self.restarts)
+            log.warning("%s: restart %d", self._name, self.restarts)
 
     async def _follow(self) -> None:
         """Through all lives of an engine that another process supervises."""
@@ -220,8 +263,8 @@ class EngineClient:
             if self.state is not None and self._supervises:
                 self._metrics.observe_end(self.state)
             self.state = None
-            self._fail_all(_unavailable("The engine stopped while the request was in progress; it is being restarted."))
-            self._changed.set()
+            self._fail_all(_unavailable(STOPPED, EngineLost))
+            self._tell_change()
 
     def _silent(self) -> bool:
         serves = self.state is not None and self.ready and not self.state.occupied
@@ -231,14 +274,16 @@ class EngineClient:
         while True:
             await asyncio.sleep(HEARTBEAT_CHECK_SECONDS)
             if self._silent() and self._supervises:
-                log.error("engine: no sign of life for %.0f s; it is killed", self._silence.look())
+                log.error("%s: no sign of life for %.0f s; it is killed", self._name, self._silence.look())
                 link.kill()
                 return
 
     def _fail_all(self, error: EngineError) -> None:
         streams, self._streams = self._streams, {}
+        self.on_load(0)
         for stream in streams.values():
-            stream.fail(error)
+            if stream.last_delivery is not None or not self.on_loss(stream, error):
+                stream.fail(error)
 
     # Outputs
 
@@ -267,7 +312,7 @@ class EngineClient:
         stream.last_delivery = now
         stream.deliver(delta, last=last)
         if last:
-            del self._streams[delta.request_id]
+            self._forget(delta.request_id)
 
     def _observe_tokens(self, deltas: Sequence[ChatDelta], now: float) -> None:
         """TTFT and ITL. Rows of a step mostly share model and gap, so equal observations are made together."""
@@ -290,10 +335,13 @@ class EngineClient:
             self._metrics.observe_often("inter_token_duration_seconds", gap, count, model=model)
 
     def _on_failed(self, failed: Failed) -> None:
-        stream = self._streams.pop(failed.request_id, None)
-        if stream is not None:
+        stream = self._forget(failed.request_id)
+        if stream is None:
+            return
+        error = EngineError(failed.status, failed.code, failed.message, failed.field, failed.retry_after)
+        if stream.last_delivery is not None or not self.on_loss(stream, error):
             self._count_rejection(stream.request, failed.code)
-            stream.fail(EngineError(failed.status, failed.code, failed.message, failed.field, failed.retry_after))
+            stream.fail(error)
 
     def _count_rejection(self, request: Request, code: str) -> None:
         """Counts queue timeouts, and full queues of chat; those of speech are counted in the engine."""
@@ -305,10 +353,10 @@ class EngineClient:
     def _on_state(self, state: EngineState) -> None:
         changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)
         self.state = state
-        self._was_ready |= state.phase == "ready"
+        self.was_ready |= state.phase == "ready"
         if self._supervises:
             self._metrics.observe_state(state)
         if changed:
-            self._changed.set()
+            self._tell_change()
             if self.on_state is not None:
                 self.on_state(state)

@@ -12,6 +12,8 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from service.api.context import ServerContext, context_of
+from service.api.engine_client import EngineClient
+from service.api.engines import Engines
 from service.api.http.errors import ApiError
 from service.api.http.openapi import JSON, operation
 from service.catalog import DEMO_NOTICES, HostedModel
@@ -43,20 +45,23 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """engine: phase of the engine (starting, loading, capturing, ready, draining, down, failed)."""
+    """engine: phase of the engine (starting, loading, capturing, ready, draining, down, failed). engines: of each where
+    there are several; status is ok as long as one is alive."""
 
     status: Literal["ok", "engine_down"]
     engine: str
     restarts: int
+    engines: list[str] | UnsetType = UNSET
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """detail: what the engine is loading or capturing."""
+    """detail: what the engine is loading or capturing. engines: phase of each, where there are several."""
 
     status: Literal["ready", "not_ready"]
     engine: str
     detail: str
     draining: bool
+    engines: list[str] | UnsetType = UNSET
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -127,7 +132,7 @@ def _card(model: HostedModel, name: str) -> ModelCard:
 async def health(request: Request) -> Response:
     engine = context_of(request).engine
     status: Literal["ok", "engine_down"] = "ok" if engine.alive else "engine_down"
-    answer = Health(status, engine.phase, engine.restarts)
+    answer = Health(status, engine.phase, engine.restarts, _phases(engine))
     return _json(answer, *((200, {}) if engine.alive else (503, RETRY)))
 
 
@@ -141,8 +146,16 @@ async def ready(request: Request) -> Response:
     context = context_of(request)
     engine = context.engine
     detail = engine.state.detail if engine.state is not None else ""
-    answer = Readiness("ready" if context.ready else "not_ready", engine.phase, detail, context.draining)
+    answer = Readiness(
+        "ready" if context.ready else "not_ready", engine.phase, detail, context.draining, _phases(engine)
+    )
     return _json(answer, *((200, {}) if context.ready else (503, RETRY)))
+
+
+def _phases(engine: EngineClient | Engines) -> list[str] | UnsetType:
+    if isinstance(engine, Engines) and len(engine.clients) > 1:
+        return [client.phase for client in engine.clients]
+    return UNSET
 
 
 @_get("/metrics", openapi_extra=operation("Metrics in Prometheus' text format.", {"text/plain": None}))

@@ -29,6 +29,10 @@ class EngineError(Exception):
         self.retry_after = retry_after
 
 
+class EngineLost(EngineError):
+    """The engine ended while it answered the request: another one may answer it."""
+
+
 class RequestStream(Generic[Delta]):
     """Deltas of one request, in order. Deltas that a reader has not taken yet are merged into one.
 
@@ -44,7 +48,12 @@ class RequestStream(Generic[Delta]):
         """Called when deltas have come or the stream has ended. Must not raise."""
         self.error: EngineError | None = None
         """Why the request failed; deltas that were not taken come before it."""
-        self._abort = abort
+        self.tried: set[int] = set()
+        """Indexes of the engines that the request was sent to, if there are several (engines.py)."""
+        self.orphaned = False
+        """An engine has ended that had the request."""
+        self.abort = abort
+        """Tells the engine that has the request to end it."""
         self._trace = trace
         self._pending: list[Delta] = []
         self._ended = False
@@ -73,7 +82,7 @@ class RequestStream(Generic[Delta]):
     async def aclose(self) -> None:
         if not self._ended:
             self._ended = True
-            self._abort(self.request.request_id)
+            self.abort(self.request.request_id)
             if self._trace is not None:
                 self._trace.end("aborted")
         self._wake()
@@ -92,7 +101,7 @@ class RequestStream(Generic[Delta]):
     def cut(self, last: Delta) -> None:
         """Aborts a request that has not ended. Its reader gets the deltas that it has not taken, then `last`."""
         if not self._ended:
-            self._abort(self.request.request_id)
+            self.abort(self.request.request_id)
             self.deliver(last, last=True)
 
     def fail(self, error: EngineError) -> None:

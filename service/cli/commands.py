@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import struct
 import sys
@@ -125,17 +126,20 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
         if metrics.status_code != 200:
             raise ServerError(f"/metrics answered with status {metrics.status_code}; --key names an API key")
         cards = {card["root"]: card for card in client.models()}
-    found = Metrics(metrics)
+    found, said = Metrics(metrics), health.json()
+    phases = f"{said['engine']} ({', '.join(said['engines'])})" if "engines" in said else said["engine"]
     device = found.label("reprise_engine_info", "device") or "no device yet"
     memory = f", {found.gpu_memory()}" if found.gpu_memory() else ""
-    Console(soft_wrap=True).print(f"{url}: {health.json()['engine']}, {device}{memory}", highlight=False)
-    table = Table("model", "kind", "running", "waiting", "KV cache in use")
-    for name, card in cards.items():
+    Console(soft_wrap=True).print(f"{url}: {phases}, {device}{memory}", highlight=False)
+    engines = found.engines()
+    table = Table("model", "kind", *(["engine"] if engines else []), "running", "waiting", "KV cache in use")
+    for (name, card), engine in itertools.product(cards.items(), engines or [""]):
         running, waiting, usage = (
-            found.of("reprise_" + metric, name)
+            found.of("reprise_" + metric, name, engine)
             for metric in ("requests_running", "requests_waiting", "kv_cache_usage_ratio")
         )
-        table.add_row(name, card["kind"], f"{running:.0f}", f"{waiting:.0f}", f"{usage:.0%}")
+        where = [engine] if engines else []
+        table.add_row(name, card["kind"], *where, f"{running:.0f}", f"{waiting:.0f}", f"{usage:.0%}")
     Console().print(table)
 
 
@@ -161,17 +165,25 @@ class Metrics:
         families = text_string_to_metric_families(response.text)
         self._samples = [sample for family in families for sample in family.samples]
 
-    def of(self, name: str, model: str) -> float:
-        return sum(s.value for s in self._samples if s.name == name and s.labels.get("model") == model)
+    def of(self, name: str, model: str, engine: str) -> float:
+        """engine: empty where there is only one."""
+        labels = (model, engine)
+        found = (s for s in self._samples if s.name == name)
+        return sum(s.value for s in found if (s.labels.get("model"), s.labels.get("engine", "")) == labels)
+
+    def engines(self) -> list[str]:
+        """Indexes of the engines; empty where there is only one."""
+        found = {s.labels["engine"] for s in self._samples if "engine" in s.labels}
+        return sorted(found, key=int)
 
     def label(self, name: str, label: str) -> str:
         return next((s.labels.get(label, "") for s in self._samples if s.name == name), "")
 
     def gpu_memory(self) -> str:
-        """Empty on a CPU."""
-        states = {s.labels["state"]: s.value for s in self._samples if s.name == "reprise_gpu_memory_bytes"}
-        total = sum(states.values())
-        return f"{(total - states.get('free', 0)) / GIB:.1f} of {total / GIB:.1f} GiB used" if total else ""
+        """Of all engines; empty on a CPU."""
+        states = [(s.labels["state"], s.value) for s in self._samples if s.name == "reprise_gpu_memory_bytes"]
+        total, free = sum(value for _, value in states), sum(value for state, value in states if state == "free")
+        return f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB used" if total else ""
 
 
 def until_first(pieces: Iterator[T], what: str) -> Iterator[T]:

@@ -17,6 +17,7 @@ from models.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
 from service.catalog import embedded_models
 from service.children import hidden_by_python_path, namesakes
+from service.engine_config import engine_gpus
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
 GIB = 1 << 30
@@ -46,6 +47,7 @@ def examine() -> list[Finding]:
     return [
         _python(),
         *_torch(),
+        *_engines(settings),
         _codecs(),
         _embedded(),
         *_namesakes(),
@@ -96,6 +98,19 @@ def _torch() -> Iterator[Finding]:
     yield _compiler()
     if has_triton and current_gpu().capability >= LEAST_CAPABILITY:
         yield _configurations(current_gpu())
+
+
+def _engines(settings: Settings) -> Iterator[Finding]:
+    """What the settings ask for beyond one engine."""
+    if settings.gpus is None and settings.engines == 1:
+        return
+    try:
+        gpus = engine_gpus(settings)
+    except SettingsError as error:
+        yield Finding("engines", str(error), False, "Correct --gpus or --engines.")
+        return
+    where = f"one each on GPU {', '.join(gpus)}" if settings.gpus is not None else "on the CPU"
+    yield Finding("engines", f"{len(gpus)}, {where}", True)
 
 
 def _gpu(index: int, gpu: Gpu, memory: str) -> Finding:

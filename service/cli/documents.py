@@ -27,8 +27,10 @@ METRICS = f"""# Metrics
 {NOTE}
 
 `GET /metrics` is in Prometheus' text format. All times are seconds. `model` is the first served name of a hosted model,
-or `unknown`. Histograms have the suffixes `_bucket`, `_count` and `_sum`. Beside these come the usual `process_*` and
-`python_*`. What to look at, and the alerts, are in [operation.md](operation.md)."""
+or `unknown`. Where a server has several engines (`--gpus`), what each tells of itself (steps, graphs, caches, load,
+starts, its process) has the label `engine`, its index from 0. Histograms have the suffixes `_bucket`, `_count` and
+`_sum`. Beside these come the usual `process_*` and `python_*`. What to look at, and the alerts, are in
+[operation.md](operation.md)."""
 
 
 def settings_page() -> str:

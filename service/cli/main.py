@@ -149,13 +149,14 @@ def serve(
         _dry_run(settings, gpu_memory)
         return
     from service.catalog import load_catalog
+    from service.engine_config import supervised
     from service.processes.supervisor import serve_several
     from service.server import bind, run, serve
 
     try:
         listener = bind(settings)
         catalog = load_catalog(settings, log.info)
-        status = run(settings, catalog, listener, serve_several if settings.api_processes > 1 else serve)
+        status = run(settings, catalog, listener, serve_several if supervised(settings) else serve)
     except (CheckpointError, SettingsError) as error:
         _refuse(error)
     raise typer.Exit(status)

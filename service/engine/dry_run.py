@@ -50,11 +50,14 @@ class DryRun:
     models: tuple[HostedSize, ...]
     refusal: str | None = None
     """Why a start would fail."""
+    gpus: str | None = None
+    """The setting: each of them has an engine that takes as much."""
 
     def lines(self) -> Iterator[str]:
         """As text, one line each."""
         memory = self.memory
-        yield f"on a GPU of {self.total / GIB:.1f} GiB a start would use"
+        each = "on a GPU" if self.gpus is None else f"on each GPU (--gpus {self.gpus.rstrip(',')})"
+        yield f"{each} of {self.total / GIB:.1f} GiB a start would use"
         yield _amount("of it, by --memory-share", f"{self.share:g}", memory.budget)
         for model in self.models:
             yield _amount("weights", model.name, model.weights)

@@ -38,6 +38,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     models: tuple[ModelConfig, ...]
     device: Device = "auto"
+    gpu: str = ""
+    """The only one that the process sees, as CUDA_VISIBLE_DEVICES names it; empty: all that its parent sees."""
+    sharers: int = 1
+    """Engines that share the host's processors, this one included."""
     threads: int | None = None
     """That compute on the host; None: those of service.link.host_threads."""
     memory_share: float = 0.9

@@ -23,13 +23,13 @@ processors take 38 ms for an answer of 16 tokens with two spinning threads, 74 w
 
 def num_threads(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> int:
     """The setting `threads`, else OMP_NUM_THREADS, else one for small models, else one for each usable processor up to
-    MOST_THREADS."""
+    MOST_THREADS. Several engines divide the processors."""
     if config.threads is not None:
         return config.threads
     named = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if named.isdecimal() and int(named) > 0:
         return int(named)
-    return 1 if _are_small(config) else min(MOST_THREADS, cpus.available())
+    return 1 if _are_small(config) else min(MOST_THREADS, max(1, cpus.available() // config.sharers))
 
 
 def thread_variables(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -206,7 +206,8 @@ class Failed(Struct, frozen=True):
 
 
 class ModelState(Struct, frozen=True):
-    """Load of one model at the end of a tick. pages_used does not include pages_cached."""
+    """Load of one model at the end of a tick. pages_used does not include pages_cached. slack: seconds of audio that
+    the live listener with the least of it has ahead; None without listeners."""
 
     model: str
     running: int
@@ -216,6 +217,7 @@ class ModelState(Struct, frozen=True):
     pages_used: int
     pages_cached: int
     encoder_cache_bytes: int = 0
+    slack: float | None = None
 
 
 class ProcessUsage(Struct, frozen=True):

@@ -89,7 +89,7 @@ class ProcessLink:
             try:
                 process = await asyncio.create_subprocess_exec(
                     *python_command("service.link.process", *arguments),
-                    env=python_environment() | thread_variables(self._config) | library_variables(),
+                    env=_environment(self._config),
                     stdin=asyncio.subprocess.PIPE,
                     start_new_session=True,  # Ctrl-C is for the API process, which drains first
                 )  # fmt: skip
@@ -143,6 +143,11 @@ class ProcessLink:
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
+
+
+def _environment(config: EngineConfig) -> dict[str, str]:
+    device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
+    return python_environment() | thread_variables(config) | library_variables() | device
 
 
 class InlineLink:

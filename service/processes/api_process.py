@@ -10,12 +10,16 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from models.errors import CheckpointError
-from service.api.app import create_context
+from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
+from service.api.engine_client import EngineClient
+from service.api.engines import Engines
 from service.api.http.shared_usage import UsageTable
 from service.api.operations import observe_life
 from service.api.request_stream import EngineError
@@ -23,21 +27,23 @@ from service.children import wait_for_end_of_parent
 from service.heap import keep_freed_memory
 from service.link.attached import AttachedLink, EngineLives
 from service.logs import configure_logging
+from service.metrics import Metrics
 from service.metrics_page import families
 from service.processes.control import (
+    ALIVE_SECONDS,
     Accepting,
+    Alive,
     Collect,
     ControlChannel,
-    EngineEnded,
-    EngineStarted,
+    EngineNews,
     Notice,
     Page,
     Scrape,
     Snapshot,
 )
-from service.processes.start import WORK_KINDS, ApiConfig
+from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 from service.server import Server, quiet_uvicorn, server_config
-from service.settings import SettingsError
+from service.settings import Settings, SettingsError
 
 log = logging.getLogger("reprise")
 
@@ -54,9 +60,12 @@ class InheritedListener(socket.socket):
 class Colleague:
     """This process as the supervisor sees it: follows its notices, and asks it for the page of metrics."""
 
-    def __init__(self, control: ControlChannel[Notice], context: ServerContext, lives: EngineLives) -> None:
+    def __init__(
+        self, control: ControlChannel[Notice], context: ServerContext, engines: Engines, lives: Sequence[EngineLives]
+    ) -> None:
         self._control = control
         self._context = context
+        self._engines = engines
         self._lives = lives
         self._numbers = itertools.count()
         self._pages: dict[int, asyncio.Future[bytes]] = {}
@@ -67,16 +76,21 @@ class Colleague:
     async def follow(self) -> None:
         while (notice := await self._control.receive()) is not None:
             match notice:
-                case EngineStarted():
-                    self._context.engine.restarts = notice.restarts
-                    self._lives.tell(notice.address)
-                case EngineEnded():
-                    self._lives.tell(None)
+                case EngineNews():
+                    if notice.was_ready:
+                        self._engines.clients[notice.engine].tell_earlier_life(notice.restarts)
+                    self._lives[notice.engine].tell(notice.address)
                 case Collect():
                     observe_life(self._context)
                     self._control.send(Snapshot(notice.number, families(self._context.metrics.registry)))
                 case Page() if (page := self._pages.get(notice.number)) is not None and not page.done():
                     page.set_result(notice.text)
+
+    async def show_life(self) -> None:
+        """Until cancelled: a process whose event loop stands still is killed (pool.py)."""
+        while True:
+            self._control.send(Alive())
+            await asyncio.sleep(ALIVE_SECONDS)
 
     async def scrape(self) -> bytes:
         """The metrics of all processes in Prometheus' text format."""
@@ -89,21 +103,34 @@ class Colleague:
             del self._pages[number]
 
 
+def attached_engines(config: ApiConfig, settings: Settings, metrics: Metrics, lives: Sequence[EngineLives]) -> Engines:
+    """Clients of the engines that the supervisor starts; lives: of each."""
+    clients = [
+        EngineClient(
+            partial(AttachedLink, life, config.peer),
+            metrics,
+            hang_timeout=settings.hang_timeout,
+            start_timeout=settings.start_timeout,
+            started_elsewhere=life.started,
+        )
+        for life in lives
+    ]
+    loads = UsageTable(config.loads, config.processes, engine_kinds(config.engines))
+    return Engines(clients, metrics, loads.row(config.index))
+
+
 async def serve(config: ApiConfig) -> int:
     """Until a signal; the exit status."""
-    for inherited in (config.listener, config.control, config.usage):
+    for inherited in (config.listener, config.control, config.usage, config.loads):
         os.set_inheritable(inherited, False)  # not for the decode workers
     control: ControlChannel[Notice] = await ControlChannel.open(socket.socket(fileno=config.control), Notice)
-    lives = EngineLives()
+    lives = [EngineLives() for _ in range(config.engines)]
     usage = UsageTable(config.usage, config.processes, WORK_KINDS)
-    context = create_context(
-        config.server_settings(),
-        config.catalog(),
-        lambda: AttachedLink(lives, config.peer),
-        engine_started_elsewhere=lives.started,
-        others=usage.row(config.index),
-    )
-    colleague = Colleague(control, context, lives)
+    settings = config.server_settings()
+    metrics = create_metrics(config.catalog())
+    engines = attached_engines(config, settings, metrics, lives)
+    context = create_context(settings, config.catalog(), engines, metrics, others=usage.row(config.index))
+    colleague = Colleague(control, context, engines, lives)
     context.scrape = colleague.scrape
     uvicorn_config = server_config(context)
     # One connection in each turn of the event loop: who has less to do takes more of them.
@@ -126,16 +153,17 @@ async def serve(config: ApiConfig) -> int:
         """Ends a process that the supervisor or the engine no longer reaches: another one takes its place."""
         nonlocal failed
         following = asyncio.create_task(colleague.follow())
-        broken = asyncio.create_task(lives.failed())
+        broken = [asyncio.create_task(life.failed()) for life in lives]
         try:
-            await asyncio.wait({following, broken}, return_when=asyncio.FIRST_COMPLETED)
-            log.error("%s", lives.problem or f"the supervisor's notices end: {following.exception()}")
+            await asyncio.wait({following, *broken}, return_when=asyncio.FIRST_COMPLETED)
+            problem = next((life.problem for life in lives if life.problem), "")
+            log.error("%s", problem or f"the supervisor's notices end: {following.exception()}")
             failed = server.should_exit = True
         finally:
-            following.cancel()
-            broken.cancel()
+            for task in (following, *broken):
+                task.cancel()
 
-    tasks = [asyncio.create_task(watch()), asyncio.create_task(announce())]
+    tasks = [asyncio.create_task(each) for each in (watch(), announce(), colleague.show_life())]
     try:
         await server.serve([InheritedListener(fileno=config.listener)])
     finally:

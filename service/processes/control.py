@@ -13,6 +13,8 @@ import msgspec
 
 from service.metrics_page import Families
 
+ALIVE_SECONDS = 0.5
+
 
 class Struct(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages; the tag is the class name."""
@@ -21,15 +23,14 @@ class Struct(msgspec.Struct, frozen=True, tag=True):
 # supervisor -> API process
 
 
-class EngineStarted(Struct, frozen=True):
-    """An engine process runs, at this address from now on. restarts: how many there were before it, less the first."""
+class EngineNews(Struct, frozen=True):
+    """The engine of that index runs at this address from now on; None: it has ended. restarts: so far. was_ready: in
+    this life or an earlier one."""
 
-    address: str
+    engine: int
+    address: str | None
     restarts: int
-
-
-class EngineEnded(Struct, frozen=True):
-    pass
+    was_ready: bool
 
 
 class Collect(Struct, frozen=True):
@@ -45,13 +46,17 @@ class Page(Struct, frozen=True):
     text: bytes
 
 
-Notice = EngineStarted | EngineEnded | Collect | Page
+Notice = EngineNews | Collect | Page
 
 # API process -> supervisor
 
 
 class Accepting(Struct, frozen=True):
     """Connections are accepted, and the engine was ready."""
+
+
+class Alive(Struct, frozen=True):
+    """The event loop runs; sent every ALIVE_SECONDS."""
 
 
 class Snapshot(Struct, frozen=True):
@@ -65,7 +70,7 @@ class Scrape(Struct, frozen=True):
     number: int
 
 
-Report = Accepting | Snapshot | Scrape
+Report = Accepting | Alive | Snapshot | Scrape
 
 Message = TypeVar("Message")
 

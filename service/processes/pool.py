@@ -10,28 +10,28 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO
 
 import msgspec
 
 from service.api.engine_client import BACKOFF_SECONDS, STEADY_SECONDS
 from service.api.http.shared_usage import UsageTable
 from service.children import python_command, python_environment
+from service.link.silence import Silence
 from service.metrics import Metrics
 from service.metrics_page import Families, families, lasting, merged, text
 from service.processes.control import (
+    ALIVE_SECONDS,
     Accepting,
     Collect,
     ControlChannel,
-    EngineEnded,
-    EngineStarted,
-    Notice,
+    EngineNews,
     Page,
     Report,
     Scrape,
     Snapshot,
 )
-from service.processes.start import WORK_KINDS, ApiConfig
+from service.processes.engines import EngineProcesses
+from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 
 log = logging.getLogger("reprise")
 
@@ -54,6 +54,8 @@ class ApiProcess:
         self.families: Families = ()
         """Its metrics when they were last collected."""
         self.collected: asyncio.Future[None] | None = None
+        self.silence = Silence(time.monotonic)
+        """Since its last report."""
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -61,16 +63,37 @@ class ApiProcess:
 
 
 class ApiProcesses:
-    """template: the configuration of all; index, peer and the descriptor of the control socket differ. usage: the file
-    of the table of admitted work. on_end: called with the peer's name when a process has ended."""
+    """template: the configuration of all; index, peer and inherited descriptors differ. engines: tell the metrics of
+    the engines. on_end: called with the peer's name when a process has ended.
 
-    def __init__(self, template: ApiConfig, usage: IO[bytes], metrics: Metrics, on_end: Callable[[str], None]) -> None:
+    hang_timeout: seconds without a report from a process that accepts connections, until it counts as hung and is
+    killed. start_timeout: the same before it does.
+    """
+
+    def __init__(
+        self,
+        template: ApiConfig,
+        metrics: Metrics,
+        engines: EngineProcesses,
+        on_end: Callable[[str], None],
+        *,
+        hang_timeout: float,
+        start_timeout: float,
+    ) -> None:
         self._template = template
-        self._usage = usage
-        self._table = UsageTable(usage.fileno(), template.processes, WORK_KINDS)
+        self._timeouts = {True: hang_timeout, False: start_timeout}
+        """By whether a process accepts connections."""
+        self._usage = UsageTable.make_file(template.processes, WORK_KINDS)
+        self._loads = UsageTable.make_file(template.processes, engine_kinds(template.engines))
+        self._tables = (
+            UsageTable(self._usage.fileno(), template.processes, WORK_KINDS),
+            UsageTable(self._loads.fileno(), template.processes, engine_kinds(template.engines)),
+        )
         self._metrics = metrics
+        self._engines = engines
         self._on_end = on_end
-        self._engine: Notice = EngineEnded()
+        self._news: dict[int, EngineNews] = {}
+        """The newest of each engine."""
         self._running: dict[int, ApiProcess] = {}
         self._peers = (f"api-{number}" for number in itertools.count(1))
         self._ended: Families = ()
@@ -98,11 +121,11 @@ class ApiProcesses:
             self._changed.clear()
             await self._changed.wait()
 
-    def tell(self, engine: EngineStarted | EngineEnded) -> None:
-        """Tells all of them, and those that come later, what has become of the engine."""
-        self._engine = engine
+    def tell(self, news: EngineNews) -> None:
+        """Tells all of them, and those that come later, what has become of an engine."""
+        self._news[news.engine] = news
         for process in self._running.values():
-            process.control.send(engine)
+            process.control.send(news)
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """Signals all of them; none is replaced any more."""
@@ -124,7 +147,7 @@ class ApiProcesses:
                 await asyncio.wait(waited, timeout=COLLECT_SECONDS)
             parts = [families(self._metrics.registry), self._ended]
             parts += [process.families for process in self._running.values()]
-            return await asyncio.to_thread(lambda: text(merged(parts)))
+            return await asyncio.to_thread(lambda: text(self._engines.with_metrics(merged(parts))))
 
     async def _keep(self, index: int) -> None:
         attempt = 0
@@ -148,7 +171,12 @@ class ApiProcesses:
         """One life; how it ended."""
         ours, theirs = socket.socketpair()
         config = msgspec.structs.replace(
-            self._template, index=index, peer=next(self._peers), control=theirs.fileno(), usage=self._usage.fileno()
+            self._template,
+            index=index,
+            peer=next(self._peers),
+            control=theirs.fileno(),
+            usage=self._usage.fileno(),
+            loads=self._loads.fileno(),
         )
         control: ControlChannel[Report] = await ControlChannel.open(ours, Report)
         try:
@@ -156,7 +184,7 @@ class ApiProcesses:
                 *python_command("service.processes.api_process"),
                 env=python_environment(),
                 stdin=asyncio.subprocess.PIPE,
-                pass_fds=(config.listener, config.control, config.usage),
+                pass_fds=(config.listener, config.control, config.usage, config.loads),
                 start_new_session=True,  # Ctrl-C is for the supervisor, which tells them to drain
             )
         except OSError as error:  # e.g. out of memory: a later start may succeed
@@ -166,11 +194,12 @@ class ApiProcesses:
             theirs.close()
         member = ApiProcess(config.peer, process, control)
         self._running[index] = member
-        reports = asyncio.create_task(self._read(member))
+        tasks = [asyncio.create_task(self._read(member)), asyncio.create_task(self._watch(member))]
         try:
             assert process.stdin is not None
             process.stdin.write(config.line())
-            control.send(self._engine)
+            for news in self._news.values():
+                control.send(news)
             if self._ending.is_set():  # told while it was being started
                 member.signal(signal.SIGTERM)
             status = await process.wait()
@@ -179,7 +208,8 @@ class ApiProcesses:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-            reports.cancel()
+            for task in tasks:
+                task.cancel()
             self._forget(index, member)
 
     def _forget(self, index: int, member: ApiProcess) -> None:
@@ -188,7 +218,8 @@ class ApiProcesses:
         if member.collected is not None and not member.collected.done():
             member.collected.set_result(None)
         self._ended = merged([self._ended, lasting(member.families)])
-        self._table.clear(index)
+        for table in self._tables:
+            table.clear(index)
         self._on_end(member.peer)
 
     async def _read(self, member: ApiProcess) -> None:
@@ -198,8 +229,17 @@ class ApiProcesses:
             log.error("API process: its reports could not be read and it is killed: %s", error)
             member.signal(signal.SIGKILL)
 
+    async def _watch(self, member: ApiProcess) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            if (seconds := member.silence.look()) > self._timeouts[member.accepts]:
+                log.error("API process: no sign of life for %.0f s; it is killed", seconds)
+                member.signal(signal.SIGKILL)
+                return
+
     async def _follow(self, member: ApiProcess) -> None:
         while (report := await member.control.receive()) is not None:
+            member.silence.end()
             match report:
                 case Accepting():
                     member.accepts = self._have_accepted = True

@@ -21,6 +21,11 @@ WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.v
 """Columns of the table of admitted work."""
 
 
+def engine_kinds(engines: int) -> tuple[str, ...]:
+    """Columns of the table of what each engine has in flight."""
+    return tuple(map(str, range(engines)))
+
+
 class ModelStart(msgspec.Struct, frozen=True):
     """A HostedModel that the supervisor has located."""
 
@@ -35,7 +40,7 @@ class ModelStart(msgspec.Struct, frozen=True):
 
 class ApiConfig(msgspec.Struct, frozen=True):
     """index: from 0, also of a process that replaces another. peer: name at the engine, of this process alone.
-    listener, control, usage: inherited file descriptors."""
+    listener, control, usage, loads: inherited file descriptors."""
 
     index: int
     processes: int
@@ -43,6 +48,8 @@ class ApiConfig(msgspec.Struct, frozen=True):
     listener: int
     control: int
     usage: int
+    loads: int
+    engines: int
     log_format: Literal["text", "json"]
     settings: dict[str, Any]
     models: tuple[ModelStart, ...]

@@ -1,4 +1,4 @@
-"""The process that owns the port, the engine and several API processes, and serves no request itself."""
+"""The process that owns the port, the engines and the API processes, and serves no request itself."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
 
 from rich.console import Console
 
-from service.api.engine_client import EngineClient
-from service.api.http.shared_usage import UsageTable
 from service.api.request_stream import EngineError
 from service.catalog import Catalog
-from service.engine_config import engine_config
-from service.link.config import EngineConfig
-from service.link.engine_socket import OnOutputs
-from service.link.messages import Command, Detach
-from service.link.supervisor import EngineExit, ProcessLink
+from service.engine_config import engine_configs, engine_gpus
+from service.link.messages import Detach
 from service.logs import chosen_format
 from service.metrics import Metrics
-from service.processes.control import EngineEnded, EngineStarted
+from service.processes.control import EngineNews
+from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcesses, StartError
-from service.processes.start import WORK_KINDS, ApiConfig, model_starts, plain_settings
-from service.progress import StartProgress, log_phase
+from service.processes.start import ApiConfig, model_starts, plain_settings
+from service.progress import StartProgress
 from service.server import ABORT_GRACE, print_banner, url_of
 from service.settings import Settings
 
@@ -37,36 +32,6 @@ DRAIN_MARGIN = 10.0
 """Seconds beyond those that an API process needs at most to drain, until it is killed."""
 
 
-def shared_link(config: EngineConfig) -> ProcessLink:
-    return ProcessLink(config, shared=True)
-
-
-class AnnouncedLink:
-    """A shared engine, whose begin and end are told. announce: given its address, and None when it has ended."""
-
-    def __init__(self, link: ProcessLink, announce: Callable[[str | None], None]) -> None:
-        self.on_launch: Callable[[], None] = lambda: None
-        self._link = link
-        self._announce = announce
-
-    async def run(self, on_outputs: OnOutputs) -> EngineExit:
-        self._link.on_launch = self._launched
-        try:
-            return await self._link.run(on_outputs)
-        finally:
-            self._announce(None)
-
-    def _launched(self) -> None:
-        self._announce(self._link.address)
-        self.on_launch()
-
-    def send(self, command: Command) -> None:
-        self._link.send(command)
-
-    def kill(self) -> None:
-        self._link.kill()
-
-
 class Supervisor:
     """Runs on a bound socket, which it passes on to the API processes."""
 
@@ -75,14 +40,10 @@ class Supervisor:
         self._catalog = catalog
         self._listener = listener
         log_format = chosen_format(settings.log_format)
-        metrics = Metrics({model.name: model.kind for model in catalog.models})
-        config = engine_config(settings, catalog, log_format)
-        self._engine = EngineClient(
-            lambda: AnnouncedLink(shared_link(config), self._announce),
-            metrics,
-            hang_timeout=settings.hang_timeout,
-            start_timeout=settings.start_timeout,
-        )
+        kinds = {model.name: model.kind for model in catalog.models}
+        metrics = Metrics(kinds)
+        configs = engine_configs(settings, catalog, log_format, engine_gpus(settings))
+        self._engines = EngineProcesses(configs, settings, metrics, kinds, self._announce)
         template = ApiConfig(
             index=0,
             processes=settings.api_processes,
@@ -90,12 +51,20 @@ class Supervisor:
             listener=listener.fileno(),
             control=-1,
             usage=-1,
+            loads=-1,
+            engines=len(configs),
             log_format=log_format,
             settings=plain_settings(settings),
             models=model_starts(catalog.models),
         )
-        usage = UsageTable.make_file(settings.api_processes, WORK_KINDS)
-        self._processes = ApiProcesses(template, usage, metrics, lambda peer: self._engine.send(Detach(peer)))
+        self._processes = ApiProcesses(
+            template,
+            metrics,
+            self._engines,
+            lambda peer: self._engines.send(Detach(peer)),
+            hang_timeout=settings.hang_timeout,
+            start_timeout=settings.start_timeout,
+        )
         self._draining: asyncio.Task[None] | None = None
         self._forced = False
 
@@ -105,8 +74,9 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         progress = StartProgress(Console(stderr=True)) if sys.stderr.isatty() else None
-        self._engine.on_state = progress or log_phase
-        self._engine.start()
+        if progress is not None:
+            self._engines.show_phases(progress)
+        self._engines.start()
         starting = asyncio.create_task(self._wait_started())
         serving = asyncio.create_task(self._processes.run())
         try:
@@ -117,7 +87,7 @@ class Supervisor:
             if failed:
                 self._processes.end(signal.SIGKILL)
             elif starting.done():
-                print_banner(self._catalog, self._engine.state, url_of(self._listener))
+                print_banner(self._catalog, self._engines.device, url_of(self._listener))
             await serving
             if failed:
                 await starting
@@ -129,14 +99,14 @@ class Supervisor:
             for task in (starting, serving, self._draining):
                 if task is not None:
                     task.cancel()
-            await self._engine.stop(0.0 if self._forced else ENGINE_GRACE)
+            await self._engines.stop(0.0 if self._forced else ENGINE_GRACE)
 
     async def _wait_started(self) -> None:
-        await self._engine.wait_ready()
+        await self._engines.wait_ready()
         await self._processes.wait_accepting()
 
-    def _announce(self, address: str | None) -> None:
-        self._processes.tell(EngineEnded() if address is None else EngineStarted(address, self._engine.restarts))
+    def _announce(self, news: EngineNews) -> None:
+        self._processes.tell(news)
 
     def _on_signal(self) -> None:
         """The first signal drains all processes; the second ends them at once."""
@@ -157,5 +127,5 @@ class Supervisor:
 
 
 async def serve_several(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
-    """Serve with several API processes until a signal; the exit status."""
+    """Serve with several engines or API processes until a signal; the exit status."""
     return await Supervisor(settings, catalog, listener).run()

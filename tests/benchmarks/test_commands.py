@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chat_http, guided, peers, speech_http, startup
+from benchmarks import chat_http, engines, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.peers import __main__ as compare
 from benchmarks.reading import PEERS, RESULTS, Results
@@ -59,6 +59,20 @@ def test_guided_rows_against_free_ones(tmp_path: Path, monkeypatch: pytest.Monke
     throughput = next(row for row in written["rows"] if "loss" in row)
     assert throughput["guided_tokens_s"] > 0 and throughput["free_tokens_s"] > 0
     assert written["steps"]["guided_layers replay captured"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_one_and_two_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    written = json.loads(engines.main(["conversations", "speech", "--rounds", "1", "--tiny"]).read_text())
+    rows = written["rows"]
+    assert [(row["load"], row["gpus"]) for row in rows] == [
+        ("conversations", 1), ("conversations", 2), ("speech", 1), ("speech", 2),
+    ]  # fmt: skip
+    assert all(row["succeeded"] == row["requests"] for row in rows)
+    assert sorted(rows[1]["steps_by_engine"]) == ["0", "1"] and rows[1]["choices"]["affinity"] > 0
+    assert rows[3]["choices"] == {"affinity": 0, "spilled": 0, "load": rows[3]["choices"]["load"], "moved": 0}
 
 
 @pytest.mark.slow

@@ -17,7 +17,9 @@ from tests.support.victims import CHAT, SMALL, Listener, chat, endless, small_an
 from tests.support.waiting import GENEROUS, wait
 
 pytestmark = pytest.mark.slow
-TWO = ("--api-processes", "2")
+TWO = ("--api-processes", "2", "--hang-timeout", "600")
+"""Processes are stopped for as long as a test needs."""
+HUNG_AFTER = 10.0
 RUNNING = f'reprise_requests_running{{model="{CHAT}"}}'
 OK = f'reprise_requests_total{{endpoint="chat",model="{CHAT}",outcome="ok",status="200"}}'
 
@@ -131,11 +133,29 @@ def test_a_process_that_comes_while_there_is_no_engine_waits_for_it(target: Targ
             assert target.ask() == answer
 
 
+def test_a_hung_api_process_is_replaced(tmp_path: Path) -> None:
+    models = small_and_endless(tmp_path)
+    with served(*models, *TWO, "--hang-timeout", str(HUNG_AFTER)) as server:
+        target = Target(server)
+        hung, other = api_pids(target.pid)
+        lost, kept = stream_on(target, hung), stream_on(target, other)
+        os.kill(hung, signal.SIGSTOP)
+        lost.join(HUNG_AFTER + 2 * GENEROUS)
+        assert lost.cut
+        goes_on(kept)
+        wait(lambda: target.metric("reprise_api_process_restarts_total") == 1, what="it is counted")
+        wait(lambda: len(api_pids(target.pid)) == 2, what="another one takes its place")
+        assert hung not in api_pids(target.pid) and other in api_pids(target.pid)
+        assert "no sign of life" in "".join(server.log)
+        os.kill(other, signal.SIGKILL)
+        kept.join(GENEROUS)
+
+
 def test_both_drain_and_nothing_is_left(tmp_path: Path) -> None:
     """The engine stands still until both drain: nothing that was asked before ends before."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    flags = (*TWO, "--drain-timeout", "120", "--hang-timeout", "600", "--voices-dir", str(tmp_path / "voices"))
+    flags = (*TWO, "--drain-timeout", "120", "--voices-dir", str(tmp_path / "voices"))
     with served(*SMALL, *flags, TMPDIR=str(temporary)) as server:
         target = Target(server)
         family = children(target.pid)

@@ -92,11 +92,12 @@ async def front(answer: bytes, **settings: Any) -> AsyncIterator[tuple[httpx.Asy
         yield client, heads
 
 
-def test_a_replica_has_one_api_process() -> None:
+@pytest.mark.parametrize("setting", [{"api_processes": 2}, {"engines": 2}, {"gpus": 2}])
+def test_a_replica_has_one_api_process_and_one_engine(setting: dict[str, int]) -> None:
     from deploy.ray.app import build
 
-    with pytest.raises(SettingsError, match="api_processes"):
-        build({"settings": {"api_processes": 2}})
+    with pytest.raises(SettingsError, match="api_processes, gpus, engines: a replica has one of each"):
+        build({"settings": setting})
 
 
 async def test_half_an_answer_does_not_look_complete() -> None:

@@ -144,6 +144,8 @@ def test_the_command(tmp_path: Path) -> None:
     done = _run("--gpu-memory", "24GiB")
     assert done.exit_code == 0 and "a GPU of 24.0 GiB" in done.output, done.output
     assert "reprise/qwen2_vl: a KV cache of" in done.output and "reprise/voxcpm2: a KV cache of" in done.output
+    done = _run("--gpu-memory", "24GiB", "--gpus", "0,2")
+    assert done.exit_code == 0 and "on each GPU (--gpus 0,2) of 24.0 GiB" in done.output
     done = _run("--gpu-memory", "1G")
     assert done.exit_code == 2 and "left for KV caches" in done.stdout and "raise memory_share" in done.stderr
     done = _run("--gpu-memory", "much")

@@ -22,7 +22,7 @@ from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Abort, ChatRequest, Detach, EngineState, Outputs, SamplingParams, Stop
 from service.link.supervisor import ProcessLink
 from service.metrics import Metrics
-from service.processes.supervisor import AnnouncedLink
+from service.processes.engines import AnnouncedLink
 from tests.support.waiting import GENEROUS, until
 
 CONFIG = EngineConfig((ModelConfig("tiny", "/nowhere"),))

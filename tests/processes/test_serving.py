@@ -29,7 +29,8 @@ COUNTED = f'reprise_requests_total{{endpoint="chat",model="{CHAT}",outcome="ok",
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     models = small_and_endless(tmp_path_factory.mktemp("models"))
     voices = str(tmp_path_factory.mktemp("voices"))
-    limits = ("--api-processes", "2", "--max-in-flight", "8", "--voices-dir", voices)
+    patient = ("--hang-timeout", "600")  # processes are stopped for as long as a test needs
+    limits = ("--api-processes", "2", "--max-in-flight", "8", "--voices-dir", voices, *patient)
     with served(*models, *limits) as running:
         yield running
 

@@ -1,7 +1,7 @@
 """An engine without a model: it answers a chat request with the request's own prompt ids, one token a tick.
 
-Prompts that start with a word of MOODS misbehave as the word says; "!endless" ends at no length. `serve` is an
-EngineEntry.
+Prompts that start with a word of MOODS misbehave as the word says; "!endless" ends at no length, "!fault" ends the
+process once. `serve` is an EngineEntry.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from service.link.messages import (
 )
 
 TICK = 0.002
-MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent")
+MOODS = ("!full", "!crash", "!hang", "!fail", "!slow", "!endless", "!silent", "!fault")
 SAMPLES_PER_TICK = 4800
 
 
@@ -112,6 +113,8 @@ def _tick(answer: Answer) -> ChatDelta | None:
     mood = _mood(answer)
     if mood == "!crash" and answer.produced == 2:
         os._exit(9)
+    if mood == "!fault" and answer.produced == 2 and _take_fault():
+        os._exit(9)
     if mood == "!hang" and answer.produced == 2:
         time.sleep(3600)
     if mood == "!slow":
@@ -133,6 +136,15 @@ def _tick(answer: Answer) -> ChatDelta | None:
     counts = _counts(answer.produced) if finish else None
     times = PhaseTimes(answer.began, time.monotonic()) if answer.produced == 1 else None
     return ChatDelta(request.request_id, (token,), infos, finish, 1, counts, times)
+
+
+def _take_fault() -> bool:
+    """Whether there was a file `fault` in REPRISE_TEST_FAULTS, which is gone then: one engine of several falls."""
+    try:
+        (Path(os.environ["REPRISE_TEST_FAULTS"]) / "fault").unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _counts(steps: int) -> StepCounts:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from service.api.app import create_context
+from service.api.app import create_context, create_engine, create_metrics
 from service.api.context import ServerContext
+from service.api.engines import Engines
 from service.api.tracing import Tracing
 from service.catalog import Catalog
 from service.engine_config import engine_config
@@ -53,20 +54,26 @@ def running_server(
     *,
     wait: bool = True,
     tracing: Tracing | None = None,
+    num_engines: int = 1,
     **flags: Any,
 ) -> Iterator[RunningServer]:
-    """The whole application on a loopback port, stopped at the end.
+    """The whole application on a loopback port, stopped at the end. num_engines: each made by `make_link`.
 
     Unless flags name another, it has a folder of its own for voices: those of a fake engine are of no use to others.
     """
     with ExitStack() as stack:
         flags.setdefault("voices_dir", stack.enter_context(tempfile.TemporaryDirectory()))
-        yield stack.enter_context(_running(catalog, make_link, wait, tracing, flags))
+        yield stack.enter_context(_running(catalog, make_link, wait, tracing, num_engines, flags))
 
 
 @contextmanager
 def _running(
-    catalog: Catalog | None, make_link: MakeLink, wait: bool, tracing: Tracing | None, flags: dict[str, Any]
+    catalog: Catalog | None,
+    make_link: MakeLink,
+    wait: bool,
+    tracing: Tracing | None,
+    num_engines: int,
+    flags: dict[str, Any],
 ) -> Iterator[RunningServer]:
     settings: Settings = load_settings({"port": 0, **flags})
     catalog = catalog or fake_catalog()
@@ -76,7 +83,10 @@ def _running(
     holder: list[RunningServer] = []
 
     async def run() -> None:
-        context = create_context(settings, catalog, lambda: make_link(config))
+        metrics = create_metrics(catalog)
+        engines = [create_engine(settings, metrics, lambda: make_link(config)) for _ in range(num_engines)]
+        engine = engines[0] if num_engines == 1 else Engines(engines, metrics)
+        context = create_context(settings, catalog, engine, metrics)
         context.tracing = tracing
         uvicorn_config = server_config(context)
         uvicorn_config.timeout_graceful_shutdown = 5

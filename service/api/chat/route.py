@@ -55,6 +55,7 @@ from service.api.http.streaming import (
     unless_disconnected,
 )
 from service.api.merging import merged
+from service.api.request_stream import EngineLost
 from service.api.steps import StepReport, step_report
 from service.catalog import HostedModel
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, StepCounts
@@ -240,6 +241,17 @@ async def _complete(context: ServerContext, job: ChatJob) -> ChatCompletion:
 
 
 async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
+    """Once more from the beginning, on another engine, where the first one ends: the client has got nothing of it."""
+    try:
+        return await _collected(context, job, index)
+    except EngineLost:
+        if job.spoken is not None or not context.engine.ready:
+            raise
+        job.counts[index] = TokenCounts()
+        return await _collected(context, job, index)
+
+
+async def _collected(context: ServerContext, job: ChatJob, index: int) -> Choice:
     content: list[str] = []
     reasoning: list[str] = []
     logprobs: list[TokenLogprob] = []

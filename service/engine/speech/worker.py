@@ -343,6 +343,7 @@ class SpeechWorker:
 
     def state(self) -> ModelState:
         scheduler = self._scheduler
+        slack = scheduler.least_slack(time.monotonic())
         return ModelState(
             model=self.name,
             running=len(scheduler.running),
@@ -351,6 +352,7 @@ class SpeechWorker:
             pages_total=self._pages.num_pages - 1,
             pages_used=self._pages.num_used,
             pages_cached=0,
+            slack=slack if math.isfinite(slack) else None,
         )
 
     # Results

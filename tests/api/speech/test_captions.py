@@ -16,8 +16,8 @@ import pytest
 import soundfile
 from websockets.sync.client import connect
 
-from service.api.app import create_context
 from service.link.supervisor import InlineLink
+from service.server import create_server
 from service.settings import SettingsError, load_settings
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
@@ -216,4 +216,4 @@ def test_what_does_not_fit_is_named(server: RunningServer, fields: dict[str, Any
 def test_a_server_does_not_start_with_a_lexicon_that_does_not_fit(tmp_path: Path) -> None:
     settings = load_settings({"lexicon": tmp_path / "nowhere.yaml", "voices_dir": tmp_path})
     with pytest.raises(SettingsError, match=r"lexicon: .+ cannot be read"):
-        create_context(settings, talking_catalog(), lambda: None)  # type: ignore[arg-type,return-value]
+        create_server(settings, talking_catalog())

@@ -1,0 +1,156 @@
+"""Chat and speech through HTTP with engines on one GPU and on several of one host, alternately.
+
+    python -m benchmarks.engines [chat] [conversations] [speech] [--gpus 1 2] [--rounds 3] [--tiny]
+
+Full size and random weights. A server with `--gpus 1` and one with `--gpus 2` take the same load in turn, so that what
+drifts in the host hits both. The load is closed and large enough for the greatest number of GPUs. --tiny takes the
+embedded models and engines on the CPU, to try the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoints import make
+from benchmarks.record import Row, record
+from benchmarks.server import Server, random_weights, serve
+from service.cli.bench.run import run_load, summary
+from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
+
+CHAT, SPEECH = "qwen2_vl_2b", "voxcpm2"
+SOLVER_STEPS = 10
+GPUS = (1, 2)
+REASONS = ("affinity", "spilled", "load", "moved")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """chats, listeners: open at any time. each: requests, conversations and utterances for each of them."""
+
+    chat_model: str
+    speech_model: str
+    chats: int
+    listeners: int
+    each: int
+    side: int
+    tokens: int
+    seconds: float
+    api_processes: int
+    client_processes: int
+    max_running: int
+
+
+FULL = Scale(CHAT, SPEECH, 256, 128, 4, 448, 128, 10.08, 4, 16, 128)
+TINY = Scale("reprise/qwen2_vl", "reprise/voxcpm2", 4, 4, 2, 56, 8, 0.64, 1, 1, 4)
+
+
+def chat(url: str, scale: Scale, seed: int, turns: int = 1) -> ChatLoad:
+    """New pictures and new text in each request."""
+    return ChatLoad(
+        url=url,
+        model=scale.chat_model,
+        requests=scale.each * scale.chats,
+        seed=seed,
+        concurrency=scale.chats,
+        width=scale.side,
+        height=scale.side,
+        output_tokens=scale.tokens,
+        turns=turns,
+    )
+
+
+def conversations(url: str, scale: Scale, seed: int) -> ChatLoad:
+    """Four turns about one picture, whose embedding and prefix are in one engine's caches."""
+    return chat(url, scale, seed, turns=4)
+
+
+def speech(url: str, scale: Scale, seed: int) -> SpeechLoad:
+    """Utterances of a fixed length, each client's next one when the last has ended."""
+    return SpeechLoad(
+        url=url,
+        model=scale.speech_model,
+        requests=scale.each * scale.listeners,
+        seed=seed,
+        concurrency=scale.listeners,
+        seconds=scale.seconds,
+        solver_steps=SOLVER_STEPS,
+    )
+
+
+LOADS: dict[str, Callable[[str, Scale, int], AnyLoad]] = {
+    "chat": chat,
+    "conversations": conversations,
+    "speech": speech,
+}
+
+
+def measured(
+    kinds: Sequence[str], counts: Sequence[int], rounds: int, scale: Scale, tiny: bool
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """A row for each kind of load, number of GPUs and round, and what its server says of itself."""
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            model = SPEECH if kind == "speech" else CHAT
+            hosted = [] if tiny else random_weights([make(model, Path(folder))])
+            for number in range(rounds):
+                for count in counts:
+                    with serve(*hosted, *flags(count, scale, tiny)) as server:
+                        server.wait_for_captures()
+                        yield {"load": kind, "round": number, **row(server, kind, count, scale, number)}, server.facts()
+
+
+def flags(count: int, scale: Scale, tiny: bool) -> list[str]:
+    engines = ["--engines", str(count), "--device", "cpu"] if tiny else ["--gpus", str(count)]
+    limits = ["--max-in-flight", "4096", "--max-waiting", "2048", "--max-running", str(scale.max_running)]
+    return [*engines, *limits, "--api-processes", str(scale.api_processes)]
+
+
+def row(server: Server, kind: str, count: int, scale: Scale, seed: int) -> Row:
+    """What the clients saw, and how the engines shared the work."""
+    load = LOADS[kind](server.url, scale, seed)
+    result = summary(load, run_load(load, processes=min(scale.client_processes, load.concurrency)))
+    found: Row = {"gpus": count, **{name: result[name] for name in ("requests", "succeeded", "refused", "failed")}}
+    if not result["succeeded"]:
+        return found
+    found |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in ("p50", "p95", "p99")}
+    found["requests_per_s"] = result["requests_per_second"]
+    if kind == "speech":
+        found |= {"audio_s_per_s": result["audio_seconds_per_second"], "underruns": result["streams_with_underrun"]}
+    else:
+        found |= {"tokens_per_s": result["tokens_per_second"], "cached_tokens": result["cached_tokens"]}
+    if count > 1:
+        found["steps_by_engine"] = server.samples("reprise_steps_total", "engine")
+        choices = {reason: server.metric("reprise_engine_choices_total", reason=reason) for reason in REASONS}
+        found["choices"] = choices
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kinds", nargs="*", metavar="load", help=", ".join(LOADS))
+    parser.add_argument("--gpus", nargs="+", type=int, default=list(GPUS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args(words)
+    if unknown := [kind for kind in options.kinds if kind not in LOADS]:
+        parser.error(f"unknown load {unknown[0]!r}; known are {', '.join(LOADS)}")
+    scale = TINY if options.tiny else FULL
+    kinds = options.kinds or list(LOADS)
+    return record(
+        f"engines{'_tiny' if options.tiny else ''}",
+        measured(kinds, options.gpus, options.rounds, scale, options.tiny),
+        chat_model=scale.chat_model,
+        speech_model=scale.speech_model,
+        gpus=options.gpus,
+    )
+
+
+if __name__ == "__main__":
+    main()

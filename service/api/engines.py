@@ -1,0 +1,176 @@
+"""Several engine processes behind one API process, used as if they were one engine (EngineClient)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import msgspec
+
+from service.api.engine_choice import Load, choose
+from service.api.engine_client import EngineClient
+from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
+from service.link.messages import Command, EngineState, SpeechAppend, SpeechRequest
+from service.metrics import Metrics
+
+log = logging.getLogger("reprise")
+
+MOVABLE = frozenset({"overloaded", "out_of_memory"})
+"""Codes of an engine's refusals that another engine may not share."""
+
+
+class OtherLoads(Protocol):
+    """Requests in flight of the other API processes (shared_usage.UsageRow); kinds are the engines' indexes."""
+
+    def requests(self) -> dict[str, int]: ...
+
+    def tell(self, kind: str, requests: int, size: int) -> None: ...
+
+
+class Engines:
+    """Sends each request to one of `clients` (engine_choice.py). A request that has got nothing of its answer goes to
+    another engine when its own refuses it for want of room, or ends: then once, as the request may be what ended it.
+
+    others: what else the engines have to do; None: nothing.
+    """
+
+    def __init__(self, clients: Sequence[EngineClient], metrics: Metrics, others: OtherLoads | None = None) -> None:
+        self.clients = tuple(clients)
+        self._metrics = metrics
+        self._others = others
+        self._stopping = False
+        self._changed = asyncio.Event()
+        for index, client in enumerate(self.clients):
+            client.on_load = self._load_teller(index)
+            client.on_loss = self._move
+            client.on_change = self._changed.set
+
+    # Life
+
+    def start(self) -> None:
+        for client in self.clients:
+            client.start()
+
+    async def wait_launched(self) -> None:
+        """Until each engine's process runs or cannot be started."""
+        await asyncio.gather(*(client.wait_launched() for client in self.clients))
+
+    async def wait_ready(self) -> None:
+        """Until requests are answered; EngineError when an engine cannot be started."""
+        while not self.ready:
+            for client in self.clients:
+                if client.failure is not None:
+                    await client.wait_ready()  # raises
+            self._changed.clear()
+            await self._changed.wait()
+
+    def fail(self, reason: str) -> None:
+        for client in self.clients:
+            client.fail(reason)
+
+    def drain(self) -> None:
+        for client in self.clients:
+            client.drain()
+
+    async def stop(self, grace: float = 10.0) -> None:
+        self._stopping = True
+        await asyncio.gather(*(client.stop(grace) for client in self.clients))
+
+    @property
+    def ready(self) -> bool:
+        """An engine takes requests, and none is still starting for the first time."""
+        return any(client.ready for client in self.clients) and all(client.was_ready for client in self.clients)
+
+    @property
+    def phase(self) -> str:
+        """ "ready", or what the engine does that is waited for."""
+        return "ready" if self.ready else self._awaited.phase
+
+    @property
+    def state(self) -> EngineState | None:
+        """Of the engine that is waited for; of the first, where none is."""
+        return self.clients[0].state if self.ready else self._awaited.state
+
+    @property
+    def _awaited(self) -> EngineClient:
+        new = next((client for client in self.clients if not client.was_ready), None)
+        return new or next((client for client in self.clients if not client.ready), self.clients[0])
+
+    @property
+    def alive(self) -> bool:
+        """An engine runs, and its last heartbeat is recent."""
+        return any(client.alive for client in self.clients)
+
+    @property
+    def restarts(self) -> int:
+        return sum(client.restarts for client in self.clients)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(client.in_flight for client in self.clients)
+
+    # Requests
+
+    def submit(self, request: Request) -> RequestStream:
+        """Send a request to an engine; EngineError (503) when none is ready."""
+        loads = self._loads()
+        if not loads or self._stopping:
+            return self._awaited.submit(request)  # says why it refuses
+        index, reason = choose(request, loads)
+        stream = self.clients[index].submit(request)
+        stream.tried.add(index)
+        self._count(reason)
+        return stream
+
+    def send(self, command: Command) -> None:
+        """A command about a request that was submitted (SpeechAppend, Pause)."""
+        for client in self.clients:
+            if (stream := client.stream(getattr(command, "request_id", ""))) is not None:
+                if isinstance(command, SpeechAppend):
+                    stream.request = _with_text(stream.request, command)
+                client.send(command)
+
+    def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
+        """Of the engines that accept requests."""
+        others = {} if self._others is None else self._others.requests()
+        return {
+            index: Load(client.in_flight + others.get(str(index), 0), _slack(client.state))
+            for index, client in enumerate(self.clients)
+            if client.ready and index not in without
+        }
+
+    def _move(self, stream: RequestStream, error: EngineError) -> bool:
+        """Gives a request to an engine that has not had it; False where there is none, or no use in it."""
+        lost = isinstance(error, EngineLost)
+        if self._stopping or (lost and stream.orphaned) or not (lost or error.code in MOVABLE):
+            return False
+        if not (loads := self._loads(stream.tried)):
+            return False
+        index, _ = choose(stream.request, loads)
+        stream.tried.add(index)
+        stream.orphaned |= lost
+        self._count("moved")
+        self.clients[index].adopt(stream)
+        return True
+
+    def _count(self, reason: str) -> None:
+        self._metrics.observe("engine_choices_total", reason=reason)
+
+    def _load_teller(self, index: int) -> Callable[[int], None]:
+        others = self._others
+        if others is None:
+            return lambda in_flight: None
+        return lambda in_flight: others.tell(str(index), in_flight, 0)
+
+
+def _slack(state: EngineState | None) -> float | None:
+    found = [model.slack for model in state.models if model.slack is not None] if state is not None else []
+    return min(found, default=None)
+
+
+def _with_text(request: Request, more: SpeechAppend) -> Request:
+    """A request as it would be had its text been there at once: what another engine would have to speak."""
+    assert isinstance(request, SpeechRequest)
+    return msgspec.structs.replace(request, segments=request.segments + more.segments, open=not more.last)

@@ -1,0 +1,155 @@
+"""The engine processes as their supervisor sees them: one for each GPU, or several on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from service.api.engine_client import EngineClient
+from service.api.request_stream import EngineError
+from service.engine_metrics import labelled, without_engines
+from service.link.config import EngineConfig
+from service.link.engine_socket import OnOutputs
+from service.link.messages import Command, EngineState
+from service.link.supervisor import EngineExit, ProcessLink
+from service.metrics import Metrics
+from service.metrics_page import Families, merged
+from service.processes.control import EngineNews
+from service.progress import log_phase
+from service.settings import Settings
+
+log = logging.getLogger("reprise")
+
+
+def shared_link(config: EngineConfig) -> ProcessLink:
+    return ProcessLink(config, shared=True)
+
+
+class AnnouncedLink:
+    """A shared engine, whose begin and end are told. announce: given its address, and None when it has ended."""
+
+    def __init__(self, link: ProcessLink, announce: Callable[[str | None], None]) -> None:
+        self.on_launch: Callable[[], None] = lambda: None
+        self._link = link
+        self._announce = announce
+
+    async def run(self, on_outputs: OnOutputs) -> EngineExit:
+        self._link.on_launch = self._launched
+        try:
+            return await self._link.run(on_outputs)
+        finally:
+            self._announce(None)
+
+    def _launched(self) -> None:
+        self._announce(self._link.address)
+        self.on_launch()
+
+    def send(self, command: Command) -> None:
+        self._link.send(command)
+
+    def kill(self) -> None:
+        self._link.kill()
+
+
+class EngineProcesses:
+    """Each is started, watched and restarted on its own. The metrics of the only one are `metrics`; each of several
+    has a registry of its own, whose figures get its index as a label.
+
+    announce: called when one has begun or ended.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[EngineConfig],
+        settings: Settings,
+        metrics: Metrics,
+        kinds: Mapping[str, str],
+        announce: Callable[[EngineNews], None],
+    ) -> None:
+        self._announce = announce
+        alone = len(configs) == 1
+        self._names = ["engine"] if alone else [_name(index, config) for index, config in enumerate(configs)]
+        self._metrics = [metrics if alone else Metrics(kinds) for _ in configs]
+        self._clients = [
+            EngineClient(
+                partial(self._link, index, config),
+                self._metrics[index],
+                hang_timeout=settings.hang_timeout,
+                start_timeout=settings.start_timeout,
+                name=self._names[index],
+            )
+            for index, config in enumerate(configs)
+        ]
+        for index, client in enumerate(self._clients):
+            client.on_state = log_phase if alone else partial(_log_phase, self._names[index])
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def start(self) -> None:
+        for client in self._clients:
+            client.start()
+
+    def show_phases(self, on_state: Callable[[EngineState], None]) -> None:
+        """Of the only engine, instead of logging them."""
+        if len(self._clients) == 1:
+            self._clients[0].on_state = on_state
+
+    async def wait_ready(self) -> None:
+        """Until all take requests; EngineError when one cannot be started."""
+        tasks = [asyncio.ensure_future(self._wait_ready(index)) for index in range(len(self._clients))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _wait_ready(self, index: int) -> None:
+        try:
+            await self._clients[index].wait_ready()
+        except EngineError:
+            if len(self._clients) > 1:
+                log.error("%s: cannot be started", self._names[index])
+            raise
+
+    async def stop(self, grace: float) -> None:
+        await asyncio.gather(*(client.stop(grace) for client in self._clients))
+
+    def send(self, command: Command) -> None:
+        """To all of them."""
+        for client in self._clients:
+            client.send(command)
+
+    @property
+    def device(self) -> str:
+        """What they run on, such as "2 x NVIDIA H100"; as far as they have told."""
+        found = Counter(client.state.device for client in self._clients if client.state is not None)
+        return ", ".join(f"{count} x {name}" if len(self._clients) > 1 else name for name, count in found.items())
+
+    def with_metrics(self, page: Families) -> Families:
+        """The page of all other processes, with what several engines have told."""
+        if len(self._clients) == 1:
+            return page
+        parts = []
+        for index, (client, metrics) in enumerate(zip(self._clients, self._metrics, strict=True)):
+            metrics.observe("engine_up", float(client.alive))
+            parts.append(labelled(metrics.registry, index))
+        return merged([without_engines(page), *parts])
+
+    def _link(self, index: int, config: EngineConfig) -> AnnouncedLink:
+        return AnnouncedLink(shared_link(config), partial(self._tell, index))
+
+    def _tell(self, index: int, address: str | None) -> None:
+        client = self._clients[index]
+        self._announce(EngineNews(index, address, client.restarts, client.was_ready))
+
+
+def _name(index: int, config: EngineConfig) -> str:
+    return f"engine {index} on GPU {config.gpu}" if config.gpu else f"engine {index}"
+
+
+def _log_phase(name: str, state: EngineState) -> None:
+    log.info("%s: %s%s", name, state.phase, f" ({state.detail})" if state.detail else "")

@@ -1,0 +1,120 @@
+"""Which engine a request goes to: where its pictures or its prefix are, as far as load allows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from models.media import MediaItem, Prompt
+from service.api.engine_choice import HEAD_START, LITTLE_SLACK, PREFIXES, Load, choose, keys, ranked
+from service.link.messages import ChatRequest, EncodeReference, SamplingParams, SpeechRequest
+from tests.support.processes import ROOT
+
+IDLE = {index: Load(0) for index in range(4)}
+
+
+def chat(text: bytes = b"", *, digests: tuple[bytes, ...] = (), name: str = "r", model: str = "m") -> ChatRequest:
+    ids = np.frombuffer(text, np.uint8).astype(np.int32)
+    items = tuple(MediaItem("image", (), {}, 1, 1, 1, digest) for digest in digests)
+    return ChatRequest(name, model, Prompt(ids, ids[None], len(ids), items), SamplingParams(1), 0.0)
+
+
+def speech(name: str) -> SpeechRequest:
+    return SpeechRequest(name, "m", (), 0, 2.0, 10, True, 0.0)
+
+
+def long_text(seed: int, length: int = PREFIXES[0]) -> bytes:
+    return np.random.default_rng(seed).integers(0, 256, length, np.uint8).tobytes()
+
+
+def test_a_picture_is_always_asked_about_in_one_place() -> None:
+    """Whatever is asked, and whatever picture comes later in the conversation."""
+    for number in range(20):
+        first = f"picture {number}".encode()
+        found = {choose(chat(f"question {n}".encode(), digests=(first,)), IDLE) for n in range(3)}
+        found.add(choose(chat(b"and this?", digests=(first, b"another")), IDLE))
+        assert len(found) == 1 and found.pop()[1] == "affinity"
+
+
+def test_a_long_prompt_goes_where_its_beginning_is() -> None:
+    for number in range(20):
+        start = long_text(number)
+        found = {choose(chat(start + tail), IDLE) for tail in (b"", b" and", long_text(99, 5000))}
+        assert len(found) == 1 and found.pop()[1] == "affinity"
+
+
+def test_keys_spread_and_differ_by_model() -> None:
+    places = Counter(choose(chat(digests=(b"%d" % number,)), IDLE)[0] for number in range(400))
+    assert min(places.values()) > 60 and len(places) == 4
+    assert keys(chat(digests=(b"a",))) != keys(chat(digests=(b"a",), model="other"))
+
+
+def test_what_is_not_worth_finding_again_goes_to_the_freest() -> None:
+    loads = {0: Load(3), 1: Load(2), 2: Load(3)}
+    short = chat(long_text(0, PREFIXES[0] - 1))
+    reference = EncodeReference("e", "m", np.zeros(1, np.float32), "left", 0.0)
+    for request in (short, speech("s"), reference):
+        assert not keys(request)
+        assert choose(request, loads) == (1, "load")
+    drawn = Counter(choose(speech(f"s{number}"), IDLE)[0] for number in range(400))
+    assert min(drawn.values()) > 60 and len(drawn) == 4
+
+
+def test_an_engine_that_ends_moves_its_own_keys_alone() -> None:
+    for number in range(50):
+        request = chat(digests=(b"%d" % number,))
+        home, _ = choose(request, IDLE)
+        left = {index: load for index, load in IDLE.items() if index != 2}
+        if home != 2:
+            assert choose(request, left) == (home, "affinity")
+
+
+def test_a_hot_key_spills_over_and_comes_back() -> None:
+    request = chat(digests=(b"hot",))
+    home, _ = choose(request, IDLE)
+    in_flight = Counter(dict.fromkeys(IDLE, 0))
+    reasons: Counter[str] = Counter()
+    for _ in range(200):
+        engine, reason = choose(request, {index: Load(in_flight[index]) for index in IDLE})
+        in_flight[engine] += 1
+        reasons[reason] += 1
+    assert in_flight[home] == max(in_flight.values())
+    assert max(in_flight.values()) <= 1.25 * 50 + 1 and min(in_flight.values()) > 0
+    assert reasons["affinity"] == in_flight[home]
+    full = {index: Load(HEAD_START if index == home else 0) for index in IDLE}
+    assert choose(request, full)[1] == "spilled"
+    assert choose(request, {**full, home: Load(HEAD_START - 1)}) == (home, "affinity")
+
+
+def test_conversations_with_one_system_prompt_stay_together_when_they_spill() -> None:
+    system = long_text(1, PREFIXES[0])
+    home, _ = choose(chat(system), IDLE)
+    full = {index: Load(HEAD_START if index == home else 0) for index in IDLE}
+    places = set()
+    for number in range(30):
+        opening = system + long_text(100 + number, PREFIXES[1] - PREFIXES[0])
+        turns = {choose(chat(opening + b"?" * turn), full) for turn in (1, 50, 500)}
+        assert len(turns) == 1
+        places.add(turns.pop()[0])
+    assert places == set(IDLE) - {home} or len(places) >= 2
+
+
+def test_speech_avoids_an_engine_whose_listeners_run_out_of_audio() -> None:
+    loads = {0: Load(1, LITTLE_SLACK / 2), 1: Load(5, 2.0), 2: Load(6)}
+    assert choose(speech("s"), loads) == (1, "load")
+    assert choose(chat(b"short"), loads) == (0, "load")
+    assert choose(speech("s"), {0: Load(1, 0.0), 1: Load(2, 0.1)}) == (0, "load")
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_all_processes_choose_alike(seed: str) -> None:
+    """Python's own hashes differ from process to process."""
+    code = "from service.api.engine_choice import ranked; print(ranked(b'key', range(8)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={"PYTHONHASHSEED": seed}
+    )
+    assert done.stdout.strip() == str(ranked(b"key", range(8)))

@@ -1,0 +1,120 @@
+"""Which GPUs serve: what settings may say, and what each engine is started with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from service import gpus
+from service.catalog import load_catalog
+from service.engine_config import engine_configs, engine_gpus, supervised
+from service.gpus import GpuError, chosen_gpus, count_gpus, visible_gpus
+from service.link.host_threads import num_threads, thread_variables
+from service.link.supervisor import _environment
+from service.settings import SettingsError, load_settings
+
+FOUR = ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("written", "chosen"),
+    [
+        ("2", FOUR[:2]),
+        ("all", FOUR),
+        ("3,1", ("3", "1")),
+        ("2,", ("2",)),
+        (" 0 , 2 ", ("0", "2")),
+        (3, FOUR[:3]),
+        ([1, 2], ("1", "2")),
+        ([2], ("2",)),
+        ("GPU-5a6b,MIG-7c", ("GPU-5a6b", "MIG-7c")),
+    ],
+)
+def test_a_number_all_or_a_list(written: object, chosen: tuple[str, ...]) -> None:
+    wanted = load_settings({"gpus": written}).gpus
+    assert wanted is not None and chosen_gpus(wanted, FOUR) == chosen
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"gpus": "0"}, "gpus: must be at least 1"),
+        ({"gpus": "some"}, "gpus: must be a number of GPUs, all, or a list"),
+        ({"gpus": "1,1"}, "gpus: names a GPU twice"),
+        ({"gpus": "-1"}, "gpus: must be a number"),
+        ({"gpus": "2", "engine": "inline"}, "gpus: several need an engine in a process of its own"),
+        ({"engines": "2", "engine": "inline"}, "engines: several need an engine in a process of its own"),
+        ({"gpus": "2", "engines": "2"}, "engines: is for several engines on the CPU"),
+        ({"gpus": "2", "device": "cpu"}, "gpus: there is none with --device cpu"),
+        ({"engines": "2", "device": "cuda"}, "engines: is for several engines on the CPU"),
+        ({"engines": "0"}, "engines: Input should be greater than or equal to 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(flags: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        load_settings(flags)
+
+
+def test_gpus_that_are_not_there_are_named() -> None:
+    for wanted, visible, says in (
+        ("2", (), "gpus: 2 asked for, but there is no GPU here"),
+        ("all", (), "--engines N starts several engines on the CPU"),
+        ("5", FOUR, "gpus: 5 asked for, CUDA shows 4 here"),
+        ("1,4", FOUR, "gpus: there is no GPU 4; CUDA shows 4 here, counted from 0"),
+    ):
+        with pytest.raises(GpuError, match=says):
+            chosen_gpus(wanted, visible)
+
+
+def test_indexes_count_what_the_operator_has_made_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_ask_driver", lambda environ: 2)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "6, 4,9"}) == ("6", "4")  # CUDA stops at one that is not there
+    assert visible_gpus({}) == ("0", "1")
+    assert chosen_gpus("1,", visible_gpus({"CUDA_VISIBLE_DEVICES": "6,4"})) == ("4",)
+
+
+def test_without_a_driver_there_is_no_gpu() -> None:
+    assert count_gpus("libcuda-that-is-not-there.so") == 0
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
+
+
+def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.cpus.available", lambda: 24)
+    monkeypatch.setattr("service.link.host_threads.SMALL_BYTES", 0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("service.engine_config.visible_gpus", lambda: FOUR)
+    settings = load_settings({"gpus": "0,2,3", "voices_dir": str(tmp_path)})
+    assert supervised(settings)
+    configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
+    assert [_environment(config)["CUDA_VISIBLE_DEVICES"] for config in configs] == ["0", "2", "3"]
+    assert {(config.device, num_threads(config, {})) for config in configs} == {("cuda", 8)}
+    assert thread_variables(configs[0], {})["OMP_NUM_THREADS"] == "8"
+
+
+def test_engines_on_the_cpu_share_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("service.engine_config.visible_gpus", tuple)
+    settings = load_settings({"engines": 2, "voices_dir": str(tmp_path)})
+    configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
+    assert [(config.device, config.gpu, config.sharers) for config in configs] == [("cpu", "", 2)] * 2
+    monkeypatch.setattr("service.engine_config.visible_gpus", lambda: FOUR)
+    with pytest.raises(
+        SettingsError, match="engines: there is a GPU here, which several would share; add --device cpu"
+    ):
+        engine_gpus(settings)
+    assert engine_gpus(load_settings({"engines": 2, "device": "cpu"})) == ("", "")
+
+
+def test_one_engine_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unasked() -> tuple[str, ...]:
+        raise AssertionError("the driver was asked")
+
+    monkeypatch.setattr("service.engine_config.visible_gpus", unasked)
+    settings = load_settings({})
+    assert not supervised(settings)
+    configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
+    assert [(config.device, config.gpu, config.sharers) for config in configs] == [("auto", "", 1)]
+    assert _environment(configs[0]).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
