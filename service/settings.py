@@ -131,8 +131,8 @@ class Settings(BaseSettings):
     max_step_tokens: int = _knob(
         2048,
         "Engine",
-        "Token budget of a step: longer prefills are cut into chunks. The arbiter's allowance cuts them further while "
-        "live speech needs the GPU.",
+        "Token budget of a step: longer prefills are cut into chunks; decode rows leave them at least a quarter of it. "
+        "The arbiter's allowance cuts them further while live speech needs the GPU.",
         ge=16,
     )
     itl_target: Seconds | None = _knob(

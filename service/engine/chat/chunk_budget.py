@@ -19,8 +19,8 @@ class ChunkBudget:
     """Of one step; the scheduler asks for each chunk what it may hold and spends it.
 
     tokens: at most so many; seconds: chunks must not be predicted to take longer; room: nor longer than this, but where
-    it affords less than _FEW tokens, `least` are taken. sizes: tokens of the captured prefills, ascending; empty where
-    chunks need not fit them.
+    it affords less than _FEW tokens (and not all of `tokens`), `least` are taken. sizes: tokens of the captured
+    prefills, ascending; empty where chunks need not fit them.
     """
 
     tokens: int
@@ -43,7 +43,11 @@ class ChunkBudget:
     @property
     def crowded(self) -> bool:
         """The gap has no room for a chunk."""
-        return not self.least and self._within(self.room, 0) < _FEW
+        return not self.least and self._within(self.room, 0) < self._few
+
+    @property
+    def _few(self) -> int:
+        return min(_FEW, self.tokens)
 
     def padded(self, tokens: int) -> int:
         """What a replay of so many tokens computes; themselves where no captured size holds them."""
@@ -53,7 +57,7 @@ class ChunkBudget:
     def affords(self, context: int) -> int:
         """Tokens that the next chunk may hold, behind `context` cached keys."""
         paced = self._within(self.room, context)
-        if self.used + paced < _FEW:
+        if self.used + paced < self._few:
             paced = self.least - self.used
         return max(0, min(self.tokens - self.used, self._within(self.seconds, context), paced))
 

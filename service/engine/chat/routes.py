@@ -8,6 +8,7 @@ measured, and what is captured is replayed.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +16,11 @@ from models.protocol import Bucket
 from service.engine.chat.inputs import count_pairs, required_prefill
 from service.engine.chat.scheduler import Chunk
 from service.graphs.observations import EagerReason
-from service.graphs.pool import RouteSeconds
+from service.graphs.pool import Capture, RouteSeconds
 from service.graphs.runner import CapturedGraph, GraphRunner
 from service.link.config import MixedRoute
+
+log = logging.getLogger(__name__)
 
 PREFILL_TOKENS = {"cuda": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), "cpu": (64,)}
 """Buckets of captured prefills without cached context. A padded token costs as much as a real one (20 us for 7B
@@ -52,10 +55,12 @@ def chunk_buckets(sizes: list[int], sequences: int, feature_levels: int) -> tupl
 
 @dataclass(frozen=True)
 class Choice:
-    """The captured prefill to replay, or None and why the batch runs eagerly."""
+    """The captured prefill to replay, or None and why the batch runs eagerly. passed_over: the captured prefill that
+    holds the batch, where eager execution was measured faster."""
 
     prefill: GraphRunner | None
     reason: EagerReason | Literal["captured"]
+    passed_over: tuple[GraphRunner, CapturedGraph] | None = None
 
 
 class PrefillRoutes:
@@ -71,6 +76,8 @@ class PrefillRoutes:
         self._feature_levels = feature_levels
         self.pair_seconds = RouteSeconds(0.0, 0.0)
         """Of a query and a cached key."""
+        self._without_memory: set[Capture] = set()
+        """Replayed always, because eager execution ran out of memory."""
 
     def choose(self, chunks: tuple[Chunk, ...], rows: int, decode: CapturedGraph | None) -> Choice:
         """decode: the captured step of the `rows` decode rows beside the chunks, if there is one."""
@@ -86,14 +93,25 @@ class PrefillRoutes:
             return Choice(None, self._cached.miss(required))
         runner, graph = min(found, key=lambda one: _replay_seconds(one[1]))
         measured, eager = graph.capture.seconds, runner.eager_seconds(required["tokens"] + rows)
-        if measured is None or eager is None:
+        if measured is None or eager is None or graph.capture in self._without_memory:
             return Choice(runner, "captured")
         pairs = count_pairs(chunks)
         whole = RouteSeconds(
             eager=eager + pairs * self.pair_seconds.eager,
             replay=measured.replay + pairs * self.pair_seconds.replay + (_replay_seconds(decode) if rows else 0.0),
         )
-        return Choice(None, "measured") if whole.faster() == "eager" else Choice(runner, "captured")
+        if whole.faster() == "eager":
+            return Choice(None, "measured", (runner, graph))
+        return Choice(runner, "captured")
+
+    def replay_instead(self, choice: Choice) -> Choice:
+        """Of a batch that passed over a captured prefill and ran out of memory: a replay works in memory that its graph
+        holds already, so this batch and every later one of its size are replayed."""
+        assert choice.passed_over is not None
+        runner, graph = choice.passed_over
+        log.warning("prefills at %s are replayed from now on: eager ones run out of memory", dict(graph.bucket))
+        self._without_memory.add(graph.capture)
+        return Choice(runner, "captured")
 
 
 def _replay_seconds(graph: CapturedGraph | None) -> float:

@@ -18,7 +18,7 @@ from service.engine.chat.launched import HeldSampling, LaunchedStep, StepKind
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import Choice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
-from service.engine.chat.scheduler import BlockAllocation, Chunk, Step
+from service.engine.chat.scheduler import BlockAllocation, Chunk, Step, chunk_tokens
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
@@ -29,7 +29,7 @@ from service.engine.chat.steps import (
     Sampling,
     decode_rows,
 )
-from service.engine.faults import prefill_errors
+from service.engine.faults import PrefillError, prefill_errors
 from service.engine.memory import peak_bytes
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
 from service.graphs.buckets import powers_of_two
@@ -89,14 +89,15 @@ class ChatRunner:
         return mask_words(self._vocab_limit)
 
     def measure(self) -> MemoryRequirements:
-        """Peak of a prefill of the whole token budget and of a decode step of all slots, over scratch pages."""
+        """Peak of the largest step with a prefill and of a decode step of all slots, over scratch pages."""
         device, config = self._context.device, self._context.config
         if device.type == "cpu":
             return MemoryRequirements()
         caches = [
             spec.allocate(1, self._page_size, device, self._context.dtype) for spec in self._decoder.cache_specs()
         ]
-        tokens = min(config.max_step_tokens, self._max_pages * self._page_size)
+        beside_rows = config.max_running + chunk_tokens(config.max_step_tokens, config.max_running)
+        tokens = min(max(config.max_step_tokens, beside_rows), self._max_pages * self._page_size)
         prefill = peak_bytes(lambda: self._scratch_pass(caches, [tokens]), device)
         state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
         sampling = Sampling(self._decoder, state, self._vocab_limit, full=True)
@@ -213,9 +214,9 @@ class ChatRunner:
         """Runs one batch.
 
         Decode rows alone are replayed. Prefill chunks are replayed where a captured graph holds them and is not slower
-        (service.engine.chat.routes); with decode rows beside them that is two replays. Other chunks run eagerly, in one
-        pass with the decode rows, followed by replayed sampling. Where a row is guided, sampling is held until its mask
-        is there, and decode rows run in two replays.
+        (service.engine.chat.routes), or where eager execution runs out of memory; with decode rows beside them that is
+        two replays. Other chunks run eagerly, in one pass with the decode rows, followed by replayed sampling. Where a
+        row is guided, sampling is held until its mask is there, and decode rows run in two replays.
 
         Raises PrefillError when the chunks failed and the decode rows are unchanged. After any other error rows may
         have advanced on the device, and their tokens are lost.
@@ -227,6 +228,16 @@ class ChatRunner:
         kind: PrefillKind = "mixed" if len(step.slots) else "prefill"
         decode = self._decode[step.needs.full].graph_for(self._required_decode(step)) if len(step.slots) else None
         choice = self._routes.choose(step.chunks, len(step.slots), decode)
+        try:
+            return self._launch_chunks(step, embeds, kind, choice)
+        except PrefillError as error:
+            if choice.passed_over is None or not isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise
+        # Behind the handler, whose exception holds the frames of the eager pass, and with them its memory.
+        return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))
+
+    def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: Choice) -> LaunchedStep:
+        """Chunks, and the decode rows beside them."""
         if choice.prefill is None or not len(step.slots):
             return self._prefill_rows(step, embeds, kind, choice)
         # Prefills first: where one fails, the decode rows have not advanced.
@@ -266,11 +277,11 @@ class ChatRunner:
 
     def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: Choice) -> LaunchedStep:
         route: Route = "eager" if choice.prefill is None else "replay"
+        with prefill_errors():
+            hidden = self._backbone(step, embeds, choice.prefill)
         if choice.prefill is None:
             assert choice.reason != "captured"
             self._context.observations.count_eager_step(choice.reason, model=self._name, kind=kind)
-        with prefill_errors():
-            hidden = self._backbone(step, embeds, choice.prefill)
         return self._sampled(step, hidden, route, kind)
 
     def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> LaunchedStep:

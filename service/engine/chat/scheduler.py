@@ -21,6 +21,13 @@ from service.engine.slots import SlotPool
 SECONDS_PER_PROMPT_TOKEN = 5e-5
 """Priority is the arrival time plus this much per prompt token to compute: short requests overtake long ones that came
 at about the same time, also begun ones, and none waits for ever."""
+_CHUNK_SHARE = 4
+"""Decode rows leave prefill chunks this part of a step's token budget, however many they are, so that prompts go on."""
+
+
+def chunk_tokens(max_step_tokens: int, rows: int) -> int:
+    """Most prefill tokens of a step with `rows` decode rows."""
+    return max(max_step_tokens - rows, max_step_tokens // _CHUNK_SHARE)
 
 
 @dataclass(frozen=True)
@@ -181,7 +188,7 @@ class Scheduler:
     def _chunks(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget) -> list[Chunk]:
         """Of begun and of admissible prompts, in order of priority: a short one that came later overtakes the rest of
         a long one."""
-        budget.tokens = min(budget.tokens, self._max_step_tokens - len(self.rows.slots))
+        budget.tokens = min(budget.tokens, chunk_tokens(self._max_step_tokens, len(self.rows.slots)))
         chunks: list[Chunk] = []
         admitting = True
         for sequence in sorted((*self._prefilling, *self._admissible(can_start)), key=priority):

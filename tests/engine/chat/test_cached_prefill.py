@@ -218,6 +218,51 @@ def test_the_route_that_was_measured_faster_is_taken_and_counted(
     assert all(way == "replay" or reason == "measured" for _, way, reason in steps)
 
 
+@pytest.mark.parametrize(
+    "seconds", [{"eager": 0.5, "cached": 1.0, "decode": 1.0}, {"eager": 1.5, "cached": 1.0, "decode": 1.0}]
+)
+def test_an_eager_pass_that_runs_out_of_memory_is_replayed_and_its_size_from_then_on(
+    seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pass fails after it has computed everything: keys are written and new rows admitted a second time."""
+    with torch.inference_mode():
+        engine = InlineEngine()
+        measured(engine, **seconds)
+        runner: Any = engine.worker._runner
+        backbone, failed = runner._backbone, list[int]()
+
+        def without_memory(step: Any, embeds: Any, prefill: Any) -> Tensor:
+            hidden = backbone(step, embeds, prefill)
+            if prefill is None:
+                failed.append(len(step.chunks))
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return hidden
+
+        monkeypatch.setattr(runner, "_backbone", without_memory)
+        tokens, once = answers(engine), len(failed)
+        assert tokens == answers(InlineEngine(graphs=False)) and not engine.failures()
+        assert once
+        answers(engine)
+    assert len(failed) == once and not engine.failures()
+    assert not any(reason == "measured" for _, _, reason in engine.steps())
+
+
+def test_an_eager_pass_that_fails_otherwise_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode():
+        engine = InlineEngine()
+        measured(engine, eager=0.5, cached=1.0, decode=1.0)
+        calls = list[object]()
+
+        def fail(step: Any, embeds: Any, prefill: Any) -> Tensor:
+            calls.append(prefill)
+            raise RuntimeError("a bad batch")
+
+        monkeypatch.setattr(engine.worker._runner, "_backbone", fail)
+        engine.submit("it", tiny_prompt([[1, 2, 3]]))
+        engine.run()
+    assert calls == [None] and engine.failures()["it"].status == 500
+
+
 def test_chunks_that_no_captured_graph_holds_are_counted_and_asked_for() -> None:
     with torch.inference_mode():
         engine = InlineEngine(max_step_tokens=100)

@@ -77,3 +77,19 @@ def test_a_long_prompt_waits_for_short_ones_of_its_time_only() -> None:
     step = launch(made)
     assert step is not None
     assert [chunk.sequence.request.request_id for chunk in step.chunks] == ["short", "long", "late"]
+
+
+def test_decode_rows_leave_a_prompt_a_part_of_every_step() -> None:
+    """A token budget below the number of rows: without a part of its own the prompt would wait until rows end."""
+    budget, rows, length = 4, 6, 10
+    made = scheduler(64, max_step_tokens=budget)
+    for number in range(rows):
+        made.add(sequence(f"row {number}", number + 1, 1))
+    while made.has_prefills():
+        launch(made)
+    made.add(sequence("prompt", 50, length))
+    for _ in range(length):
+        step = launch(made)
+        assert step is not None and len(step.slots) == rows
+        assert [chunk.length for chunk in step.chunks] == [budget // 4]
+    assert len(made.rows.members) == rows + 1
