@@ -149,10 +149,10 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     count = choice_count(body, context.settings)
     tools = tool_use(body)
     record.ticket.grow(count - 1)
-    answer = await answer_grammar(context.grammars, body)
+    answer = await answer_grammar(context.grammars, body, record.client)
     spoken = await prepare_spoken(context, body, record)
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record.ticket)
-    grammar = await _grammar(context, model, prompt, tools, answer)
+    grammar = await _grammar(context, model, prompt, tools, answer, record.client)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), context.settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
     record.notes["prompt_tokens"] = len(prompt.token_ids)
@@ -162,13 +162,13 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
 
 
 async def _grammar(
-    context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str
+    context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
 ) -> str:
     """What the answers must match. answer: what they must match where they call nothing."""
     markers = model.chat_processor.reasoning_markers
     end = markers[1] if markers and opens_reasoning(model.chat_processor, prompt) else None
     if tools is not None:
-        return await checked_tool_grammar(context.grammars, tools, answer=answer, reasoning_end=end)
+        return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning_end=end)
     if answer and end is not None:
         field = "chat_template_kwargs.enable_thinking"
         raise bad_request(f"{field}: an answer that has to match something cannot begin with reasoning.", field)
@@ -189,7 +189,9 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
         reasoning_opened=opens_reasoning(processor, job.prompt),
         calls=ToolCallParser() if job.tools else None,
     )
-    request = ChatRequest(f"{job.id}-{index}", job.model.name, job.prompt, sampling, job.record.arrival, job.grammar)
+    slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
+    name, arrival = f"{job.id}-{index}", job.record.arrival
+    request = ChatRequest(name, job.model.name, job.prompt, sampling, arrival, job.grammar, slow)
     async with aclosing(context.engine.submit(request)) as stream:
 
         def end() -> None:

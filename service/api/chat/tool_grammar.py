@@ -53,18 +53,19 @@ def tool_grammar(use: ToolUse, *, answer: str = "", reasoning_end: str | None = 
 
 
 async def checked_tool_grammar(
-    checks: GrammarChecks, use: ToolUse, *, answer: str = "", reasoning_end: str | None = None
+    checks: GrammarChecks, use: ToolUse, client: str, *, answer: str = "", reasoning_end: str | None = None
 ) -> str:
     """What tool_grammar returns, once it has been checked. ApiError 400 that names the tool whose parameters cannot be
     used, or `tools`."""
     try:
-        return await checks.checked(partial(tool_grammar, use, answer=answer, reasoning_end=reasoning_end), "tools")
+        make = partial(tool_grammar, use, answer=answer, reasoning_end=reasoning_end)
+        return await checks.checked(make, "tools", client)
     except ApiError as error:
         if error.status != 400:
             raise
         for tool in use.callable:
             field = f"tools[{use.tools.index(tool)}].function.parameters"
-            await checks.checked(partial(json_schema_grammar, dict(tool.parameters)), field)
+            await checks.checked(partial(json_schema_grammar, dict(tool.parameters)), field, client)
         raise
 
 
