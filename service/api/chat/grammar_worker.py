@@ -88,6 +88,10 @@ def _reason(error: str) -> str:
         return "too complex: building it costs more than allowed"
     if "panic" in error:
         return "the library that compiles it fails on it"
+    if "coerce_one_of" in error:
+        return "oneOf: its schemas must exclude each other, which cannot be seen of these; anyOf allows both"
+    if "not present in a registry" in error:
+        return "$ref: only references inside the schema are supported"
     line = " ".join(error.split())
     return line[:_MAX_REASON].rstrip(".") or "it cannot be compiled"
 

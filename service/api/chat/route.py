@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -36,11 +37,11 @@ from service.api.chat.schema import (
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tool_calls import ToolCallParser, joined
-from service.api.chat.tool_grammar import checked_tool_grammar
+from service.api.chat.tool_grammar import Reasoning, checked_tool_grammar, reasoned_grammar
 from service.api.chat.tool_schema import ToolCallDelta
 from service.api.chat.tools import ToolUse, tool_use
 from service.api.context import ServerContext, context_of
-from service.api.http.errors import CLIENT_CLOSED, bad_request
+from service.api.http.errors import CLIENT_CLOSED
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
 from service.api.http.routing import RequestRoute
@@ -165,13 +166,13 @@ async def _grammar(
     context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
 ) -> str:
     """What the answers must match. answer: what they must match where they call nothing."""
-    markers = model.chat_processor.reasoning_markers
-    end = markers[1] if markers and opens_reasoning(model.chat_processor, prompt) else None
+    markers, opened = model.chat_processor.reasoning_markers, opens_reasoning(model.chat_processor, prompt)
+    reasoning = None if markers is None else Reasoning(*markers, opened)
     if tools is not None:
-        return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning_end=end)
-    if answer and end is not None:
-        field = "chat_template_kwargs.enable_thinking"
-        raise bad_request(f"{field}: an answer that has to match something cannot begin with reasoning.", field)
+        return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning=reasoning)
+    if answer and reasoning is not None and opened:
+        make = partial(reasoned_grammar, answer, reasoning)
+        return await context.grammars.checked(make, "response_format", client)
     return answer
 
 
