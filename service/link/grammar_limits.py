@@ -21,6 +21,9 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """llguidance.LLParserLimits. A lexer's state takes 1 to 2 kB; fuel is burnt at about 14,000 units a millisecond."""
+SLOW_SECONDS = 0.1
+"""Processor time of a check from which on a grammar is slow: the engine builds such ones apart from the others. Usual
+schemas take some milliseconds."""
 _STACK_BYTES = 64 << 20
 """Stack of a thread that builds grammars: the library descends into references by recursion."""
 _LIBRARY_STACK_BYTES = 16 << 20

@@ -48,6 +48,8 @@ class ChatRequest(Struct, frozen=True):
     grammar: str = ""
     """What the answer must match: an llguidance grammar in its JSON form, checked by the API process (see
     service/api/chat/grammar.py); empty: anything."""
+    slow_grammar: bool = False
+    """Checking it took longer than SLOW_SECONDS: building it will, too."""
 
 
 class SpeechSegment(Struct, frozen=True):

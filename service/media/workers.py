@@ -24,7 +24,12 @@ T = TypeVar("T")
 
 
 class WorkerLost(Exception):
-    """The worker died or exceeded a limit during a job."""
+    """The worker died or exceeded a limit during a job. by_signal: the signal that ended it, SIGKILL where it was ended
+    for it; 0 where it ended by itself."""
+
+    def __init__(self, reason: str, by_signal: int = 0) -> None:
+        super().__init__(reason)
+        self.by_signal = by_signal
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Worker:
             raise  # raised between messages: the worker is ready for the next job
         except (EOFError, OSError, ProtocolError, msgspec.MsgspecError) as error:
             self._close()
-            raise WorkerLost(str(error)) from error
+            raise WorkerLost(str(error), max(0, -self._process.returncode)) from error
         except BaseException:
             self._close()
             raise

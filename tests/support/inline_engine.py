@@ -62,9 +62,9 @@ class InlineEngine:
         self.engine = Engine([self.worker], self.pool, self.observations, self.channel, overlapped=overlapped)
         self.engine.capture_first()
 
-    def submit(self, name: str, prompt: Any, *, grammar: str = "", **sampling: Any) -> None:
+    def submit(self, name: str, prompt: Any, *, grammar: str = "", slow_grammar: bool = False, **sampling: Any) -> None:
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})
-        self.channel.commands.append(ChatRequest(name, "tiny", prompt, params, time.monotonic(), grammar))
+        self.channel.commands.append(ChatRequest(name, "tiny", prompt, params, time.monotonic(), grammar, slow_grammar))
 
     def abort(self, name: str) -> None:
         self.channel.commands.append(Abort(name))

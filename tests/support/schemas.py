@@ -163,6 +163,7 @@ UNSUPPORTED: dict[str, Any] = {
     "unevaluatedItems": False,
     "unevaluatedProperties": False,
     "$dynamicRef": "#x",
+    "$dynamicAnchor": "x",
     "$recursiveRef": "#",
 }
 """By keyword: a value."""

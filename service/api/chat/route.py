@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -36,11 +37,11 @@ from service.api.chat.schema import (
 from service.api.chat.spoken import SpokenAnswer, prepare_spoken
 from service.api.chat.structured import answer_grammar
 from service.api.chat.tool_calls import ToolCallParser, joined
-from service.api.chat.tool_grammar import checked_tool_grammar
+from service.api.chat.tool_grammar import Reasoning, checked_tool_grammar, reasoned_grammar
 from service.api.chat.tool_schema import ToolCallDelta
 from service.api.chat.tools import ToolUse, tool_use
 from service.api.context import ServerContext, context_of
-from service.api.http.errors import CLIENT_CLOSED, bad_request
+from service.api.http.errors import CLIENT_CLOSED
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import RequestRecord, record_of
 from service.api.http.routing import RequestRoute
@@ -150,10 +151,10 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     count = choice_count(body, context.settings)
     tools = tool_use(body)
     record.ticket.grow(count - 1)
-    answer = await answer_grammar(context.grammars, body)
+    answer = await answer_grammar(context.grammars, body, record.client)
     spoken = await prepare_spoken(context, body, record)
     prompt = await build_prompt(context, model, body, tools.tools if tools else (), record.ticket)
-    grammar = await _grammar(context, model, prompt, tools, answer)
+    grammar = await _grammar(context, model, prompt, tools, answer, record.client)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), context.settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))
     record.notes["prompt_tokens"] = len(prompt.token_ids)
@@ -163,16 +164,16 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
 
 
 async def _grammar(
-    context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str
+    context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
 ) -> str:
     """What the answers must match. answer: what they must match where they call nothing."""
-    markers = model.chat_processor.reasoning_markers
-    end = markers[1] if markers and opens_reasoning(model.chat_processor, prompt) else None
+    markers, opened = model.chat_processor.reasoning_markers, opens_reasoning(model.chat_processor, prompt)
+    reasoning = None if markers is None else Reasoning(*markers, opened)
     if tools is not None:
-        return await checked_tool_grammar(context.grammars, tools, answer=answer, reasoning_end=end)
-    if answer and end is not None:
-        field = "chat_template_kwargs.enable_thinking"
-        raise bad_request(f"{field}: an answer that has to match something cannot begin with reasoning.", field)
+        return await checked_tool_grammar(context.grammars, tools, client, answer=answer, reasoning=reasoning)
+    if answer and reasoning is not None and opened:
+        make = partial(reasoned_grammar, answer, reasoning)
+        return await context.grammars.checked(make, "response_format", client)
     return answer
 
 
@@ -190,7 +191,9 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
         reasoning_opened=opens_reasoning(processor, job.prompt),
         calls=ToolCallParser() if job.tools else None,
     )
-    request = ChatRequest(f"{job.id}-{index}", job.model.name, job.prompt, sampling, job.record.arrival, job.grammar)
+    slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
+    name, arrival = f"{job.id}-{index}", job.record.arrival
+    request = ChatRequest(name, job.model.name, job.prompt, sampling, arrival, job.grammar, slow)
     async with aclosing(context.engine.submit(request)) as stream:
 
         def end() -> None:

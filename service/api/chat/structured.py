@@ -17,7 +17,7 @@ from service.api.chat.schema import ChatRequestBody, ResponseFormat, StructuredO
 from service.api.http.errors import bad_request
 
 
-async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody) -> str:
+async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: str) -> str:
     """The grammar that the request's fields ask for; "" for free text. ApiError 400 names the field."""
     asked = list(_asked(body))
     if not asked:
@@ -25,7 +25,7 @@ async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody) -> str:
     field, make = asked[0]
     if len(asked) > 1:
         raise bad_request(f"{asked[1][0]}: {field} says already what the answer has to match.", asked[1][0])
-    return await checks.checked(make, field)
+    return await checks.checked(make, field, client)
 
 
 def _asked(body: ChatRequestBody) -> Iterator[tuple[str, Callable[[], str]]]:

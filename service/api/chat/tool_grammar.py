@@ -1,9 +1,12 @@
-"""The grammar of answers that may call tools: text, then calls in the format of models/tools.py."""
+"""The grammar of answers that may call tools: text, then calls in the format of models/tools.py.
+
+And that of answers that have to match something after reasoning."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,20 +23,31 @@ _OPENING = frozenset(
     ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 )
 """Keywords that say themselves what else an object may hold."""
+_BLANK = r"[\s\x1c-\x1f]"
+"""What may stand before the marker that opens reasoning: what Python takes for white space."""
+_TEXT = ("TEXT: /(.|\\n)*/", "BREAK: /\\n{0,2}/")
 BLANKS = " ?"
 """Between JSON's tokens in arguments: as models saw them in training, which is what templates make of earlier calls."""
 
 
-def tool_grammar(use: ToolUse, *, answer: str = "", reasoning_end: str | None = None) -> str:
+@dataclass(frozen=True)
+class Reasoning:
+    """Nothing in it is a call. start, end: its markers. opened: the prompt ends with the first one, so the answer
+    begins with reasoning; otherwise it may, where it is free to begin as it likes."""
+
+    start: str
+    end: str
+    opened: bool
+
+
+def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None = None) -> str:
     """Answers of calls alone where calls are forced, else text with calls at its end, if any.
 
-    answer: grammar of answers that call nothing; empty: any text. reasoning_end: the marker up to which an answer is
-    reasoning, where it begins with some; nothing in it is a call.
+    answer: grammar of answers that call nothing; empty: any text.
     """
     calls = "call (SEPARATOR call)*" if use.several else "call"
     rules = [
-        "TEXT: /(.|\\n)*/",
-        "BREAK: /\\n{0,2}/",
+        *_TEXT,
         f"SEPARATOR: {json.dumps(chr(10) + CALL_START)}",
         f"""call: {json.dumps(chr(10) + '{"name": "')} function {json.dumps("}" + chr(10) + CALL_END)}""",
         f"function: {' | '.join(map(_function, use.callable))}",
@@ -45,26 +59,41 @@ def tool_grammar(use: ToolUse, *, answer: str = "", reasoning_end: str | None = 
     else:
         start = f"(TEXT | opening {calls})"
         rules.append(f"opening[lazy]: TEXT {json.dumps(CALL_START)}")
-    if reasoning_end is not None:
+    if reasoning is not None and reasoning.opened:
         start = f"reasoning {start}"
-        rules.append(f"reasoning[lazy]: TEXT {json.dumps(reasoning_end)}")
+        rules.append(_reasoning(reasoning))
+    elif reasoning is not None and not use.forced and not answer:
+        begun = f"/{_BLANK}*/ {json.dumps(reasoning.start)} TEXT"
+        start = f"(TEXT | said {calls} | reasoning {start})"
+        rules.append(f"said[lazy]: (TEXT {json.dumps(CALL_START)}) & ~({begun})")
+        rules.append(f"reasoning[lazy]: {begun} {json.dumps(reasoning.end)}")
     grammar = lark_grammar("\n".join([f"start: {start}", *rules]))
     return grammar if use.forced or not answer else _beside(grammar, answer)
 
 
+def reasoned_grammar(answer: str, reasoning: Reasoning) -> str:
+    """Reasoning that the prompt opened, and after it what matches the grammar `answer`."""
+    return _beside(lark_grammar("\n".join(["start: reasoning BREAK @answer", _reasoning(reasoning), *_TEXT])), answer)
+
+
+def _reasoning(reasoning: Reasoning) -> str:
+    return f"reasoning[lazy]: TEXT {json.dumps(reasoning.end)}"
+
+
 async def checked_tool_grammar(
-    checks: GrammarChecks, use: ToolUse, *, answer: str = "", reasoning_end: str | None = None
+    checks: GrammarChecks, use: ToolUse, client: str, *, answer: str = "", reasoning: Reasoning | None = None
 ) -> str:
     """What tool_grammar returns, once it has been checked. ApiError 400 that names the tool whose parameters cannot be
     used, or `tools`."""
     try:
-        return await checks.checked(partial(tool_grammar, use, answer=answer, reasoning_end=reasoning_end), "tools")
+        make = partial(tool_grammar, use, answer=answer, reasoning=reasoning)
+        return await checks.checked(make, "tools", client)
     except ApiError as error:
         if error.status != 400:
             raise
         for tool in use.callable:
             field = f"tools[{use.tools.index(tool)}].function.parameters"
-            await checks.checked(partial(json_schema_grammar, dict(tool.parameters)), field)
+            await checks.checked(partial(json_schema_grammar, dict(tool.parameters)), field, client)
         raise
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.http.errors import ApiError
+from service.api.http.record import RequestRecord
 
 KEY_PROTOCOL = "openai-insecure-api-key."
 """What a subprotocol begins with that is a key: pages cannot set headers of a WebSocket. OpenAI's clients send it."""
@@ -50,6 +51,8 @@ class AuthMiddleware:
             return
         key = _bearer(scope) or _offered(scope)
         if key is not None and self._keys.admits(key):
+            if isinstance(record := scope.get("reprise.record"), RequestRecord):
+                record.client = _digest(key).hex()
             await self._app(scope, receive, send)
             return
         if scope["type"] == "websocket":

@@ -62,7 +62,8 @@ class RequestMiddleware:
         endpoint = self._endpoints.get(scope["path"], "other")
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
-        record = RequestRecord(request_id, endpoint, self._admission.ticket(endpoint))
+        address = (scope.get("client") or ("",))[0]
+        record = RequestRecord(request_id, endpoint, self._admission.ticket(endpoint), address)
         scope["reprise.record"] = record
         serve = self._websocket if scope["type"] == "websocket" else self._http
         if self._tracing is not None and endpoint != "other":

@@ -22,6 +22,8 @@ class RequestRecord:
     request_id: str
     endpoint: str
     ticket: Ticket
+    client: str = ""
+    """Who asks, where clients take turns: the address, or the API key's digest where keys are needed."""
     arrival: float = field(default_factory=time.monotonic)
     model: str = "unknown"
     outcome: Outcome | None = None

@@ -250,7 +250,9 @@ class Session:
             message = f"The conversation is full: at most {max_items(context.settings)} items allowed. Delete some."
             raise bad_request(message, code="conversation_full")
         messages = self._messages(config, given)
-        record = RequestRecord(self._record.request_id, "realtime", context.admission.ticket("realtime"))
+        record = RequestRecord(
+            self._record.request_id, "realtime", context.admission.ticket("realtime"), self._record.client
+        )
         record.model = self._model.name
         self._answer = Answer(
             context,

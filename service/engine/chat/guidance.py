@@ -1,6 +1,7 @@
 """Answers that match a grammar: their matchers, and the masks of a step, computed beside the forward.
 
-A matcher is built in a thread when its request comes; the request is admitted once it is there. While the layers of a
+A matcher is built in a thread when its request comes, slow ones in a thread of their own; the request is admitted once
+it is there. While the layers of a
 step run, another thread advances the matchers of its guided rows by the tokens that the host has just read and computes
 which tokens may follow. Both threads spend their time in llguidance, which releases the interpreter lock.
 """
@@ -8,10 +9,11 @@ which tokens may follow. Both threads spend their time in llguidance, which rele
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 import llguidance
@@ -37,7 +39,7 @@ class Guide:
     """The grammar of one sequence. While a MaskJob works on it, its matcher belongs to the thread of that job."""
 
     def __init__(self, matcher: Future[llguidance.LLMatcher]) -> None:
-        self._matcher = matcher
+        self.built_later = matcher
         self.begun = time.monotonic()
         """When its building was asked for."""
         self.num_consumed = 0
@@ -45,21 +47,21 @@ class Guide:
 
     @property
     def built(self) -> bool:
-        return self._matcher.done()
+        return self.built_later.done()
 
     @property
     def seconds(self) -> float:
         """Since then."""
         return time.monotonic() - self.begun
 
-    def wait(self, seconds: float) -> None:
-        """Until it is built, at most so long."""
-        wait((self._matcher,), seconds)
+    def cancel(self) -> None:
+        """It is no longer wanted: nobody waits for it where its building has not begun."""
+        self.built_later.cancel()
 
     @property
     def matcher(self) -> llguidance.LLMatcher | None:
         """None where it could not be built."""
-        return None if self._matcher.exception() else self._matcher.result()
+        return None if self.built_later.exception() else self.built_later.result()
 
 
 class Guided(Protocol):
@@ -75,14 +77,16 @@ class Guidance:
     def __init__(self, processor: ChatProcessor, vocab_limit: int) -> None:
         """vocab_limit: rows of the embedding past it only pad it and are never sampled."""
         self._vocab_limit = vocab_limit
-        self._builders = deep_threads(1, "grammars")
+        self._builders = {slow: deep_threads(1, "slow-grammars" if slow else "grammars") for slow in (False, True)}
+        """By whether what they build takes long: no usual grammar waits behind one that does."""
         self._masks = deep_threads(1, "masks")
         threads = min(_MASK_THREADS, cpus.available() // 2)
         self._executor = llguidance.LLExecutor(threads) if threads > 1 else None
         # Built while weights load: it takes a second for a published vocabulary, and part of it holds the lock.
-        self._tokenizer = self._builders.submit(build_tokenizer, processor, vocab_limit)
+        self._tokenizer = self._builders[False].submit(build_tokenizer, processor, vocab_limit)
         self._building: list[Guide] = []
         self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._keeping = threading.Lock()
 
     @property
     def num_words(self) -> int:
@@ -93,15 +97,15 @@ class Guidance:
         """When the oldest of those was asked for that are being built; None without any."""
         return self._building[0].begun if self._building else None
 
-    def begin(self, sequence: Guided, grammar: str) -> None:
-        """Begins to build the sequence's guide."""
-        sequence.guide = Guide(self._builders.submit(self._build, grammar))
+    def begin(self, sequence: Guided, grammar: str, *, slow: bool = False) -> None:
+        """Begins to build the sequence's guide. slow: that takes long, unless it is kept."""
+        builder = self._builders[slow and grammar not in self._kept]
+        sequence.guide = Guide(builder.submit(self._build, grammar))
         self._building.append(sequence.guide)
 
     def wait(self, seconds: float) -> None:
-        """Until the oldest is built, at most so long."""
-        if self._building:
-            self._building[0].wait(seconds)
+        """Until one is built, at most so long."""
+        wait([guide.built_later for guide in self._building], seconds, FIRST_COMPLETED)
 
     def take_built(self) -> list[Guide]:
         """Those that have been built since the last call."""
@@ -113,24 +117,33 @@ class Guidance:
         """Its sequence has ended."""
         if guide in self._building:
             self._building.remove(guide)
+            guide.cancel()
 
     def _build(self, grammar: str) -> llguidance.LLMatcher:
-        if grammar not in self._kept:
-            limits = llguidance.LLParserLimits(**LIMITS)
-            matcher = llguidance.LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=limits)
-            if matcher.is_error():
-                log.warning("a grammar cannot be built: %s", " ".join(matcher.get_error().split())[:_LONGEST_REASON])
-                raise ValueError("the grammar cannot be built")
-            matcher.compute_bitmask()  # Copies share what the first mask, the slowest one, has worked out.
-            self._kept[grammar] = matcher
+        with self._keeping:
+            kept = self._kept.get(grammar)
+        if kept is None:
+            kept = build_matcher(self._tokenizer.result(), grammar)
+        with self._keeping:
+            self._kept[grammar] = kept
+            self._kept.move_to_end(grammar)
             if len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar)
-        return self._kept[grammar].deep_copy()
+            return kept.deep_copy()
 
     def masks(self, sequences: Mapping[int, Guided], num_rows: int) -> MaskJob:
         """Begins to compute the masks of a step of `num_rows` rows; sequences: the guided ones by row."""
         return MaskJob(sequences, np.zeros((num_rows, self.num_words), np.int32), self._masks, self._executor)
+
+
+def build_matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    """ValueError if it cannot be built."""
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))
+    if matcher.is_error():
+        log.warning("a grammar cannot be built: %s", " ".join(matcher.get_error().split())[:_LONGEST_REASON])
+        raise ValueError("the grammar cannot be built")
+    matcher.compute_bitmask()  # Copies share what the first mask, the slowest one, has worked out.
+    return matcher
 
 
 class MaskJob:

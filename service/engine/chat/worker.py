@@ -103,7 +103,7 @@ class ChatWorker:
             return
         sequence = ChatSequence(request, self._limits.length_cap(request), self._context.config.page_size)
         if request.grammar:
-            self._guidance.begin(sequence, request.grammar)
+            self._guidance.begin(sequence, request.grammar, slow=request.slow_grammar)
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
         self._request_embeddings()

@@ -117,6 +117,32 @@ async def test_a_turn_that_does_not_come_is_no_fault_of_the_grammar(
     assert await check(checks, regex_grammar("a+"))
 
 
+async def test_a_grammar_that_takes_long_is_tried_again_apart(
+    checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of processor time ticks every few milliseconds: the grammar takes some ten."""
+    monkeypatch.setattr(grammar_checks, "QUICK_SECONDS", 1e-6)
+    inner = {"type": "object", "properties": {f"q{number}": {} for number in range(60)}}
+    grammar = json_schema_grammar({"type": "object", "properties": {f"p{number}": inner for number in range(60)}})
+    assert await check(checks, grammar) == grammar
+    assert checks.workers.workers_lost == 1, "the first try ends by its time"
+    monkeypatch.setattr(grammar_checks, "SLOW_SECONDS", 1e-6)
+    assert checks.is_slow(grammar) and not checks.is_slow(COLORS)
+
+
+async def test_while_slow_ones_are_tried_others_are_too(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client's slow grammars wait for one that does not end; other grammars pass, those of that client too."""
+    pid = await stopped(checks)
+    monkeypatch.setattr(grammar_checks, "QUICK_SECONDS", 0.0)
+    holding = asyncio.ensure_future(check(checks, regex_grammar("a+")))
+    await until(lambda: bool(checks.workers._busy), what="the check has begun")
+    for client in ("hostile", "other"):
+        grammar = regex_grammar(f"b+{client}")
+        assert await checks.checked(lambda text=grammar: text, "guided", client) == grammar
+    os.kill(pid, signal.SIGCONT)
+    assert await holding == regex_grammar("a+")
+
+
 async def test_what_was_tried_is_not_tried_again(checks: GrammarChecks) -> None:
     wrong = regex_grammar("(?=a)a")
     assert "look-around" in await refused(checks, wrong)

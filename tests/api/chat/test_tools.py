@@ -13,8 +13,8 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from models.media import Tool
-from service.api.chat.grammar import json_schema_grammar
-from service.api.chat.tool_grammar import tool_grammar
+from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from service.api.chat.tool_grammar import Reasoning, reasoned_grammar, tool_grammar
 from service.api.chat.tools import ToolUse
 from tests.support.grammars import check_grammar
 from tests.support.servers import RunningServer
@@ -298,10 +298,49 @@ def test_a_named_tool_is_the_only_one() -> None:
 
 def test_reasoning_calls_nothing() -> None:
     for forced in (False, True):
-        grammar = tool_grammar(ToolUse(DEFINITIONS, DEFINITIONS, forced, True), reasoning_end="</think>")
+        thinking = Reasoning("<think>", "</think>", opened=True)
+        grammar = tool_grammar(ToolUse(DEFINITIONS, DEFINITIONS, forced, True), reasoning=thinking)
         assert fits(grammar, f"I could <tool_call> it</think>\n\n{ROME}")
         assert not fits(grammar, ROME)
         assert fits(grammar, "Hm.</think>\n\nSunny.") is not forced
+
+
+@pytest.mark.parametrize("begin", ["◁think▷", "\n ◁think▷"])
+def test_reasoning_that_the_answer_opens_itself_calls_nothing(begin: str) -> None:
+    thinking = Reasoning("◁think▷", "◁/think▷", opened=False)
+    grammar = tool_grammar(ToolUse(DEFINITIONS, DEFINITIONS, forced=False, several=True), reasoning=thinking)
+    check_grammar(grammar)
+    thought = f"{begin}I could <tool_call> it, or {ROME[:30]}"
+    for said in ("", "Sunny.", ROME, f"Hm.\n{BOTH}", f"Then ◁think▷ is text.\n{ROME}"):
+        assert fits(grammar, said) and fits(grammar, f"{thought}◁/think▷\n\n{said}"), said
+    assert fits(grammar, thought), "an answer may end within its reasoning"
+    for wrong in BROKEN:
+        assert not fits(grammar, wrong) and not fits(grammar, f"{thought}◁/think▷{wrong}"), wrong
+
+
+@pytest.mark.parametrize(
+    "answer", [json_schema_grammar({"const": {"a": 1}}), regex_grammar("[a-z]+"), choice_grammar(["x"])]
+)
+def test_reasoning_that_the_prompt_opened_comes_before_what_has_to_match(answer: str) -> None:
+    grammar = reasoned_grammar(answer, Reasoning("<think>", "</think>", opened=True))
+    check_grammar(grammar)
+    right = next(text for text in ('{"a": 1}', "x") if fits(answer, text))
+    assert fits(grammar, f"{{It}} <tool_call> 5\n</think>\n\n{right}")
+    assert not fits(grammar, right) and not fits(grammar, "Hm.</think>\n\n")
+    assert not fits(grammar, f"Hm.</think>\n\n{right}!") and not fits(grammar, f"Hm.</think>\n\n\n\n\n{right}")
+
+
+def test_an_answer_with_a_format_may_begin_with_reasoning(client: OpenAI) -> None:
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    answer = ask(client, '{"ok": true}', tools=[], response_format={"type": "json_object"}, extra_body=thinking)
+    message = answer.choices[0].message
+    assert (message.reasoning_content, message.content) == ("hm", '{"ok": true}')
+
+
+def test_forced_calls_come_without_reasoning_that_the_prompt_does_not_open() -> None:
+    thinking = Reasoning("◁think▷", "◁/think▷", opened=False)
+    grammar = tool_grammar(ToolUse(DEFINITIONS, DEFINITIONS, forced=True, several=True), reasoning=thinking)
+    assert fits(grammar, ROME) and not fits(grammar, f"◁think▷Hm.◁/think▷{ROME}")
 
 
 def test_a_text_can_have_a_grammar_of_its_own() -> None:

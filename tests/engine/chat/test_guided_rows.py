@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from service.engine.chat.sampler import mask_logits
 from tests.support.devices import DEVICES
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt, tiny_text
+from tests.support.waiting import GENEROUS, wait
 
 SCHEMA = {
     "type": "object",
@@ -157,6 +159,79 @@ def test_a_grammar_that_cannot_be_built_fails_its_request_alone() -> None:
     engine.assert_nothing_left()
     assert engine.failures()["bad"].code == "grammar_failed"
     assert text(engine, "good") in ("yes", "no")
+
+
+def held_builds(monkeypatch: pytest.MonkeyPatch, held: str) -> tuple[threading.Event, threading.Event]:
+    """(begun, go on) of the building of the grammar `held`, which waits for the second."""
+    begun, goes_on = threading.Event(), threading.Event()
+    build = guidance.build_matcher
+
+    def building(tokenizer: Any, grammar: str) -> Any:
+        if grammar == held:
+            begun.set()
+            assert goes_on.wait(GENEROUS)
+        return build(tokenizer, grammar)
+
+    monkeypatch.setattr(guidance, "build_matcher", building)
+    return begun, goes_on
+
+
+def test_no_usual_grammar_waits_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, slower = regex_grammar("[a-z]{4}"), regex_grammar("[a-z]{5}")
+    begun, goes_on = held_builds(monkeypatch, slow)
+    engine = InlineEngine()
+    ask(engine, "slow", grammar=slow, slow_grammar=True)
+    ask(engine, "slower", grammar=slower, slow_grammar=True)
+    engine.turn()
+    assert begun.wait(GENEROUS)
+    ask(engine, "usual", grammar=choice_grammar(["yes", "no"]))
+
+    def answered(name: str) -> bool:
+        engine.turn()
+        return engine.finish_reason(name) == "stop"
+
+    wait(lambda: answered("usual"), what="the answer beside a grammar that is being built")
+    assert text(engine, "usual") in ("yes", "no")
+    assert not engine.tokens("slow") and not engine.tokens("slower")
+    goes_on.set()
+    engine.run()
+    assert (len(text(engine, "slow")), len(text(engine, "slower"))) == (4, 5)
+
+
+def test_a_slow_grammar_that_is_kept_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, kept = regex_grammar("[a-z]{4}"), regex_grammar("[a-z]{5}")
+    begun, goes_on = held_builds(monkeypatch, slow)
+    engine = InlineEngine()
+    ask(engine, "first", grammar=kept, slow_grammar=True)
+    engine.run()
+    ask(engine, "slow", grammar=slow, slow_grammar=True)
+    engine.turn()
+    assert begun.wait(GENEROUS)
+    ask(engine, "again", grammar=kept, slow_grammar=True)
+
+    def answered() -> bool:
+        engine.turn()
+        return engine.finish_reason("again") == "stop"
+
+    wait(answered, what="the answer by a kept grammar")
+    goes_on.set()
+    engine.run()
+
+
+def test_a_grammar_whose_request_has_gone_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, left = regex_grammar("[a-z]{4}"), regex_grammar("[a-z]{5}")
+    begun, goes_on = held_builds(monkeypatch, slow)
+    engine = InlineEngine()
+    ask(engine, "slow", grammar=slow, slow_grammar=True)
+    ask(engine, "left", grammar=left, slow_grammar=True)
+    engine.turn()
+    assert begun.wait(GENEROUS)
+    engine.abort("left")
+    engine.turn()
+    goes_on.set()
+    engine.run()
+    engine.assert_nothing_left()
+    assert set(engine.worker._guidance._kept) == {slow}
 
 
 def test_min_tokens_and_a_grammar_exclude_each_other() -> None:

@@ -1,0 +1,53 @@
+"""Turns at something scarce, in rotation between clients: one that asks for many delays the others by one at most."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class FairTurns:
+    """At most `size` holders at a time. Clients take turns, each one's requests in their order. Belongs to one event
+    loop."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """By client, the one whose turn is next first."""
+
+    @asynccontextmanager
+    async def turn(self, client: str) -> AsyncIterator[None]:
+        await self._acquire(client)
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _acquire(self, client: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self._release()  # It was granted in the same turn of the loop that cancelled it.
+            raise
+
+    def _release(self) -> None:
+        """To the next client that waits; who was cancelled meanwhile is passed over."""
+        while self._waiting:
+            client, queue = next(iter(self._waiting.items()))
+            granted = queue.popleft()
+            if queue:
+                self._waiting.move_to_end(client)
+            else:
+                del self._waiting[client]
+            if not granted.done():
+                granted.set_result(None)
+                return
+        self._free += 1

@@ -1,0 +1,192 @@
+"""The JSON Schema test suite, draft 2020-12: no grammar lets an answer through that the suite calls invalid."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import llguidance
+import numpy as np
+import pytest
+
+from service.api.chat.grammar import Unfit, json_schema_grammar
+from service.link.grammar_limits import LIMITS
+from tests.api.chat.test_grammar import BYTES, accepts
+from tests.support.grammars import check_grammar
+from tests.support.schemas import UNSUPPORTED
+
+DIRECTORY = Path(__file__).parent / "json_schema_suite"
+MOST_BYTES = 400
+OTHER_REFUSALS = {
+    "allOf": ("Unsatisfiable",),
+    "anyOf": ("Unsatisfiable",),
+    "format": ("Unknown format",),
+    "maxItems": ("Expected positive integer",),
+    "maxLength": ("Expected positive integer",),
+    "maxProperties": ("Expected positive integer",),
+    "minItems": ("Expected positive integer",),
+    "minLength": ("Expected positive integer",),
+    "minProperties": ("Expected positive integer",),
+    "multipleOf": ("units of its last digit",),
+    "oneOf": ("oneOf: its schemas must exclude each other", "Unsatisfiable"),
+    "patternProperties": ("are not disjoint",),
+    "ref": ("Unsatisfiable",),
+    "refRemote": ("only references inside the schema",),
+    "dynamicRef": ("only references inside the schema",),
+    "vocabulary": ("only references inside the schema",),
+}
+"""By file: reasons other than an unsupported keyword. A number such as 2.0 is no integer to the library."""
+ORDER = "names in another order"
+ZERO = "a number as the schema writes it, without .0"
+ANNOTATION = "the suite takes format for an annotation; here it has to match"
+UNKNOWN_FORM = "a form that the pattern does not know"
+NEVER_WRITTEN = {
+    ("allOf", "allOf"): ORDER,
+    ("allOf", "valid"): ORDER,
+    ("const", "same object with different property order is valid"): ORDER,
+    ("const", "float zero is valid"): ZERO,
+    ("const", "float one is valid"): ZERO,
+    ("const", "float -2.0 is valid"): ZERO,
+    ("const", "float is valid"): ZERO,
+    ("enum", "float zero is valid"): ZERO,
+    ("enum", "[0.0] is valid"): ZERO,
+    ("enum", "float one is valid"): ZERO,
+    ("enum", "[1.0] is valid"): ZERO,
+    ("type", "a float with zero fractional part is an integer"): ZERO,
+    **{
+        ("format", f"invalid {name} string is only an annotation by default"): ANNOTATION
+        for name in ("email", "ipv4", "ipv6", "hostname", "date", "date-time", "time", "uri", "uuid", "duration")
+    },
+    ("email", "a quoted string with a space in the local part is valid"): UNKNOWN_FORM,
+    ("email", "a quoted string with a double dot in the local part is valid"): UNKNOWN_FORM,
+    ("email", "a quoted string with a @ in the local part is valid"): UNKNOWN_FORM,
+    ("email", "an IPv6-address-literal after the @ is valid"): UNKNOWN_FORM,
+    ("ipv6", "mixed format with the ipv4 section as decimal octets"): UNKNOWN_FORM,
+    ("ipv6", "mixed format with double colons between the sections"): UNKNOWN_FORM,
+    ("ipv6", "mixed format with leading double colons (ipv4-mapped ipv6 address)"): UNKNOWN_FORM,
+    ("ipv6", "a long valid ipv6"): UNKNOWN_FORM,
+}
+"""(file, case) -> why no answer looks like this, although it is valid."""
+CALENDAR = re.compile(r"leap second|29 days in February|not a leap year")
+"""Invalid cases that a pattern lets through: a day that its month does not have, a leap second at another time."""
+
+
+@dataclass(frozen=True)
+class Group:
+    file: str
+    description: str
+    schema: Any
+    cases: list[tuple[str, Any, bool]]
+
+    @property
+    def grammar(self) -> str:
+        return json_schema_grammar(self.schema)
+
+
+@cache
+def groups(name: str) -> list[Group]:
+    """Those with a schema that requests can have: an object."""
+    lines = (DIRECTORY / f"{name}.jsonl").read_text("utf-8").splitlines()
+    found = [Group(*json.loads(line)) for line in lines]
+    return [group for group in found if isinstance(group.schema, dict)]
+
+
+@cache
+def refusals(name: str) -> dict[int, str]:
+    """Reasons by the index of the group."""
+    reasons = {}
+    for index, group in enumerate(groups(name)):
+        try:
+            check_grammar(group.grammar)
+        except Unfit as unfit:
+            reasons[index] = str(unfit)
+    return reasons
+
+
+def accepted(name: str) -> list[Group]:
+    return [group for index, group in enumerate(groups(name)) if index not in refusals(name)]
+
+
+def written(data: Any) -> set[str]:
+    """Ways to write a value."""
+    separators = ((", ", ": "), (",", ":"))
+    return {json.dumps(data, ensure_ascii=ascii, separators=two) for ascii in (True, False) for two in separators}
+
+
+@pytest.mark.parametrize("name", ["draft2020-12", "formats"])
+def test_what_the_suite_calls_invalid_is_never_written(name: str) -> None:
+    judged, through = Counter[bool](), []
+    for group in accepted(name):
+        for case, data, valid in group.cases:
+            judged[valid] += 1
+            if not valid and any(accepts(group.grammar, text) for text in written(data)):
+                through.append((group.file, case))
+    assert judged[False] > (90 if name == "formats" else 200)
+    assert [case for case in through if name != "formats" or not CALENDAR.search(case[1])] == []
+
+
+@pytest.mark.parametrize("name", ["draft2020-12", "formats"])
+def test_what_the_suite_calls_valid_can_be_written(name: str) -> None:
+    files = {group.file for group in groups(name)}
+    missing = {
+        (group.file, case)
+        for group in accepted(name)
+        for case, data, valid in group.cases
+        if valid and not any(accepts(group.grammar, text) for text in written(data))
+    }
+    assert missing == {case for case in NEVER_WRITTEN if case[0] in files}
+
+
+def test_what_is_refused_says_why() -> None:
+    keywords = {f'"{keyword}"' for keyword in UNSUPPORTED}
+    for index, reason in refusals("draft2020-12").items():
+        group = groups("draft2020-12")[index]
+        if reason.startswith("unsupported JSON Schema keywords: "):
+            assert set(reason.partition(": ")[2].split(", ")) <= keywords, reason
+        else:
+            assert any(words in reason for words in OTHER_REFUSALS[group.file]), (group.file, reason)
+    assert not refusals("formats")
+
+
+def drawn(grammar: str, seed: int) -> str | None:
+    """An answer of bytes drawn at random, ended where it may end with even chances; None where it becomes too long."""
+    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))
+    dice, raw = random.Random(seed), bytearray()
+    while len(raw) < MOST_BYTES and not matcher.is_stopped():
+        if matcher.is_accepting() and dice.random() < 0.5:
+            break
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:256]).tolist()
+        if not allowed:
+            assert matcher.is_accepting(), matcher.get_error()
+            break
+        plain = [byte for byte in allowed if byte in b'"}]:,' or 48 <= byte <= 57]
+        byte = dice.choice(plain if plain and dice.random() < 0.7 else allowed)
+        assert matcher.consume_token(byte)
+        raw.append(byte)
+    return raw.decode() if matcher.is_accepting() else None
+
+
+def exact(text: str) -> Any:
+    """JSON with fractions as they are written: as a float, -593287.58 is no multiple of 0.0001 to the validator."""
+    return json.loads(text, parse_float=Decimal)
+
+
+def test_random_answers_to_the_suites_schemas_are_valid() -> None:
+    judged = 0
+    for group in accepted("draft2020-12"):
+        checker = jsonschema.Draft202012Validator(exact(json.dumps(group.schema)))
+        for seed in range(4):
+            answer = drawn(group.grammar, seed)
+            if answer is not None:
+                judged += 1
+                assert checker.is_valid(exact(answer)), (group.file, group.description, answer)
+    assert judged > 300

@@ -1,0 +1,90 @@
+"""Clients take turns at something scarce, whatever each of them asks for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.api.http.fair_turns import FairTurns
+
+
+class Askers:
+    """Requests that note when their turn came and hold it until they are let go."""
+
+    def __init__(self, turns: FairTurns) -> None:
+        self._turns = turns
+        self.served: list[str] = []
+        self._go = asyncio.Semaphore(0)
+
+    def ask(self, client: str, name: str) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self._hold(client, name))
+
+    async def _hold(self, client: str, name: str) -> None:
+        async with self._turns.turn(client):
+            self.served.append(name)
+            await self._go.acquire()
+
+    async def settle(self) -> list[str]:
+        """Who was served, once nobody can go further by itself."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return self.served
+
+    def let_go(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._go.release()
+
+
+async def test_one_of_another_client_waits_for_no_more_than_one_of_those_before_it() -> None:
+    askers = Askers(FairTurns(1))
+    tasks = [askers.ask("many", f"many {number}") for number in range(4)]
+    await askers.settle()
+    tasks += [askers.ask("one", "one"), askers.ask("two", "two 0"), askers.ask("two", "two 1")]
+    await askers.settle()
+    for _ in tasks:
+        askers.let_go()
+        await askers.settle()
+    assert askers.served == ["many 0", "many 1", "one", "two 0", "many 2", "two 1", "many 3"]
+    await asyncio.gather(*tasks)
+
+
+async def test_as_many_hold_a_turn_as_there_are() -> None:
+    askers = Askers(FairTurns(2))
+    tasks = [askers.ask("a", f"{number}") for number in range(5)]
+    assert await askers.settle() == ["0", "1"]
+    askers.let_go()
+    assert await askers.settle() == ["0", "1", "2"]
+    askers.let_go(10)
+    await asyncio.gather(*tasks)
+    tasks = [askers.ask("a", "again"), askers.ask("b", "too")]
+    assert (await askers.settle())[5:] == ["again", "too"]
+    await asyncio.gather(*tasks)
+
+
+async def test_who_is_cancelled_loses_no_turn_for_others() -> None:
+    askers = Askers(FairTurns(1))
+    first, waiting, last = askers.ask("a", "first"), askers.ask("b", "waiting"), askers.ask("c", "last")
+    await askers.settle()
+    waiting.cancel()
+    assert await askers.settle() == ["first"]
+    askers.let_go()
+    assert await askers.settle() == ["first", "last"]
+    await first
+    last.cancel()
+    await askers.settle()
+    assert (await asyncio.gather(last, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+    again = askers.ask("a", "again")
+    assert (await askers.settle())[-1] == "again"
+    askers.let_go()
+    await again
+
+
+async def test_a_turn_granted_to_who_is_cancelled_at_once_goes_on() -> None:
+    askers = Askers(FairTurns(1))
+    first, second, third = askers.ask("a", "first"), askers.ask("b", "second"), askers.ask("c", "third")
+    await askers.settle()
+    first.cancel()
+    await asyncio.sleep(0)  # The turn is released here, and granted to the second.
+    second.cancel()
+    assert await askers.settle() == ["first", "third"]
+    askers.let_go()
+    await third
