@@ -105,6 +105,7 @@ async def serve(config: ApiConfig) -> int:
     )
     colleague = Colleague(control, context, lives)
     context.scrape = colleague.scrape
+    context.makes_voices = config.index == 0
     uvicorn_config = server_config(context)
     # One connection in each turn of the event loop: who has less to do takes more of them.
     uvicorn_config.backlog = 1
