@@ -249,6 +249,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "Segments that ran to their cap unheard and were drawn again.",
             "model",
         ),
+        _counter("built_in_voices_made_total", "Built-in voices made, at start or when first asked for.", "model"),
         _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
         _histogram("step_prediction_ratio", "Actual by predicted step time.", PREDICTION, "model", "kind"),
         _counter(

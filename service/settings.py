@@ -241,6 +241,11 @@ class Settings(BaseSettings):
         "Built-in voices are themselves in every request, by a reference that is made once and kept in --voices-dir; "
         "off, each seed draws a new voice that goes with the name.",
     )
+    voices_at_start: Literal["all", "default", "none"] = _knob(
+        "all",
+        "Speech",
+        "Built-in voices that are made after the start, while nothing is asked, rather than when first asked for.",
+    )
     speech_retries: int = _knob(
         3,
         "Speech",
@@ -258,7 +263,9 @@ class Settings(BaseSettings):
     spoken_answer_model: str | None = _knob(
         None, "Speech", "Speech model that speaks chat answers, by a served name; default: the only one hosted."
     )
-    max_speech_chars: Count = _knob(65536, "Speech", "Characters of a text to speak.")
+    max_speech_chars: Count = _knob(
+        65536, "Speech", "Characters of a text to speak; with its numbers as words it may have twice as many."
+    )
     speech_segment_length: int = _knob(
         400, "Speech", "Characters (Han, kana and hangul count three) spoken in one go; longer texts are cut.", ge=16
     )

@@ -414,6 +414,12 @@ SPEECH = Dashboard(
                     width=12,
                 ),
                 Panel(
+                    "Built-in voices made",
+                    ((f"sum by (model) (reprise_built_in_voices_made_total{SPEECH_MODEL})", "{{model}}"),),
+                    "short",
+                    width=12,
+                ),
+                Panel(
                     "Speech that ran to its cap / s",
                     (
                         (rate("speech_truncated_total", "model", SPEECH_MODEL), "{{model}} ended"),

@@ -33,6 +33,7 @@ from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
 from service.api.speech.lexicon import Lexicon, load_lexicon
+from service.api.speech.voices_at_start import make_voices
 from service.api.tracing import tracing_from
 from service.catalog import Catalog
 from service.link.supervisor import EngineLink
@@ -170,11 +171,15 @@ def create_app(context: ServerContext) -> FastAPI:
         context.engine.start()
         await _load_processors(context)
         lag = asyncio.create_task(_measure_lag(context.metrics))
+        if context.makes_voices:
+            making = asyncio.create_task(make_voices(context))
+            context.tasks.add(making)
+            making.add_done_callback(context.tasks.discard)
         try:
             yield
         finally:
             lag.cancel()
-            for task in context.tasks:
+            for task in tuple(context.tasks):
                 task.cancel()
             await context.engine.stop()
             await context.media.close()

@@ -58,6 +58,8 @@ class ServerContext:
     """The setting's."""
     named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
     """References of built-in voices, made or in the making, by model and name."""
+    makes_voices: bool = True
+    """Built-in voices are made after the start; by one process of a server."""
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     references: ReferenceCache = field(default_factory=ReferenceCache)
     transcripts: Transcripts = field(default_factory=Transcripts)

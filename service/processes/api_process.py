@@ -132,6 +132,7 @@ async def serve(config: ApiConfig) -> int:
     context = create_context(settings, config.catalog(), engines, metrics, others=usage.row(config.index))
     colleague = Colleague(control, context, engines, lives)
     context.scrape = colleague.scrape
+    context.makes_voices = config.index == 0
     uvicorn_config = server_config(context)
     # One connection in each turn of the event loop: who has less to do takes more of them.
     uvicorn_config.backlog = 1

@@ -20,9 +20,10 @@ from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.record import RequestRecord
 from service.api.merging import merged
-from service.api.speech.delivery import PlaybackMeter, complete_file, encode_chunk
+from service.api.speech.captions import with_live_pauses
+from service.api.speech.delivery import AudioChunk, PlaybackMeter, complete_file, encode_chunk
 from service.api.speech.live_text import LiveText
-from service.api.speech.request import SpeechJob, prepare
+from service.api.speech.request import SpeechJob, SpokenTooLong, prepare
 from service.api.speech.schema import SpeechOptions
 
 PCM_RATE = 24_000
@@ -97,6 +98,7 @@ def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
         temperature=audio.temperature,
         max_len=audio.max_len,
         normalize=audio.normalize,
+        lexicon=audio.lexicon,
     )
 
 
@@ -120,8 +122,10 @@ class SpokenAnswer:
         """A segment of the speech ended at its cap."""
         self.texts: Sequence[str] = ()
         """Of all segments so far, as they are spoken."""
-        self.segment_ends: list[float] = []
-        """Of each segment that is complete: seconds of audio up to its end."""
+        self.segments: list[tuple[float, float]] = []
+        """Of each segment that is complete: where it begins and ends, in seconds of audio."""
+        self.begun: float | None = None
+        """Where the segment begins whose audio is not complete."""
         self._context = context
         self._job = job
         self._streamed = streamed
@@ -129,12 +133,14 @@ class SpokenAnswer:
         self._most_characters = context.settings.max_speech_chars if streamed else MAX_WHOLE_CHARS
         self._encoder = job.encoder()
         self._samples = 0
+        self._silence = 0
+        """Samples of pauses among them."""
         self._file = bytearray()
 
     @property
     def patches(self) -> int:
         """Audio tokens so far."""
-        return self._samples // self._job.processor.samples_per_patch
+        return (self._samples - self._silence) // self._job.processor.samples_per_patch
 
     def audio(self, transcript: str) -> AnswerAudio:
         """The whole file, after `heard` has ended."""
@@ -255,6 +261,8 @@ class SpokenAnswer:
     async def _write(self, text: LiveText, delta: TextDelta) -> None:
         try:
             await text.write(delta.content, last=delta.finish_reason is not None, pause=bool(delta.calls))
+        except SpokenTooLong:
+            self.truncated = self._job.record.notes["unspoken"] = True
         except InputError:
             # What the speech model has no sound for stays in the transcript.
             self._job.record.notes["unspoken"] = True
@@ -265,22 +273,38 @@ class SpokenAnswer:
         if feed is not None:
             assert text.arrival is not None
             meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
-            async with aclosing(feed.chunks()) as chunks:
+            spoken = feed.chunks()
+            async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
                 async for chunk in chunks:
                     if not self._samples and len(chunk.audio) and self._streamed:
                         waited = time.monotonic() - job.record.arrival
                         context.metrics.observe("spoken_first_audio_seconds", waited, model=job.record.model)
-                    self._samples += len(chunk.audio)
-                    if chunk.segment_done:
-                        self.segment_ends.append(self._samples / job.processor.sample_rate / job.speed)
-                    if chunk.truncated:
-                        self.truncated = job.record.notes["truncated"] = True
+                    self._count(chunk)
                     if data := await encode_chunk(context, job, encoder, chunk, meter):
                         yield data
             meter.finish()
             job.record.notes["audio_seconds"] = round(meter.seconds, 2)
         if tail := await context.encoders.finish(encoder):
             yield tail
+
+    def _count(self, chunk: AudioChunk) -> None:
+        self._silence += len(chunk.audio) if chunk.silent else 0
+        if not chunk.silent and self.begun is None:
+            self.begun = self._seconds
+        self._samples += len(chunk.audio)
+        if chunk.segment_done and self.begun is not None:
+            self.segments.append((self.begun, self._seconds))
+            self.begun = None
+        if chunk.truncated:
+            self.truncated = self._job.record.notes["truncated"] = True
+
+    @property
+    def _seconds(self) -> float:
+        """Of audio so far."""
+        return self._samples / self._job.processor.sample_rate / self._job.speed
+
+    def _pause_samples(self, seconds: float) -> int:
+        return round(seconds * self._job.processor.sample_rate * self._job.speed)
 
 
 def _sound(data: bytes) -> ChunkChoice:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from service.api.speech.schema import ShortText, VoiceReference
+from service.api.speech.schema import LexiconEntries, ShortText, VoiceReference
 
 Modality = Literal["text", "audio"]
 SpokenFormat = Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
@@ -32,6 +32,7 @@ class AudioParams(msgspec.Struct, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
     normalize: bool | None = None
+    lexicon: LexiconEntries | None = None
 
 
 class PastAudio(msgspec.Struct, frozen=True):

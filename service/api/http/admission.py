@@ -57,6 +57,11 @@ class Admission:
         return self._requests.total()
 
     @property
+    def idle(self) -> bool:
+        """Nothing is in flight, in this process or others of the server."""
+        return not self.in_flight and (self._others is None or not self._others.requests().total())
+
+    @property
     def pending_bytes(self) -> int:
         return self._bytes.total()
 

@@ -106,7 +106,8 @@ class MessageOutput:
 
     def _playback(self, speech: SpokenAnswer, *, whole: bool) -> Playback:
         seconds = self._sound_bytes / BYTES_PER_SECOND
-        return Playback(tuple(speech.texts), tuple(speech.segment_ends), seconds, whole=whole)
+        segments = tuple(speech.segments)
+        return Playback(tuple(speech.texts), segments, seconds, whole=whole, begun=speech.begun)
 
     def _part(self, text: str) -> OutputPart:
         return OutputPart(type="audio", transcript=text) if self._spoken else OutputPart(type="text", text=text)

@@ -21,24 +21,25 @@ OPENING_WORDS = 3
 
 @dataclass(frozen=True)
 class Playback:
-    """Of a spoken answer. texts: of its segments, as they were spoken: without markup, numbers in words. ends: seconds
-    of audio at the end of each segment that is complete. seconds: all of the audio. whole: all of the transcript was
-    spoken."""
+    """Of a spoken answer. texts: of its segments, as they were spoken: without markup, numbers in words. segments:
+    where each that is complete begins and ends, in seconds of audio; pauses lie between them. seconds: all of the
+    audio. whole: all of the transcript was spoken. begun: where the segment after those begins, if it does."""
 
     texts: Sequence[str]
-    ends: Sequence[float]
+    segments: Sequence[tuple[float, float]]
     seconds: float
     whole: bool
+    begun: float | None = None
 
 
 def heard(transcript: str, playback: Playback, seconds: float) -> str:
     """The beginning of the transcript that is heard in the first `seconds` of its audio, whole words only."""
     if playback.whole and seconds >= playback.seconds:
         return transcript
-    begin, cursor = 0.0, 0
+    cursor, last = 0, 0.0
     for index, text in enumerate(playback.texts):
-        complete = index < len(playback.ends)
-        end = playback.ends[index] if complete else _expected_end(playback, text, begin)
+        complete = index < len(playback.segments)
+        begin, end = playback.segments[index] if complete else _expected(playback, text, last)
         words = list(WORD.finditer(text))
         cursor = _segment_start(transcript, words, cursor)
         for word in words:
@@ -50,16 +51,18 @@ def heard(transcript: str, playback: Playback, seconds: float) -> str:
         cursor = closing.end() if closing else cursor
         if not complete:
             break
-        begin = end
+        last = end
     return transcript[:cursor].rstrip()
 
 
-def _expected_end(playback: Playback, text: str, begin: float) -> float:
-    """Of the first segment that is not complete: at the pace of those before it, and not before the audio that is
-    there."""
-    spoken = sum(map(len, playback.texts[: len(playback.ends)]))
-    pace = begin / spoken if spoken else 1 / CHARACTERS_PER_SECOND
-    return max(begin + pace * len(text), playback.seconds)
+def _expected(playback: Playback, text: str, last: float) -> tuple[float, float]:
+    """Begin and end of the first segment that is not complete: at the pace of those before it, the last of which ended
+    at `last`, and not before the audio that is there."""
+    begin = last if playback.begun is None else playback.begun
+    spoken = sum(map(len, playback.texts[: len(playback.segments)]))
+    sounding = sum(end - start for start, end in playback.segments)
+    pace = sounding / spoken if spoken else 1 / CHARACTERS_PER_SECOND
+    return begin, max(begin + pace * len(text), playback.seconds)
 
 
 def _segment_start(transcript: str, words: Sequence[re.Match[str]], cursor: int) -> int:

@@ -13,7 +13,7 @@ from service.api.chat.tool_schema import FunctionDefinition, NamedFunction, Name
 from service.api.chat.tools import MAX_TOOLS
 from service.api.http.errors import bad_request
 from service.api.realtime.items import NO_RECOGNITION, ConversationItem
-from service.api.speech.schema import ShortText, VoiceReference
+from service.api.speech.schema import LexiconEntries, ShortText, VoiceReference
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -57,6 +57,7 @@ class RealtimeOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     temperature: Temperature | None = None
     max_len: Annotated[int, Meta(ge=1, le=65536)] | None = None
     normalize: bool | None = None
+    lexicon: LexiconEntries | None = None
 
 
 class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from service.api.speech.delivery import AudioChunk
+from service.api.speech.live_text import LiveText
 from service.api.speech.schema import CaptionWord, SpeechAudioSegment
 from service.api.speech.script import Line
 
@@ -33,6 +34,25 @@ async def with_pauses(chunks: AsyncGenerator[AudioChunk], pauses: Sequence[int])
                 yield silence
 
 
+async def with_live_pauses(
+    chunks: AsyncGenerator[AudioChunk], text: LiveText, samples: Callable[[float], int]
+) -> AsyncGenerator[AudioChunk]:
+    """The same for a text that is still being written: a pause comes with the segment after it, and the one behind the
+    last segment when all has been spoken. samples: of so many seconds."""
+    begun: AudioChunk | None = None
+    last: AudioChunk | None = None
+    async for chunk in chunks:
+        if len(chunk.audio) and begun is None:
+            for silence in _silence(chunk, samples(text.pauses[chunk.segment])):
+                yield silence
+        begun = None if chunk.segment_done else chunk
+        last = chunk
+        yield chunk
+    if last is not None and text.pause:
+        for silence in _silence(last, samples(text.pause)):
+            yield silence
+
+
 def _silence(beside: AudioChunk, samples: int) -> Iterator[AudioChunk]:
     """With the end of the request left to the chunk that has it. In pieces: a client that does not read holds one."""
     for start in range(0, samples, SILENCE):
@@ -50,9 +70,18 @@ class _Heard:
 
 
 class Captions:
-    """Follows the audio of a request. rate: samples that a listener hears in a second. lines: of the segments."""
+    """Follows the audio of a request. rate: samples that a listener hears in a second. lines: of the segments; others
+    may be added until their audio is complete. kind: of the events."""
 
-    def __init__(self, lines: Sequence[Line], rate: float, *, words: bool) -> None:
+    def __init__(
+        self,
+        lines: Sequence[Line],
+        rate: float,
+        *,
+        words: bool,
+        kind: type[SpeechAudioSegment] = SpeechAudioSegment,
+    ) -> None:
+        self._kind = kind
         self._lines = lines
         self._rate = rate
         self._words = words
@@ -75,7 +104,7 @@ class Captions:
             self._heard = None
 
     def take(self) -> list[SpeechAudioSegment]:
-        """Segments that were completed since the last call."""
+        """Of segments that were completed since the last call."""
         taken = [*self._complete]
         self._complete.clear()
         return taken
@@ -88,7 +117,7 @@ class Captions:
             for word in line.words
         )
         start, stop = heard.start / self._rate, self._samples / self._rate
-        return SpeechAudioSegment(index, start, stop, line.written, words if self._words else None)
+        return self._kind(index, start, stop, line.written, words if self._words else None)
 
     def _seconds(self, begin: int, end: int, part: float) -> float:
         return round((begin + (end - begin) * part) / self._rate, 3)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from models.errors import InputError
 from service.api.context import ServerContext
 from service.api.speech.delivery import AudioFeed
-from service.api.speech.request import SMALL_TEXT, SpeechJob, clean_text, speakable
+from service.api.speech.live_passages import LivePassages
+from service.api.speech.request import SMALL_TEXT, SpeechJob, SpokenTooLong, clean_text, most_spoken, speakable
 from service.api.speech.text_splitting import Granularity
 from service.link.messages import SpeechAppend, SpeechSegment
 
 
 @dataclass
 class _Written:
-    """What one call of `write` adds: texts and their segments, and why others cannot be spoken."""
+    """What one call of `write` adds: texts, the pauses in front of each in seconds, their segments, and why others
+    cannot be spoken."""
 
     texts: list[str] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
     segments: list[SpeechSegment] = field(default_factory=list)
     transcript: tuple[int, ...] = ()
     error: InputError | None = None
@@ -31,7 +33,7 @@ class LiveText:
 
     arrival: time.monotonic() from which its first audio is awaited; None: when its first segment is complete. number:
     counts the texts of a job. live: somebody listens while it is made. first: granularity of the first segment, where
-    it differs. Close it at the end, whatever happened.
+    it differs. ssml: a text that begins with <speak> is SSML. Close it at the end, whatever happened.
     """
 
     def __init__(
@@ -43,21 +45,26 @@ class LiveText:
         live: bool = True,
         arrival: float | None = None,
         first: Granularity | None = None,
+        ssml: bool = False,
     ) -> None:
         self.complete = False
         """The text has ended."""
         self.feed: asyncio.Future[AudioFeed | None] = asyncio.get_running_loop().create_future()
-        self.texts: deque[str] = deque()
-        """Of the segments whose audio nobody has begun to take: the reader of `feed` pops them."""
-        self.total = 0
-        """Segments so far."""
+        self.texts: list[str] = []
+        """Of all segments so far, as they are spoken."""
+        self.pauses: list[float] = []
+        """Seconds of silence in front of each."""
+        self.pause = 0.0
+        """Seconds of silence behind them."""
         self.arrival = arrival
         self._context = context
         self._job = job
         self._number = number
         self._live = live
+        self._passages = LivePassages(markup=job.markup, ssml=ssml)
         self._filters = job.filters()
         self._splitter = job.splitter(first)
+        self._characters = 0
         self._control: str | None = None
         self._request_id = ""
         self._ended = False
@@ -65,44 +72,69 @@ class LiveText:
     async def write(self, text: str, *, last: bool, pause: bool = False) -> None:
         """Adds text. pause: something else comes before more of it, so a segment ends here. InputError when a segment
         cannot be spoken: the others are, and the text goes on."""
-        splitter, whole = self._splitter, last or pause
-        for part in self._filters:
-            text = part.feed(text) + (part.flush() if whole else "")
-        parts = [*splitter.feed(text), *(splitter.flush() if whole else ())]
-        texts = [cleaned for part in parts if speakable(cleaned := clean_text(part).strip())]
+        parts = self._cut(text, whole=last or pause)
         self.complete = last
-        written = await self._in_turn(texts)
+        written = await self._in_turn(parts)
         self.texts.extend(written.texts)
-        self.total += len(written.texts)
+        self.pauses.extend(written.pauses)
         if written.texts:
             spoken = sum(map(len, written.texts))
             self._context.metrics.observe("speech_characters_total", spoken, model=self._job.model.name)
         if not self._ended:
             self._submit(written.segments, written.transcript, last)
-        if written.error is not None:
-            raise written.error
+        if (error := self._passages.error or written.error) is not None:
+            raise error
 
-    async def _in_turn(self, texts: Sequence[str]) -> _Written:
-        if sum(map(len, texts)) <= SMALL_TEXT:
-            return self._tokenize(texts)
-        return await self._context.in_thread(lambda: self._tokenize(texts))
+    def _cut(self, text: str, *, whole: bool) -> list[str | float]:
+        """The texts of segments that are complete, and pauses."""
+        parts: list[str | float] = []
+        for piece in self._passages.feed(text, whole=whole):
+            if isinstance(piece, str):
+                parts += self._split(piece, whole=False)
+            else:
+                parts += [*self._split("", whole=True), piece]
+        return [*parts, *self._split("", whole=True)] if whole else parts
 
-    def _tokenize(self, texts: Sequence[str]) -> _Written:
+    def _split(self, text: str, *, whole: bool) -> list[str]:
+        for part in self._filters:
+            text = part.feed(text) + (part.flush() if whole else "")
+        parts = [*self._splitter.feed(text), *(self._splitter.flush() if whole else ())]
+        return [cleaned for part in parts if speakable(cleaned := clean_text(part).strip())]
+
+    async def _in_turn(self, parts: Sequence[str | float]) -> _Written:
+        if sum(len(part) for part in parts if isinstance(part, str)) <= SMALL_TEXT:
+            return self._tokenize(parts)
+        return await self._context.in_thread(lambda: self._tokenize(parts))
+
+    def _tokenize(self, parts: Sequence[str | float]) -> _Written:
         """The description in front of the first text is put in front of those after it."""
         written = _Written()
-        for text in texts:
-            first = self.total + len(written.texts) == 0
+        for part in parts:
+            if isinstance(part, float):
+                self.pause += part
+                continue
+            first = not self.texts and not written.texts
             try:
-                segment = self._job.segment(text if first else (self._control or "") + text)
+                self._count(part)
+                segment = self._job.segment(part if first else (self._control or "") + part)
                 if first:
-                    written.transcript = self._job.transcript_ids(text)
-                    self._control = self._job.control_of(text)
+                    written.transcript = self._job.transcript_ids(part)
+                    self._control = self._job.control_of(part)
             except InputError as error:
                 written.error = written.error or error
                 continue
-            written.texts.append(text)
+            written.texts.append(part)
+            written.pauses.append(self.pause)
             written.segments.append(segment)
+            self.pause = 0.0
         return written
+
+    def _count(self, text: str) -> None:
+        """SpokenTooLong at the limit of all segments together."""
+        most = most_spoken(self._context)
+        self._characters += len(text)
+        if self._characters > most:
+            raise SpokenTooLong("text", f"as it is spoken, the text has more than {most} characters")
 
     def _submit(self, segments: Sequence[SpeechSegment], transcript: tuple[int, ...], last: bool) -> None:
         if self.feed.done():

@@ -9,7 +9,8 @@ FENCED_CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 INLINE_CODE = re.compile(r"`[^`\n]*`")
 LINK_TARGET = r"\([^()\n]{0,2000}(?:\([^()\n]{0,200}\)[^()\n]{0,200})?\)"
 IMAGE = re.compile(r"!\[[^\[\]]{0,2000}\]" + LINK_TARGET)
-LINK = re.compile(r"\[([^\[\]]{1,2000})\]" + LINK_TARGET)
+LINK = re.compile(r"\[(?![pP][aA][uU][sS][eE]:[\d.\s]{1,16}m?s\s*\])([^\[\]]{1,2000})\]" + LINK_TARGET)
+"""A pause before a word in parentheses is no link."""
 HTML_TAG = re.compile(r"</?[A-Za-z][^<>]{0,2000}>")
 HTML_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 HEADING = re.compile(r"^[ \t]{0,3}#{1,6}[ \t]+", re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from contextlib import aclosing
@@ -18,6 +19,8 @@ from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.reference_level import level_reference
 from service.media.resample import resample
 from service.named_voice_store import load_named, save_named, voice_key, weights_of
+
+log = logging.getLogger(__name__)
 
 TEXT = "Hello there. This is how I sound when I read something to you."
 SEED = 20_260_101
@@ -61,7 +64,10 @@ async def _named(context: ServerContext, model: HostedModel, name: str, descript
     kept = await context.in_thread(lambda: load_named(directory, key))
     if kept is not None:
         return kept
+    began = time.monotonic()
     reference, _ = await described_reference(context, model, description, SEED)
+    context.metrics.observe("built_in_voices_made_total", model=model.name)
+    log.info("the built-in voice %s of %s was made in %.1f s", name, model.name, time.monotonic() - began)
     await context.in_thread(lambda: save_named(directory, key, reference))
     # Of several servers that share the directory, all speak with what lies there now.
     stored = await context.in_thread(lambda: load_named(directory, key))

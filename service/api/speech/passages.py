@@ -54,6 +54,15 @@ class Passages:
         if seconds > 0:
             self.all.append(Passage(seconds))
 
+    def take(self) -> list[str | float]:
+        """Texts as they are spoken and seconds of silence since the last call, in order."""
+        taken: list[str | float] = []
+        for passage in self.all:
+            taken += [passage.pause] if passage.pause else []
+            taken += [spoken for _, spoken in passage.parts]
+        self.all = [Passage()]
+        return taken
+
 
 def seconds_of(duration: str) -> float | None:
     """ "1.5s", "300ms" -> seconds; None for any other text."""
@@ -68,9 +77,14 @@ def marked_passages(text: str, *, markup: bool) -> Sequence[Passage]:
     for index, piece in enumerate(PAUSE.split(strip_markup(text) if markup else text)):
         if index % 2 == 0:
             passages.say(piece)
-            continue
-        seconds = seconds_of(piece)
-        if seconds is None:
-            raise InputError("input", "a pause is written [pause:1.5s] or [pause:300ms]")
-        passages.pause(seconds)
+        else:
+            passages.pause(marked_seconds(piece))
     return passages.all
+
+
+def marked_seconds(duration: str) -> float:
+    """Of a mark [pause:DURATION]. InputError when it is none."""
+    seconds = seconds_of(duration)
+    if seconds is None:
+        raise InputError("input", "a pause is written [pause:1.5s] or [pause:300ms]")
+    return seconds

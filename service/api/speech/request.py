@@ -15,7 +15,6 @@ from service.api.context import ServerContext
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.record import RequestRecord
 from service.api.speech.lexicon import Lexicon, LexiconFilter
-from service.api.speech.markup import MarkupStripper
 from service.api.speech.named_voices import named_reference
 from service.api.speech.normalising.text import TextNormaliser
 from service.api.speech.references import check_text, encode, encode_reference, encoder_of
@@ -56,6 +55,19 @@ WHITESPACE = re.compile(r"\s+")
 
 SMALL_TEXT = 512
 """Up to so many characters are split and tokenized in the event loop: as fast as handing the work to a thread."""
+
+
+SPOKEN_GROWTH = 2
+"""How many times longer than `max_speech_chars` a text may be once its numbers are words."""
+
+
+class SpokenTooLong(InputError):
+    """The text is within its limit, what is spoken for it is not."""
+
+
+def most_spoken(context: ServerContext) -> int:
+    """Characters of a text as it is spoken."""
+    return SPOKEN_GROWTH * context.settings.max_speech_chars
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,14 +116,10 @@ class SpeechJob:
         """first: the granularity of the first segment, where it differs."""
         return TextSplitter(self.granularity, max_length=self.segment_length, first=first)
 
-    def filters(self) -> list[MarkupStripper | LexiconFilter | TextNormaliser]:
-        """What script.py does to a whole text, for one that arrives in chunks: each takes what the one before lets
+    def filters(self) -> list[LexiconFilter | TextNormaliser]:
+        """What script.py does to a passage, for one that arrives in chunks: each takes what the one before lets
         through."""
-        filters: list[MarkupStripper | LexiconFilter | TextNormaliser] = []
-        if self.markup:
-            filters.append(MarkupStripper())
-        if self.lexicons:
-            filters.append(LexiconFilter(*self.lexicons))
+        filters: list[LexiconFilter | TextNormaliser] = [LexiconFilter(*self.lexicons)] if self.lexicons else []
         return [*filters, TextNormaliser()] if self.normalised else filters
 
     def segment(self, text: str) -> SpeechSegment:

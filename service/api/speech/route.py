@@ -28,7 +28,7 @@ from service.api.http.streaming import (
 )
 from service.api.speech.captions import Captions, with_pauses
 from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, complete_file, encode_chunk
-from service.api.speech.request import SMALL_TEXT, SpeechJob, prepare
+from service.api.speech.request import SMALL_TEXT, SpeechJob, most_spoken, prepare
 from service.api.speech.schema import (
     SpeechAudioDelta,
     SpeechAudioDone,
@@ -117,6 +117,10 @@ async def _prepare(context: ServerContext, body: SpeechRequestBody, record: Requ
 
     def build() -> tuple[SpeechRequest, Script]:
         script = read_script(job, body.input, written=bool(captions))
+        most = most_spoken(context)
+        if script.characters > most:
+            reason = f"as it is spoken, the text has {script.characters} characters, at most {most} allowed"
+            raise InputError("input", reason)
         if body.stream is False and script.characters > MAX_WORDED_CHARS:
             reason = (
                 f"with its numbers in words the text has {script.characters} characters, at most {MAX_WORDED_CHARS} "

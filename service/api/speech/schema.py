@@ -14,6 +14,7 @@ from service.api.steps import StepReport
 ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 StreamFormat = Literal["audio", "sse"]
 ShortText = Annotated[str, Meta(max_length=4096)]
+Granularities = list[Literal["segment", "word"]]
 MAX_ENTRIES = 100
 LexiconEntries = Annotated[
     dict[
@@ -70,7 +71,7 @@ class SpeechRequestBody(SpeechOptions, frozen=True, kw_only=True):
     segment, with its words if "word" is among them."""
 
     input: str
-    timestamp_granularities: list[Literal["segment", "word"]] | None = None
+    timestamp_granularities: Granularities | None = None
     stream_format: StreamFormat | None = None
     stream: bool | None = None
 

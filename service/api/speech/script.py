@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from models.errors import InputError
@@ -106,6 +106,11 @@ def _joined(pairs: Sequence[Pair]) -> str:
     return "".join(text for _, text in pairs)
 
 
+def spoken_line(text: str) -> Line:
+    """A segment of which is known how it is spoken, not how it was written."""
+    return Line(text, 0.0, text, _words([(word, word) for word in text.split()]))
+
+
 class _Writing:
     """How the segments of a passage were written, from where they lie in its text as it is spoken."""
 
@@ -143,7 +148,7 @@ class _Writing:
         written = clean_text(self._source[begin:end]).strip()
         if not speakable(written):
             # The middle of what stands for a few characters of the source, or the description alone.
-            return Line(line.text, line.pause, line.text, _words([(word, word) for word in line.text.split()]))
+            return replace(spoken_line(line.text), pause=line.pause)
         pieces = [(begin + match.start(), begin + match.end()) for match in PIECE.finditer(self._source[begin:end])]
         spoken = [self._text[self._spoken(start) : self._spoken(stop)] for start, stop in pieces]
         words = _words([(self._source[a:b], said) for (a, b), said in zip(pieces, spoken, strict=True)])

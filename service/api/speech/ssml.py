@@ -16,10 +16,18 @@ from service.api.speech.normalising.numbers import HAN_DIGITS, ONES
 from service.api.speech.passages import Passage, Passages, seconds_of
 
 BEGIN = re.compile(r"\s*(?:<\?xml[^<>?]{0,200}\?>\s*)?(?=<speak[\s/>])")
+DECLARATION = re.compile(r"<\?xml[^<>?]{0,200}(?:\?>\s*|\?)?")
 NAME = r"[A-Za-z_][\w.:-]{0,63}"
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 TAG = re.compile(rf"<(/?)({NAME})((?:\s+{NAME}\s*=\s*(?:\"[^\"<]*\"|'[^'<]*'))*)\s*(/?)>", re.ASCII)
 ATTRIBUTE = re.compile(rf"({NAME})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.ASCII)
+OPEN_TAG = re.compile(r"<(?:[^\"'<>]|\"[^\"<]*\"|'[^'<]*')*(?:\"[^\"<]*|'[^'<]*)?\Z")
+"""How a chunk of text may end inside a tag."""
+OPEN_ENTITY = re.compile(r"&[^;&<]{0,33}\Z")
+MOST_HEARD = 400
+"""Characters that say in which language something is spelled."""
+MOST_OPEN = 4096
+"""Characters of a tag or comment that is waited for."""
 ENTITY = re.compile(r"&(#[0-9]{1,7};|#[xX][0-9A-Fa-f]{1,6};|[A-Za-z]{1,32};)?")
 SPELLED = re.compile(r"<say-as\b[^<>]*>[^<>]*")
 TEXT = re.compile(r"[^<]+")
@@ -73,9 +81,22 @@ def is_ssml(text: str) -> bool:
     return BEGIN.match(text) is not None
 
 
+def may_be_ssml(text: str) -> bool:
+    """Whether a text that begins so can still become SSML."""
+    start = text.lstrip()
+    declaration = DECLARATION.match(start)
+    if declaration is not None:
+        start = start[declaration.end() :]
+    return "<speak".startswith(start) or "<?xml".startswith(start)
+
+
 def ssml_passages(text: str) -> Sequence[Passage]:
     """Of a text for which is_ssml is true. InputError names what is not supported or not well formed."""
-    return _Reader(text).read()
+    passages = Passages()
+    # What is spelled says nothing about it.
+    reader = SsmlReader(passages, language_of(TAG.sub(" ", SPELLED.sub(" ", text)), "english"))
+    reader.feed(text, final=True)
+    return passages.all
 
 
 @dataclass
@@ -87,40 +108,63 @@ class _Element:
     text: str = ""
 
 
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        # What is spelled says nothing about it.
-        self._language = language_of(TAG.sub(" ", SPELLED.sub(" ", text)), "english")
-        self._passages = Passages()
+class SsmlReader:
+    """Reads SSML, whole or in chunks. language: of what is spelled; None: that of the text before it."""
+
+    def __init__(self, passages: Passages, language: Language | None = None) -> None:
+        self._text = ""
+        """What has not been read yet."""
+        self._read = 0
+        self._language = language
+        self._heard = ""
+        """The last of the text so far."""
+        self._passages = passages
         self._open: list[_Element] = [_Element("")]
-        self._complete = False
+        self._begun = self._complete = False
 
-    def read(self) -> Sequence[Passage]:
-        begin = BEGIN.match(self._text)
-        place = 0 if begin is None else begin.end()
-        while place < len(self._text):
-            place = self._step(place)
-        if len(self._open) > 1:
+    def feed(self, text: str, *, final: bool = False) -> None:
+        """final: the text ends here. InputError names what is not supported or not well formed."""
+        self._text += text
+        place = 0
+        if not self._begun:
+            begin = BEGIN.match(self._text)
+            place, self._begun = 0 if begin is None else begin.end(), True
+        while place < len(self._text) and (final or not self._is_open(place)):
+            place = self._step(place, final)
+        self._text, self._read = self._text[place:], self._read + place
+        if final and len(self._open) > 1:
             raise _error(f"<{self._open[-1].name}> is not closed")
-        return self._passages.all
 
-    def _step(self, place: int) -> int:
+    def _is_open(self, place: int) -> bool:
+        """Whether what begins at place may end in a later chunk."""
+        text = self._text
+        if text[place] != "<":
+            return (entity := OPEN_ENTITY.search(text, place)) is not None and entity.start() == place
+        if len(text) - place > MOST_OPEN:
+            return False
+        if text.startswith("<!--", place):
+            return COMMENT.match(text, place) is None
+        return "<!--".startswith(text[place:]) or OPEN_TAG.match(text, place) is not None
+
+    def _step(self, place: int, final: bool) -> int:
         """Reads what begins at place; returns where it ends."""
         if match := TEXT.match(self._text, place):
-            self._say(SPACES.sub(" ", _unescape(match[0])))
-        elif match := COMMENT.match(self._text, place):
-            pass
-        elif match := TAG.match(self._text, place):
-            closing, name, attributes, empty = match.groups()
-            if not closing:
-                self._begin(name, attributes)
-            if closing or empty:
-                self._end(name, closing and (attributes or empty))
-        elif self._text.startswith(("<!", "<?"), place):
+            entity = None if final else OPEN_ENTITY.search(match[0])
+            text = match[0] if entity is None or match.end() < len(self._text) else match[0][: entity.start()]
+            self._say(SPACES.sub(" ", _unescape(text)))
+            return place + len(text)
+        if match := COMMENT.match(self._text, place):
+            return match.end()
+        match = TAG.match(self._text, place)
+        if match is None and self._text.startswith(("<!", "<?"), place):
             raise _error("declarations (<!...>) and processing instructions (<?...>) are not supported")
-        else:
-            raise _error(f"the tag at character {place} is not well formed; write &lt; for <")
+        if match is None:
+            raise _error(f"the tag at character {self._read + place} is not well formed; write &lt; for <")
+        closing, name, attributes, empty = match.groups()
+        if not closing:
+            self._begin(name, attributes)
+        if closing or empty:
+            self._end(name, closing and (attributes or empty))
         return match.end()
 
     def _say(self, text: str) -> None:
@@ -132,6 +176,7 @@ class _Reader:
                 raise _error("there is text outside of <speak>" if element.name == "" else "<break> holds no text")
         else:
             self._passages.say(text)
+            self._heard = (self._heard + text)[-MOST_HEARD:]
 
     def _begin(self, name: str, source: str) -> None:
         parent = self._open[-1].name
@@ -172,11 +217,14 @@ class _Reader:
             case "sub":
                 self._passages.say(element.text, element.spoken)
             case "say-as":
-                self._passages.say(element.text, spelled(element.text, self._language))
+                self._passages.say(element.text, self._spelled(element.text))
             case "p" | "s":
                 self._passages.say("\n\n")
             case "speak":
                 self._complete = True
+
+    def _spelled(self, text: str) -> str:
+        return spelled(text, self._language or language_of(self._heard, "english"))
 
 
 def spelled(text: str, language: Language) -> str:

@@ -26,10 +26,12 @@ from service.api.http.openapi import websocket
 from service.api.http.record import RequestRecord, record_of
 from service.api.request_stream import EngineError
 from service.api.sockets import FAILED, GOING_AWAY, POLICY, TRY_LATER, StreamClosed, close, read_into, send
-from service.api.speech.delivery import AudioFeed, PlaybackMeter, encode_chunk
+from service.api.speech.captions import Captions, with_live_pauses
+from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, prepare
-from service.api.speech.schema import SpeechOptions
+from service.api.speech.schema import Granularities, SpeechAudioSegment, SpeechOptions
+from service.api.speech.script import Line, spoken_line
 from service.media.audio_out import StreamingEncoder
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,9 @@ QUEUED_MESSAGES = 16
 
 
 class SessionConfig(SpeechOptions, frozen=True, kw_only=True, tag_field="type", tag="session.config"):
-    pass
+    """timestamp_granularities: an audio.segment for each segment, with its words if "word" is among them."""
+
+    timestamp_granularities: Granularities | None = None
 
 
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input.text"):
@@ -76,6 +80,10 @@ class AudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="audio.done")
     finish_reason: Literal["stop", "length"] = "stop"
 
 
+class AudioSegment(SpeechAudioSegment, frozen=True, omit_defaults=True, tag_field="type", tag="audio.segment"):
+    """When a segment is heard: seconds from the begin of the utterance's audio. text, words: as they are spoken."""
+
+
 class SessionDone(msgspec.Struct, frozen=True, tag_field="type", tag="session.done"):
     """finish_reason: "length" where a segment ended at its cap."""
 
@@ -92,7 +100,7 @@ class SocketError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     retry_after: float | None = None
 
 
-ServerMessage = AudioStart | AudioDone | SessionDone | SocketError
+ServerMessage = AudioStart | AudioDone | AudioSegment | SessionDone | SocketError
 
 
 PATH = "/v1/audio/speech/stream"
@@ -132,6 +140,8 @@ class Session:
         self._socket = socket
         self._record = record
         self._job: SpeechJob | None = None
+        self._captions = frozenset[str]()
+        """timestamp_granularities."""
         self._utterance: Utterance | None = None
         self._number = 0
         self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue(QUEUED_MESSAGES)
@@ -187,6 +197,7 @@ class Session:
             case SessionConfig():
                 await self._finish_utterance(interrupted=True)
                 self._job = await self._prepare(message)
+                self._captions = frozenset[str](message.timestamp_granularities or ())
             case InputText():
                 await self._say(message.text, last=False)
             case InputDone():
@@ -204,7 +215,7 @@ class Session:
         if self._utterance is None:
             if self._job is None:
                 self._job = await self._prepare(SpeechOptions())
-            self._utterance = Utterance(self._context, self._socket, self._job, self._number)
+            self._utterance = Utterance(self._context, self._socket, self._job, self._number, self._captions)
             self._number += 1
         await self._utterance.write(text, last=last)
         if self._utterance.task.done():
@@ -237,12 +248,22 @@ class Session:
 class Utterance:
     """One text, written in chunks, and its speech. `task` sends the audio and ends when all of it has been sent."""
 
-    def __init__(self, context: ServerContext, socket: WebSocket, job: SpeechJob, number: int) -> None:
+    def __init__(
+        self, context: ServerContext, socket: WebSocket, job: SpeechJob, number: int, captions: frozenset[str]
+    ) -> None:
         self._context = context
         self._socket = socket
         self._job = job
         self._arrival = time.monotonic()
-        self._text = LiveText(context, job, number=number, arrival=self._arrival)
+        self._text = LiveText(context, job, number=number, arrival=self._arrival, ssml=True)
+        self._rate = job.processor.sample_rate * job.speed
+        """Samples that a listener hears in a second."""
+        self._lines: list[Line] = []
+        self._captions = (
+            Captions(self._lines, self._rate, words="word" in captions, kind=AudioSegment) if captions else None
+        )
+        self._files = 0
+        """Sent or being sent: a segment each, and the pause behind the last one."""
         self._characters = 0
         self._truncated = False
         self.task = asyncio.create_task(self._send())
@@ -269,32 +290,55 @@ class Utterance:
             async with feed:
                 await self._speak(feed, meter)
             meter.finish()
-        await send(self._context, self._socket, SessionDone(self._text.total, "length" if self._truncated else "stop"))
+        await send(self._context, self._socket, SessionDone(self._files, "length" if self._truncated else "stop"))
 
     async def _speak(self, feed: AudioFeed, meter: PlaybackMeter) -> None:
         """Sends each segment as a complete file between audio.start and audio.done."""
-        context, socket, job = self._context, self._socket, self._job
         encoder: StreamingEncoder | None = None
-        index = size = 0
-        async with aclosing(feed.chunks()) as chunks:
+        size = 0
+        spoken = feed.chunks()
+        async with aclosing(spoken), aclosing(with_live_pauses(spoken, self._text, self._samples)) as chunks:
             async for chunk in chunks:
                 if encoder is None:
                     if not len(chunk.audio):
                         continue  # input.done came after the last segment had been spoken
-                    encoder, size = job.encoder(), 0
-                    text = self._text.texts.popleft()
-                    await send(context, socket, AudioStart(index, text, job.response_format, job.sample_rate))
-                data = await encode_chunk(context, job, encoder, chunk, meter)
+                    encoder, size = await self._start(), 0
+                data = await encode_chunk(self._context, self._job, encoder, chunk, meter)
+                size += await self._send_audio(data)
+                if self._captions is not None:
+                    self._captions.add(chunk)
                 if chunk.segment_done:
-                    data += await context.encoders.finish(encoder)
-                if data:
-                    await send(context, socket, data)
-                    size += len(data)
-                if chunk.segment_done:
-                    reason: Literal["stop", "length"] = "length" if chunk.truncated else "stop"
-                    await send(context, socket, AudioDone(index, size, finish_reason=reason))
-                    self._truncated = self._truncated or chunk.truncated
-                    encoder, index = None, index + 1
+                    size += await self._send_audio(await self._context.encoders.finish(encoder))
+                    await self._done(size, chunk)
+                    encoder = None
+        if encoder is not None:
+            await self._done(size + await self._send_audio(await self._context.encoders.finish(encoder)), None)
+
+    def _samples(self, seconds: float) -> int:
+        return round(seconds * self._rate)
+
+    async def _start(self) -> StreamingEncoder:
+        """Announces the next file: of a segment, or of the pause behind the last one, which has no text."""
+        text = self._text.texts[self._files] if self._files < len(self._text.texts) else ""
+        self._lines.append(spoken_line(text))
+        start = AudioStart(self._files, text, self._job.response_format, self._job.sample_rate)
+        self._files += 1
+        await send(self._context, self._socket, start)
+        return self._job.encoder()
+
+    async def _send_audio(self, data: bytes) -> int:
+        if data:
+            await send(self._context, self._socket, data)
+        return len(data)
+
+    async def _done(self, size: int, chunk: AudioChunk | None) -> None:
+        """chunk: the segment's last one; None: the file was a pause."""
+        truncated = chunk is not None and chunk.truncated
+        reason: Literal["stop", "length"] = "length" if truncated else "stop"
+        self._truncated = self._truncated or truncated
+        await send(self._context, self._socket, AudioDone(self._files - 1, size, finish_reason=reason))
+        for caption in () if self._captions is None else self._captions.take():
+            await send(self._context, self._socket, caption)
 
     async def stop(self) -> None:
         self.task.cancel()

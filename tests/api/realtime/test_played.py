@@ -11,8 +11,8 @@ SPOKEN = "One two three, four five six."
 
 
 def playback(texts: tuple[str, ...] = TEXTS, *, whole: bool = True, **fields: float) -> Playback:
-    ends = tuple(float(number) for number in range(1, len(texts) + 1))
-    return Playback(texts, ends, fields.get("seconds", float(len(texts))), whole)
+    segments = tuple((float(number), float(number + 1)) for number in range(len(texts)))
+    return Playback(texts, segments, fields.get("seconds", float(len(texts))), whole)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_scripts_without_spaces_are_cut_between_characters() -> None:
 
 def test_of_an_answer_that_was_cut_off_no_more_than_its_audio_is_heard() -> None:
     texts = (*TEXTS, "Seven eight nine.")
-    cut = Playback(texts, (1.0, 2.0), 2.5, whole=False)
+    cut = Playback(texts, ((0.0, 1.0), (1.0, 2.0)), 2.5, whole=False)
     assert heard(f"{SPOKEN} Seven eight nine. And ten.", cut, 2.5) == f"{SPOKEN} Seven"
     first = Playback(("One two three four five six seven eight nine ten.",), (), 1.0, whole=False)
     assert heard("One two three four five six seven eight nine ten.", first, 1.0) == "One two three"
@@ -73,7 +73,7 @@ def test_nothing_is_heard_of_a_transcript_without_speech() -> None:
 def test_signs_between_words_are_searched_once() -> None:
     """With words that could lie between words, too, this search would take minutes."""
     transcript = "_ _ 5 apples. " + "_" * 8000
-    cut = Playback(("_ _ five apples.",), (3.0,), 3.0, whole=False)
+    cut = Playback(("_ _ five apples.",), ((0.0, 3.0),), 3.0, whole=False)
     assert heard(transcript, cut, 3.0).startswith("_ _ 5 apples.")
     text = "snake_case is _one_ word"
-    assert heard(text, Playback((text,), (3.0,), 3.0, whole=False), 1.4) == "snake_case"
+    assert heard(text, Playback((text,), ((0.0, 3.0),), 3.0, whole=False), 1.4) == "snake_case"

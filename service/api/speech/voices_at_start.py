@@ -1,0 +1,45 @@
+"""Built-in voices made ahead, so that nobody who asks for one first waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from service.api.context import ServerContext
+from service.api.http.errors import ApiError
+from service.api.request_stream import EngineError
+from service.api.speech.named_voices import named_reference
+from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES
+
+log = logging.getLogger(__name__)
+
+LOOKING_INTERVAL = 0.25
+"""Seconds between two looks at whether the server has anything else to do."""
+
+
+async def make_voices(context: ServerContext) -> None:
+    """Makes, or reads from disk, the voices that the setting voices_at_start names, one after another and only while
+    the server answers no request. What fails is made when it is asked for."""
+    try:
+        await context.engine.wait_ready()
+        for name in names(context):
+            for model in context.catalog.models:
+                if model.kind != "speech":
+                    continue
+                await _idle(context)
+                await named_reference(context, model, name, OPENAI_VOICES.get(name, ""))
+    except (ApiError, EngineError) as error:
+        log.warning("built-in voices are made when they are asked for: %s", error)
+
+
+def names(context: ServerContext) -> tuple[str, ...]:
+    settings = context.settings
+    if not settings.fixed_voices or settings.voices_at_start == "none":
+        return ()
+    return (DEFAULT_VOICE, *OPENAI_VOICES) if settings.voices_at_start == "all" else (DEFAULT_VOICE,)
+
+
+async def _idle(context: ServerContext) -> None:
+    """Until no request is in progress, in any process of the server."""
+    while not context.admission.idle or not context.ready:
+        await asyncio.sleep(LOOKING_INTERVAL)
