@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import random
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ from models.embedded.voices.corpus import Reader, Spoken, write
 from models.embedded.voices.decoder import Decoder, Entry, Language, Weighing, homophones, kind_of
 from models.embedded.voices.disguise import Ranges, disguise, envelope, moved, series
 from models.embedded.voices.flite import PHONES
+from models.embedded.voices.gauge import exchanged, nearer
 from models.embedded.voices.latents import FRAMES, LATENT_DIM, PATCH
 from models.embedded.voices.recogniser import SOUND, PhoneNet, load
+from models.embedded.voices.words import KNOWN
 
 PLAIN = Weighing(kinds=0.0)
 EVEN = np.full(len(PHONES), 1 / len(PHONES))
@@ -158,3 +161,22 @@ def test_training_learns_and_saves_its_average(tmp_path: Path) -> None:
     FOXES.save(tmp_path / "lexicon.json")
     found = load(tmp_path, device).phones(torch.from_numpy(spoken(8).wave).float() / 32768.0)
     assert (found.argmax(1) == spoken(8).sounds).mean() > 0.8
+
+
+def test_one_known_word_takes_the_place_of_another() -> None:
+    text = "Anna saw a fox, and ran."
+    for seed in range(20):
+        words, changed = text.split(), exchanged(text, random.Random(seed)).split()
+        different = [pair for pair in zip(words, changed, strict=True) if pair[0] != pair[1]]
+        assert len(different) == 1
+        written, said = different[0]
+        assert said.strip(",.").lower() in KNOWN
+        assert written[-1].isalpha() == said[-1].isalpha()
+        assert written[0].isupper() == said[0].isupper()
+
+
+@pytest.mark.parametrize(
+    ("heard", "yes"), [("a cow ran", True), ("a fox ran", False), ("a cow", True), ("the owl ran", False)]
+)
+def test_what_was_said_is_heard_or_what_was_written(heard: str, yes: bool) -> None:
+    assert nearer(heard, "a cow ran", "a fox ran") == yes
