@@ -1,13 +1,16 @@
 """Judges a trained voice: its sentences and Flite's of the same texts through the recogniser, for several seeds.
 
-python -m models.embedded.gates_voxcpm2 LM CODEC RECOGNISER OUT --seeds 10 --sentences 500
+    python -m models.embedded.gates_voxcpm2 LM CODEC RECOGNISER OUT --seeds 10 --sentences 500
+
+With --natural natural speech alone is judged, as it is and as the codec sounds it; LM is not read.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from models.embedded.voices.codec import Codec
 from models.embedded.voices.config import AUDIO_START, CONFIG, REFERENCE_END, REFERENCE_START, tokens
 from models.embedded.voices.corpus import Listener, Spoken, prepare
 from models.embedded.voices.flite import Flite
-from models.embedded.voices.gauge import Take, score
+from models.embedded.voices.gauge import Take, exchanged, nearer, score
 from models.embedded.voices.latents import FRAMES, LATENT_DIM
 from models.embedded.voices.network import Network
 from models.embedded.voices.recogniser import Recogniser
@@ -60,16 +63,17 @@ class Judge:
         return latents[0].T.reshape(-1, FRAMES, LATENT_DIM)
 
 
-def load(lm: Path, codec: Path, recogniser: Path, device: torch.device) -> Judge:
+def load(lm: Path | None, codec: Path, recogniser: Path, device: torch.device) -> Judge:
     def fill(module: torch.nn.Module, state: dict[str, Tensor]) -> None:
         wide = {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
         module.load_state_dict(wide)
         module.to(device).eval().requires_grad_(False)
 
     judge = Judge(Network(CONFIG), Codec(CONFIG["audio_vae_config"]), load_recogniser(recogniser, device), device)
-    prefix = "network."
-    model = torch.load(lm, map_location="cpu", weights_only=True)["model"]
-    fill(judge.network, {key.removeprefix(prefix): v for key, v in model.items() if key.startswith(prefix)})
+    if lm:
+        prefix = "network."
+        model = torch.load(lm, map_location="cpu", weights_only=True)["model"]
+        fill(judge.network, {key.removeprefix(prefix): v for key, v in model.items() if key.startswith(prefix)})
     fill(judge.codec, torch.load(codec, map_location="cpu", weights_only=True)["codec"])
     return judge
 
@@ -152,11 +156,32 @@ def takes(judge: Judge, speeches: Iterable[Speech], natural: list[Spoken], heard
     return made
 
 
+class Source:
+    """Natural speech of texts, and what the recogniser hears of it."""
+
+    def __init__(self, judge: Judge, options: argparse.Namespace) -> None:
+        self._judge = judge
+        self._speaker, self._listener = Flite("slt", options.library), Listener(options.basis)
+
+    def speak(self, texts: list[str]) -> tuple[list[Spoken], list[str]]:
+        spoken = [prepare(text, self._speaker.speak(text), self._listener, keep_wave=True) for text in texts]
+        waves = (torch.from_numpy(clip.wave).to(self._judge.device).float() / 32768.0 for clip in spoken)
+        return spoken, [self._judge.hear(wave) for wave in waves]
+
+    def exchanges(self, chosen: list[str]) -> dict[str, float | bool]:
+        """How often a word is heard that was said in the place of the written one: the recogniser's model of language
+        must not put things right."""
+        drawn, same = random.Random(HELD_OUT), self._judge.recogniser.same
+        spoken, heard = self.speak([exchanged(text, drawn) for text in chosen])
+        pairs = zip(spoken, heard, chosen, strict=True)
+        share = sum(nearer(h, same(clip.spoken), same(text)) for clip, h, text in pairs) / len(chosen)
+        return {"heard": round(share, 4), "passed": share >= 0.9}
+
+
 def run(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    judge = load(options.lm, options.codec, options.recogniser, device)
-    speaker, listener, other = Flite("slt", options.library), Listener(options.basis), dictionary(options.words)
-    voice = Voice(judge, Settings(options.cfg, options.steps, options.temperature), options.served)
+    judge = load(None if options.natural else options.lm, options.codec, options.recogniser, device)
+    source, other = Source(judge, options), dictionary(options.words)
     results: dict[str, object] = {}
 
     def report(name: str, values: dict[str, float | bool]) -> None:
@@ -166,20 +191,33 @@ def run(options: argparse.Namespace) -> None:
 
     for kind in options.kinds:
         chosen = texts(kind, options.sentences, other)
-        natural = [prepare(text, speaker.speak(text), listener, keep_wave=True) for text in chosen]
-        waves = [torch.from_numpy(clip.wave).to(device).float() / 32768.0 for clip in natural]
-        heard = [judge.hear(wave) for wave in waves]
-        if kind == options.kinds[0]:
+        natural, heard = source.speak(chosen)
+        if kind == options.kinds[0] or options.natural:
             copies = (judge.encode(clip.wave) for clip in natural)
             codec = (Speech(patches, judge.sound(patches), True) for patches in copies)
-            report("codec", score(takes(judge, codec, natural, heard)).as_json())
-        for mode in options.modes if kind == options.kinds[0] else MODES[:1]:
-            for seed in range(options.seeds if (mode, kind) == (MODES[0], options.kinds[0]) else 1):
-                asked = prompts(judge, mode, chosen, natural, "a young woman, speaking softly", seed)
-                done = takes(judge, voice.speak(asked), natural, heard)
-                report(f"{kind} {mode} {seed}", score(done).as_json())
-                for take in done[: options.show] if seed == 0 else []:
-                    print(f"  {take.spoken} | {take.heard}", flush=True)
+            report(f"{kind} codec", score(takes(judge, codec, natural, heard)).as_json())
+            report(f"{kind} exchanged", source.exchanges(chosen))
+        if not options.natural:
+            generate(judge, options, kind, (chosen, natural, heard), report)
+
+
+def generate(
+    judge: Judge,
+    options: argparse.Namespace,
+    kind: str,
+    material: tuple[list[str], list[Spoken], list[str]],
+    report: Callable[[str, dict[str, float | bool]], None],
+) -> None:
+    """Speech of the trained voice in each mode, the plain one of the first kind for each seed."""
+    chosen, natural, heard = material
+    voice = Voice(judge, Settings(options.cfg, options.steps, options.temperature), options.served)
+    for mode in options.modes if kind == options.kinds[0] else MODES[:1]:
+        for seed in range(options.seeds if (mode, kind) == (MODES[0], options.kinds[0]) else 1):
+            asked = prompts(judge, mode, chosen, natural, "a young woman, speaking softly", seed)
+            done = takes(judge, voice.speak(asked), natural, heard)
+            report(f"{kind} {mode} {seed}", score(done).as_json())
+            for take in done[: options.show] if seed == 0 else []:
+                print(f"  {take.spoken} | {take.heard}", flush=True)
 
 
 def main() -> None:
@@ -192,6 +230,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["sentences", "words", "other"])
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--served", type=Path, help="a checkpoint whose model of the server's is to speak")
+    parser.add_argument("--natural", action="store_true", help="natural speech alone, without a language model")
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--cfg", type=float, default=2.0)

@@ -41,20 +41,24 @@ def generators(work: Path, cores: int, source: Sequence[str]) -> list[subprocess
         for core in range(max(1, cores - 6))
     ]
     for seed, voice, *varied in ((3001, "rms"), (3051, "awb"), (3101, "kal16", "--varied")):
-        others = ("--voice", voice, "--seed", seed, "--files", 100, "--waves", 100, *varied)
+        others = ("--voice", voice, "--seed", seed, "--files", 400, "--waves", 400, *varied)
         running.append(start(corpus, work / "others", *source, *others))
-    running.append(start(corpus, work / "natural", *source, "--seed", 777, "--files", 4, "--waves", 4, "--grammar"))
+    for kind in ("grammar", "strings"):
+        natural = ("--seed", 777, "--files", 4, "--waves", 4, f"--{kind}")
+        running.append(start(corpus, work / "natural" / kind, *source, *natural))
     return running
 
 
 def run(options: argparse.Namespace) -> None:
     work: Path = options.work
-    for name in ("voice", "others", "natural"):
+    for name in ("voice", "others", "natural/grammar", "natural/strings"):
         (work / name).mkdir(parents=True, exist_ok=True)
     source = ["--words", str(options.words), *(["--library", str(options.library)] if options.library else [])]
     running = generators(work, options.cores, source)
     try:
-        heard = ["--seconds", options.recogniser_seconds, "--test", work / "natural"]
+        heard = ["--seconds", options.recogniser_seconds]
+        for kind in ("grammar", "strings"):
+            heard += ["--test", work / "natural" / kind]
         heard += ["--library", options.library] if options.library else []
         finish("train_recogniser", work / "others", work / "recogniser", *heard)
         finish("train_codec", work / "voice", work / "codec", "--seconds", options.codec_seconds, "--compile")

@@ -9,7 +9,6 @@ import argparse
 import json
 import random
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -18,49 +17,53 @@ from torch import Tensor
 
 from models.embedded.voices import corpus
 from models.embedded.voices.corpus import Reader
+from models.embedded.voices.decoder import learn_language
+from models.embedded.voices.disguise import disguise
 from models.embedded.voices.flite import PHONES, Flite
 from models.embedded.voices.latents import PATCH
-from models.embedded.voices.recogniser import WARPS, PhoneNet, Recogniser, distance, learn_words, load
+from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, distance, load
 from models.embedded.voices.sentences import Writer
 
-_SAMPLES_A_SOUND = 320
-_NOTHING = -100
+_AVERAGE = 0.002
+"""Share of a step's weights in their moving average, which is kept."""
+_REPORT = 20.0
 
 
 class Utterances:
-    """Waves and their phones, 50 a second."""
+    """Samples and phones (50 a second) of all files so far, on the device; crops go over the ends of utterances."""
 
-    def __init__(self) -> None:
-        self._items: list[tuple[Tensor, Tensor]] = []
-        self.counts = torch.zeros(len(PHONES))
-
-    def __len__(self) -> int:
-        return len(self._items)
+    def __init__(self, device: torch.device, seconds: int = 90_000) -> None:
+        self._waves = torch.zeros(seconds * 16000, dtype=torch.int16, device=device)
+        self._sounds = torch.zeros(seconds * 50, dtype=torch.uint8, device=device)
+        self.frames, self.count = 0, 0
 
     def take_in(self, reader: Reader) -> None:
         for path in reader.new():
             file = corpus.read(path)
-            waves = torch.from_numpy(file.wave).split((file.patches * PATCH).tolist())
-            sounds = torch.from_numpy(file.sounds).long().split((file.patches * (PATCH // _SAMPLES_A_SOUND)).tolist())
-            self._items += zip(waves, sounds, strict=True)
-            self.counts += torch.bincount(torch.from_numpy(file.sounds).long(), minlength=len(PHONES))
+            end = self.frames + len(file.sounds)
+            if end > len(self._sounds):
+                return
+            self._waves[self.frames * SOUND : end * SOUND] = torch.from_numpy(file.wave)
+            self._sounds[self.frames : end] = torch.from_numpy(file.sounds)
+            self.frames, self.count = end, self.count + len(file.texts)
 
-    def batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """Samples [count, T] and phones [count, T / 320], _NOTHING behind the end."""
-        chosen = random.choices(self._items, k=count)
-        waves = torch.nn.utils.rnn.pad_sequence([wave.float() / 32768.0 for wave, _ in chosen], batch_first=True)
-        sounds = torch.nn.utils.rnn.pad_sequence(
-            [sound for _, sound in chosen], batch_first=True, padding_value=_NOTHING
-        )
-        return waves, sounds
+    def crops(self, count: int, frames: int) -> tuple[Tensor, Tensor]:
+        """Samples [count, frames * 320] and phones [count, frames]."""
+        device = self._waves.device
+        start = torch.randint(0, self.frames - frames, (count, 1), device=device)
+        waves = self._waves[start * SOUND + torch.arange(frames * SOUND, device=device)].float() / 32768.0
+        return waves, self._sounds[start + torch.arange(frames, device=device)].long()
+
+    def prior(self) -> Tensor:
+        counts = torch.bincount(self._sounds[: self.frames].long(), minlength=len(PHONES))
+        return (counts / counts.sum()).cpu()
 
 
-def disturb(wave: Tensor) -> Tensor:
-    """A tilted spectrum and noise. [N, T] -> [N, T]."""
-    tilt = (torch.rand(len(wave), 1, device=wave.device) - 0.3) * 0.9
-    wave = wave - tilt * F.pad(wave, (1, 0))[:, :-1]
-    power = wave.square().mean(1, keepdim=True).sqrt()
-    return wave + torch.randn_like(wave) * power * 10 ** (-0.9 - 2.0 * torch.rand(len(wave), 1, device=wave.device))
+def stretched(mel: Tensor, sounds: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Features [N, mels, 2 * frames] and their phones [N, frames], slower (> 1) or faster."""
+    frames = int(sounds.shape[1] * factor)
+    place = ((torch.arange(frames, device=sounds.device) + 0.5) / factor).long().clamp(max=sounds.shape[1] - 1)
+    return F.interpolate(mel, size=2 * frames, mode="linear"), sounds[:, place]
 
 
 def hidden(mel: Tensor) -> Tensor:
@@ -72,65 +75,102 @@ def hidden(mel: Tensor) -> Tensor:
     return mel
 
 
-def train(options: argparse.Namespace) -> None:
+class Trainer:
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.net = options, PhoneNet().to(device)
+        self.optimiser = torch.optim.AdamW(self.net.parameters(), lr=options.rate, weight_decay=0.02, betas=(0.9, 0.98))
+        self.average = [parameter.detach().clone() for parameter in self.net.parameters()]
+        self.steps = 0
+
+    def step(self, utterances: Utterances, share: float) -> Tensor:
+        """share: of the time that has gone by."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = min(1.0, (self.steps + 1) / 100) * self.options.rate * (1.0 - 0.99 * share)
+        seconds = random.choice((1, 2, 3, 4))
+        waves, sounds = utterances.crops(max(1, self.options.batch // seconds), seconds * 50)
+        with torch.no_grad():
+            mel = self.net.features(disguise(self.net.spectrum(waves)))
+        mel, sounds = stretched(mel, sounds, random.uniform(0.8, 1.25))
+        loss = F.cross_entropy(self.net(hidden(mel)), sounds, label_smoothing=0.05)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        torch._foreach_lerp_(
+            self.average, [p.detach() for p in self.net.parameters()], max(_AVERAGE, 1 / (self.steps + 1))
+        )
+        self.steps += 1
+        return loss.detach()
+
+    def save(self, path: Path, prior: Tensor) -> None:
+        """The moving average, in half precision."""
+        names = [name for name, _ in self.net.named_parameters()]
+        state = {name: value.half().cpu() for name, value in zip(names, self.average, strict=True)}
+        torch.save({**state, "prior": prior}, path)
+
+
+def train(options: argparse.Namespace, device: torch.device) -> None:
+    """Reports how the average does on the first directory of --test while it is being trained."""
     begun = time.monotonic()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     random.seed(0)
     torch.manual_seed(0)
-    net, utterances, reader = PhoneNet().to(device), Utterances(), Reader(options.data)
-    optimiser = torch.optim.AdamW(net.parameters(), lr=options.rate, weight_decay=0.02, betas=(0.9, 0.98))
-    while len(utterances) < options.least:
+    torch.set_float32_matmul_precision("high")
+    trainer, utterances, reader = Trainer(options, device), Utterances(device, options.room), Reader(options.data)
+    while utterances.count < options.least:
         utterances.take_in(reader)
         time.sleep(0.5)
-    steps, reported = 0, begun
+    reported, path = begun, options.out / "phones.pt"
     while (spent := time.monotonic() - begun) < options.seconds:
-        for group in optimiser.param_groups:
-            group["lr"] = min(1.0, (steps + 1) / 100) * options.rate * (1.0 - 0.99 * spent / options.seconds)
-        waves, sounds = utterances.batch(options.batch)
-        mel = net.features(disturb(waves.to(device)), random.randrange(WARPS))
-        out = net(hidden(mel))
-        loss = F.cross_entropy(out, sounds.to(device), ignore_index=_NOTHING)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
-        steps += 1
-        if steps % 50 == 0:
+        loss = trainer.step(utterances, spent / options.seconds)
+        if trainer.steps % 50 == 0:
             utterances.take_in(reader)
-        if time.monotonic() - reported > 20:
+        if time.monotonic() - reported > options.report:
+            trainer.save(path, utterances.prior())
+            values = {"s": round(spent, 1), "step": trainer.steps, "n": utterances.count, "loss": round(loss.item(), 4)}
+            if options.test:
+                values |= test(load(options.out, device), options.test[0], device, most=30)
+            print(json.dumps(values), flush=True)
             reported = time.monotonic()
-            entry = {"s": round(spent, 1), "step": steps, "n": len(utterances), "loss": round(loss.item(), 4)}
-            print(json.dumps(entry), flush=True)
-    prior = utterances.counts / utterances.counts.sum()
-    state = {name: value.half().cpu() for name, value in net.state_dict().items()}
-    torch.save({**state, "prior": prior}, options.out / "phones.pt")
+    trainer.save(path, utterances.prior())
 
 
 def write_lexicon(options: argparse.Namespace) -> None:
     """Words as the quick diphone voice says them: the front end is the same for all of Flite's voices."""
     writer = Writer(12_345)
     texts = [writer.sentence() for _ in range(options.texts)] + [writer.known_words() for _ in range(options.texts)]
-    lexicon = {word: asdict(entry) for word, entry in learn_words(Flite("kal16", options.library), texts).items()}
-    (options.out / "lexicon.json").write_text(json.dumps(lexicon) + "\n", encoding="utf-8")
-    print(json.dumps({"words": len(lexicon)}), flush=True)
+    speaker = Flite("kal16", options.library)
+    # Nobody listens.
+    speaker.set("duration_stretch", 0.2)
+    language = learn_language(speaker, texts)
+    language.save(options.out / "lexicon.json")
+    print(json.dumps({"words": len(language.words), "kinds": len(language.follows)}), flush=True)
 
 
-def test(recogniser: Recogniser, directory: Path, device: torch.device) -> dict[str, float]:
-    """Character and word errors on the files of a directory."""
-    wrong, of, wrong_words, of_words, count = 0, 0, 0, 0, 0
+def test(recogniser: Recogniser, directory: Path, device: torch.device, most: int, show: int = 0) -> dict[str, float]:
+    """Shares of frames right, character and word errors, of the first utterances of a directory's files."""
+    wrong, of, wrong_words, of_words, right, frames, count = 0, 0, 0, 0, 0, 0, 0
     for path in Reader(directory).new():
         file = corpus.read(path)
         waves = torch.from_numpy(file.wave).split((file.patches * PATCH).tolist())
-        for wave, text, spoken in zip(waves, file.texts, file.spoken, strict=True):
-            if any(character.isdigit() for character in text):
+        sounds = torch.from_numpy(file.sounds).split((file.patches * (PATCH // SOUND)).tolist())
+        for wave, sound, text, spoken in zip(waves, sounds, file.texts, file.spoken, strict=True):
+            if any(character.isdigit() for character in text) or count >= most:
                 continue
-            wanted, heard = recogniser.same(spoken), recogniser(wave.to(device).float() / 32768.0)
-            if count < 8:
+            samples = wave.to(device).float() / 32768.0
+            found = recogniser.phones(samples)
+            right, frames = right + int((found.argmax(1) == sound.numpy()).sum()), frames + len(sound)
+            wanted, heard = recogniser.same(spoken), recogniser.same(recogniser.decoder(found))
+            if count < show:
                 print(f"  {wanted} | {heard}", flush=True)
             wrong, of = wrong + distance(wanted, heard), of + len(wanted)
             wrong_words += distance(wanted.split(), heard.split())
             of_words, count = of_words + len(wanted.split()), count + 1
-    return {"characters": wrong / max(1, of), "words": wrong_words / max(1, of_words), "utterances": count}
+    shares = {
+        "frames": right / max(1, frames),
+        "characters": wrong / max(1, of),
+        "words": wrong_words / max(1, of_words),
+    }
+    return {**{name: round(value, 4) for name, value in shares.items()}, "utterances": count}
 
 
 def main() -> None:
@@ -139,20 +179,24 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--batch", type=int, default=16, help="utterances")
+    parser.add_argument("--batch", type=int, default=192, help="seconds of speech")
+    parser.add_argument("--room", type=int, default=90_000, help="most seconds of speech")
+    parser.add_argument("--report", type=float, default=60.0, help="seconds between two reports")
     parser.add_argument("--least", type=int, default=300, help="utterances to begin with")
-    parser.add_argument("--texts", type=int, default=3000, help="of each kind, to learn from how words are said")
+    parser.add_argument("--texts", type=int, default=2000, help="of each kind, to learn from how words are said")
     parser.add_argument("--library", type=Path, help="directory of libflite's files; default: where the linker looks")
     parser.add_argument(
         "--test", type=Path, action="append", default=[], help="files of speech to be recognised at the end"
     )
+    parser.add_argument("--most", type=int, default=200, help="utterances of each directory to test")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    write_lexicon(options)
-    train(options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    write_lexicon(options)
+    train(options, device)
     for directory in options.test:
-        print(json.dumps({"test": str(directory), **test(load(options.out, device), directory, device)}), flush=True)
+        result = test(load(options.out, device), directory, device, options.most, show=8)
+        print(json.dumps({"test": str(directory), **result}), flush=True)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def make(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     speaker, other = Flite(options.voice, options.library), dictionary(options.words)
     listener = Listener(options.basis)
-    shares = Shares(0.0, 0.0, 0.0) if options.grammar else Shares()
+    shares = Shares(1.0 if options.strings else 0.0, 0.0, 0.0) if options.grammar or options.strings else Shares()
     for number in range(options.files):
         writer = Writer(options.seed * 100_003 + number, other)
         if options.varied:
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--voice", default="slt")
     parser.add_argument("--varied", action="store_true", help="another pitch and tempo for each file (diphone voices)")
     parser.add_argument("--grammar", action="store_true", help="sentences of known words alone")
+    parser.add_argument("--strings", action="store_true", help="strings of known words alone")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     make(options)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import asdict, dataclass
 
-from models.embedded.voices.recogniser import distance, plain
+from models.embedded.voices.decoder import plain
+from models.embedded.voices.recogniser import distance
+from models.embedded.voices.words import KNOWN
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,19 @@ def longest_run(wanted: list[str], heard: list[str]) -> int:
         run = run + 1 if step and step == kind else int(bool(step))
         kind, longest = step, max(longest, run)
     return longest
+
+
+def exchanged(text: str, drawn: random.Random) -> str:
+    """The text with another known word in the place of one of its words, whose stops stay."""
+    words = text.split(" ")
+    place = drawn.randrange(len(words))
+    said = words[place].strip(".,:?!")
+    other = drawn.choice([word for word in KNOWN if word != said.lower()])
+    words[place] = words[place].replace(said, other.capitalize() if said[0].isupper() else other)
+    return " ".join(words)
+
+
+def nearer(heard: str, said: str, written: str) -> bool:
+    """Whether fewer words must be changed to get what was said than to get what was written."""
+    words = heard.split()
+    return distance(said.split(), words) < distance(written.split(), words)

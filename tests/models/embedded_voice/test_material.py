@@ -11,11 +11,12 @@ import torch
 from models.embedded.voices import corpus
 from models.embedded.voices.config import AUDIO_START, REFERENCE_END, REFERENCE_START, tokens
 from models.embedded.voices.corpus import Listener, Reader, prepare, read, write
+from models.embedded.voices.decoder import plain
 from models.embedded.voices.flite import PHONES, Utterance
 from models.embedded.voices.gauge import Take, longest_run, score
 from models.embedded.voices.latents import FRAMES, HOP, LATENT_DIM, PATCH, Spectrum, fit, pitch_track
 from models.embedded.voices.packing import Mixture, Packer, Shape, Store
-from models.embedded.voices.recogniser import WARPS, Decoder, Entry, PhoneNet, Weighing, distance, homophones, plain
+from models.embedded.voices.recogniser import distance
 from models.embedded.voices.resampling import down, up
 from models.embedded.voices.sentences import Shares, Writer, plural
 
@@ -158,28 +159,3 @@ def test_what_is_compared() -> None:
 
 def test_a_frame_is_a_quarter_patch() -> None:
     assert PATCH == FRAMES * HOP == 2560
-
-
-def test_words_are_found_in_phones() -> None:
-    """Each phone for two frames, one frame of it misheard; pauses are nobody's."""
-    ways = {"red": ["r eh d"], "fox": ["f aa k"], "fog": ["f aa g"], "a": ["ax", "ey"], "read": ["r iy d", "r eh d"]}
-    lexicon = {word: Entry([way.split(" ") for way in said], 2) for word, said in ways.items()}
-    names = ["pau", "ey", "r", "eh", "d", "pau", "f", "aa", "k", "pau"]
-    said = [phone for name in names for phone in [PHONES.index(name)] * 2]
-    logs = np.full((len(said), len(PHONES)), -5.0)
-    logs[np.arange(len(said)), said] = -0.1
-    logs[4, PHONES.index("r")], logs[4, PHONES.index("f")] = -5.0, -0.1
-    decoder = Decoder(lexicon, np.full(len(PHONES), 1 / len(PHONES)), Weighing())
-    assert decoder(logs) in ("a red fox", "a read fox")
-    assert homophones(lexicon) == {"red": "read", "fox": "fox", "fog": "fog", "a": "a", "read": "read"}
-    assert decoder(logs[-2:]) == ""
-
-
-def test_a_feigned_speaker_shifts_the_bands() -> None:
-    """A tone is heard in a higher band of a smaller mouth, and as well when it is softer."""
-    net = PhoneNet()
-    tone = torch.sin(torch.arange(16000) * 0.5)[None] * torch.linspace(0.2, 1.0, 16000)
-    places = [int(net.filters[warp][41].argmax()) for warp in (0, WARPS // 2, WARPS - 1)]
-    assert places[0] < places[1] < places[2]
-    torch.testing.assert_close(net.features(tone), net.features(0.7 * tone), atol=0.2, rtol=0)
-    assert net(net.features(tone)).shape == (1, len(PHONES), 50)
