@@ -79,6 +79,10 @@ class Page:
     def wait_for(self, expression: str, seconds: float = 2 * GENEROUS) -> None:
         wait(lambda: bool(self.js(expression)), seconds, expression)
 
+    def hold_timers(self) -> None:
+        """What is shown for a moment stays until the page is loaded anew: a busy machine may look too late."""
+        self.driver.execute_script("window.setTimeout = () => 0")
+
     def element(self, id: str) -> WebElement:
         return self.driver.find_element("id", id)
 
