@@ -80,7 +80,7 @@ class Page:
         wait(lambda: bool(self.js(expression)), seconds, expression)
 
     def hold_timers(self) -> None:
-        """What is shown for a moment (service/page/copy.js) stays until the page is loaded anew: a busy machine may look
+        """What is shown for a moment (service/page/copy.js) stays until the page is loaded anew: a busy machine looks
         too late."""
         self.driver.execute_script(
             "const begin = window.setTimeout;"
