@@ -61,7 +61,7 @@ def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
 def test_a_drain_of_what_does_not_end(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    flags = ("--drain-delay", "5", "--drain-timeout", "5", "--voices-dir", str(tmp_path / "voices"))
+    flags = ("--drain-delay", "20", "--drain-timeout", "5", "--voices-dir", str(tmp_path / "voices"))
     with served(*small_and_endless(tmp_path), *flags, TMPDIR=str(temporary)) as server:
         patient = Patient(server, temporary)
         family = children(patient.pid)

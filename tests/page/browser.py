@@ -79,6 +79,14 @@ class Page:
     def wait_for(self, expression: str, seconds: float = 2 * GENEROUS) -> None:
         wait(lambda: bool(self.js(expression)), seconds, expression)
 
+    def hold_timers(self) -> None:
+        """What is shown for a moment (service/page/copy.js) stays until the page is loaded anew: a busy machine looks
+        too late."""
+        self.driver.execute_script(
+            "const begin = window.setTimeout;"
+            "window.setTimeout = (work, delay, ...rest) => delay === 1500 ? 0 : begin(work, delay, ...rest);"
+        )
+
     def element(self, id: str) -> WebElement:
         return self.driver.find_element("id", id)
 

@@ -294,6 +294,7 @@ def test_an_answer_is_copied_and_seen_as_plain_text(ready: Page) -> None:
     ready.ask(text)
     assert ready.text(".answer .words") == "Some strong words and code."
     copy, plain = ready.driver.find_elements("css selector", ".actions button:not(.hear)")
+    ready.hold_timers()
     copy.click()
     ready.wait_for("document.querySelector('.actions .copy').textContent === 'Copied'")
     assert ready.js("window.copied") == text
@@ -312,6 +313,7 @@ def test_copying_works_without_the_clipboards_interface(ready: Page) -> None:
         "document.addEventListener('copy', () => { window.copied = document.activeElement.value; });"
     )
     ready.ask("```\nx = 1\n```")
+    ready.hold_timers()
     ready.driver.find_element("css selector", ".fence .copy").click()
     ready.wait_for("document.querySelector('.fence .copy').textContent === 'Copied'")
     assert ready.js("window.copied") == "x = 1"
