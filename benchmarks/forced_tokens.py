@@ -5,8 +5,8 @@
 Answers to the schema of benchmarks.guided, written by somebody who knows it, over a vocabulary of published size with
 punctuation of JSON and, as `names` says, words: else a name takes several tokens.
 
-`forced`: tokens that follow from what was written before. `saved`: the share of steps that need not run if the tokens of
-a run are decoded together. The first of a run is no gain: its step is already running when the host learns that it is
+`forced`: tokens that follow from what was written before. `saved`: the share of steps that need not run if tokens of
+a run are decoded together. The first of one is no gain: its step is already running when the host learns that it is
 forced; without that, it would be `bound`. `single`: tokens where the mask allows no other one, so that an answer with
 and without such steps would be the same.
 """
