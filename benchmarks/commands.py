@@ -57,6 +57,12 @@ COMMANDS: tuple[Command, ...] = (
         "chat_http_pairs_kimi_vl_a3b",
         "python -m benchmarks.chat_http pairs kimi_vl_a3b",
     ),
+    Command(
+        "what guided rows cost, to free rows beside them, too",
+        "guided_qwen2_vl_2b",
+        "python -m benchmarks.guided qwen2_vl_2b",
+    ),
+    Command("tokens that a grammar forces", "forced_tokens", "python -m benchmarks.forced_tokens"),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
     Command(
         "what the codec's precisions leave of the signal", "codec_precision", "python -m benchmarks.codec_precision"

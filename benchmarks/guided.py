@@ -1,10 +1,11 @@
-"""What guided rows cost: tokens a second of 32 and 64 rows, all guided against none, and gaps while grammars are built.
+"""What guided rows cost: all guided against none, to free rows beside them, and gaps while grammars are built.
 
     python -m benchmarks.guided [MODEL] [--tiny]
 
 Rounds with and without a schema alternate on one server, and medians are compared. Answers are cut at the same number
-of tokens. Then free rows are watched while every tenth of a second a request with a schema that is new comes. Full size
-and random weights; --tiny serves the embedded model instead, to try the script.
+of tokens. Free rows are counted alone, beside a few more free rows, and beside as many guided ones. Then free rows are
+watched while every tenth of a second a request with a schema that is new comes. Full size and random weights; --tiny
+serves the embedded model instead, to try the script.
 """
 
 from __future__ import annotations
@@ -29,18 +30,24 @@ from benchmarks.server import Server, random_weights, serve
 
 ROUNDS = 5
 FREE_ROWS = 16
+"""Watched while grammars are built."""
+BESIDE = ("none", "free", "guided")
 NEW_SCHEMA_EVERY = 0.1
 TINY_MODEL = "reprise/qwen2_vl"
 
 
 @dataclass(frozen=True)
 class Scale:
+    """rows: of the comparison of all with none. counted: free rows with others beside them, `beside` of them."""
+
     rows: tuple[int, ...]
     tokens: int
+    counted: int
+    beside: int
 
 
-FULL = Scale((32, 64), 256)
-TINY = Scale((2,), 12)
+FULL = Scale((32, 64), 256, 32, 8)
+TINY = Scale((2,), 12, 2, 1)
 
 
 def invoice(number: int = 0) -> dict[str, Any]:
@@ -88,13 +95,35 @@ async def stream(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[in
 
 
 async def rate(client: httpx.AsyncClient, model: str, rows: int, tokens: int, guided: bool) -> float:
-    """Tokens a second of all rows from the first event of the last row to begin until the first row ends."""
+    """Tokens a second of all rows."""
     schema = invoice() if guided else None
-    answers = await asyncio.gather(*(stream(client, body(model, tokens, seed, schema)) for seed in range(rows)))
+    return per_second(
+        await asyncio.gather(*(stream(client, body(model, tokens, seed, schema)) for seed in range(rows)))
+    )
+
+
+async def rate_beside(client: httpx.AsyncClient, model: str, scale: Scale, beside: str) -> float:
+    """Tokens a second of the free rows that are counted; the others last twice as long."""
+    schema = invoice() if beside == "guided" else None
+    seeds = () if beside == "none" else range(scale.counted, scale.counted + scale.beside)
+    others = [asyncio.ensure_future(stream(client, body(model, 2 * scale.tokens, seed, schema))) for seed in seeds]
+    counted = await rate(client, model, scale.counted, scale.tokens, guided=False)
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    return counted
+
+
+def per_second(answers: Sequence[tuple[int, list[float]]]) -> float:
+    """Tokens a second from the first event of the last row to begin until the first row ends; of the whole time where
+    no such moment is, as of a few tokens at --tiny."""
     begin, end = max(times[0] for _, times in answers), min(times[-1] for _, times in answers)
     inside = sum(1 for _, times in answers for at in times if begin < at <= end)
     events = sum(len(times) for _, times in answers)
-    return inside / (end - begin) * sum(count for count, _ in answers) / events if end > begin else 0.0
+    tokens = sum(count for count, _ in answers)
+    if begin < end:
+        return inside / (end - begin) * tokens / events
+    return tokens / (max(times[-1] for _, times in answers) - min(times[0] for _, times in answers))
 
 
 async def gaps(client: httpx.AsyncClient, model: str, tokens: int, numbers: Iterator[int] | None) -> list[float]:
@@ -123,6 +152,7 @@ async def measured(server: Server, model: str, scale: Scale) -> list[Row]:
             free, guided_rate = (statistics.median(rates[guided]) for guided in (False, True))
             loss = 1 - guided_rate / free if free else 0.0
             found.append({"rows": rows, "free_tokens_s": free, "guided_tokens_s": guided_rate, "loss": loss})
+        found.append(await measured_beside(client, model, scale))
         numbers = itertools.count(1)
         longest: dict[bool, list[float]] = {False: [], True: []}
         for _, built in itertools.product(range(ROUNDS), (False, True)):
@@ -130,6 +160,19 @@ async def measured(server: Server, model: str, scale: Scale) -> list[Row]:
         quiet, busy = (statistics.median(longest[built]) for built in (False, True))
         found.append({"rows": FREE_ROWS, "longest_gap_s": quiet, "longest_gap_beside_new_schemas_s": busy})
     return found
+
+
+async def measured_beside(client: httpx.AsyncClient, model: str, scale: Scale) -> Row:
+    """loss_beside: what guided rows take from free ones, that is, more than as many free rows take."""
+    rates: dict[str, list[float]] = {beside: [] for beside in BESIDE}
+    for round_, beside in itertools.product(range(ROUNDS + 1), BESIDE):
+        value = await rate_beside(client, model, scale, beside)
+        if round_:
+            rates[beside].append(value)
+    medians = {beside: statistics.median(values) for beside, values in rates.items()}
+    row: Row = {f"counted_tokens_s_beside_{beside}": median for beside, median in medians.items()}
+    loss = 1 - medians["guided"] / medians["free"] if medians["free"] else 0.0
+    return {"rows": scale.counted, "beside": scale.beside, **row, "loss_beside": loss}
 
 
 def run(model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
@@ -147,7 +190,12 @@ def main(words: Sequence[str] | None = None) -> Path:
     scale, model = (TINY, TINY_MODEL) if arguments.tiny else (FULL, arguments.model)
     with tempfile.TemporaryDirectory() as folder:
         hosted = [] if arguments.tiny else random_weights([make(model, Path(folder))])
-        settings = ["--max-in-flight", "1024", "--max-running", str(max(*scale.rows, FREE_ROWS + 16))]
+        settings = [
+            "--max-in-flight",
+            "1024",
+            "--max-running",
+            str(max(*scale.rows, scale.counted + scale.beside, FREE_ROWS + 16)),
+        ]
         name = f"guided_{'tiny' if arguments.tiny else model}"
         return record(name, run(model, scale, [*hosted, *settings]), model=model, flags=settings)
 

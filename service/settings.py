@@ -139,6 +139,12 @@ class Settings(BaseSettings):
         None, "Engine", "Token gap that prefills of others may cause (s); default: 0.015 on a GPU, no limit on a CPU."
     )
     graphs: bool = _knob(True, "Engine", "Capture CUDA graphs and replay them; off runs everything eagerly.")
+    guided_graphs_first: bool = _knob(
+        False,
+        "Engine",
+        "Capture what rows with a schema or tools need before the server is ready, not while it idles: a longer start, "
+        "and no eager step after it.",
+    )
     mixed_route: MixedRoute = _knob(
         "auto",
         "Engine",

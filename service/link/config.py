@@ -57,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Seconds between two tokens of a chat; prefill chunks and encoder passes beside decode rows are cut for it. None:
     0.015 (CUDA), no limit (CPU)."""
     graphs: bool = True
+    guided_graphs_first: bool = False
+    """The graphs of guided rows are captured before readiness, too, not while the engine idles."""
     mixed_route: MixedRoute = "auto"
     """Of chat batches with prefill chunks. auto: replayed where a captured prefill holds them and is measured faster.
     eager: all of them run eagerly."""

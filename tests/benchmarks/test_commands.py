@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chat_http, engines, guided, peers, speech_http, startup
+from benchmarks import chat_http, engines, forced_tokens, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.peers import __main__ as compare
 from benchmarks.reading import PEERS, RESULTS, Results
@@ -51,6 +51,27 @@ def test_chat_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "| 112 x 112 JPEG |" in TABLES["chat-latency"](results)
 
 
+def test_tokens_that_a_grammar_forces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(forced_tokens, "ANSWERS", 1)
+    rows = json.loads(forced_tokens.main(size=3000).read_text())["rows"]
+    for row in rows:
+        assert 0 <= row["single"] <= row["forced"] <= 1 and 0 <= row["saved"] < row["bound"] < 1
+    usual, fixed = (next(row for row in rows if row["grammar"] == name) for name in ("usual", "one style"))
+    assert fixed["forced"] > usual["forced"] > 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "rate"),
+    [
+        ([(4, [0.0, 1.0, 2.0, 3.0]), (4, [1.0, 2.0, 3.0, 4.0])], 2.0),
+        ([(2, [0.0, 1.0]), (2, [2.0, 4.0])], 1.0),
+    ],
+)
+def test_tokens_a_second_are_counted_while_all_rows_run(answers: list[tuple[int, list[float]]], rate: float) -> None:
+    assert guided.per_second(answers) == rate
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_guided_rows_against_free_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +79,8 @@ def test_guided_rows_against_free_ones(tmp_path: Path, monkeypatch: pytest.Monke
     written = json.loads(guided.main(["--tiny"]).read_text())
     throughput = next(row for row in written["rows"] if "loss" in row)
     assert throughput["guided_tokens_s"] > 0 and throughput["free_tokens_s"] > 0
+    beside = next(row for row in written["rows"] if "loss_beside" in row)
+    assert all(beside[f"counted_tokens_s_beside_{others}"] > 0 for others in guided.BESIDE)
     assert written["steps"]["guided_layers replay captured"] > 0
 
 

@@ -134,10 +134,11 @@ class ChatGraphs:
         guided: bool = False,
     ) -> GraphRunner:
         """Before readiness: plain sampling at every size; with penalties and filters, powers of two and the largest.
-        What guided rows need is captured while the engine idles: a server without them starts no later."""
+        What guided rows need is captured while the engine idles, unless the configuration says otherwise: a server
+        without them starts no later."""
         largest = max(bucket["rows"] for bucket in bucket_list)
         before_ready = [c for c in bucket_list if not full or c["rows"].bit_count() == 1 or c["rows"] == largest]
-        if guided:
+        if guided and not self._context.config.guided_graphs_first:
             before_ready = []
         return GraphRunner(
             self._name,

@@ -252,19 +252,22 @@ class _Vocabulary:
         blank would add one here: then the longest tokens are taken that spell the text itself."""
         ids = self._tokenize(text)
         raw = text.encode()
-        return ids if b"".join(self.tokens[token] for token in ids) == raw else self._spelled(raw)
+        return ids if b"".join(self.tokens[token] for token in ids) == raw else spelled(raw, self._ids, self._longest)
 
-    def _spelled(self, raw: bytes) -> list[int]:
-        ids: list[int] = []
-        start = 0
-        while start < len(raw):
-            ends = range(min(len(raw), start + self._longest), start, -1)
-            end = next((end for end in ends if raw[start:end] in self._ids), None)
-            if end is None:
-                break  # The vocabulary cannot spell the rest.
-            ids.append(self._ids[raw[start:end]])
-            start = end
-        return ids
+
+def spelled(raw: bytes, tokens: Mapping[bytes, int], longest: int) -> list[int]:
+    """The longest of `tokens`, by their bytes, that spell `raw` one after the other, up to where none does. longest:
+    bytes of the longest one."""
+    ids: list[int] = []
+    start = 0
+    while start < len(raw):
+        ends = range(min(len(raw), start + longest), start, -1)
+        end = next((end for end in ends if raw[start:end] in tokens), None)
+        if end is None:
+            break
+        ids.append(tokens[raw[start:end]])
+        start = end
+    return ids
 
 
 def build_tokenizer(processor: ChatProcessor, vocab_limit: int) -> llguidance.LLTokenizer:

@@ -58,6 +58,9 @@ def text(engine: InlineEngine, name: str) -> str:
     return tiny_text(engine.tokens(name)).decode()
 
 
+GUIDED: dict[str, dict[str, Any]] = {
+    f"{seed}": {"grammar": GRAMMAR, "temperature": 1.0, "seed": seed} for seed in range(4)
+}
 _ALONE: dict[str, tuple[list[int], str | None]] = {}
 
 
@@ -113,6 +116,23 @@ def test_replayed_guided_steps_give_the_tokens_of_eager_ones(device: str) -> Non
         routes = {route for kind, route, _ in engine.steps() if kind.startswith("guided")}
         assert routes == {"replay" if graphs else "eager"}
     assert answers[0] == answers[1]
+
+
+def test_graphs_of_guided_rows_may_be_captured_before_readiness() -> None:
+    engine = InlineEngine(max_running=8, guided_graphs_first=True)
+    kinds = {**GUIDED, **{f"full {name}": {**fields, "top_k": 9} for name, fields in GUIDED.items()}}
+    for name, fields in kinds.items():
+        ask(engine, name, **fields)
+    engine.run()
+    guided = {(kind, route) for kind, route, _ in engine.steps() if kind.startswith("guided")}
+    assert guided == {("guided_layers", "replay"), ("guided_sample", "replay")}
+
+
+def test_graphs_of_guided_rows_come_later_by_default() -> None:
+    engine = InlineEngine()
+    ask(engine, "first", grammar=GRAMMAR)
+    engine.run()
+    assert ("guided_layers", "eager") in engine.routes()
 
 
 def test_without_guided_rows_nothing_but_the_whole_steps_runs() -> None:
