@@ -19,7 +19,7 @@ from PIL import Image
 from websockets import Subprotocol
 from websockets.asyncio.client import ClientConnection, connect
 
-from models.media import ChatMessage
+from models.media import ChatMessage, TokenizedChat
 from service.api.http.errors import ApiError
 from service.api.realtime import websocket
 from service.api.realtime.events import OutputItemAdded, OutputTextDelta
@@ -572,6 +572,20 @@ async def test_sound_for_telephones(socket: ClientConnection, kind: str, codec: 
     assert "the item has 100 ms of audio" in error["message"]
 
 
+@pytest.fixture
+def whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake model reads all messages, not the last one alone."""
+    apply = FakeProcessor.apply_chat_template
+
+    def all_of(self: FakeProcessor, messages: Sequence[ChatMessage], *rest: Any, **options: Any) -> TokenizedChat:
+        chat = apply(self, messages, *rest, **options)
+        earlier = [ord("x")] * sum(len(shown(message)) for message in messages[:-1])
+        return TokenizedChat(np.append(np.array(earlier, np.int32), chat.token_ids).astype(np.int32), ())
+
+    monkeypatch.setattr(FakeProcessor, "apply_chat_template", all_of)
+
+
+@pytest.mark.usefixtures("whole_prompts")
 async def test_the_oldest_turns_are_left_out_where_truncation_is_auto(
     conversing: Conversing, socket: ClientConnection
 ) -> None:

@@ -10,6 +10,18 @@ import re
 from collections.abc import Callable
 
 from service.api.speech.normalising.addresses import ADDRESSES
+from service.api.speech.normalising.english_words import (
+    BEFORE_NUMBERS,
+    CODES,
+    CURRENCIES,
+    DOLLARS,
+    LARGE,
+    MONTHS,
+    PERIODS,
+    TITLES,
+    UNITS,
+    WORDS,
+)
 from service.api.speech.normalising.numbers import cardinal, decimal, digits, ordinal, plural, year
 from service.api.speech.normalising.roman import ROMAN
 from service.api.speech.normalising.signs import POWERS, SIGNS
@@ -24,147 +36,12 @@ COMPOUND_END = r"(?![\w/@=^*\\′″]|[.,:'’]\d|-\d)"
 NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:\.\d{1,12})?"
 MINUS = r"(?P<minus>[-−](?=[\d$€£¥₹₩U]))?"
 
-MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 MONTH = (
     r"(?P<month>" + "|".join(rf"{name[:3]}(?:{name[3:]})?" if len(name) > 3 else name for name in MONTHS) + r"|Sept)"
 )
 DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
-CURRENCIES = {
-    "$": ("dollar", "dollars", "cent", "cents"),
-    "€": ("euro", "euros", "cent", "cents"),
-    "£": ("pound", "pounds", "penny", "pence"),
-    "¥": ("yen", "yen", "", ""),
-    "₹": ("rupee", "rupees", "paisa", "paise"),
-    "₩": ("won", "won", "", ""),
-}
-DOLLARS = {
-    "A": "Australian",
-    "AU": "Australian",
-    "C": "Canadian",
-    "CA": "Canadian",
-    "HK": "Hong Kong",
-    "NZ": "New Zealand",
-    "S": "Singapore",
-}
-CODES = {
-    "USD": ("US dollar", "US dollars"),
-    "EUR": ("euro", "euros"),
-    "GBP": ("pound", "pounds"),
-    "JPY": ("yen", "yen"),
-    "CHF": ("Swiss franc", "Swiss francs"),
-    "CNY": ("yuan", "yuan"),
-    "INR": ("rupee", "rupees"),
-}
-PERIODS = {
-    "mo": "month",
-    "yr": "year",
-    "hr": "hour",
-    "h": "hour",
-    "kg": "kilogram",
-    "lb": "pound",
-    "sq ft": "square foot",
-    "GB": "gigabyte",
-}
-"""What money is paid for, besides whole words."""
-LARGE = {"k": "thousand", "K": "thousand", "M": "million", "B": "billion"}
-
-UNITS = {
-    "km/h": ("kilometer per hour", "kilometers per hour"),
-    "kph": ("kilometer per hour", "kilometers per hour"),
-    "m/s": ("meter per second", "meters per second"),
-    "mph": ("mile per hour", "miles per hour"),
-    "km²": ("square kilometer", "square kilometers"),
-    "m²": ("square meter", "square meters"),
-    "m³": ("cubic meter", "cubic meters"),
-    "km": ("kilometer", "kilometers"),
-    "cm": ("centimeter", "centimeters"),
-    "mm": ("millimeter", "millimeters"),
-    "m": ("meter", "meters"),
-    "mi": ("mile", "miles"),
-    "ft": ("foot", "feet"),
-    "yd": ("yard", "yards"),
-    "kg": ("kilogram", "kilograms"),
-    "mg": ("milligram", "milligrams"),
-    "g": ("gram", "grams"),
-    "lbs": ("pound", "pounds"),
-    "lb": ("pound", "pounds"),
-    "oz": ("ounce", "ounces"),
-    "ml": ("milliliter", "milliliters"),
-    "mL": ("milliliter", "milliliters"),
-    "L": ("liter", "liters"),
-    "°C": ("degree Celsius", "degrees Celsius"),
-    "°F": ("degree Fahrenheit", "degrees Fahrenheit"),
-    "°": ("degree", "degrees"),
-    "TB": ("terabyte", "terabytes"),
-    "GB": ("gigabyte", "gigabytes"),
-    "MB": ("megabyte", "megabytes"),
-    "KB": ("kilobyte", "kilobytes"),
-    "kB": ("kilobyte", "kilobytes"),
-    "GHz": ("gigahertz", "gigahertz"),
-    "MHz": ("megahertz", "megahertz"),
-    "kHz": ("kilohertz", "kilohertz"),
-    "Hz": ("hertz", "hertz"),
-    "kWh": ("kilowatt hour", "kilowatt hours"),
-    "kW": ("kilowatt", "kilowatts"),
-    "MW": ("megawatt", "megawatts"),
-    "W": ("watt", "watts"),
-    "V": ("volt", "volts"),
-    "hrs": ("hour", "hours"),
-    "hr": ("hour", "hours"),
-    "mins": ("minute", "minutes"),
-    "min": ("minute", "minutes"),
-    "secs": ("second", "seconds"),
-    "sec": ("second", "seconds"),
-    "ms": ("millisecond", "milliseconds"),
-    "h": ("hour", "hours"),
-    "¢": ("cent", "cents"),
-    "‰": ("per mille", "per mille"),
-    "µm": ("micrometer", "micrometers"),
-    "nm": ("nanometer", "nanometers"),
-    "cm²": ("square centimeter", "square centimeters"),
-    "cm³": ("cubic centimeter", "cubic centimeters"),
-    "kcal": ("kilocalorie", "kilocalories"),
-    "tsp": ("teaspoon", "teaspoons"),
-    "tbsp": ("tablespoon", "tablespoons"),
-    "dB": ("decibel", "decibels"),
-    "rpm": ("revolution per minute", "revolutions per minute"),
-    "bpm": ("beat per minute", "beats per minute"),
-    "fps": ("frame per second", "frames per second"),
-    "kbps": ("kilobit per second", "kilobits per second"),
-    "Mbps": ("megabit per second", "megabits per second"),
-    "Gbps": ("gigabit per second", "gigabits per second"),
-    "px": ("pixel", "pixels"),
-}
-
-BEFORE_NUMBERS = {
-    "no": "number",
-    "nos": "numbers",
-    "nr": "number",
-    "fig": "figure",
-    "figs": "figures",
-    "vol": "volume",
-    "ch": "chapter",
-    "sec": "section",
-    "eq": "equation",
-    "p": "page",
-    "pp": "pages",
-    "approx": "approximately",
-}
-TITLES = {"Dr": "Doctor", "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Prof": "Professor", "St": "Saint"}
-WORDS = {
-    "e.g.": "for example",
-    "i.e.": "that is",
-    "etc.": "et cetera",
-    "vs.": "versus",
-    "approx.": "approximately",
-    "Jr.": "Junior",
-    "Sr.": "Senior",
-}
 YEAR_CONTEXT = r"in|since|until|till|during|before|after|by|from|of|year|summer|winter|Q[1-4]|spring|autumn|fall|circa"
 
 
@@ -361,7 +238,9 @@ def _season(match: re.Match[str]) -> str:
     """1990/91."""
     if int(match[2]) != (int(match[1]) + 1) % 100:
         return match[0]
-    return f"{year(int(match[1]))} to {year(int(match[1]) + 1).split()[-1] if int(match[2]) else year(int(match[1]) + 1)}"
+    return (
+        f"{year(int(match[1]))} to {year(int(match[1]) + 1).split()[-1] if int(match[2]) else year(int(match[1]) + 1)}"
+    )
 
 
 def _unit(match: re.Match[str]) -> str:
@@ -398,6 +277,8 @@ AMOUNT = rf"(?P<amount>{NUMBER})"
 SCALE = r"(?:\s?(?P<scale>thousand|million|billion|trillion|[kKMB](?!\w)))?"
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 TITLE = "|".join(TITLES)
+PAID_FOR = ("month", "year", "week", "day", "hour", "night", "person", "user", "seat", "unit", "token", *PERIODS)
+PERIOD = "|".join(PAID_FOR)
 
 TERM = r"\d{1,4}(?:\.\d{1,2})?"
 """One end of a range."""
@@ -426,7 +307,7 @@ RULES = _compile(
     ),
     (
         rf"{BEGIN}{MINUS}(?P<country>US|AU?|CA?|HK|NZ|S)?(?P<currency>[$€£¥₹₩]){AMOUNT}{SCALE}"
-        rf"(?:(?:/| per )(?P<per>month|year|week|day|hour|night|person|user|seat|unit|token|{'|'.join(PERIODS)})\b|{END})",
+        rf"(?:(?:/| per )(?P<per>{PERIOD})\b|{END})",
         _paid,
     ),
     (rf"{BEGIN}{MINUS}{AMOUNT}\s?(?P<code>{'|'.join(CODES)})\b", _coded),

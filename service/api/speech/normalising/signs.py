@@ -13,7 +13,15 @@ FRACTIONS = {
     "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
     "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
 }  # fmt: skip
-OPERATORS = {"+": "plus", "×": "times", "*": "times", "÷": "divided by", "/": "divided by", "=": "equals", "≠": "is not"}
+OPERATORS = {
+    "+": "plus",
+    "×": "times",
+    "*": "times",
+    "÷": "divided by",
+    "/": "divided by",
+    "=": "equals",
+    "≠": "is not",
+}
 COMPARISONS = {
     ">": "more than", "<": "less than", ">=": "at least", "≥": "at least", "<=": "at most", "≤": "at most",
     "~": "about", "≈": "about", "±": "plus or minus", "+/-": "plus or minus",

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable
 
 from service.api.speech.normalising.chinese import normalise_chinese
-from service.api.speech.normalising.english import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS, normalise_english
+from service.api.speech.normalising.english import normalise_english
+from service.api.speech.normalising.english_words import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS
 from service.api.speech.normalising.language import NUMERALS, Language, language_of
 from service.api.speech.normalising.roman import CONTEXT
 from service.api.speech.normalising.signs import DAYS, MARKS
