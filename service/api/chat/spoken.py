@@ -23,7 +23,7 @@ from service.api.merging import merged
 from service.api.speech.captions import with_live_pauses
 from service.api.speech.delivery import AudioChunk, PlaybackMeter, complete_file, encode_chunk
 from service.api.speech.live_text import LiveText
-from service.api.speech.request import SpeechJob, SpokenTooLong, prepare
+from service.api.speech.request import SpeechJob, SpokenTooLong, find_voice, prepare
 from service.api.speech.schema import SpeechOptions
 
 PCM_RATE = 24_000
@@ -67,6 +67,25 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
         record.model = chat_model
     record.ticket.grow(1)
     return SpokenAnswer(context, job, streamed=bool(body.stream), logprobs=bool(body.logprobs))
+
+
+def check_voice(context: ServerContext, audio: AudioParams) -> None:
+    """ApiError for a speech model or a voice that there is not. Which model speaks may still be open."""
+    hosted = [model for model in context.catalog.models if model.kind == "speech"]
+    name = audio.model or context.settings.spoken_answer_model
+    model = None if name is None else context.catalog.get(name)
+    if name is not None and model not in hosted:
+        message = "audio.model: no speech model of this name is served; GET /v1/models lists the names."
+        raise bad_request(message, "audio.model", "model_not_found")
+    if model is None and len(hosted) == 1:
+        model = hosted[0]
+    if audio.voice is None:
+        return
+    voice = audio.voice if isinstance(audio.voice, str) else audio.voice.id
+    try:
+        find_voice(context, voice, model)
+    except ApiError as error:
+        raise _within_audio(error) from error
 
 
 def _speech_model(context: ServerContext, audio: AudioParams) -> str:

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from models.errors import InputError
@@ -149,6 +149,8 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
             return _other_method(request, routes)
         message = {404: "Not found."}.get(error.status_code, "The request cannot be processed.")
         code = {404: "not_found"}.get(error.status_code)
+        if error.status_code == 404 and _is_socket(request, routes):
+            return _upgrade_required()
         response = ApiError(error.status_code, message, code=code).response()
         response.headers.update(error.headers or {})
         return response
@@ -173,6 +175,18 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
         Exception,
     ):
         app.add_exception_handler(kind, known)
+
+
+def _is_socket(request: Request, routes: Sequence[BaseRoute]) -> bool:
+    path = request.scope["path"]
+    return any(isinstance(route, WebSocketRoute) and route.path_regex.match(path) for route in routes)
+
+
+def _upgrade_required() -> Response:
+    message = "This path is a WebSocket: connect with ws:// or wss:// and an HTTP/1.1 upgrade."
+    response = ApiError(426, message, code="upgrade_required").response()
+    response.headers.update({"upgrade": "websocket", "connection": "upgrade"})
+    return response
 
 
 def _other_method(request: Request, routes: Sequence[BaseRoute]) -> Response:

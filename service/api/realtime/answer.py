@@ -32,6 +32,7 @@ from service.api.realtime.events import (
 from service.api.realtime.items import ConversationItem, Status, new_id
 from service.api.realtime.outputs import CallOutput, Emit, MessageOutput, Place
 from service.api.realtime.session_config import Metadata, RealtimeAudio, RealtimeConfig, chat_tools
+from service.api.realtime.truncation import truncated
 from service.api.sockets import StreamClosed
 
 log = logging.getLogger("reprise.access")
@@ -109,7 +110,7 @@ class Answer:
         except Exception as error:
             failure = as_api_error(error)
             if not self._begun:
-                await self._refuse(_within_response(failure))
+                await self._refuse(renamed(failure, "response"))
                 return
             failed = RealtimeFailure(type=failure.type, code=failure.code, message=failure.message)
             details = StatusDetails(type="failed", error=failed)
@@ -120,9 +121,8 @@ class Answer:
 
     async def _generate(self) -> StatusDetails:
         context = self._context
-        self._record.ticket.grow(1, self._size)
         async with asyncio.timeout(context.settings.request_timeout):
-            job = await prepare_job(context, self._body, self._record)
+            job = await self._prepared()
         self._job = job
         async with self._telling:
             await self._begin()
@@ -137,6 +137,17 @@ class Answer:
         if finish_reason == "length" or (job.spoken is not None and job.spoken.cut):
             return StatusDetails(type="incomplete", reason="max_output_tokens")
         return StatusDetails(type="completed")
+
+    async def _prepared(self) -> ChatJob:
+        """With truncation, only as many of the last turns as the model's context holds beside an answer."""
+        if self._config.truncation == "disabled":
+            return await self._attempt(self._body)
+        return await truncated(self._body, self._attempt)
+
+    async def _attempt(self, body: ChatRequestBody) -> ChatJob:
+        self._record.ticket.release()
+        self._record.ticket.grow(1, self._size)
+        return await prepare_job(self._context, body, self._record)
 
     async def _tell(self, part: TextDelta | bytes) -> None:
         """part: text and calls, or pcm16."""
@@ -155,7 +166,8 @@ class Answer:
     async def _begun_message(self) -> MessageOutput:
         """It is announced with its first text or sound."""
         if self._message is None:
-            self._message = MessageOutput(self._next_place(), spoken=self._config.spoken)
+            spoken = self._config.format if self._config.spoken else None
+            self._message = MessageOutput(self._next_place(), spoken=spoken)
             self._outputs.append(self._message)
             await self._message.begin()
         return self._message
@@ -239,13 +251,13 @@ RENAMED = (
 """Fields of a chat request, and what they are called here."""
 
 
-def _within_response(error: ApiError) -> ApiError:
-    """An error of a chat request's field, with the name that the field has here."""
+def renamed(error: ApiError, within: str) -> ApiError:
+    """An error of a chat request's field, with the name that the field has here. within: session or response."""
     if error.param is None:
         return error
     for pattern, name in RENAMED:
         if found := re.fullmatch(pattern, error.param):
-            param = found.expand(name)
+            param = found.expand(name.replace("response.", f"{within}.", 1))
             problem = error.message.removeprefix(f"{error.param}: ")
             return ApiError(error.status, f"{param}: {problem}", param=param, code=error.code)
     return error

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from service.api.chat.spoken import PCM_RATE, SpokenAnswer
+from service.api.chat.spoken import SpokenAnswer
 from service.api.realtime.conversation import Conversation
 from service.api.realtime.events import (
     AnyServerEvent,
@@ -31,8 +31,8 @@ from service.api.realtime.events import (
 )
 from service.api.realtime.items import ConversationItem, ItemContent, Status, new_id
 from service.api.realtime.played import Playback
+from service.api.realtime.session_config import RealtimeFormat
 
-BYTES_PER_SECOND = 2 * PCM_RATE
 Emit = Callable[[AnyServerEvent], Awaitable[None]]
 
 
@@ -61,9 +61,9 @@ class Place:
 
 
 class MessageOutput:
-    """A message of one part. spoken: its text is the transcript of its audio."""
+    """A message of one part. spoken: how its audio is sent, of which its text is the transcript."""
 
-    def __init__(self, place: Place, *, spoken: bool) -> None:
+    def __init__(self, place: Place, *, spoken: RealtimeFormat | None) -> None:
         self._place = place
         self._spoken = spoken
         self._id = new_id("item")
@@ -82,6 +82,8 @@ class MessageOutput:
 
     async def sound(self, data: bytes) -> None:
         """data: pcm16, whole samples."""
+        assert self._spoken is not None
+        data = self._spoken.encode(data)
         self._sound_bytes += len(data)
         await self._place.emit(OutputAudioDelta(**self._where, delta=base64.b64encode(data).decode()))
 
@@ -105,7 +107,7 @@ class MessageOutput:
         return {"response_id": self._place.response_id, "output_index": self._place.index, "item_id": self._id}
 
     def _playback(self, speech: SpokenAnswer, *, whole: bool) -> Playback:
-        seconds = self._sound_bytes / BYTES_PER_SECOND
+        seconds = self._sound_bytes / self._spoken.bytes_per_second if self._spoken else 0.0
         segments = tuple(speech.segments)
         return Playback(tuple(speech.texts), segments, seconds, whole=whole, begun=speech.begun)
 

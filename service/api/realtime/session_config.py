@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.chat.schema import Int64
+from service.api.chat.spoken import PCM_RATE
 from service.api.chat.spoken_schema import AudioParams, Modality
 from service.api.chat.tool_schema import FunctionDefinition, NamedFunction, NamedToolChoice, ToolDefinition
 from service.api.chat.tools import MAX_TOOLS
 from service.api.http.errors import bad_request
 from service.api.realtime.items import NO_RECOGNITION, ConversationItem
 from service.api.speech.schema import LexiconEntries, ShortText, VoiceReference
+from service.media import g711
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -21,13 +24,13 @@ Modalities = Annotated[list[Modality], Meta(min_length=1, max_length=2)]
 Tokens = Annotated[int, Meta(ge=1)] | Literal["inf"]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Instructions = Annotated[str, Meta(max_length=65_536)]
+Truncation = Literal["auto", "disabled"]
 Refused = Annotated[Any, Meta(description="not supported: only a value that changes nothing is accepted")]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "truncation": ("disabled",),
     "tracing": (),
     "prompt": (),
     "include": ([],),
@@ -37,10 +40,27 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 class RealtimeFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """16-bit mono samples, little-endian."""
+    """audio/pcm: 16-bit mono samples, little-endian, at 24 kHz. audio/pcmu, audio/pcma: G.711 at 8 kHz."""
 
-    type: Literal["audio/pcm"] = "audio/pcm"
-    rate: Literal[24000] = 24000
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
+    rate: int | None = None
+
+    @property
+    def sample_rate(self) -> int:
+        return PCM_RATE if self.type == "audio/pcm" else g711.RATE
+
+    @property
+    def bytes_per_second(self) -> int:
+        return self.sample_rate * (2 if self.type == "audio/pcm" else 1)
+
+    def encode(self, data: bytes) -> bytes:
+        """data: whole samples of 16 bits at `sample_rate`."""
+        if self.type == "audio/pcm":
+            return data
+        return (g711.mu_law if self.type == "audio/pcmu" else g711.a_law)(np.frombuffer(data, "<i2"))
+
+
+PCM = RealtimeFormat(rate=PCM_RATE)
 
 
 class RealtimeOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -111,7 +131,7 @@ class SessionParams(_Overrides, frozen=True, kw_only=True):
 
     type: Literal["realtime", "transcription"] = "realtime"
     model: str | None = None
-    truncation: Refused = None
+    truncation: Truncation | None = None
     tracing: Refused = None
     include: Refused = None
 
@@ -131,7 +151,8 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_modalities: list[Modality]
     instructions: str = ""
     max_output_tokens: Tokens = "inf"
-    output: RealtimeOutput = RealtimeOutput(format=RealtimeFormat())
+    output: RealtimeOutput = RealtimeOutput(format=PCM)
+    truncation: Truncation = "disabled"
     temperature: float | None = None
     seed: int | None = None
     tools: list[RealtimeTool] = []
@@ -146,7 +167,11 @@ class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def audio(self) -> AudioParams:
         output = self.output
         given = {name: getattr(output, name) for name in RealtimeOutput.__struct_fields__ if name != "format"}
-        return AudioParams(format="pcm16", **given)
+        return AudioParams(format="pcm16", sample_rate=self.format.sample_rate, **given)
+
+    @property
+    def format(self) -> RealtimeFormat:
+        return self.output.format or PCM
 
 
 class RealtimeSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +190,7 @@ class RealtimeSession(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[RealtimeTool]
     tool_choice: Literal["none", "auto", "required"] | RealtimeToolChoice
     parallel_tool_calls: bool
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Truncation
 
 
 def updated(config: RealtimeConfig, given: _Overrides, field: str) -> RealtimeConfig:
@@ -176,7 +201,10 @@ def updated(config: RealtimeConfig, given: _Overrides, field: str) -> RealtimeCo
         raise bad_request(f"{at}: too many: {len(given.tools)} given, at most {MAX_TOOLS} allowed.", at)
     config = _overlaid(config, given)
     if given.audio is not None and given.audio.output is not None:
-        config = msgspec.structs.replace(config, output=_overlaid(config.output, given.audio.output))
+        output = _overlaid(config.output, given.audio.output)
+        if output.format is not None:
+            output = msgspec.structs.replace(output, format=_checked(output.format, f"{field}.audio.output.format"))
+        config = msgspec.structs.replace(config, output=output)
     modalities = given.output_modalities or given.modalities
     if modalities is None:
         return config
@@ -190,12 +218,13 @@ def shown(config: RealtimeConfig, id: str, model: str) -> RealtimeSession:
         output_modalities=config.output_modalities,
         instructions=config.instructions,
         max_output_tokens=config.max_output_tokens,
-        audio=RealtimeAudio(input=RealtimeInput(format=RealtimeFormat()), output=config.output),
+        audio=RealtimeAudio(input=RealtimeInput(format=PCM), output=config.output),
         temperature=UNSET if config.temperature is None else config.temperature,
         seed=UNSET if config.seed is None else config.seed,
         tools=config.tools,
         tool_choice=config.tool_choice,
         parallel_tool_calls=config.parallel_tool_calls,
+        truncation=config.truncation,
     )
 
 
@@ -210,6 +239,14 @@ def chat_tools(config: RealtimeConfig) -> dict[str, Any]:
         for tool in config.tools
     ]
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": config.parallel_tool_calls}
+
+
+def _checked(given: RealtimeFormat, field: str) -> RealtimeFormat:
+    """With its rate."""
+    if given.rate not in (None, given.sample_rate):
+        message = f"{field}.rate: {given.rate} given, must be {given.sample_rate} for {given.type}."
+        raise bad_request(message, f"{field}.rate")
+    return RealtimeFormat(type=given.type, rate=given.sample_rate)
 
 
 def _overlaid(base: T, given: msgspec.Struct) -> T:

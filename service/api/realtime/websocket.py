@@ -16,12 +16,13 @@ from starlette.websockets import WebSocketDisconnect
 
 from models.errors import InputError
 from service.api.chat.schema import Message
+from service.api.chat.spoken import check_voice
 from service.api.context import LARGE_BODY, ServerContext, context_of
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.json_body import parse
 from service.api.http.openapi import websocket
 from service.api.http.record import RequestRecord, record_of
-from service.api.realtime.answer import Answer
+from service.api.realtime.answer import Answer, renamed
 from service.api.realtime.conversation import Conversation, check_counts, max_items
 from service.api.realtime.events import (
     AnyClientEvent,
@@ -217,8 +218,20 @@ class Session:
             raise bad_request(message, "session.type", "unsupported_parameter")
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
             raise bad_request("session.model: cannot be changed; open another connection.", "session.model")
-        self._config = updated(self._config, given, "session")
+        config = updated(self._config, given, "session")
+        self._check_voice(given, config)
+        self._config = config
         await self._emit(SessionUpdated(session=shown(self._config, self._id, self._model.name)))
+
+    def _check_voice(self, given: SessionParams, config: RealtimeConfig) -> None:
+        """ApiError for a speech model or a voice that there is not, where the client names one."""
+        output = None if given.audio is None else given.audio.output
+        if output is None or (output.voice is None and output.model is None):
+            return
+        try:
+            check_voice(self._context, config.audio)
+        except ApiError as error:
+            raise renamed(error, "session") from error
 
     async def _create_item(self, event: ItemCreate) -> None:
         check_counts([event.item], self._context.settings, "item")

@@ -273,15 +273,24 @@ async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model
 
 async def _named_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, design: str) -> Speaker:
     name = options.voice if isinstance(options.voice, str) or options.voice is None else options.voice.id
-    key = name_key(name or DEFAULT_VOICE)
-    if key == DEFAULT_VOICE and (design or options.prompt_audio):
+    voice = find_voice(context, name or DEFAULT_VOICE, model)
+    if isinstance(voice, Voice):
+        return await _stored_speaker(context, voice, model, design)
+    if voice == DEFAULT_VOICE and (design or options.prompt_audio):
         return Speaker(design=design)  # a voice as described, or that of the audio
+    description = OPENAI_VOICES.get(voice, "")
+    if not context.settings.fixed_voices:
+        return Speaker(design=design or description)
+    return Speaker(await named_reference(context, model, voice, description), design=design)
+
+
+def find_voice(context: ServerContext, name: str, model: HostedModel | None) -> Voice | str:
+    """An uploaded voice, or the name of a built-in one. model: that is to speak in it, where that is known. ApiError
+    404 for an unknown voice, 400 for one of another model."""
+    key = name_key(name)
     if key == DEFAULT_VOICE or key in OPENAI_VOICES:
-        description = OPENAI_VOICES.get(key, "")
-        if not context.settings.fixed_voices:
-            return Speaker(design=design or description)
-        return Speaker(await named_reference(context, model, key, description), design=design)
-    voice = context.voices.find(name) if name else None
+        return key
+    voice = context.voices.find(name)
     if voice is None:
         raise ApiError(
             404,
@@ -289,7 +298,10 @@ async def _named_speaker(context: ServerContext, options: SpeechOptions, model: 
             param="voice",
             code="voice_not_found",
         )
-    return await _stored_speaker(context, voice, model, design)
+    if model is not None and voice.encoder != encoder_of(model):
+        message = "voice: this voice was uploaded for another model; upload it again for this one."
+        raise bad_request(message, "voice", "voice_of_other_model")
+    return voice
 
 
 async def _reference_speaker(
@@ -313,9 +325,6 @@ async def _load_audio(context: ServerContext, url: str, model: HostedModel, fiel
 
 
 async def _stored_speaker(context: ServerContext, voice: Voice, model: HostedModel, design: str) -> Speaker:
-    if voice.encoder != encoder_of(model):
-        message = "voice: this voice was uploaded for another model; upload it again for this one."
-        raise bad_request(message, "voice", "voice_of_other_model")
     try:
         latents = context.voices.cached(voice)
         if latents is None:

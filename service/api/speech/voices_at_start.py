@@ -41,5 +41,7 @@ def names(context: ServerContext) -> tuple[str, ...]:
 
 async def _idle(context: ServerContext) -> None:
     """Until no request is in progress, in any process of the server."""
-    while not context.admission.idle or not context.ready:
+    while True:
+        if context.ready and context.admission.idle:
+            return
         await asyncio.sleep(LOOKING_INTERVAL)

@@ -19,13 +19,14 @@ from PIL import Image
 from websockets import Subprotocol
 from websockets.asyncio.client import ClientConnection, connect
 
-from models.media import ChatMessage
+from models.media import ChatMessage, TokenizedChat
 from service.api.http.errors import ApiError
 from service.api.realtime import websocket
 from service.api.realtime.events import OutputItemAdded, OutputTextDelta
 from service.api.realtime.websocket import Session
 from service.link.config import EngineConfig
 from service.link.supervisor import EngineLink, InlineLink
+from tests.media.test_g711 import decoded
 from tests.support.fake_chat import FakeProcessor
 from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
@@ -474,15 +475,38 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection, kind: str) -
             "session.tools",
         ),
         ({"type": "session.update", "session": {"prompt": {"id": "x"}}}, "session.prompt"),
-        ({"type": "session.update", "session": {"truncation": "auto"}}, "session.truncation"),
+        ({"type": "session.update", "session": {"truncation": "never"}}, "session.truncation"),
+        (
+            {"type": "session.update", "session": {"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}}},
+            "session.truncation",
+        ),
+        (
+            {"type": "session.update", "session": {"audio": {"output": {"voice": "nobody"}}}},
+            "session.audio.output.voice",
+        ),
+        (
+            {"type": "session.update", "session": {"audio": {"output": {"voice": {"id": "voice_0"}}}}},
+            "session.audio.output.voice",
+        ),
+        (
+            {"type": "session.update", "session": {"audio": {"output": {"model": "tiny"}}}},
+            "session.audio.output.model",
+        ),
         ({"type": "session.update", "session": {"instructions": "x" * 65537}}, "session.instructions"),
         (
             {"type": "session.update", "session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}},
             "session.audio.input.turn_detection",
         ),
         (
-            {"type": "session.update", "session": {"audio": {"output": {"format": {"type": "audio/pcmu"}}}}},
+            {"type": "session.update", "session": {"audio": {"output": {"format": {"type": "audio/opus"}}}}},
             "session.audio.output.format.type",
+        ),
+        (
+            {
+                "type": "session.update",
+                "session": {"audio": {"output": {"format": {"type": "audio/pcmu", "rate": 24000}}}},
+            },
+            "session.audio.output.format.rate",
         ),
         ({"type": "conversation.item.create", "item": message("x", id="root")}, "item.id"),
         ({"type": "conversation.item.create", "item": {"type": "mcp_approval_response"}}, "item.type"),
@@ -520,6 +544,94 @@ async def test_a_bad_event_is_reported_and_the_session_goes_on(
     assert error["param"] == param and error["event_id"] == "mine", error
     assert error["type"] == "invalid_request_error" and error["message"]
     await add(socket, "It goes on.")
+
+
+async def test_a_refused_update_changes_nothing(socket: ClientConnection) -> None:
+    output = {"voice": "nobody", "speed": 2}
+    await refused(socket, "session.update", session={"instructions": "Sing.", "audio": {"output": output}})
+    await tell(socket, "session.update", session={})
+    shown = (await said(socket))["session"]
+    assert shown["instructions"] == "" and "speed" not in shown["audio"]["output"]
+
+
+@pytest.mark.parametrize(("kind", "codec"), [("audio/pcmu", "pcm_mulaw"), ("audio/pcma", "pcm_alaw")])
+async def test_sound_for_telephones(socket: ClientConnection, kind: str, codec: str) -> None:
+    session = {"audio": {"output": {"format": {"type": kind}}}}
+    await tell(socket, "session.update", session=session)
+    assert (await said(socket))["session"]["audio"]["output"]["format"] == {"type": kind, "rate": 8000}
+    await add(socket, "Call me.")
+    events = await answer(socket)
+    deltas = [base64.b64decode(event["delta"]) for event in events if event["type"] == "response.output_audio.delta"]
+    samples = decoded(codec, b"".join(deltas))
+    assert len(samples) == pytest.approx(PATCH / 6, abs=50), "one byte a sample, 8000 a second"
+    assert np.median(samples) == pytest.approx(0.25 * 32768, rel=0.04), "the tone of the fake talker"
+    spoken = next(event["item"]["id"] for event in events if event["type"] == "response.output_item.added")
+    error = await refused(
+        socket, "conversation.item.truncate", item_id=spoken, content_index=0, audio_end_ms=PATCH // 48 + 10
+    )
+    assert "the item has 100 ms of audio" in error["message"]
+
+
+@pytest.fixture
+def whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake model reads all messages, not the last one alone."""
+    apply = FakeProcessor.apply_chat_template
+
+    def all_of(self: FakeProcessor, messages: Sequence[ChatMessage], *rest: Any, **options: Any) -> TokenizedChat:
+        chat = apply(self, messages, *rest, **options)
+        earlier = [ord("x")] * sum(len(shown(message)) for message in messages[:-1])
+        return TokenizedChat(np.append(np.array(earlier, np.int32), chat.token_ids).astype(np.int32), ())
+
+    monkeypatch.setattr(FakeProcessor, "apply_chat_template", all_of)
+
+
+@pytest.mark.usefixtures("whole_prompts")
+async def test_the_oldest_turns_are_left_out_where_truncation_is_auto(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    """The model's context has 4096 tokens, of which a character is one."""
+    session = {"output_modalities": ["text"], "instructions": "Be short.", "max_output_tokens": 8}
+    await tell(socket, "session.update", session=session)
+    assert (await said(socket))["session"]["truncation"] == "disabled"
+    for name in "abcd":
+        await add(socket, f"{name} " + "x" * 1300)
+    error = await refused(socket, "response.create")
+    assert error["code"] == "context_length_exceeded" and error["param"] == "conversation"
+    await tell(socket, "session.update", session={"truncation": "auto"})
+    assert (await said(socket))["session"]["truncation"] == "auto"
+    assert (await answer(socket))[-1]["response"]["status"] in ("completed", "incomplete")
+    seen = conversing.seen[-1]
+    assert seen[0] == ("system", "Be short.") and [text[0] for _, text in seen[1:]] == ["b", "c", "d"]
+    # Without a length there is to be room for a longer answer than one token.
+    await tell(socket, "session.update", session={"max_output_tokens": "inf"})
+    await said(socket)
+    await add(socket, "e " + "x" * 1300, id="e")
+    await answer(socket, max_output_tokens=8)
+    assert [text[0] for _, text in conversing.seen[-1] if text[1:2] == " "] == ["d", "e"]
+    await tell(socket, "conversation.item.retrieve", item_id="e")
+    assert (await said(socket))["item"]["id"] == "e", "items stay in the conversation"
+
+
+async def test_a_last_turn_that_does_not_fit_is_an_error_with_truncation_too(socket: ClientConnection) -> None:
+    session = {"output_modalities": ["text"], "truncation": "auto"}
+    await tell(socket, "session.update", session=session)
+    await said(socket)
+    await add(socket, "Short.")
+    await add(socket, "x" * 5000, id="long")
+    error = await refused(socket, "response.create")
+    assert error["code"] == "context_length_exceeded"
+    await tell(socket, "conversation.item.delete", item_id="long")
+    await said(socket)
+    assert (await answer(socket))[-1]["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/realtime?model=tiny", "/v1/audio/speech/stream"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_plain_http_is_told_that_this_is_a_websocket(conversing: Conversing, path: str, method: str) -> None:
+    response = httpx.request(method, conversing.server.url + path, timeout=GENEROUS)
+    assert response.status_code == 426 and response.headers["upgrade"] == "websocket"
+    error = response.json()["error"]
+    assert error["code"] == "upgrade_required" and "WebSocket" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pauses, SSML, lexicons and captions of texts that are still being written: over the WebSocket and in spoken answers."""
+"""Pauses, SSML, lexicons and captions of texts that are still being written, over the WebSocket and in answers."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ UNITS = {
     "W": "瓦",
     "V": "伏",
 }
-MEASURES = "个只位名本张条件种块天次遍岁杯瓶辆台座间家层倍周小"
+MEASURES = "个只位名本张条件种块天次遍岁杯瓶辆台座间家层倍周小米斤吨升元千万亿秒点公"
 """Before these, two is 两, not 二."""
 
 
@@ -99,6 +99,18 @@ def _range(match: re.Match[str]) -> str:
     return f"{before}{han_cardinal(int(first))}到{before}{han_cardinal(int(last))}"
 
 
+def _unit_range(match: re.Match[str]) -> str:
+    return f"{han_decimal(match[1])}到{han_decimal(match[2])}{UNITS[match['unit']]}"
+
+
+def _digits(match: re.Match[str]) -> str:
+    return han_digits(match[0])
+
+
+def _score(match: re.Match[str]) -> str:
+    return f"{han_cardinal(int(match[1]))}比{han_cardinal(int(match[2]))}"
+
+
 def _fraction(match: re.Match[str]) -> str:
     top, bottom = int(match[1]), int(match[2])
     if not 0 < top < bottom:
@@ -116,25 +128,39 @@ def _plain(match: re.Match[str]) -> str:
     return _signed(match, han_digits(amount) if long else han_decimal(amount))
 
 
+OPERATORS = {"+": "加", "×": "乘", "*": "乘", "÷": "除以", "=": "等于"}
+UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+
 RULES: tuple[Rule, ...] = tuple(
     (re.compile(pattern), replace)
     for pattern, replace in (
         (rf"{BEGIN}{YEAR}[-/](\d{{1,2}})[-/](\d{{1,2}}){END}", _date),
         (rf"{BEGIN}{YEAR}[-–—~～至到]{YEAR}(?=年)", lambda match: f"{han_digits(match[1])}到{han_digits(match[2])}"),
         (rf"{BEGIN}{YEAR}(?=年)", lambda match: han_digits(match[1])),
+        (r"(?<=['’])\d\d(?=年)", _digits),
+        (rf"(?:(?<=拨打)|(?<=电话)|(?<=热线)|(?<=房间)|(?<=邮编))\d{{3,12}}{END}", _digits),
+        (rf"{BEGIN}\d{{3,4}}(?=室|号房)", _digits),
+        (r"(?<=\d) ?([×÷]) ?(?=\d)", lambda match: OPERATORS[match[1]]),
+        (r"(?<=\d) ?([+*=]) ?(?=\d)", lambda match: OPERATORS[match[1]]),
+        (rf"{BEGIN}(\d{{1,3}}):(\d){END}", _score),
+        (rf"(?<=比分)(\d{{1,3}}):(\d{{1,3}}){END}", _score),
+        (r"(?<=\d:\d\d)[-–~～](?=\d{1,2}:\d\d)", lambda match: "到"),
+        (r"(?<![\d.])(\d)\.(\d)(?=折)", lambda match: han_digits(match[1] + match[2])),
         (rf"{BEGIN}(\d{{1,2}}):(\d\d)(?::(\d\d))?{END}", _time),
         (rf"{BEGIN}{MINUS}(?P<currency>[¥￥$€£]){AMOUNT}(?P<scale>万亿|[万亿])?元?{END}", _money),
         (rf"{BEGIN}(\d{{1,4}})%?[-–~～](\d{{1,4}})([%％])", _range),
         (rf"{BEGIN}{MINUS}{AMOUNT}[%％]", _percent),
+        (rf"{BEGIN}{MINUS}{AMOUNT}‰", lambda match: _signed(match, f"千分之{han_decimal(match['amount'])}")),
+        (rf"{BEGIN}(\d{{1,4}}(?:\.\d)?)[-–~～](\d{{1,4}}(?:\.\d)?)\s?(?P<unit>{UNIT})(?![A-Za-z0-9_/²³])", _unit_range),
         (rf"{BEGIN}(?:1[3-9]\d{{9}}|0\d{{2,3}}-\d{{7,8}}|400-\d{{3}}-\d{{4}}){END}", _phone),
         (rf"{BEGIN}(\d{{1,3}})/(\d{{1,3}}){END}", _fraction),
         (
-            rf"{BEGIN}{MINUS}{AMOUNT}\s?(?P<unit>{'|'.join(sorted(map(re.escape, UNITS), key=len, reverse=True))})"
+            rf"{BEGIN}{MINUS}{AMOUNT}\s?(?P<unit>{UNIT})"
             r"(?![A-Za-z0-9_/²³])",
             lambda match: _signed(match, han_decimal(match["amount"]) + UNITS[match["unit"]]),
         ),
         (rf"{BEGIN}(\d{{1,4}})[-–~～](\d{{1,4}})(){END}", _range),
-        (rf"(?<!第){BEGIN}2(?=\s?[{MEASURES}])(?!\s?月)", lambda match: "两"),
+        (rf"(?<!第){BEGIN}2(?=\s?(?:[{MEASURES}]|年(?!级|[0-9一二三四五六七八九十])|分钟))", lambda match: "两"),
         (
             rf"{BEGIN}{MINUS}(?P<amount>(?:\d{{1,3}}(?:,\d{{3}}){{1,4}}|\d{{1,15}})(?:\.\d{{1,12}})?|\d{{16,24}}){END}",
             _plain,

@@ -9,110 +9,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from service.api.speech.normalising.addresses import ADDRESSES
+from service.api.speech.normalising.english_words import (
+    BEFORE_NUMBERS,
+    CODES,
+    CURRENCIES,
+    DOLLARS,
+    LARGE,
+    MONTHS,
+    PERIODS,
+    TITLES,
+    UNITS,
+    WORDS,
+)
 from service.api.speech.normalising.numbers import cardinal, decimal, digits, ordinal, plural, year
+from service.api.speech.normalising.roman import ROMAN
+from service.api.speech.normalising.signs import POWERS, SIGNS
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
-BEGIN = r"(?<![\w.,:/@#$€£¥=&+%~^*\\-])(?<!\d['’′])"
+BEGIN = r"(?<![\w.,:/@#$€£¥₹₩=&+%~^*\\-])(?<!\d['’′])"
 """No number begins inside a word, another number, an address or a formula."""
 END = r"(?![\w/@=^*\\′″]|[.,:'’-]\d|-\w)"
 COMPOUND_END = r"(?![\w/@=^*\\′″]|[.,:'’]\d|-\d)"
 """As END, but a hyphen and a word may follow: 3-year-old."""
 NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:\.\d{1,12})?"
-MINUS = r"(?P<minus>[-−](?=[\d$€£¥U]))?"
+MINUS = r"(?P<minus>[-−](?=[\d$€£¥₹₩U]))?"
 
-MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 MONTH = (
     r"(?P<month>" + "|".join(rf"{name[:3]}(?:{name[3:]})?" if len(name) > 3 else name for name in MONTHS) + r"|Sept)"
 )
 DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
-CURRENCIES = {
-    "$": ("dollar", "dollars", "cent", "cents"),
-    "€": ("euro", "euros", "cent", "cents"),
-    "£": ("pound", "pounds", "penny", "pence"),
-    "¥": ("yen", "yen", "", ""),
-}
-LARGE = {"k": "thousand", "K": "thousand", "M": "million", "B": "billion"}
-
-UNITS = {
-    "km/h": ("kilometer per hour", "kilometers per hour"),
-    "kph": ("kilometer per hour", "kilometers per hour"),
-    "m/s": ("meter per second", "meters per second"),
-    "mph": ("mile per hour", "miles per hour"),
-    "km²": ("square kilometer", "square kilometers"),
-    "m²": ("square meter", "square meters"),
-    "m³": ("cubic meter", "cubic meters"),
-    "km": ("kilometer", "kilometers"),
-    "cm": ("centimeter", "centimeters"),
-    "mm": ("millimeter", "millimeters"),
-    "m": ("meter", "meters"),
-    "mi": ("mile", "miles"),
-    "ft": ("foot", "feet"),
-    "yd": ("yard", "yards"),
-    "kg": ("kilogram", "kilograms"),
-    "mg": ("milligram", "milligrams"),
-    "g": ("gram", "grams"),
-    "lbs": ("pound", "pounds"),
-    "lb": ("pound", "pounds"),
-    "oz": ("ounce", "ounces"),
-    "ml": ("milliliter", "milliliters"),
-    "mL": ("milliliter", "milliliters"),
-    "L": ("liter", "liters"),
-    "°C": ("degree Celsius", "degrees Celsius"),
-    "°F": ("degree Fahrenheit", "degrees Fahrenheit"),
-    "°": ("degree", "degrees"),
-    "TB": ("terabyte", "terabytes"),
-    "GB": ("gigabyte", "gigabytes"),
-    "MB": ("megabyte", "megabytes"),
-    "KB": ("kilobyte", "kilobytes"),
-    "kB": ("kilobyte", "kilobytes"),
-    "GHz": ("gigahertz", "gigahertz"),
-    "MHz": ("megahertz", "megahertz"),
-    "kHz": ("kilohertz", "kilohertz"),
-    "Hz": ("hertz", "hertz"),
-    "kWh": ("kilowatt hour", "kilowatt hours"),
-    "kW": ("kilowatt", "kilowatts"),
-    "MW": ("megawatt", "megawatts"),
-    "W": ("watt", "watts"),
-    "V": ("volt", "volts"),
-    "hrs": ("hour", "hours"),
-    "hr": ("hour", "hours"),
-    "mins": ("minute", "minutes"),
-    "min": ("minute", "minutes"),
-    "secs": ("second", "seconds"),
-    "sec": ("second", "seconds"),
-    "ms": ("millisecond", "milliseconds"),
-}
-
-BEFORE_NUMBERS = {
-    "no": "number",
-    "nos": "numbers",
-    "nr": "number",
-    "fig": "figure",
-    "figs": "figures",
-    "vol": "volume",
-    "ch": "chapter",
-    "sec": "section",
-    "eq": "equation",
-    "p": "page",
-    "pp": "pages",
-    "approx": "approximately",
-}
-TITLES = {"Dr": "Doctor", "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Prof": "Professor", "St": "Saint"}
-WORDS = {
-    "e.g.": "for example",
-    "i.e.": "that is",
-    "etc.": "et cetera",
-    "vs.": "versus",
-    "approx.": "approximately",
-    "Jr.": "Junior",
-    "Sr.": "Senior",
-}
 YEAR_CONTEXT = r"in|since|until|till|during|before|after|by|from|of|year|summer|winter|Q[1-4]|spring|autumn|fall|circa"
 
 
@@ -149,13 +78,22 @@ def _day_first(match: re.Match[str]) -> str:
     return f"{spoken} {year(int(match['year']))}" if match["year"] else spoken
 
 
+def _days(match: re.Match[str]) -> str:
+    """Nov 3-5, 2026."""
+    month, first, last = _month(match["month"]), int(match["first"]), int(match["last"])
+    if not 1 <= first < last <= DAYS[month - 1]:
+        return match[0]
+    spoken = f"{MONTHS[month - 1]} {ordinal(first)} to {ordinal(last)}"
+    return f"{spoken} {year(int(match['year']))}" if match["year"] else spoken
+
+
 def _slash_date(match: re.Match[str]) -> str:
-    """11/22/2026 or 22/11/2026; a date that can be read both ways stays."""
-    first, second = int(match[1]), int(match[2])
+    """11/22/2026, 22/11/2026 or 22.11.2026; a date that can be read both ways stays."""
+    first, second = int(match[1]), int(match[3])
     month, day = (first, second) if first <= 12 else (second, first)
     if (first <= 12 and second <= 12) or not (1 <= month <= 12 and 1 <= day <= DAYS[month - 1]):
         return match[0]
-    return f"{MONTHS[month - 1]} {ordinal(day)} {year(int(match[3]))}"
+    return f"{MONTHS[month - 1]} {ordinal(day)} {year(int(match[4]))}"
 
 
 def _month_year(match: re.Match[str]) -> str:
@@ -174,6 +112,55 @@ def _time(match: re.Match[str]) -> str:
     else:
         spoken = f"{cardinal(hour)} o'clock" if 0 < hour <= 12 else f"{cardinal(hour)} hundred"
     return f"{spoken} {half.upper()}M" if half else spoken
+
+
+def _long_time(match: re.Match[str]) -> str:
+    """11:59:59 PM; without AM or PM it may be a duration."""
+    hour, minute, second = (int(match[n]) for n in (1, 2, 3))
+    half = match["half"]
+    if minute > 59 or second > 59 or (half and not 1 <= hour <= 12):
+        return match[0]
+    seconds = _counted(second, "second")
+    if half:
+        spoken = f"{cardinal(hour)} {'oh ' if 0 < minute < 10 else ''}{cardinal(minute) if minute else ''}".strip()
+        return f"{spoken} and {seconds} {half.upper()}M"
+    return f"{_counted(hour, 'hour')} {_counted(minute, 'minute')} and {seconds}"
+
+
+def _counted(number: int, unit: str) -> str:
+    return f"{cardinal(number)} {unit}{'' if number == 1 else 's'}"
+
+
+def _hours(match: re.Match[str]) -> str:
+    """9-5pm, 10:30-12am: the first of two times."""
+    minute = int(match[2] or 0)
+    if not 1 <= int(match[1]) <= 12 or minute > 59:
+        return match[0]
+    return f"{cardinal(int(match[1]))}{' ' + ('oh ' if minute < 10 else '') + cardinal(minute) if minute else ''} to "
+
+
+def _money_range(match: re.Match[str]) -> str:
+    _, many, _, _ = CURRENCIES[match["currency"]]
+    scales = [LARGE.get(scale, scale) for scale in (match["scale"] or "", match["scale2"] or "")]
+    amounts = [decimal(match["amount"].replace(",", "")), decimal(match["amount2"].replace(",", ""))]
+    if scales[0] == scales[1]:
+        scales[0] = ""
+    first, last = (f"{amount} {scale}".strip() for amount, scale in zip(amounts, scales, strict=True))
+    return f"{first}{' ' + many if scales[0] else ''} to {last} {many}"
+
+
+def _paid(match: re.Match[str]) -> str:
+    """$19.99/month, A$20."""
+    spoken = _money(match)
+    if match["country"] in DOLLARS and match["currency"] == "$":
+        spoken = spoken.replace("dollar", f"{DOLLARS[match['country']]} dollar", 1)
+    return f"{spoken} per {PERIODS.get(match['per'], match['per'])}" if match["per"] else spoken
+
+
+def _coded(match: re.Match[str]) -> str:
+    """50 EUR."""
+    one, many = CODES[match["code"]]
+    return _signed(match, f"{decimal(match['amount'])} {one if match['amount'] == '1' else many}")
 
 
 def _money(match: re.Match[str]) -> str:
@@ -220,13 +207,44 @@ def _years(match: re.Match[str]) -> str:
 
 def _range(match: re.Match[str]) -> str:
     first, last = match[1], match[2]
-    if first.startswith("0") or last.startswith("0") or int(first) >= int(last):
+    if _spelled_out(first) or _spelled_out(last) or float(first) >= float(last):
         return match[0]
-    return f"{cardinal(int(first))} to {cardinal(int(last))}{' percent' if match[3] else ''}"
+    return f"{decimal(first)} to {decimal(last)}{' percent' if match[3] else ''}"
+
+
+def _spelled_out(number: str) -> bool:
+    """007: no amount."""
+    return len(number) > 1 and number[0] == "0" and number[1] != "."
+
+
+def _unit_range(match: re.Match[str]) -> str:
+    if _spelled_out(match[1]) or _spelled_out(match[2]):
+        return match[0]
+    return f"{decimal(match[1])} to {decimal(match[2])} {UNITS[match['unit']][1]}"
+
+
+def _score(match: re.Match[str]) -> str:
+    """3-2, 21–14: from more to less is no range."""
+    return f"{cardinal(int(match[1]))} to {cardinal(int(match[2]))}"
+
+
+def _times(match: re.Match[str]) -> str:
+    """3x faster, 2-3x, 10x."""
+    first = f"{decimal(match[1])} to " if match[1] else ""
+    return f"{first}{decimal(match[2])} {'times ' if match[3] else 'x'}"
+
+
+def _season(match: re.Match[str]) -> str:
+    """1990/91."""
+    if int(match[2]) != (int(match[1]) + 1) % 100:
+        return match[0]
+    return (
+        f"{year(int(match[1]))} to {year(int(match[1]) + 1).split()[-1] if int(match[2]) else year(int(match[1]) + 1)}"
+    )
 
 
 def _unit(match: re.Match[str]) -> str:
-    one, many = UNITS[match["unit"]]
+    one, many = UNITS["sec" if match["unit"] == "s" else match["unit"]]
     return _signed(match, f"{decimal(match['amount'])} {one if match['amount'] == '1' else many}")
 
 
@@ -249,7 +267,7 @@ def _version(match: re.Match[str]) -> str:
     return "version " + " point ".join(cardinal(int(part)) for part in match[1].split("."))
 
 
-def _compile(*rules: tuple[str, Callable[[re.Match[str]], str]]) -> tuple[Rule, ...]:
+def _compile(*rules: tuple[str | re.Pattern[str], Callable[[re.Match[str]], str]]) -> tuple[Rule, ...]:
     return tuple((re.compile(pattern), replace) for pattern, replace in rules)
 
 
@@ -259,39 +277,73 @@ AMOUNT = rf"(?P<amount>{NUMBER})"
 SCALE = r"(?:\s?(?P<scale>thousand|million|billion|trillion|[kKMB](?!\w)))?"
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 TITLE = "|".join(TITLES)
+PAID_FOR = ("month", "year", "week", "day", "hour", "night", "person", "user", "seat", "unit", "token", *PERIODS)
+PERIOD = "|".join(PAID_FOR)
+
+TERM = r"\d{1,4}(?:\.\d{1,2})?"
+"""One end of a range."""
 
 RULES = _compile(
-    (rf"{BEGIN}(?P<year>1[1-9]\d\d|20\d\d)-(?P<month>\d\d)-(?P<day>\d\d){END}", _date),
-    (rf"{BEGIN}(\d{{1,2}})/(\d{{1,2}})/(1[1-9]\d\d|20\d\d){END}", _slash_date),
+    *ADDRESSES,
+    *ROMAN,
+    *SIGNS,
+    (rf"{BEGIN}(?P<year>1[1-9]\d\d|20\d\d)([-/])(?P<month>\d\d)\2(?P<day>\d\d){END}", _date),
+    (rf"{BEGIN}(\d{{1,2}})([-/.])(\d{{1,2}})\2(1[1-9]\d\d|20\d\d){END}", _slash_date),
+    (rf"\b{MONTH}\.? (?P<first>\d{{1,2}})\s?[-–]\s?(?P<last>\d{{1,2}})(?:,? {YEAR})?{END}", _days),
     (rf"\b{MONTH}\.? {DAY}(?:,? {YEAR})?{END}", _date),
     (rf"{BEGIN}(?:the )?{DAY} (?:of )?{MONTH}\b(?:,? {YEAR}{END})?", _day_first),
     (rf"\b{MONTH}\.? {YEAR}{END}", _month_year),
     (r"(?:(?<=\d[aApP][mM])|(?<=\d:\d\d)) ?[-–] ?(?=\d{1,2}(?::\d\d|[aApP][mM])(?!\w))", lambda match: " to "),
+    (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d){HALF}", _long_time),
+    (rf"{BEGIN}(\d{{1,2}}):(\d\d):(\d\d)(?P<half>){END}", _long_time),
+    (rf"{BEGIN}(\d{{1,2}})(?::(\d\d))?\s?[-–]\s?(?=\d{{1,2}}(?::\d\d)?\s?[aApP]\.?[mM]\b)", _hours),
     (rf"{BEGIN}(?P<hour>\d{{1,2}}):(?P<minute>\d\d){HALF}", _time),
     (rf"{BEGIN}(?P<hour>\d{{1,2}})(?P<minute>){HALF}", _time),
     (rf"{BEGIN}(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?P<half>){END}", _time),
-    (rf"{BEGIN}{MINUS}(?:US)?(?P<currency>[$€£¥]){AMOUNT}{SCALE}{END}", _money),
+    (
+        rf"{BEGIN}(?:US)?(?P<currency>[$€£¥₹₩]){AMOUNT}{SCALE}\s?[-–]\s?(?P=currency)?"
+        rf"(?P<amount2>{NUMBER}){SCALE.replace('<scale>', '<scale2>')}{END}",
+        _money_range,
+    ),
+    (
+        rf"{BEGIN}{MINUS}(?P<country>US|AU?|CA?|HK|NZ|S)?(?P<currency>[$€£¥₹₩]){AMOUNT}{SCALE}"
+        rf"(?:(?:/| per )(?P<per>{PERIOD})\b|{END})",
+        _paid,
+    ),
+    (rf"{BEGIN}{MINUS}{AMOUNT}\s?(?P<code>{'|'.join(CODES)})\b", _coded),
+    (rf"\b(?P<minus>)(?P<code>{'|'.join(CODES)})\s?{AMOUNT}{END}", _coded),
     (rf"{BEGIN}{MINUS}{AMOUNT}(?P<scale>)\s?(?P<currency>[€£])(?!\w)", _money),
-    (rf"{BEGIN}(\d{{1,4}})\s?[-–]\s?(\d{{1,4}})\s?(%)(?!\w)", _range),
+    (rf"{BEGIN}({TERM})\s?%?\s?[-–]\s?({TERM})\s?(%)(?!\w)", _range),
     (rf"{BEGIN}{MINUS}{AMOUNT}\s?%(?!\w)", lambda match: _signed(match, f"{decimal(match['amount'])} percent")),
     (r"(?<![\w.])[vV](\d{1,6}(?:\.\d{1,6}){1,4})(?!\w|[.-]\d)", _version),
     (r"(?<![\w.,+-])(?:\+\d{1,3}[ -]|1-)?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[.-]\d{4}" + END, _phone),
     (r"(?<![\w.,+-])\+\d{1,3}(?:[ -]?\d{2,12}){1,4}" + END, _phone),
     (rf"{BEGIN}\d{{3}}-\d{{4}}{END}", _phone),
-    (rf"(?<=[Cc]all )(?:911|112|999){END}", _phone),
+    (rf"(?:(?<=[Cc]all )|(?<=[Dd]ial ))(?:911|112|999){END}", _phone),
+    (rf"(?:(?<=[Ee]xtension )|(?<=[Ee]xt )|(?<=ZIP )|(?<=[Cc]ode )|(?<=PIN )|(?<=[Ee]rror ))\d{{3,8}}{END}", _phone),
     (rf"{BEGIN}((?:\d{{1,3}}(?:,\d{{3}}){{1,4}})|\d{{1,9}})(?:st|nd|rd|th)\b", _ordinal),
     (rf"{BEGIN}24/7{END}", lambda match: "twenty-four seven"),
-    (rf"{BEGIN}(?:(?P<whole>\d{{1,3}}) )?(?P<top>\d{{1,2}})/(?P<bottom>\d{{1,2}}){END}", _fraction),
-    (rf"{BEGIN}((?:1[1-9]|20)\d0|[2-9]0)s\b", _decade),
+    (rf"{BEGIN}9/11{END}", lambda match: "nine eleven"),
+    (rf"{BEGIN}50/50{END}", lambda match: "fifty-fifty"),
+    (rf"{BEGIN}((?:1[1-9]|20)\d\d)/(\d\d){END}", _season),
+    (rf"{BEGIN}(\d{{1,3}}):(\d){END}", _score),
+    (rf"{BEGIN}(?<![Oo]n )(?:(?P<whole>\d{{1,3}}) )?(?P<top>\d{{1,2}})/(?P<bottom>\d{{1,2}}){END}", _fraction),
+    (rf"(?:{BEGIN}|(?<=[a-z]-))((?:1[1-9]|20)\d0|[2-9]0)s\b", _decade),
     (rf"{BEGIN}(1[1-9]\d\d|20\d\d)\s?[-–]\s?(1[1-9]\d\d|20\d\d){END}", _years),
-    (rf"\b(?i:({YEAR_CONTEXT})) (1[1-9]\d\d|20\d\d){END}", lambda match: f"{match[1]} {year(int(match[2]))}"),
+    (rf"\b(?i:({YEAR_CONTEXT})) (10[1-9]\d|1[1-9]\d\d|20\d\d){END}", lambda match: f"{match[1]} {year(int(match[2]))}"),
     (rf"{BEGIN}(1\d{{3}}|20\d\d|[1-9]\d\d)(?= (?:AD|BC|CE|BCE)\b)", lambda match: year(int(match[1]))),
+    (rf"{BEGIN}({TERM})\s?[-–]\s?({TERM})\s?(?P<unit>{UNIT})(?![\w/²³°])", _unit_range),
+    (rf"{BEGIN}(?:({TERM})\s?[-–]\s?)?({TERM}) ?[x×](?!\w)( (?=\w+er\b|more\b|less\b|as\b|the\b))?", _times),
     (rf"{BEGIN}{MINUS}{AMOUNT}(?:\s|-)?(?P<unit>{UNIT})(?![\w/²³°])", _unit),
+    (rf"{BEGIN}{MINUS}{AMOUNT} (?P<unit>s)(?![\w'’])", _unit),
+    *POWERS,
     (rf"\b((?i:{'|'.join(BEFORE_NUMBERS)}))\.(?= ?\d)", _named_number),
     (r"(?<![\w&#])#(?=\d{1,6}\b)", lambda match: "number "),
-    (rf"{BEGIN}(\d{{1,4}})\s?[–-]\s?(\d{{1,4}}(?!\d))(){END}", _range),
+    (rf"{BEGIN}({TERM})\s?[–-]\s?({TERM}(?![.\d]))(){END}", _range),
+    (rf"{BEGIN}(\d{{1,3}})[–-](\d{{1,3}}){END}", _score),
+    (r"(?<![\w.,:/$€£¥-])\.(\d{1,6})(?![\w.])", lambda match: f"point {digits(match[1])}"),
     (rf"{BEGIN}{MINUS}(?P<amount>{NUMBER}|\d{{10,24}}){COMPOUND_END}", _plain),
-    (rf"\b({TITLE})\.(?= [A-Z])", lambda match: TITLES[match[1]]),
+    (rf"\b({TITLE})\.(?= [A-Z&])", lambda match: TITLES[match[1]]),
     (r"(?<![\w.])(etc|Jr|Sr)\.(?=\s[A-Z]|\s?\Z)", lambda match: f"{WORDS[match[1] + '.']}."),  # ends a sentence, too
     (
         rf"(?<![\w.])({'|'.join(map(re.escape, WORDS))})(?!\w)",

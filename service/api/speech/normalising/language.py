@@ -10,7 +10,9 @@ Language = Literal["english", "chinese", "other"]
 
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 KANA_OR_HANGUL = re.compile("[\u3040-\u30ff\u1100-\u11ff\uac00-\ud7af]")
-WORD = re.compile(r"(?<![^\W_])[^\W\d_]+")
+NUMERALS = "²³¹¼-¾⁰-₟⅐-↏"
+"""Of a class of characters: superscripts and fractions, which count as letters."""
+WORD = re.compile(rf"(?<![^\W_])[^\W\d_{NUMERALS}]+")
 """A unit right behind its number is no word."""
 
 ENGLISH = frozenset(
@@ -27,7 +29,7 @@ FOREIGN = frozenset(
     "os e o em uma não da do das dos tem custa "
     "het een van en niet zijn op dat ik je met voor kost "
     "jest w na się nie i do że och att det som är på av inte og på ikke er".split()
-) - frozenset("i do page on or en see per".split())  # noqa: SIM905
+) - frozenset("i do page on or en see per w".split())  # noqa: SIM905
 
 
 def language_of(clause: str, before: Language) -> Language:
@@ -36,7 +38,8 @@ def language_of(clause: str, before: Language) -> Language:
         return "other"
     if HAN.search(clause):
         return "chinese"
-    words = [word.lower() for word in WORD.findall(clause)]
+    # A capital by itself is a name or a variable: E = mc².
+    words = [word.lower() for word in WORD.findall(clause) if len(word) > 1 or word.islower() or word in "IA"]
     if not words:
         return before
     english = sum(word in ENGLISH for word in words)

@@ -10,14 +10,18 @@ import re
 from collections.abc import Callable
 
 from service.api.speech.normalising.chinese import normalise_chinese
-from service.api.speech.normalising.english import BEFORE_NUMBERS, MONTHS, TITLES, WORDS, normalise_english
-from service.api.speech.normalising.language import Language, language_of
+from service.api.speech.normalising.english import normalise_english
+from service.api.speech.normalising.english_words import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS
+from service.api.speech.normalising.language import NUMERALS, Language, language_of
+from service.api.speech.normalising.roman import CONTEXT
+from service.api.speech.normalising.signs import DAYS, MARKS
 from service.api.speech.text_splitting import ABBREVIATIONS
 
+PREFIXES = ("us", "au", "ca", "hk", "nz", "s", "v", "w", "www", "http", "https", *(code.lower() for code in CODES))
 ENDS = re.compile(r"[。！？；，、]|\n|[.!?,;:…]['\")\]]{0,2}\s")
-TRIGGERS = re.compile(r"[\d&]|\w\.")
-PLAIN = re.compile(r"(?:[^\W\d_]|[ \"'])*")
-CHANGING = tuple(word.lower() for word in (*BEFORE_NUMBERS, *TITLES, *WORDS, *MONTHS, "us", "v"))
+TRIGGERS = re.compile(rf"[\d&@#/{''.join(sorted(MARKS))}]|\w[.-]|\b[IVX]")
+PLAIN = re.compile(rf"(?:[^\W\d_{NUMERALS}]|[ \"'])*")
+CHANGING = tuple(word.lower() for word in (*BEFORE_NUMBERS, *TITLES, *WORDS, *MONTHS, *DAYS, *PREFIXES))
 """Begins of what rules may change and that is no number."""
 SENTENCE = frozenset(".!?…。！？")
 LONGEST = 600
@@ -90,6 +94,8 @@ class TextNormaliser:
         match = PLAIN.match(self._pending, 0, LONGEST)
         words = match[0] if match else ""
         complete = words.rstrip(" \"'")
+        if (numeral := CONTEXT.search(complete)) is not None:
+            return numeral.end() - 1
         begin = max(complete.rfind(mark) for mark in " \"'") + 1
         last = complete[begin:].lower()
         return begin if any(word.startswith(last) for word in CHANGING) else len(words)

@@ -1,0 +1,59 @@
+"""G.711 against the codecs of FFmpeg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import av
+import numpy as np
+import pytest
+
+from service.media.g711 import RATE, a_law, mu_law
+
+EVERY = np.arange(-32_768, 32_768).astype(np.int16)
+LAWS = [("pcm_mulaw", mu_law), ("pcm_alaw", a_law)]
+Law = Callable[[np.ndarray], bytes]
+
+
+def decoded(codec: str, data: bytes) -> np.ndarray:
+    context = av.codec.CodecContext.create(codec, "r")
+    context.sample_rate, context.layout = RATE, "mono"
+    frames = context.decode(av.Packet(data))
+    return np.concatenate([frame.to_ndarray()[0] for frame in frames]).astype(np.int32)
+
+
+def encoded(codec: str, samples: np.ndarray) -> bytes:
+    context = av.codec.CodecContext.create(codec, "w")
+    context.sample_rate, context.layout, context.format = RATE, "mono", "s16"
+    frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+    frame.sample_rate = RATE
+    return b"".join(bytes(packet) for packet in [*context.encode(frame), *context.encode(None)])
+
+
+@pytest.mark.parametrize(("codec", "law"), LAWS)
+def test_every_sample_becomes_a_level_at_most_half_a_step_away(codec: str, law: Law) -> None:
+    levels = np.unique(decoded(codec, bytes(range(256))))
+    becomes = decoded(codec, law(EVERY))
+    place = np.searchsorted(levels, becomes)
+    gaps = np.diff(levels)
+    step = np.maximum(gaps[np.maximum(place - 1, 0)], gaps[np.minimum(place, len(gaps) - 1)])
+    inside = np.abs(EVERY.astype(np.int32)) <= 32_635  # beyond that mu-law clips
+    assert (np.abs(becomes - EVERY) <= step // 2 + 4)[inside].all()
+
+
+@pytest.mark.parametrize(("codec", "law"), LAWS)
+def test_bytes_are_those_of_ffmpeg_but_between_two_levels(codec: str, law: Law) -> None:
+    ours, theirs = np.frombuffer(law(EVERY), np.uint8), np.frombuffer(encoded(codec, EVERY), np.uint8)
+    differ = ours != theirs
+    assert differ.mean() < 0.02
+    levels = decoded(codec, bytes(range(256)))
+    order = np.unique(levels)
+    places = [np.searchsorted(order, levels[data]) for data in (ours, theirs)]
+    assert np.abs(places[0] - places[1]).max() == 1
+
+
+@pytest.mark.parametrize(("codec", "law"), LAWS)
+def test_levels_are_kept(codec: str, law: Law) -> None:
+    levels = decoded(codec, bytes(range(256)))
+    assert (decoded(codec, law(levels.astype(np.int16))) == levels).all()
+    assert law(np.zeros(0, np.int16)) == b""
