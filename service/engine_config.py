@@ -11,7 +11,7 @@ from service.gpus import GpuError, chosen_gpus, visible_gpus
 from service.link.config import EngineConfig, ModelConfig
 from service.settings import Settings, SettingsError
 
-COMPUTED = frozenset({"models", "log_format", "gpu", "sharers"})
+COMPUTED = frozenset({"models", "log_format", "gpu", "index", "sharers"})
 """Fields of EngineConfig that are not copied: the catalog's models, the format that "auto" stands for, and what
 distinguishes one of several engines."""
 
@@ -52,4 +52,8 @@ def engine_configs(
     """Of each engine; gpus: see engine_gpus."""
     config = engine_config(settings, catalog, log_format)
     device = "cuda" if settings.gpus is not None else "cpu" if len(gpus) > 1 else config.device
-    return [msgspec.structs.replace(config, device=device, gpu=gpu, sharers=len(gpus)) for gpu in gpus]
+    several = len(gpus) > 1
+    return [
+        msgspec.structs.replace(config, device=device, gpu=gpu, index=index if several else None, sharers=len(gpus))
+        for index, gpu in enumerate(gpus)
+    ]

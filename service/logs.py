@@ -52,9 +52,15 @@ def chosen_format(wanted: str) -> Literal["text", "json"]:
     return "json"
 
 
-def configure_logging(level: str, log_format: str) -> None:
-    """Logs to stderr. log_format: "text" or "json"."""
+def configure_logging(level: str, log_format: str, **fields: object) -> None:
+    """Logs to stderr. log_format: "text" or "json". fields: what every line has beside its own."""
     handler = logging.StreamHandler(_Stderr())
+
+    def add_fields(record: logging.LogRecord) -> bool:
+        vars(record).update(fields)
+        return True
+
+    handler.addFilter(add_fields)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)  # or the libraries' warnings would be lines of another form

@@ -100,6 +100,7 @@ def test_engines_on_the_cpu_share_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     settings = load_settings({"engines": 2, "voices_dir": str(tmp_path)})
     configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
     assert [(config.device, config.gpu, config.sharers) for config in configs] == [("cpu", "", 2)] * 2
+    assert [config.index for config in configs] == [0, 1]
     monkeypatch.setattr("service.engine_config.visible_gpus", lambda: FOUR)
     with pytest.raises(
         SettingsError, match="engines: there is a GPU here, which several would share; add --device cpu"
@@ -116,5 +117,5 @@ def test_one_engine_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({})
     assert not supervised(settings)
     configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
-    assert [(config.device, config.gpu, config.sharers) for config in configs] == [("auto", "", 1)]
+    assert [(config.device, config.gpu, config.sharers, config.index) for config in configs] == [("auto", "", 1, None)]
     assert _environment(configs[0]).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -8,6 +8,12 @@ import sys
 
 from tests.support.processes import ROOT
 
+ENGINE = """
+import logging
+from service.logs import configure_logging
+configure_logging("info", "json", engine=1)
+logging.getLogger("reprise.engine").info("ready")
+"""
 PROGRAM = """
 import logging, warnings
 from service.logs import configure_logging
@@ -22,3 +28,9 @@ def test_warnings_of_libraries_are_entries_of_a_json_log() -> None:
     ours, warning = map(json.loads, done.stderr.splitlines())
     assert ours["message"] == "of ours" and ours["request_id"] == "r"
     assert "of a library" in warning["message"] and warning["level"] == "warning"
+
+
+def test_lines_of_several_engines_are_told_apart() -> None:
+    done = subprocess.run([sys.executable, "-c", ENGINE], cwd=ROOT, capture_output=True, text=True, check=True)
+    line = json.loads(done.stderr)
+    assert (line["message"], line["engine"]) == ("ready", 1)

@@ -40,6 +40,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     device: Device = "auto"
     gpu: str = ""
     """The only one that the process sees, as CUDA_VISIBLE_DEVICES names it; empty: all that its parent sees."""
+    index: int | None = None
+    """Of several engines: which one this is, from 0."""
     sharers: int = 1
     """Engines that share the host's processors, this one included."""
     threads: int | None = None

@@ -75,7 +75,8 @@ def main(arguments: list[str]) -> int:
     address, entry, *shared = arguments
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
-    configure_logging(config.log_level, config.log_format)
+    names = {} if config.index is None else {"engine": config.index}
+    configure_logging(config.log_level, config.log_format, **names)
     channel = SharedChannel(address) if shared == [SHARED] else ZmqChannel(address)
     try:
         resolve(entry)(config, channel)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -224,3 +225,4 @@ def test_an_engine_that_cannot_start_is_named_and_ends_the_server(tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=4 * GENEROUS)
     assert done.returncode == 1
     assert "engine 0: cannot be started" in done.stderr or "engine 1: cannot be started" in done.stderr
+    assert re.search(r"reprise\.engine: .+ engine=[01]\n", done.stderr), done.stderr
