@@ -77,19 +77,20 @@ class Vocoder:
         return cycles.repeat_interleave(_STEPS, 1), voiced.repeat_interleave(2, 1)
 
     def _sound(self, tones: Tensor) -> Tensor:
-        """Complex [N, 4 T, lines], each in the middle of its 10 ms, faded into one another -> [N, T * 1920]."""
+        """Complex [N, 4 T, lines], each alone at the end of its 10 ms and faded in over them -> [N, T * 1920]. A frame
+        is heard in itself and fades out in the next one, so that a causal decoder knows all that it has to sound."""
         count, steps, _ = tones.shape
         spectrum = F.pad(torch.view_as_real(tones), (0, 0, 1, _PERIOD // 2 - _LINES))
         periods = torch.fft.irfft(torch.view_as_complex(spectrum.contiguous()), _PERIOD) * (0.5 * _PERIOD)
         hop = _PERIOD // _STEPS
-        # Of a step's period the half around it is heard, where in the frame the step may be.
-        starts = (torch.arange(_STEPS, device=tones.device) * hop - hop // 2)[:, None]
+        # Half of a step's period is heard, at the place in the frame where the step is.
+        starts = (torch.arange(_STEPS, device=tones.device) * hop)[:, None]
         places = (starts + torch.arange(2 * hop, device=tones.device)) % _PERIOD
         places = places.repeat(steps // _STEPS, 1).expand(count, -1, -1)
         heard = periods.gather(2, places) * self._fade
         length = (steps + 1) * hop
         whole = F.fold(heard.transpose(1, 2), (1, length), (1, 2 * hop), stride=(1, hop))[:, 0, 0]
-        return whole[:, hop // 2 : hop // 2 + steps * hop]
+        return whole[:, : steps * hop]
 
 
 def _between_bands(hertz: Tensor) -> Tensor:
