@@ -1,29 +1,37 @@
 """Trains the embedded voice's codec on files of models.embedded.voices.corpus that hold samples.
 
 python -m models.embedded.train_codec DATA OUT --seconds 400 [--resume STATE]
+
+The decoder learns the vocoder's samples, first at 16 kHz with a plain head in front of its last stage, then, for the
+last part of the time, with that stage; the encoder learns to hear the latents beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import json
+import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.embedded.voices import corpus
-from models.embedded.voices.codec import Codec, Conv, Snake
+from models.embedded.voices.codec import Codec, Conv, Head, compile_snakes
 from models.embedded.voices.config import CONFIG
 from models.embedded.voices.corpus import Reader
-from models.embedded.voices.discriminators import NEAR, WIDE, Judges, SpectralDistance, generator_losses, judge_loss
-from models.embedded.voices.latents import DELAY, HOP, LATENT_DIM
-from models.embedded.voices.resampling import down, up
+from models.embedded.voices.distances import NEAR, WIDE, SpectralDistance, sample_distance
+from models.embedded.voices.latents import HOP, LATENT_DIM, Basis
+from models.embedded.voices.resampling import down
+from models.embedded.voices.vocoder import Vocoder
 
 _CONTEXT = 6
 """Frames in front of a crop that the codec hears without being judged by them."""
+_WARM_UP = 100
+"""Steps until the rate is whole."""
 
 
 class Waves:
@@ -47,89 +55,94 @@ class Waves:
                 return
 
     def crops(self, count: int, frames: int) -> tuple[Tensor, Tensor]:
-        """-> samples [count, frames * HOP + DELAY], the first DELAY of them in front of the frames, and latents
-        [count, D, frames]."""
+        """-> samples [count, frames * HOP] and latents [count, D, frames]."""
         device = self.wave.device
-        start = torch.randint(1, self.frames - frames, (count, 1), device=device)
-        samples = start * HOP - DELAY + torch.arange(frames * HOP + DELAY, device=device)
+        start = torch.randint(0, self.frames - frames, (count, 1), device=device)
+        samples = start * HOP + torch.arange(frames * HOP, device=device)
         latents = self.latents[start + torch.arange(frames, device=device)]
         return self.wave[samples].float() / 32768.0, latents.float().transpose(1, 2)
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The published codec's, but for the encoder: it is told what to hear."""
+class Learner:
+    """Parameters with their own optimiser, limit of gradients and moving average."""
 
-    spectrum: float = 15.0
-    features: float = 2.0
-    judges: float = 1.0
-    latents: float = 1.0
+    def __init__(self, module: nn.Module, limit: float, average: float) -> None:
+        self.parameters = list(module.parameters())
+        fused = self.parameters[0].device.type == "cuda"
+        self._adam = torch.optim.AdamW(self.parameters, betas=(0.9, 0.98), fused=fused, weight_decay=0.0)
+        self._limit, self._weight = limit, 1.0 - average
+        self.average = [parameter.detach().clone() for parameter in self.parameters]
+        self.steps = 0
+
+    def step(self, loss: Tensor, rate: float) -> Tensor:
+        """-> the gradients' norm."""
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self._limit)
+        self._adam.step()
+        self._adam.zero_grad()
+        self.steps += 1
+        weight = max(self._weight, 1.0 / (1 + self.steps))
+        torch._foreach_lerp_(self.average, [parameter.detach() for parameter in self.parameters], weight)
+        return norm
+
+    @torch.no_grad()
+    def take_average(self) -> None:
+        torch._foreach_copy_(self.parameters, self.average)
+
+    def forget(self) -> None:
+        """The average begins with the parameters as they are."""
+        torch._foreach_copy_(self.average, [parameter.detach() for parameter in self.parameters])
 
 
 class Trainer:
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
-        self.options, self.device, self.weights = options, device, Weights()
-        self.codec, self.judges = Codec(CONFIG["audio_vae_config"]).to(device), Judges().to(device)
-        if device.type == "cuda":
-            self.judges.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.near, self.wide = SpectralDistance(16000, NEAR).to(device), SpectralDistance(48000, WIDE).to(device)
-        fused = device.type == "cuda"
-        self.optimiser = torch.optim.AdamW(self.codec.parameters(), betas=(0.8, 0.99), fused=fused, weight_decay=0.0)
-        self.critic = torch.optim.AdamW(self.judges.parameters(), betas=(0.8, 0.99), fused=fused, weight_decay=0.0)
+        self.options, self.device, self.half, self.whole = options, device, False, False
+        self.codec = Codec(CONFIG["audio_vae_config"]).to(device)
+        self.head = Head(self.codec.decoder).to(device)
+        self.vocoder = Vocoder(Basis.load(options.basis, device), device)
+        self.near, self.wide = SpectralDistance(NEAR).to(device), SpectralDistance(WIDE).to(device)
+        self.hearing = Learner(self.codec.encoder, 1.0, options.average)
+        self.sounding = Learner(nn.ModuleList((self.codec.decoder, self.head)), 1.0, options.average)
         if options.compile:
-            Snake.function = staticmethod(torch.compile(Snake.function, dynamic=True))
-        self.average = [parameter.detach().clone() for parameter in self.codec.parameters()]
+            compile_snakes()
 
-    def step(self, waves: Waves, rate: float, judged: bool) -> dict[str, Tensor]:
-        for optimiser in (self.optimiser, self.critic):
-            for group in optimiser.param_groups:
-                group["lr"] = rate
+    def step(self, waves: Waves, rate: float) -> dict[str, Tensor]:
         wave, latents = waves.crops(self.options.batch, _CONTEXT + self.options.crop)
-        real = wave[:, _CONTEXT * HOP : -DELAY]
+        return {**self._hear(wave, latents, rate), **self._sound(latents, rate)}
+
+    def finish_head(self) -> None:
+        """From here on the decoder's last stage takes part."""
+        self.sounding.take_average()
+        self.head.hand_over(self.codec.decoder)
+        self.train_whole()
+
+    def train_whole(self) -> None:
+        self.sounding = Learner(self.codec.decoder, 1.0, self.options.average)
+        self.whole = True
+
+    def _hear(self, wave: Tensor, latents: Tensor, rate: float) -> dict[str, Tensor]:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            heard = self.codec.encoder(wave[:, None, DELAY:]).float()
-            given = self._given(latents, heard.detach())
-            # In bfloat16 its rounding would be noise that a judge hears and that nothing can be done about.
-            with torch.autocast(self.device.type, enabled=False):
-                made48 = self.codec.decoder(given)[:, 0, 3 * _CONTEXT * HOP :]
-            made = down(made48)
-            parts = {
-                "latents": (heard - latents)[..., _CONTEXT:].square().mean(),
-                "spectrum": 0.5 * (self.near(made, real) + self.wide(made48, up(real))),
-            }
-            if judged:
-                self._teach(real, made)
-                views = self.judges(torch.cat((real, made)))
-                halves = [[(s[h], [f[h] for f in fs]) for s, fs in views] for h in _halves(len(real))]
-                parts["judges"], parts["features"] = generator_losses(*halves)
-        loss = sum(
-            (getattr(self.weights, name) * part for name, part in parts.items()), torch.zeros((), device=self.device)
-        )
-        loss.backward()
-        parts["norm"] = torch.nn.utils.clip_grad_norm_(self.codec.parameters(), 50.0)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-        self.critic.zero_grad()
-        torch._foreach_lerp_(self.average, [parameter.detach() for parameter in self.codec.parameters()], 0.002)
-        return parts
+            heard = self.codec.encoder(wave[:, None]).float()
+        loss = (heard - latents)[..., _CONTEXT:].square().mean()
+        norm = self.hearing.step(loss, rate)
+        return {"latents": loss.detach(), "hearing norm": norm}
 
-    def _given(self, latents: Tensor, heard: Tensor) -> Tensor:
-        """What the decoder gets: the latents with a little noise, now and then those that the encoder heard."""
+    def _sound(self, latents: Tensor, rate: float) -> dict[str, Tensor]:
         noise = torch.rand(len(latents), 1, 1, device=self.device) * self.options.noise
-        own = torch.rand(len(latents), 1, 1, device=self.device) < 0.25
-        return torch.where(own, heard, latents + noise * torch.randn_like(latents))
-
-    def _teach(self, real: Tensor, made: Tensor) -> None:
-        views = self.judges(torch.cat((real, made.detach())))
-        real_half, made_half = _halves(len(real))
-        scores = [score for score, _ in views]
-        judge_loss([score[real_half] for score in scores], [score[made_half] for score in scores]).backward()
-        self.critic.step()
-        self.critic.zero_grad()
-
-
-def _halves(count: int) -> tuple[slice, slice]:
-    return slice(0, count), slice(count, 2 * count)
+        given = latents + noise * torch.randn_like(latents)
+        # Mistakes of the language model are sounded as they are: a function of the latents has nothing to guess.
+        wanted = self.vocoder(given)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half and not self.whole):
+            made = self.codec.decoder(given)[:, 0] if self.whole else self.head(self.codec.decoder, given)[:, 0]
+        scale, distance = (3, self.wide) if self.whole else (1, self.near)
+        if not self.whole:
+            wanted = down(torch.roll(wanted, -Head.EARLY, 1))
+        made, wanted = (wave[:, _CONTEXT * HOP * scale : -16 * scale] for wave in (made, wanted))
+        samples, spectrum = sample_distance(made, wanted), distance(made, wanted)
+        norm = self.sounding.step(samples + 2.0 * spectrum, rate)
+        return {"samples": samples.detach(), "spectrum": spectrum.detach(), "sounding norm": norm}
 
 
 def train(options: argparse.Namespace) -> None:
@@ -137,70 +150,92 @@ def train(options: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(options.seed)
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = True
     torch.set_float32_matmul_precision("high")
     trainer, steps = Trainer(options, device), 0
     if options.resume:
-        state = torch.load(options.resume, map_location=device, weights_only=True)
-        for module, name in ((trainer.codec, "codec"), (trainer.judges, "judges")):
-            module.load_state_dict({key: value.to(_dtype(value)) for key, value in state[name].items()})
-        for average, parameter in zip(trainer.average, trainer.codec.parameters(), strict=True):
-            average.copy_(parameter.detach())
-        steps = int(state["steps"])
+        steps = resume(options.resume, trainer)
     waves, reader = Waves(options.frames, device), Reader(options.data)
     while waves.frames < options.least * 25:
         waves.take_in(reader, 1000)
         time.sleep(0.2)
     if device.type == "cuda":
-        choose_convolution(trainer, waves)
-    reported, log = begun, (options.out / "codec.jsonl").open("a")
+        choose_arithmetic(trainer, waves)
+    reported = saved = time.monotonic()
+    first, log = steps, (options.out / "codec.jsonl").open("a")
     while (spent := time.monotonic() - begun) < options.seconds:
         share = spent / options.seconds
-        rate = min(1.0, (steps + 1) / 200) * options.rate * (options.last_rate / options.rate) ** share
-        judged = options.resume is not None or share > options.alone
-        parts = trainer.step(waves, rate, judged)
+        if share > 1.0 - options.whole and not trainer.whole:
+            trainer.finish_head()
+        parts = trainer.step(waves, rate_at(share, steps - first, options.rate))
         steps += 1
         if steps % 20 == 0:
             waves.take_in(reader, 4)
-        if steps % 200 == 0 or time.monotonic() - reported > 10:
-            reported = time.monotonic()
+        if (now := time.monotonic()) - reported > 10 or steps - first == 1:
+            reported = now
             values = {name: round(value.item(), 4) for name, value in parts.items()}
             entry = {"s": round(spent, 1), "step": steps, "hours": round(waves.frames / 90000, 2), **values}
             print(json.dumps(entry), flush=True)
             log.write(json.dumps(entry) + "\n")
             log.flush()
+        if now - saved > 60:
+            saved = now
+            save(options.out, trainer, steps)
     save(options.out, trainer, steps)
 
 
-def choose_convolution(trainer: Trainer, waves: Waves) -> None:
-    """The faster one of two ways to compute depthwise convolutions here."""
+def rate_at(share: float, steps: int, rate: float) -> float:
+    """A warm-up of some steps, then half a cosine over the time, to a fiftieth."""
+    return min(1.0, (steps + 1) / _WARM_UP) * rate * (0.02 + 0.49 * (1.0 + math.cos(math.pi * min(1.0, share))))
+
+
+def choose_arithmetic(trainer: Trainer, waves: Waves) -> None:
+    """The fastest of the ways to compute depthwise convolutions and of two precisions here."""
     seconds = {}
-    for shifts in (False, True):
-        Conv.shifts = shifts
+    for choice in itertools.product((False, True), repeat=2):
+        Conv.shifts, trainer.half = choice
         for count in (2, 5):
             torch.cuda.synchronize()
             begun = time.monotonic()
             for _ in range(count):
-                trainer.step(waves, 0.0, judged=False)
+                trainer.step(waves, 0.0)
             torch.cuda.synchronize()
-        seconds[shifts] = (time.monotonic() - begun) / count
-    Conv.shifts = seconds[True] < seconds[False]
-    print(json.dumps({"seconds a step": seconds, "shifts": Conv.shifts}), flush=True)
-
-
-def _dtype(value: Tensor) -> torch.dtype:
-    return torch.float32 if value.is_floating_point() else value.dtype
+        seconds[choice] = (time.monotonic() - begun) / count
+    Conv.shifts, trainer.half = min(seconds, key=lambda choice: seconds[choice])
+    timed = {f"shifts {shifts}, half {half}": round(value, 4) for (shifts, half), value in seconds.items()}
+    print(json.dumps({"seconds a step": timed, "shifts": Conv.shifts, "half": trainer.half}), flush=True)
 
 
 def save(out: Path, trainer: Trainer, steps: int) -> None:
-    """The codec's moving average and its judges, in half precision."""
-    codec = trainer.codec
-    for parameter, value in zip(codec.parameters(), trainer.average, strict=True):
-        parameter.data.copy_(value)
-    parts = {}
-    for name, module in (("codec", codec), ("judges", trainer.judges)):
-        state = module.state_dict()
-        parts[name] = {key: (v.half() if v.is_floating_point() else v).cpu() for key, v in state.items()}
-    torch.save({**parts, "steps": steps}, out / "codec.pt")
+    """The moving averages, the codec's in half precision. Before its last stage is trained, that does what the head
+    does, so that every state can be listened to."""
+    codec, head = copy.deepcopy(trainer.codec), copy.deepcopy(trainer.head)
+    sounding = codec.decoder if trainer.whole else nn.ModuleList((codec.decoder, head))
+    with torch.no_grad():
+        for module, learner in ((codec.encoder, trainer.hearing), (sounding, trainer.sounding)):
+            for parameter, value in zip(module.parameters(), learner.average, strict=True):
+                parameter.copy_(value)
+    if not trainer.whole:
+        head.hand_over(codec.decoder)
+    state = {name: (v.half() if v.is_floating_point() else v).cpu() for name, v in codec.state_dict().items()}
+    plain = {name: v.cpu() for name, v in head.state_dict().items()}
+    hidden = out / "codec.part"
+    torch.save({"codec": state, "head": plain, "whole": trainer.whole, "steps": steps}, hidden)
+    hidden.rename(out / "codec.pt")
+
+
+def resume(path: Path, trainer: Trainer) -> int:
+    """-> the steps so far. Optimisers begin anew."""
+    state = torch.load(path, map_location=trainer.device, weights_only=True)
+    trainer.codec.load_state_dict(
+        {name: v.float() if v.is_floating_point() else v for name, v in state["codec"].items()}
+    )
+    trainer.head.load_state_dict(state["head"])
+    for learner in (trainer.hearing, trainer.sounding):
+        learner.forget()
+    if state["whole"]:
+        trainer.train_whole()
+    return int(state["steps"])
 
 
 def main() -> None:
@@ -209,16 +244,17 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=400.0)
     parser.add_argument("--resume", type=Path)
-    parser.add_argument("--rate", type=float, default=5e-4)
-    parser.add_argument("--last-rate", type=float, default=6e-5)
-    parser.add_argument("--alone", type=float, default=0.2, help="share of the time without judges")
+    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser.add_argument("--whole", type=float, default=0.2, help="share of the time, at the end, with the last stage")
+    parser.add_argument("--average", type=float, default=0.998, help="of the weights, for each step")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--crop", type=int, default=16, help="latent frames")
     parser.add_argument("--noise", type=float, default=0.3, help="most noise on latents")
     parser.add_argument("--least", type=float, default=600.0, help="seconds of speech to begin with")
     parser.add_argument("--frames", type=int, default=2_500_000, help="room for latent frames (25 a second)")
+    parser.add_argument("--basis", type=Path, default=Path(corpus.__file__).parent / "basis.npz")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="the snakes")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     train(options)

@@ -11,20 +11,47 @@ from torch import Tensor, nn
 _DILATIONS = (1, 3, 9)
 
 
-def _snake(x: Tensor, alpha: Tensor) -> Tensor:
+def _snake_forward(x: Tensor, alpha: Tensor) -> Tensor:
     return (x + torch.sin(alpha * x).square() / (alpha + 1e-9)).to(x.dtype)
 
 
-class Snake(nn.Module):
-    function = staticmethod(_snake)
-    """A compiled one may take its place."""
+def _snake_backward(gradient: Tensor, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    turned, below = (alpha * x).float(), alpha + 1e-9
+    slope, sine = torch.sin(2.0 * turned), torch.sin(turned)
+    of_alpha = gradient * (x * slope - sine.square() / below) / below
+    return (gradient * (1.0 + slope)).to(x.dtype), of_alpha.sum((0, 2), keepdim=True, dtype=torch.float32)
 
+
+class _Snake(torch.autograd.Function):
+    """Written out, so that two plain functions without a graph are compiled, once for all layers."""
+
+    forward_of, backward_of = staticmethod(_snake_forward), staticmethod(_snake_backward)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: Tensor) -> Tensor:
+        x, alpha = x.detach(), alpha.detach()
+        ctx.save_for_backward(x, alpha)
+        return _Snake.forward_of(x, alpha)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, alpha = ctx.saved_tensors
+        return _Snake.backward_of(gradients[0].contiguous(), x, alpha)
+
+
+def compile_snakes() -> None:
+    """For the rest of the process."""
+    _Snake.forward_of = staticmethod(torch.compile(_snake_forward, dynamic=True))
+    _Snake.backward_of = staticmethod(torch.compile(_snake_backward, dynamic=True))
+
+
+class Snake(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(1, width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return Snake.function(x, self.alpha)
+        return _Snake.apply(x, self.alpha)  # type: ignore[no-untyped-call]
 
 
 class Conv(nn.Module):
@@ -125,11 +152,14 @@ class Encoder(nn.Module):
         super().__init__()
         width = config["encoder_dim"]
         blocks: list[nn.Module] = [Conv(1, width, 7)]
+        # Speech is far below 1: as it comes, the snakes would see nothing but a straight line.
+        blocks[0].weight_g.data.mul_(10.0)  # type: ignore[operator,union-attr]
         for stride in config["encoder_rates"]:
             blocks.append(_Down(width, stride))
             width *= 2
         self.block = nn.Sequential(*blocks)
         self.fc_mu = Conv(width, config["latent_dim"], 3)
+        self.fc_mu.weight_g.data.mul_(0.1)
         self.fc_logvar = Conv(width, config["latent_dim"], 3)
 
     def forward(self, wave: Tensor) -> Tensor:
@@ -155,12 +185,66 @@ class Decoder(nn.Module):
         self.register_buffer("sr_bin_boundaries", torch.tensor(config["sr_bin_boundaries"], dtype=torch.int32))
 
     def forward(self, latents: Tensor) -> Tensor:
-        x = latents
-        for index, layer in enumerate(self.model):
+        return torch.tanh(self.layers(latents, len(self.model)).float())
+
+    def layers(self, x: Tensor, count: int) -> Tensor:
+        """What the first `count` of them make of latents."""
+        for index in range(count):
             if str(index) in self.sr_cond_model:
                 x = self.sr_cond_model[str(index)](x)
-            x = layer(x)
-        return torch.tanh(x.float())
+            x = self.model[index](x)
+        return x
+
+
+class Head(nn.Module):
+    """Stands for the decoder's last stage, the costliest, for most of the training: samples at 16 kHz, EARLY samples
+    at 48 kHz before their time. `hand_over` makes the stage do what the head did."""
+
+    EARLY = 5
+    """Samples at 48 kHz that the interpolation by `hand_over` takes."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self._layers = len(decoder.model) - 3
+        width = decoder.model[-3].block[0].alpha.shape[1]  # type: ignore[union-attr,index]
+        self.out = nn.Conv1d(width, 1, 1)
+        nn.init.normal_(self.out.weight, std=0.02 * width**-0.5)
+        nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
+
+    def forward(self, decoder: Decoder, latents: Tensor) -> Tensor:
+        """[N, D, T] -> [N, 1, T * 640]."""
+        x = decoder.layers(latents, self._layers)
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.tanh(self.out(x.float()))
+
+    @torch.no_grad()
+    def hand_over(self, decoder: Decoder) -> None:
+        """A windowed sinc of 12 taps: 6 by the transposed convolution of every other channel, 6 by that of the
+        channels between, which the last convolution delays. Snakes and units let everything pass at first."""
+        up, snake, last = decoder.model[-3], decoder.model[-2], decoder.model[-1]
+        places = torch.arange(12, device=self.out.weight.device) - self.EARLY
+        taps = torch.sinc(places / 3.0) * torch.cos(places * (torch.pi / 14.0)).square() * (places <= self.EARLY)
+        taps = taps * (3.0 / taps.sum())
+        width = last.weight_v.shape[1]  # type: ignore[union-attr,index]
+        signs = torch.ones(width, device=taps.device)
+        signs[width // 2 :] = -1.0
+        halves = taps.view(2, 6).repeat(width // 2, 1) * signs[:, None]
+        _fill(up.block[1], self.out.weight.view(-1, 1, 1) * halves)  # type: ignore[union-attr,index,arg-type]
+        up.block[1].bias.zero_()  # type: ignore[union-attr,index,operator]
+        weight = torch.zeros(1, width, 7, device=taps.device)
+        weight[0, ::2, -1], weight[0, 1::2, 0] = signs[::2] * 2.0 / width, signs[1::2] * 2.0 / width
+        _fill(last, weight)  # type: ignore[arg-type]
+        last.bias.copy_(self.out.bias)  # type: ignore[union-attr,operator,arg-type]
+        for alpha in (up.block[0].alpha, snake.alpha):  # type: ignore[union-attr,index]
+            alpha.fill_(1e-3)  # type: ignore[operator]
+        for unit in list(up.block)[2:]:  # type: ignore[union-attr,arg-type]
+            unit.block[3].weight_g.zero_()
+            unit.block[3].bias.zero_()
+
+
+def _fill(conv: Conv, weight: Tensor) -> None:
+    conv.weight_v.copy_(weight)
+    conv.weight_g.copy_(weight.flatten(1).norm(dim=1)[:, None, None])
 
 
 class Codec(nn.Module):

@@ -23,9 +23,9 @@ FRAMES = 4
 PATCH = HOP * FRAMES
 SPECTRAL, PITCH_VALUES = 36, 4
 LATENT_DIM = SPECTRAL + PITCH_VALUES
-DELAY = 240
-"""The decoder sounds sample n - DELAY at n (16 kHz): the windows of a frame end with it, and the newest samples weigh
-nothing in them."""
+DELAY = 320
+"""The decoder sounds sample n - DELAY at n (16 kHz): the windows of a frame end with it, their middle is half of them
+before that, and the vocoder sounds each at the end of its 10 ms."""
 
 _WINDOW, _SHIFT, _FFT, _MELS = 640, 160, 1024, 80
 _FLOOR = 0.05
