@@ -99,6 +99,14 @@ COMMANDS: tuple[Command, ...] = (
             ("long", "prompts of 8,000 and 30,000 tokens beside 32 decoding streams"),
         )
     ),
+    *(
+        Command(
+            f"arrivals at three times the capacity for 60 s: good answers and refusals ({name})",
+            f"overload_{name}",
+            f"python -m benchmarks.overload {name}",
+        )
+        for name in ("embedded", "qwen2_vl_2b")
+    ),
     Command(
         "spoken answers about a picture: first sound at the client, alone, 32 in a minute, and 32 at once",
         "spoken_http",

@@ -156,6 +156,9 @@ class Settings(BaseSettings):
     )
     hang_timeout: Seconds = _knob(30.0, "Engine", "Silence of the ready engine after which it is restarted (s).")
     start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
+    sleep_after: Seconds | None = _knob(
+        None, "Engine", "Stop the engine after this long without a request; the next one starts it (s). Default: never."
+    )
 
     # Limits
     max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
@@ -286,6 +289,8 @@ class Settings(BaseSettings):
             )
         if self.api_processes > 1 and self.engine == "inline":
             raise ValueError("api_processes: several need an engine in a process of its own, not --engine inline")
+        if self.api_processes > 1 and self.sleep_after is not None:
+            raise ValueError("sleep_after: only with one API process, not with --api-processes above 1")
         return self
 
     def keys(self) -> tuple[str, ...]:

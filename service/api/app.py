@@ -91,7 +91,7 @@ def create_context(
     workers = WorkerPool(settings.media_workers, WorkerLimits())
     media_threads = settings.media_threads or default_threads()
     resizing.use_threads(media_threads)
-    return ServerContext(
+    context = ServerContext(
         settings,
         catalog,
         EngineClient(
@@ -99,6 +99,7 @@ def create_context(
             metrics,
             hang_timeout=settings.hang_timeout,
             start_timeout=settings.start_timeout,
+            sleep_after=settings.sleep_after,
             started_elsewhere=engine_started_elsewhere,
         ),
         metrics,
@@ -120,6 +121,8 @@ def create_context(
         tracing_from(operations.server_version()),
         lexicon=server_lexicon(settings),
     )
+    context.engine.in_use = lambda: context.admission.in_flight > 0
+    return context
 
 
 def server_lexicon(settings: Settings) -> Lexicon | None:

@@ -43,7 +43,7 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """engine: phase of the engine (starting, loading, capturing, ready, draining, down, failed)."""
+    """engine: phase of the engine (starting, loading, capturing, ready, draining, asleep, down, failed)."""
 
     status: Literal["ok", "engine_down"]
     engine: str
@@ -51,7 +51,8 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """detail: what the engine is loading or capturing."""
+    """detail: what the engine is loading or capturing. An engine that is asleep is started by the next request, so the
+    server is ready then, and while it starts."""
 
     status: Literal["ready", "not_ready"]
     engine: str

@@ -53,6 +53,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Seconds between two tokens of a chat; prefill chunks and encoder passes beside decode rows are cut for it. None:
     0.015 (CUDA), no limit (CPU)."""
     graphs: bool = True
+    restarted: bool = False
+    """An earlier engine of this server was ready: chat answers with the least that is captured, and what else a start
+    captures before readiness is captured while the engine idles."""
     mixed_route: MixedRoute = "auto"
     """Of chat batches with prefill chunks. auto: replayed where a captured prefill holds them and is measured faster.
     eager: all of them run eagerly."""

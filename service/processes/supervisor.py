@@ -15,7 +15,7 @@ from service.api.engine_client import EngineClient
 from service.api.http.shared_usage import UsageTable
 from service.api.request_stream import EngineError
 from service.catalog import Catalog
-from service.engine_config import engine_config
+from service.engine_config import configs_of_lives, engine_config
 from service.link.config import EngineConfig
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, Detach
@@ -77,8 +77,9 @@ class Supervisor:
         log_format = chosen_format(settings.log_format)
         metrics = Metrics({model.name: model.kind for model in catalog.models})
         config = engine_config(settings, catalog, log_format)
+        configs = configs_of_lives(config)
         self._engine = EngineClient(
-            lambda: AnnouncedLink(shared_link(config), self._announce),
+            lambda: AnnouncedLink(shared_link(next(configs)), self._announce),
             metrics,
             hang_timeout=settings.hang_timeout,
             start_timeout=settings.start_timeout,
