@@ -112,6 +112,7 @@ COMMANDS: tuple[Command, ...] = (
         "spoken_http",
         "python -m benchmarks.spoken_http",
     ),
+    Command("the sampler by parameters of a request, without the model", "sampler", "python -m benchmarks.sampler"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
     *(
