@@ -105,6 +105,14 @@ COMMANDS: tuple[Command, ...] = (
             ("long", "prompts of 8,000 and 30,000 tokens beside 32 decoding streams"),
         )
     ),
+    *(
+        Command(
+            f"arrivals at three times the capacity for 60 s: good answers and refusals ({name})",
+            f"overload_{name}",
+            f"python -m benchmarks.overload {name}",
+        )
+        for name in ("embedded", "qwen2_vl_2b")
+    ),
     Command(
         "spoken answers about a picture: first sound at the client, alone, 32 in a minute, and 32 at once",
         "spoken_http",
@@ -115,6 +123,7 @@ COMMANDS: tuple[Command, ...] = (
         "engines",
         "python -m benchmarks.engines",
     ),
+    Command("the sampler by parameters of a request, without the model", "sampler", "python -m benchmarks.sampler"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
     *(

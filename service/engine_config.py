@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Literal
 
 import msgspec
@@ -11,9 +13,9 @@ from service.gpus import GpuError, chosen_gpus, visible_gpus
 from service.link.config import EngineConfig, ModelConfig
 from service.settings import Settings, SettingsError
 
-COMPUTED = frozenset({"models", "log_format", "gpu", "index", "sharers"})
-"""Fields of EngineConfig that are not copied: the catalog's models, the format that "auto" stands for, and what
-distinguishes one of several engines."""
+COMPUTED = frozenset({"models", "log_format", "gpu", "index", "sharers", "restarted"})
+"""Fields of EngineConfig that are not copied: the catalog's models, the format that "auto" stands for, what
+distinguishes one of several engines, and whether it is a later life of the engine."""
 
 
 def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
@@ -57,3 +59,9 @@ def engine_configs(
         msgspec.structs.replace(config, device=device, gpu=gpu, index=index if several else None, sharers=len(gpus))
         for index, gpu in enumerate(gpus)
     ]
+
+
+def configs_of_lives(config: EngineConfig) -> Iterator[EngineConfig]:
+    """What each start of a server's engine is configured with. A first one that fails is not repeated, so every later
+    one is a restart."""
+    return chain((config,), repeat(msgspec.structs.replace(config, restarted=True)))

@@ -25,7 +25,7 @@ from service.api.context import ServerContext
 from service.api.http.connections import BoundedConnection, raise_descriptor_limit, set_options
 from service.api.request_stream import EngineError
 from service.catalog import DEMO_NOTICES, Catalog
-from service.engine_config import engine_config
+from service.engine_config import configs_of_lives, engine_config
 from service.heap import keep_freed_memory
 from service.link.config import EngineConfig
 from service.link.grammar_limits import library_variables
@@ -46,11 +46,12 @@ ABORT_GRACE = 3.0
 
 
 def link_maker(settings: Settings, config: EngineConfig) -> Callable[[], EngineLink]:
+    configs = configs_of_lives(config)
     if settings.engine == "inline":
         # Read when torch is loaded, which this process does not do before the engine's thread.
         os.environ.update(thread_variables(config) | library_variables())
-        return lambda: InlineLink(config)
-    return lambda: ProcessLink(config)
+        return lambda: InlineLink(next(configs))
+    return lambda: ProcessLink(next(configs))
 
 
 class Server(uvicorn.Server):

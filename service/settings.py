@@ -171,6 +171,9 @@ class Settings(BaseSettings):
         30.0, "Engine", "Silence of a ready engine, or one of several API processes, until it is restarted (s)."
     )
     start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
+    sleep_after: Seconds | None = _knob(
+        None, "Engine", "Stop the engine after this long without a request; the next one starts it (s). Default: never."
+    )
 
     # Limits
     max_in_flight: Count = _knob(256, "Limits", "Requests in progress; more are answered 503 with Retry-After.")
@@ -308,6 +311,8 @@ class Settings(BaseSettings):
             )
         if problem := engines_problem(self.api_processes, self.gpus, self.engines, self.engine, self.device):
             raise ValueError(problem)
+        if self.sleep_after is not None and (self.api_processes > 1 or self.engines > 1 or self.gpus is not None):
+            raise ValueError("sleep_after: only with one engine and one API process")
         return self
 
     def keys(self) -> tuple[str, ...]:

@@ -85,7 +85,13 @@ def create_metrics(catalog: Catalog) -> Metrics:
 
 def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], EngineLink]) -> EngineClient:
     """The only engine, which this process starts and watches."""
-    return EngineClient(make_link, metrics, hang_timeout=settings.hang_timeout, start_timeout=settings.start_timeout)
+    return EngineClient(
+        make_link,
+        metrics,
+        hang_timeout=settings.hang_timeout,
+        start_timeout=settings.start_timeout,
+        sleep_after=settings.sleep_after,
+    )
 
 
 def create_context(
@@ -103,7 +109,7 @@ def create_context(
     workers = WorkerPool(settings.media_workers, WorkerLimits())
     media_threads = settings.media_threads or default_threads()
     resizing.use_threads(media_threads)
-    return ServerContext(
+    context = ServerContext(
         settings,
         catalog,
         engine,
@@ -126,6 +132,9 @@ def create_context(
         tracing_from(operations.server_version()),
         lexicon=server_lexicon(settings),
     )
+    if isinstance(engine, EngineClient):
+        engine.in_use = lambda: context.admission.in_flight > 0
+    return context
 
 
 def server_lexicon(settings: Settings) -> Lexicon | None:

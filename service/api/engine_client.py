@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
+from service.api.engine_sleep import EngineSleep
 from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
 from service.api.tracing import engine_trace
 from service.link.messages import (
@@ -52,7 +53,8 @@ class EngineClient:
 
     hang_timeout: seconds without a message from a ready engine until it counts as hung and is killed.
     start_timeout: the same between two signs of life while it loads and captures, also when it is ready.
-    clock: what both are measured by.
+    sleep_after: seconds without a request until the engine is stopped; the next one starts it again (EngineSleep).
+    clock: what all three are measured by.
     started_elsewhere: another process starts, watches and restarts the engine, and `make_link` is called when this has
     returned. None: this client does.
     name: in the log.
@@ -65,6 +67,7 @@ class EngineClient:
         *,
         hang_timeout: float = 20.0,
         start_timeout: float = 600.0,
+        sleep_after: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         started_elsewhere: Callable[[], Awaitable[None]] | None = None,
         name: str = "engine",
@@ -72,6 +75,8 @@ class EngineClient:
         self.state: EngineState | None = None
         """The newest heartbeat since the engine was started."""
         self.on_state: Callable[[EngineState], None] | None = None
+        self.in_use: Callable[[], bool] = lambda: False
+        """Somebody is about to send a request, so the engine is not to sleep."""
         self.failure: EngineExit | None = None
         """Set when the engine cannot be started and will not be tried again."""
         self.restarts = 0
@@ -96,6 +101,7 @@ class EngineClient:
         self._changed = asyncio.Event()
         self._launched = asyncio.Event()
         self._silence = Silence(clock)
+        self._sleep = EngineSleep(sleep_after, clock)
         self._stopping = False
 
     # Life
@@ -147,8 +153,8 @@ class EngineClient:
         for request_id in self._streams if not self._supervises else ():
             self._send(Abort(request_id))
         self._fail_all(_unavailable("The server is shutting down."))
-        if self._supervises:
-            self._send(Stop())
+        if self._supervises and self._link is not None:
+            self._link.send(Stop())
         if self._supervisor is None:
             return
         # An engine that loads or captures reads no commands, so it is killed at once.
@@ -162,21 +168,24 @@ class EngineClient:
 
     @property
     def phase(self) -> str:
-        """ "starting", "loading", "capturing", "ready", "draining", "down" or "failed"."""
+        """ "starting", "loading", "capturing", "ready", "draining", "asleep", "down" or "failed"."""
         if self.failure is not None:
             return "failed"
+        if self._sleep.state == "asleep":
+            return "asleep"
         if self._link is None:
             return "down"
         return "starting" if self.state is None else self.state.phase
 
     @property
     def ready(self) -> bool:
-        return self.phase == "ready"
+        """It takes requests, also while it sleeps and wakes: they are answered once it is awake."""
+        return self.phase == "ready" or not (self._sleep.awake or self.failure)
 
     @property
     def alive(self) -> bool:
-        """The engine runs, and its last heartbeat is recent enough for what it is doing."""
-        return self._link is not None and not self._silent()
+        """The engine sleeps, or it runs and its last heartbeat is recent enough for what it is doing."""
+        return self.phase == "asleep" or (self._link is not None and not self._silent())
 
     @property
     def in_flight(self) -> int:
@@ -208,7 +217,9 @@ class EngineClient:
         self._send(command)
 
     def _send(self, command: Command) -> None:
-        if self._link is not None:
+        if not self._sleep.awake:
+            self._sleep.hold(command)
+        elif self._link is not None:
             self._link.send(command)
 
     def _abort(self, request_id: str) -> None:
@@ -229,6 +240,10 @@ class EngineClient:
             exit = await self._live()
             if self._stopping:
                 return
+            if self._sleep.state == "asleep":
+                await self._sleep.called()
+                log.info("%s: started for a request", self._name)
+                continue
             if not self.was_ready:  # wait_ready raises and says why
                 self.failure = exit
                 self._tell_change()
@@ -263,11 +278,37 @@ class EngineClient:
             if self.state is not None and self._supervises:
                 self._metrics.observe_end(self.state)
             self.state = None
-            self._fail_all(_unavailable(STOPPED, EngineLost))
+            if self._sleep.state != "asleep":
+                self._fail_streams()
             self._tell_change()
 
+    def _fail_streams(self) -> None:
+        """Of an engine that has ended unasked."""
+        message = STOPPED
+        if not self._sleep.awake:
+            message = "The engine could not be started for the request; it is tried again."
+            self._end_sleep()
+            self._sleep.take()
+        self._fail_all(_unavailable(message, EngineLost))
+
+    def _fall_asleep(self, link: EngineLink) -> None:
+        log.info("%s: no requests; it is stopped until the next one", self._name)
+        self._sleep.begin()
+        self._metrics.observe("engine_asleep", 1.0)
+        link.send(Stop())
+
+    def _end_sleep(self) -> float:
+        self._metrics.observe("engine_asleep", 0.0)
+        return self._sleep.end()
+
+    def _wake(self) -> None:
+        """The engine was started for requests, and is ready for them."""
+        self._metrics.observe("engine_wake_duration_seconds", self._end_sleep())
+        for command in self._sleep.take():
+            self._send(command)
+
     def _silent(self) -> bool:
-        serves = self.state is not None and self.ready and not self.state.occupied
+        serves = self.state is not None and self.state.phase == "ready" and not self.state.occupied
         return self._silence.look() > (self._hang_timeout if serves else self._start_timeout)
 
     async def _watch(self, link: EngineLink) -> None:
@@ -277,6 +318,10 @@ class EngineClient:
                 log.error("%s: no sign of life for %.0f s; it is killed", self._name, self._silence.look())
                 link.kill()
                 return
+            if self._streams or self.in_use():
+                self._sleep.note_work()
+            elif self.phase == "ready" and self._sleep.due:
+                self._fall_asleep(link)
 
     def _fail_all(self, error: EngineError) -> None:
         streams, self._streams = self._streams, {}
@@ -353,7 +398,11 @@ class EngineClient:
     def _on_state(self, state: EngineState) -> None:
         changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)
         self.state = state
-        self.was_ready |= state.phase == "ready"
+        if state.phase == "ready" and not self.was_ready:
+            self.was_ready = True
+            self._sleep.note_work()
+        if state.phase == "ready" and self._sleep.state == "waking":
+            self._wake()
         if self._supervises:
             self._metrics.observe_state(state)
         if changed:

@@ -45,8 +45,8 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """engine: phase of the engine (starting, loading, capturing, ready, draining, down, failed). engines: of each where
-    there are several; status is ok as long as one is alive."""
+    """engine: phase of the engine (starting, loading, capturing, ready, draining, asleep, down, failed). engines: of
+    each, where there are several; status is ok as long as one is alive."""
 
     status: Literal["ok", "engine_down"]
     engine: str
@@ -55,7 +55,8 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """detail: what the engine is loading or capturing. engines: phase of each, where there are several."""
+    """detail: what the engine is loading or capturing. engines: phase of each, where there are several. An engine that
+    is asleep is started by the next request, so the server is ready then, and while it starts."""
 
     status: Literal["ready", "not_ready"]
     engine: str

@@ -47,6 +47,11 @@ def cheapest(bucket_list: Iterable[Bucket], needed: Bucket) -> Bucket | None:
     return min((bucket for bucket in bucket_list if fits(bucket, needed)), key=cost_of, default=None)
 
 
+def captured_first(before_ready: Iterable[Bucket], *, restarted: bool) -> list[Bucket]:
+    """What to capture before readiness: `before_ready`, after a restart the least of it alone."""
+    return sorted(before_ready, key=cost_of)[:1] if restarted else list(before_ready)
+
+
 def powers_of_two(largest: int) -> list[int]:
     """1, 2, 4, ... and `largest`: sizes that meet every kernel variant. A kernel that selects its tile by the number of
     rows uses each tile over a range of at least a factor of two (tests/models/kernels/test_variants.py)."""

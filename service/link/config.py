@@ -61,6 +61,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     graphs: bool = True
     guided_graphs_first: bool = False
     """The graphs of guided rows are captured before readiness, too, not while the engine idles."""
+    restarted: bool = False
+    """An earlier engine of this server was ready: chat answers with the least that is captured, and what else a start
+    captures before readiness is captured while the engine idles."""
     mixed_route: MixedRoute = "auto"
     """Of chat batches with prefill chunks. auto: replayed where a captured prefill holds them and is measured faster.
     eager: all of them run eagerly."""

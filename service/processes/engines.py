@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from service.api.engine_client import EngineClient
 from service.api.request_stream import EngineError
+from service.engine_config import configs_of_lives
 from service.engine_metrics import labelled, without_engines
 from service.link.config import EngineConfig
 from service.link.engine_socket import OnOutputs
@@ -75,7 +76,7 @@ class EngineProcesses:
         self._metrics = [metrics if alone else Metrics(kinds) for _ in configs]
         self._clients = [
             EngineClient(
-                partial(self._link, index, config),
+                partial(self._link, index, configs_of_lives(config)),
                 self._metrics[index],
                 hang_timeout=settings.hang_timeout,
                 start_timeout=settings.start_timeout,
@@ -139,8 +140,8 @@ class EngineProcesses:
             parts.append(labelled(metrics.registry, index))
         return merged([without_engines(page), *parts])
 
-    def _link(self, index: int, config: EngineConfig) -> AnnouncedLink:
-        return AnnouncedLink(shared_link(config), partial(self._tell, index))
+    def _link(self, index: int, configs: Iterator[EngineConfig]) -> AnnouncedLink:
+        return AnnouncedLink(shared_link(next(configs)), partial(self._tell, index))
 
     def _tell(self, index: int, address: str | None) -> None:
         client = self._clients[index]

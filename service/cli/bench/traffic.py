@@ -131,6 +131,7 @@ async def _time_chat(connection: Connection, body: bytes, record: Record, said: 
     record.status = response.status_code
     if response.status_code != 200:
         await _refused(connection, record)
+        record.duration = time.perf_counter() - begin
         return
     async for event in _events(connection):
         if "error" in event:
@@ -199,6 +200,7 @@ async def _time_speech(connection: Connection, body: bytes, record: Record, load
     record.status = response.status_code
     if response.status_code != 200:
         await _refused(connection, record)
+        record.duration = time.perf_counter() - begin
         return
     bytes_per_second = 2 * int(_header(response, b"x-sample-rate") or 48000)
     pcm = load.response_format == "pcm"

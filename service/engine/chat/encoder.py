@@ -19,7 +19,7 @@ from service.engine.memory import peak_bytes
 from service.engine.readback import mark
 from service.engine.tally import StepTally
 from service.engine.worker import MemoryRequirements, WorkerContext
-from service.graphs.buckets import cost_of
+from service.graphs.buckets import captured_first, cost_of
 from service.graphs.buffers import exact_buffers
 from service.graphs.observations import Route
 from service.graphs.packing import combine, pack
@@ -95,7 +95,7 @@ class VisionStage:
             context.pool,
             context.observations,
             enabled=config.graphs,
-            before_ready=bucket_list[::-1][::2],
+            before_ready=captured_first(bucket_list[::-1][::2], restarted=config.restarted),
             measured=True,
         )
         self._wanted: OrderedDict[bytes, Wanted] = OrderedDict()

@@ -25,7 +25,7 @@ from service.engine.chat.steps import (
     Sampling,
 )
 from service.engine.worker import WorkerContext
-from service.graphs.buckets import row_buckets
+from service.graphs.buckets import captured_first, row_buckets
 from service.graphs.runner import GraphRunner
 
 _CPU_PAGES = (8, 64)
@@ -97,7 +97,7 @@ class ChatGraphs:
             self._context.pool,
             self._context.observations,
             enabled=self._context.config.graphs,
-            before_ready=before_ready,
+            before_ready=captured_first(before_ready, restarted=self._context.config.restarted),
         )
 
     def _decode_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
@@ -148,5 +148,5 @@ class ChatGraphs:
             self._context.pool,
             self._context.observations,
             enabled=self._context.config.graphs,
-            before_ready=before_ready,
+            before_ready=captured_first(before_ready, restarted=self._context.config.restarted),
         )

@@ -53,6 +53,7 @@ class ChatRunner:
         self._vocab_limit = min(vocab_limit, model.decoder.vocab_size)
         self._context = context
         self._page_size = context.config.page_size
+        self._measured = not context.config.restarted or context.device.type == "cpu"
         self._max_pages = -(-max_context // self._page_size)
         self._hidden_size = int(model.decoder.embed(torch.zeros(1, dtype=torch.int64, device=context.device)).shape[-1])
         self.embeds_width = self._hidden_size * (1 + model.decoder.feature_levels)
@@ -102,9 +103,7 @@ class ChatRunner:
         state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
         sampling = Sampling(self._decoder, state, self._vocab_limit, full=True)
         step = DecodeStep(self._decoder, state, caches, self._page_size, sampling)
-        slots = torch.zeros(config.max_running, dtype=torch.int64, device=device)
-        bucket = {"rows": config.max_running, "pages": self._max_pages}
-        decode = peak_bytes(lambda: step.forward({"slots": slots}, bucket), device)
+        decode = self._peak_of(step, {"rows": config.max_running, "pages": self._max_pages})
         shape = (self._page_size, self._hidden_size, self._context.dtype)
         cached = CachedPrefillStep(self._decoder, state, caches, *shape)
         prefill = max(prefill, self._peak_of(cached, {"tokens": tokens, "sequences": config.max_running}))
@@ -114,7 +113,7 @@ class ChatRunner:
         most = max(prefill, decode, sample)
         return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
 
-    def _peak_of(self, step: CachedPrefillStep | SampleStep, bucket: Bucket) -> int:
+    def _peak_of(self, step: DecodeStep | CachedPrefillStep | SampleStep, bucket: Bucket) -> int:
         """Bytes at the peak of a pass over buffers of this size."""
         device = self._context.device
         buffers = exact_buffers(step.buffer_specs(bucket), Plan(arrays={}, required=bucket), device)
@@ -149,6 +148,14 @@ class ChatRunner:
     def start_pacing(self, pacing: Pacing, encoder: GraphRunner) -> None:
         """Tells what captures and warm-up measured."""
         pacing.start(self._decode[False], self._cached_prefill, encoder, self._routes.pair_seconds.replay)
+
+    def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
+        """After a restart, when most graphs were captured behind the start's measurements; False once that is done."""
+        if due := not self._measured:
+            self._measured = True
+            self._measure_cached_keys()
+            self.start_pacing(pacing, encoder)
+        return due
 
     def _measure_cached_keys(self) -> None:
         """What a pair of a query and a cached key costs on each route, by the largest captured bucket."""

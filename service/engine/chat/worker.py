@@ -86,7 +86,8 @@ class ChatWorker:
         return [self._vision.runner, *self._runner.graph_runners]
 
     def capture_next(self, *, idle: bool) -> bool:
-        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
+        captured = any(runner.capture_next(idle=idle) for runner in self.graph_runners)
+        return captured or (idle and self._runner.measure_again(self._pacing, self._vision.runner))
 
     def warm_up(self) -> None:
         self._runner.warm_up()

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.growth import is_linear
 
 from service.api.speech.markup import MarkupStripper, strip_markup
 from service.api.speech.request import clean_text
+from tests.support.growth import is_linear
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.support.growth import is_linear
 
 from service.api.speech.text_splitting import Granularity, TextSplitter, split_text, spoken_length
+from tests.support.growth import is_linear
 
 GRANULARITIES: list[Granularity] = ["none", "sentence", "clause"]
 
