@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import llguidance
 import msgspec
@@ -82,7 +82,7 @@ def _with_exact_inner(value: Any, depth: int) -> Any:
     return [_with_exact_inner(inner, depth + 1) for inner in value] if isinstance(value, list) else value
 
 
-def _is_rounded(bound: Any) -> bool:
+def _is_rounded(bound: Any) -> TypeGuard[float]:
     """Whether a bound may be another number to the library."""
     return type(bound) in (int, float) and _EXACT <= abs(bound) <= MAX_INTEGER
 
