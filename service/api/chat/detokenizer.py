@@ -170,7 +170,8 @@ class TextAssembler:
         self.reasoning_tokens = 0
         self._detokenize = detokenize
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._cutter = StopCutter(stops)
+        # Calls alone have no text that a stop string could end.
+        self._cutter = StopCutter(() if calls is not None and calls.forced else stops)
         self._splitter = ReasoningSplitter(reasoning_markers, opened=reasoning_opened)
         self._calls = calls
         self._min_tokens = min_tokens

@@ -7,9 +7,10 @@ depth, references and rules are counted, before a confined process tries it (ser
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import llguidance
 import msgspec
@@ -27,6 +28,13 @@ MAX_LITERAL = 4096
 MAX_MULTIPLE = 1000
 """Largest multipleOf, in units of its last digit: a matcher has that many states."""
 
+MAX_INTEGER = 2**63 - 1
+"""Of a value that an answer is matched with, and of a number that an integer must reach."""
+
+_EXACT = 2**53
+"""From here on doubles are further apart than integers."""
+_LOWER, _UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
+_VALUES = frozenset({"enum", "const"})
 _ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly"})
 _RULE = re.compile(r"(?:^|[\r\n])[ \t]*[?!]?[A-Za-z_]")
 """A line that begins with a name. Counts some that are no rules, and every rule."""
@@ -39,8 +47,52 @@ def json_schema_grammar(schema: dict[str, Any]) -> str:
 
 
 def with_options(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema as it stands in a grammar, also after %json: with the rules for blanks and for unknown keywords."""
-    return {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}}
+    """A schema as it stands in a grammar, also after %json: with the rules for blanks and for unknown keywords, and
+    bounds that the library does not round."""
+    return {
+        **_with_exact_bounds(schema),
+        "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False},
+    }
+
+
+def _with_exact_bounds(schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    """The library reads bounds as floats, and takes 1 from exclusive ones. Where floats are further apart than that, a
+    bound becomes the next one inside."""
+    exact = {key: value if key in _VALUES else _with_exact_inner(value, depth) for key, value in schema.items()}
+    for key in (_LOWER | _UPPER) & exact.keys():
+        if isinstance(bound := exact[key], float) and bound.is_integer():
+            exact[key] = int(bound)  # The digits of a float with .0 are not read exactly either.
+    for key, stricter, inside in (("minimum", max, math.inf), ("maximum", min, -math.inf)):
+        exclusive = "exclusive" + key.capitalize()
+        if _is_rounded(given := exact.get(key)):
+            exact[key] = _double(given, inside)
+        if _is_rounded(given := exact.get(exclusive)):
+            del exact[exclusive]
+            bound = int(math.nextafter(_double(given, inside), inside))
+            given = exact.get(key, bound)
+            exact[key] = stricter(bound, given) if isinstance(given, int | float) else given
+    return exact
+
+
+def _with_exact_inner(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        return value
+    if isinstance(value, dict):
+        return _with_exact_bounds(value, depth + 1)
+    return [_with_exact_inner(inner, depth + 1) for inner in value] if isinstance(value, list) else value
+
+
+def _is_rounded(bound: Any) -> TypeGuard[float]:
+    """Whether a bound may be another number to the library."""
+    return type(bound) in (int, float) and _EXACT <= abs(bound) <= MAX_INTEGER
+
+
+def _double(bound: float, inside: float) -> float:
+    """The bound, or the next double in the direction of `inside`."""
+    nearest = float(bound)
+    outside = nearest < bound if inside > 0 else nearest > bound
+    nearest = math.nextafter(nearest, inside) if outside else nearest
+    return int(nearest) if isinstance(bound, int) else nearest
 
 
 def regex_grammar(pattern: str) -> str:
@@ -86,11 +138,25 @@ def _check_schema(schema: Any) -> None:
             raise Unfit(f"a string of {len(value)} characters given, at most {MAX_LITERAL} allowed")
         if key == "multipleOf" and isinstance(value, int | float) and _units(value) > MAX_MULTIPLE:
             raise Unfit(f"multipleOf: at most {MAX_MULTIPLE} units of its last digit allowed")
+        if isinstance(value, int | float) and (problem := _too_large(key, value)):
+            raise Unfit(problem)
         if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
             targets.add(value)
     levels += sum(_depth(_target(schema, reference)) for reference in targets)
     if levels > MAX_LEVELS:
         raise Unfit(f"references too deep: {levels} levels given, at most {MAX_LEVELS} allowed")
+
+
+def _too_large(key: str | None, value: float) -> str:
+    """Why a number would be rounded to another one; "" if it would not."""
+    if (key in _LOWER and value > MAX_INTEGER) or (key in _UPPER and value < -MAX_INTEGER):
+        return f"{key}: too large: a number from -{MAX_INTEGER} to {MAX_INTEGER} allowed"
+    if key in _LOWER | _UPPER:
+        exclusive = key is not None and key.startswith("exclusive")
+        rounded = _is_rounded(value) and (exclusive or (isinstance(value, int) and int(float(value)) != value))
+        return f"{key}: {value} cannot be told from the numbers beside it" if rounded else ""
+    large = isinstance(value, int) and abs(value) > MAX_INTEGER
+    return f"an integer of {len(str(abs(value)))} digits given, at most {MAX_INTEGER} allowed" if large else ""
 
 
 def _check_lark(text: str) -> None:

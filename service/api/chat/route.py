@@ -189,7 +189,7 @@ async def generate(context: ServerContext, job: ChatJob, index: int) -> AsyncGen
         min_tokens=sampling.min_tokens,
         reasoning_markers=processor.reasoning_markers,
         reasoning_opened=opens_reasoning(processor, job.prompt),
-        calls=ToolCallParser() if job.tools else None,
+        calls=ToolCallParser(forced=job.tools.forced) if job.tools else None,
     )
     slow = bool(job.grammar) and context.grammars.is_slow(job.grammar)
     name, arrival = f"{job.id}-{index}", job.record.arrival
@@ -270,8 +270,9 @@ async def _collected(context: ServerContext, job: ChatJob, index: int) -> Choice
             finish_reason = delta.finish_reason or finish_reason
     assert finish_reason is not None
     thoughts, text = "".join(reasoning), "".join(content)
+    silent = bool(calls) or (job.tools is not None and job.tools.forced)
     message = AnswerMessage(
-        text or None if calls else text,
+        text or None if silent else text,
         reasoning_content=thoughts or UNSET,
         tool_calls=joined(calls) if calls else UNSET,
     )

@@ -35,11 +35,13 @@ def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
 class ToolCallParser:
     """Splits an answer into text and calls. What it returns does not depend on how the text is cut into chunks.
 
-    calls: calls begun. White space around calls is no text.
+    calls: calls begun. White space around calls is no text. forced: the answer consists of calls, so it has no text,
+    also where it is cut within the first tag.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, forced: bool = False) -> None:
         self.calls = 0
+        self.forced = forced
         self._state: Literal["text", "name", "colon", "arguments", "end"] = "text"
         self._held = ""
         self._depth = 0
@@ -69,7 +71,8 @@ class ToolCallParser:
     def flush(self) -> str:
         """Text that was held back, at the end of the answer. A call without a name is dropped."""
         held, self._held = self._held, ""
-        return held if self._state == "text" and not (self.calls and held.isspace()) else ""
+        kept = self._state == "text" and not self.forced and not (self.calls and held.isspace())
+        return held if kept else ""
 
     def _take_text(self) -> str:
         """Up to the tag. Held back: what may be the beginning of one, and white space that may come before it."""

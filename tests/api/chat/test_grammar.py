@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +152,65 @@ REFUSED: dict[str, tuple[Callable[[], str], str]] = {
 def test_what_would_cost_too_much_or_cannot_work_is_refused(name: str) -> None:
     make, reason = REFUSED[name]
     assert reason in refused(make())
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"minimum": 2**53 + 1}, [2**53 + 2, 2**60], [2**53, 2**53 - 1]),
+        ({"minimum": 0, "maximum": 2**53 + 3}, [0, 2**53 + 2], [2**53 + 4]),
+        ({"minimum": 0, "maximum": 2**63 - 1}, [0, 2**62], [2**63]),
+        ({"exclusiveMaximum": -(2**53) - 1}, [-(2**53) - 4], [-(2**53), -(2**53) - 1]),
+    ],
+)
+def test_bounds_that_are_no_doubles_are_kept(schema: dict[str, Any], right: list[int], wrong: list[int]) -> None:
+    grammar = json_schema_grammar({"type": "object", "properties": {"a": {"type": "integer", **schema}}})
+    check_grammar(grammar)
+    assert all(accepts(grammar, f'{{"a": {number}}}') for number in right)
+    assert not any(accepts(grammar, f'{{"a": {number}}}') for number in wrong)
+
+
+@pytest.mark.parametrize("key", ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"])
+@pytest.mark.parametrize("size", [2**53 - 1, 2**53, 2**53 + 1, 2**53 + 2, 2**54, 2**60, 2**62])
+def test_no_integer_beside_a_bound_passes_it(key: str, size: int) -> None:
+    fits = {
+        "minimum": operator.ge,
+        "exclusiveMinimum": operator.gt,
+        "maximum": operator.le,
+        "exclusiveMaximum": operator.lt,
+    }
+    other = ("maximum", 9999) if "inimum" in key else ("minimum", -9999)
+    for bound in (size, -size, float(size), -float(size)):
+        schema = {"type": "integer", key: bound, other[0]: int(bound) + other[1]}
+        grammar = json_schema_grammar(schema)
+        check_grammar(grammar)
+        beside = [number for number in range(int(bound) - 5, int(bound) + 6) if accepts(grammar, str(number))]
+        assert all(fits[key](number, bound) for number in beside), (schema, beside)
+
+
+def test_a_bound_that_is_no_number_is_refused() -> None:
+    schema = {"type": "integer", "exclusiveMinimum": 2**54, "minimum": "a", "maximum": True}
+    assert refused(json_schema_grammar(schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "integer", "minimum": 10**40, "maximum": 10**40 + 5}, "minimum: too large"),
+        ({"type": "integer", "minimum": -(10**40) - 5, "maximum": -(10**40)}, "maximum: too large"),
+        ({"type": "integer", "minimum": 1e40, "maximum": 1e41}, "minimum: too large"),
+        ({"const": 123456789012345678901234567890}, "an integer of 30 digits"),
+        ({"type": "array", "items": {"enum": [1, [-(2**64)]]}}, "an integer of 20 digits"),
+    ],
+)
+def test_numbers_that_would_be_rounded_are_refused(schema: dict[str, Any], reason: str) -> None:
+    assert reason in refused(json_schema_grammar(schema))
+    assert reason in refused(lark_grammar(f"start: %json {json.dumps(schema)}"))
+
+
+def test_a_schema_in_lark_is_not_changed_but_refused() -> None:
+    schema = {"type": "integer", "minimum": 2**53 + 1}
+    assert "cannot be told from" in refused(lark_grammar(f"start: %json {json.dumps(schema)}"))
 
 
 LARGE: dict[str, Callable[[], str]] = {

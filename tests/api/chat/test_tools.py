@@ -49,6 +49,30 @@ def test_several_calls_after_a_text(client: OpenAI) -> None:
     assert len({call.id for call in one.message.tool_calls}) == 2
 
 
+@pytest.mark.parametrize("stop", ["\n", "<", "get_weather", '"'])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_forced_calls_have_no_text_for_stop_strings(client: OpenAI, stop: str, streamed: bool) -> None:
+    said = f"\n\n{ROME}"
+    if streamed:
+        with client.chat.completions.stream(
+            model="tiny",
+            messages=[{"role": "user", "content": said}],
+            tools=TOOLS,
+            tool_choice="required",
+            stop=[stop],
+        ) as stream:
+            one = stream.get_final_completion().choices[0]
+    else:
+        one = ask(client, said, tool_choice="required", stop=[stop]).choices[0]
+    assert called(one.message) == [("get_weather", {"city": "Rome"})] and one.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("length", [1, 4, 7])
+def test_a_forced_call_that_is_cut_in_its_tag_says_nothing(client: OpenAI, length: int) -> None:
+    (one,) = ask(client, f"\n\n{ROME}", tool_choice="required", max_tokens=length).choices
+    assert (one.message.content, one.message.tool_calls, one.finish_reason) == (None, None, "length")
+
+
 def test_an_answer_without_a_call(client: OpenAI) -> None:
     (one,) = ask(client, "It is sunny.").choices
     assert (one.message.content, one.message.tool_calls, one.finish_reason) == ("It is sunny.", None, "stop")
