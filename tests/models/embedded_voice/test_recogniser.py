@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.embedded import train_recogniser
 from models.embedded.train_recogniser import Trainer, Utterances, stretched
 from models.embedded.voices.corpus import Reader, Spoken, write
 from models.embedded.voices.decoder import Decoder, Entry, Language, Weighing, homophones, kind_of
@@ -153,7 +152,7 @@ def test_training_learns_and_saves_its_average(tmp_path: Path) -> None:
     assert utterances.count == 2
     assert float(utterances.prior().sum()) == 1.0
     torch.manual_seed(0)
-    train_recogniser.random.seed(0)
+    random.seed(0)
     trainer = Trainer(argparse.Namespace(rate=2e-3, batch=8), device)
     losses = [float(trainer.step(utterances, 0.0)) for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.5 * losses[0]
