@@ -19,7 +19,7 @@ export async function loadVoices() {
 
 /** With the speech model that a voice was kept with, where that is not plain. */
 function marked(name, model) {
-  if (!model) return `${name} (of a model that is not served)`;
+  if (!model) return `${name} (model not served)`;
   return several("speech") ? `${name} (${model})` : name;
 }
 

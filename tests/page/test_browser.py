@@ -191,7 +191,7 @@ def test_kept_voices_say_which_model_they_are_of(page: Page, talker: FakeTalker)
         page.open(server.url, "speak")
         page.wait_for("document.querySelectorAll('#voice option').length > 10")
         labels = page.js("[...document.querySelectorAll('#voice option')].map(({ text }) => text)")
-        assert {"mine (talker)", "old (of a model that is not served)", "alloy"} <= set(labels)
+        assert {"mine (talker)", "old (model not served)", "alloy"} <= set(labels)
 
 
 def pick(page: Page, id: str, label: str) -> None:
