@@ -88,8 +88,8 @@ export class Answer {
     const sound = this.beginSound();
     this.#nameHear();
     try {
-      const { firstAudio, audio, seconds } = await sound.read({ ...this.speech(), input: this.text });
-      this.sounded({ first: firstAudio, audio, seconds, gaps: sound.gaps });
+      const { firstAudio, audio, seconds, steps } = await sound.read({ ...this.speech(), input: this.text });
+      this.sounded({ first: firstAudio, audio, seconds, steps, gaps: sound.gaps });
     } catch (problem) {
       this.onError(problem);
     }

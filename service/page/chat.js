@@ -9,7 +9,8 @@ const RATE = 24_000; // Hz, of pcm16 in spoken answers
  * Streams an answer. onText(text), onThought(text): what is added. speech: { model, voice } of a spoken answer, whose
  * sound goes to onAudio(samples, rate): Float32Array, in order.
  * Resolves to { usage, steps, finish, firstToken, seconds, sound }, times in seconds since the request was sent;
- * sound: { first, audio, seconds }: when it began, its length, and the time from the first token until all was there.
+ * sound: { first, audio, seconds, steps }: when it began, its length, the time from the first token until all was
+ * there, and the steps of the speech model.
  */
 export async function ask({ model, messages, speech, signal, onText, onThought, onAudio }) {
   const sent = performance.now();
@@ -19,6 +20,7 @@ export async function ask({ model, messages, speech, signal, onText, onThought, 
   if (speech) Object.assign(json, { modalities: ["text", "audio"], audio: { ...speech, format: "pcm16" } });
   const response = await request("v1/chat/completions", { method: "POST", json, signal });
   const decode = pcmDecoder();
+  let spokenSteps = null;
 
   function take({ content, audio, reasoning_content: thought }) {
     const text = content || audio?.transcript;
@@ -28,9 +30,10 @@ export async function ask({ model, messages, speech, signal, onText, onThought, 
     }
     if (text) onText(text);
     if (thought) onThought(thought);
+    spokenSteps = audio?.steps ?? spokenSteps;
     const samples = audio?.data ? decode(audio.data) : [];
     if (!samples.length) return;
-    result.sound ??= { first: since(), audio: 0, seconds: 0 };
+    result.sound ??= { first: since(), audio: 0, seconds: 0, steps: null };
     result.sound.audio += samples.length / RATE;
     result.sound.seconds = since() - result.firstToken;
     onAudio(samples, RATE);
@@ -44,6 +47,7 @@ export async function ask({ model, messages, speech, signal, onText, onThought, 
     result.usage = chunk.usage ?? result.usage;
     result.steps = chunk.steps ?? result.steps;
   }
+  if (result.sound) result.sound.steps = spokenSteps;
   if (!result.usage) throw new ApiError("The connection broke off before the answer was complete.");
   return result;
 }

@@ -38,12 +38,13 @@ export function speechFacts({ steps, firstAudio, seconds, audio }) {
   return [...facts, ...stepFacts(steps)].join(" · ");
 }
 
-/** Of a sound: when it began and how long it is, the time that making it took, and how often it was too late (s). */
-export function aloudFacts({ first, audio, seconds, gaps }) {
+/** Of a sound: when it began and how long it is, the time that making it took, how often it was too late (s), and the
+ * steps of the speech model. */
+export function aloudFacts({ first, audio, seconds, gaps, steps }) {
   if (!audio) return "";
   const facts = [`aloud: first audio ${duration(first)}`, `${duration(audio)} of sound`];
   facts.push(`real-time factor ${round(seconds / audio, 2)}`, gaps ? count(gaps, "gap") : "no gaps");
-  return facts.join(" · ");
+  return [...facts, ...stepFacts(steps)].join(" · ");
 }
 
 function stepFacts(steps) {

@@ -2,18 +2,25 @@
 
 import { getJson, request } from "./api.js";
 import { setOptions } from "./dom.js";
+import { several } from "./models.js";
 
 export const voices = { all: [] };
 
 /** Fills every list of voices. */
 export async function loadVoices() {
   voices.all = (await getJson("v1/audio/voices")).data;
-  const options = voices.all.map(({ id, name, type }) => ({
+  const options = voices.all.map(({ id, name, type, model }) => ({
     value: id,
-    label: name,
+    label: type === "builtin" ? name : marked(name, model),
     group: type === "builtin" ? "Built in" : "Kept here",
   }));
   for (const select of document.querySelectorAll("select.voices")) setOptions(select, options);
+}
+
+/** With the speech model that a voice was kept with, where that is not plain. */
+function marked(name, model) {
+  if (!model) return `${name} (model not served)`;
+  return several("speech") ? `${name} (${model})` : name;
 }
 
 /** Keeps a voice; fields of the API's form, empty ones are left out. The voice, which the lists then have. */

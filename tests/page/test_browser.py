@@ -96,7 +96,8 @@ def test_an_answer_is_spoken_while_it_is_written_and_read_again(page: Page, embe
     page.click("sample")
     page.wait_for("document.querySelector('.answer .aloud')?.textContent")
     assert heard(page)["peak"] > SILENCE and heard(page)["seconds"] > 0.1
-    assert re.search(r"aloud: first audio .* of sound · real-time factor \d.* gaps?$", page.facts())
+    spoken = r"aloud: first audio .* of sound · real-time factor \d.* gaps? · \d+ steps?: .*(replayed|eager)"
+    assert re.search(rf"{spoken} · batch \d[^·]*$", page.facts())
     assert "1 of 1" in page.facts() and page.text(".answer .words").startswith("I see")
     page.wait_for("document.querySelector('.hear').textContent === 'Hear it'")
     before = heard(page)["seconds"]
@@ -172,6 +173,23 @@ def test_models_are_chosen_where_there_are_several(page: Page, talker: FakeTalke
         page.open(server.url)
         assert not page.js("[...document.querySelectorAll('.picker')].some((picker) => picker.checkVisibility())")
         assert page.text("#see-model").startswith("tiny")
+
+
+def test_kept_voices_say_which_model_they_are_of(page: Page, talker: FakeTalker) -> None:
+    with talking_server(talker, talkers=2) as server:
+        latents = {"reference": np.zeros((2, 4, 2), np.float32)}
+        for name, encoder in (("mine", "x"), ("old", "another")):
+            server.context.voices.add(
+                name=name, encoder=encoder, consent="yes", seconds=1.0, latents=latents, ref_text=None, description=None
+            )
+        shown = {
+            voice["name"]: voice.get("model") for voice in httpx.get(f"{server.url}/v1/audio/voices").json()["data"]
+        }
+        assert (shown["mine"], shown["old"], shown["alloy"]) == ("talker", None, None)
+        page.open(server.url, "speak")
+        page.wait_for("document.querySelectorAll('#voice option').length > 10")
+        labels = page.js("[...document.querySelectorAll('#voice option')].map(({ text }) => text)")
+        assert {"mine (talker)", "old (model not served)", "alloy"} <= set(labels)
 
 
 def pick(page: Page, id: str, label: str) -> None:

@@ -25,6 +25,8 @@ from service.api.speech.delivery import AudioChunk, PlaybackMeter, complete_file
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, SpokenTooLong, find_voice, prepare
 from service.api.speech.schema import SpeechOptions
+from service.api.steps import step_report
+from service.link.messages import StepCounts
 
 PCM_RATE = 24_000
 """Hz: what OpenAI's clients play pcm16 with."""
@@ -155,6 +157,8 @@ class SpokenAnswer:
         self._silence = 0
         """Samples of pauses among them."""
         self._file = bytearray()
+        self._steps: tuple[StepCounts, ...] = ()
+        """Once the engine has ended the speech."""
 
     @property
     def patches(self) -> int:
@@ -165,7 +169,8 @@ class SpokenAnswer:
         """The whole file, after `heard` has ended."""
         complete_file(self._job, self._file, self._samples)
         expiry = self._keep(transcript)
-        return AnswerAudio(self.id, base64.b64encode(self._file).decode(), expiry, transcript, self._ending)
+        data = base64.b64encode(self._file).decode()
+        return AnswerAudio(self.id, data, expiry, transcript, self._ending, step_report(self._steps))
 
     @property
     def _ending(self) -> Literal["stop", "length"]:
@@ -219,6 +224,7 @@ class SpokenAnswer:
                 data=base64.b64encode(sound).decode() if sound else msgspec.UNSET,
                 expires_at=self._keep("".join(transcript)),
                 finish_reason=self._ending,
+                steps=step_report(self._steps),
             )
             ends.insert(0, ChunkChoice(0, DeltaMessage(audio=last)))
         yield b"".join(map(encode, ends))
@@ -314,6 +320,8 @@ class SpokenAnswer:
         if chunk.segment_done and self.begun is not None:
             self.segments.append((self.begun, self._seconds))
             self.begun = None
+        if chunk.steps is not None:
+            self._steps = (chunk.steps,)
         if chunk.truncated:
             self.truncated = self._job.record.notes["truncated"] = True
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.speech.schema import LexiconEntries, ShortText, VoiceReference
+from service.api.steps import StepReport
 
 Modality = Literal["text", "audio"]
 SpokenFormat = Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
@@ -44,21 +45,24 @@ class PastAudio(msgspec.Struct, frozen=True):
 
 class AnswerAudio(msgspec.Struct, frozen=True):
     """data: base64 of the file. expires_at: Unix time until which the id stands for the transcript; audio is not kept.
-    finish_reason: "length" where a segment of the speech ended at its cap, or all of it before the text."""
+    finish_reason: "length" where a segment of the speech ended at its cap, or all of it before the text. steps:
+    those of the speech model."""
 
     id: str
     data: str
     expires_at: int
     transcript: str
     finish_reason: Literal["stop", "length"] = "stop"
+    steps: StepReport | UnsetType = UNSET
 
 
 class DeltaAudio(msgspec.Struct, frozen=True):
     """id: in the first one. transcript, data: the next pieces; each data is base64 of its own, and all together are
-    base64 of the whole. expires_at and finish_reason: in the last one, as in AnswerAudio."""
+    base64 of the whole. expires_at, finish_reason and steps: in the last one, as in AnswerAudio."""
 
     id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET
     data: str | UnsetType = UNSET
     expires_at: int | UnsetType = UNSET
     finish_reason: Literal["stop", "length"] | UnsetType = UNSET
+    steps: StepReport | UnsetType = UNSET

@@ -120,7 +120,8 @@ class SpeechAudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="speech
 
 
 class VoiceObject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """type: "builtin" (default and OpenAI's names) or "uploaded"."""
+    """type: "builtin" (default and OpenAI's names) or "uploaded". model: the speech model that an uploaded voice speaks
+    through; null where none that is served can."""
 
     id: str
     name: str
@@ -131,6 +132,7 @@ class VoiceObject(msgspec.Struct, frozen=True, omit_defaults=True):
     ref_text: str | None = None
     description: str | None = None
     consent: str | None = None
+    model: str | None = None
 
 
 class VoiceList(msgspec.Struct, frozen=True):

@@ -26,6 +26,8 @@ OPEN_TAG = re.compile(r"<(?:[^\"'<>]|\"[^\"<]*\"|'[^'<]*')*(?:\"[^\"<]*|'[^'<]*)
 OPEN_ENTITY = re.compile(r"&[^;&<]{0,33}\Z")
 MOST_HEARD = 400
 """Characters that say in which language something is spelled."""
+MOST_BEGIN = 1000
+"""Characters in front of <speak> that are waited for."""
 MOST_OPEN = 4096
 """Characters of a tag or comment that is waited for."""
 ENTITY = re.compile(r"&(#[0-9]{1,7};|#[xX][0-9A-Fa-f]{1,6};|[A-Za-z]{1,32};)?")
@@ -83,6 +85,8 @@ def is_ssml(text: str) -> bool:
 
 def may_be_ssml(text: str) -> bool:
     """Whether a text that begins so can still become SSML."""
+    if len(text) > MOST_BEGIN:
+        return False
     start = text.lstrip()
     declaration = DECLARATION.match(start)
     if declaration is not None:
@@ -139,7 +143,7 @@ class SsmlReader:
         """Whether what begins at place may end in a later chunk."""
         text = self._text
         if text[place] != "<":
-            return (entity := OPEN_ENTITY.search(text, place)) is not None and entity.start() == place
+            return text[place] == "&" and OPEN_ENTITY.match(text, place) is not None
         if len(text) - place > MOST_OPEN:
             return False
         if text.startswith("<!--", place):

@@ -40,11 +40,12 @@ RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
 
 @router.get(PATH, openapi_extra=operation("List built-in and uploaded voices.", {JSON: VoiceList}))
 async def list_voices(request: Request) -> Response:
+    context = context_of(request)
     builtin = [
         VoiceObject(name, name, "audio.voice", "builtin", description=OPENAI_VOICES.get(name))
         for name in (DEFAULT_VOICE, *OPENAI_VOICES)
     ]
-    voices = builtin + [_object(voice) for voice in context_of(request).voices.voices()]
+    voices = builtin + [_object(context, voice) for voice in context.voices.voices()]
     return _json(VoiceList(voices, voices))
 
 
@@ -52,7 +53,8 @@ async def list_voices(request: Request) -> Response:
     PATH + "/{voice}", openapi_extra=operation("Get an uploaded voice.", {JSON: VoiceObject}, errors=(401, 404))
 )
 async def get_voice(request: Request, voice: str) -> Response:
-    return _json(_object(_find(context_of(request), voice)))
+    context = context_of(request)
+    return _json(_object(context, _find(context, voice)))
 
 
 @router.delete(
@@ -86,7 +88,7 @@ async def upload_voice(request: Request) -> Response:
         voice = await _store(context, form, request)
     finally:
         await form.close()
-    return _json(_object(voice))
+    return _json(_object(context, voice))
 
 
 async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
@@ -208,7 +210,10 @@ def _not_found() -> ApiError:
     )
 
 
-def _object(voice: Voice) -> VoiceObject:
+def _object(context: ServerContext, voice: Voice) -> VoiceObject:
+    speaks = (
+        model.name for model in context.catalog.models if model.kind == "speech" and encoder_of(model) == voice.encoder
+    )
     return VoiceObject(
         id=voice.id,
         name=voice.name,
@@ -219,6 +224,7 @@ def _object(voice: Voice) -> VoiceObject:
         ref_text=voice.ref_text,
         description=voice.description,
         consent=voice.consent,
+        model=next(speaks, None),
     )
 
 

@@ -333,7 +333,7 @@ RULES = _compile(
     (rf"\b(?i:({YEAR_CONTEXT})) (10[1-9]\d|1[1-9]\d\d|20\d\d){END}", lambda match: f"{match[1]} {year(int(match[2]))}"),
     (rf"{BEGIN}(1\d{{3}}|20\d\d|[1-9]\d\d)(?= (?:AD|BC|CE|BCE)\b)", lambda match: year(int(match[1]))),
     (rf"{BEGIN}({TERM})\s?[-–]\s?({TERM})\s?(?P<unit>{UNIT})(?![\w/²³°])", _unit_range),
-    (rf"{BEGIN}(?:({TERM})\s?[-–]\s?)?({TERM}) ?[x×](?!\w)( (?=\w+er\b|more\b|less\b|as\b|the\b))?", _times),
+    (rf"{BEGIN}(?:({TERM})\s?[-–]\s?)?({TERM}) ?[x×](?!\w)( (?=\w{{1,12}}er\b|more\b|less\b|as\b|the\b))?", _times),
     (rf"{BEGIN}{MINUS}{AMOUNT}(?:\s|-)?(?P<unit>{UNIT})(?![\w/²³°])", _unit),
     (rf"{BEGIN}{MINUS}{AMOUNT} (?P<unit>s)(?![\w'’])", _unit),
     *POWERS,
