@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import httpx
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.support.processes import ServerProcess, served
 from tests.support.waiting import GENEROUS
@@ -19,6 +20,16 @@ from tests.support.waiting import GENEROUS
 if not torch.cuda.is_available():
     # Triton reads it at import, and which test imports it first varies.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# No example and no choice of one may fail for taking long.
+settings.register_profile(
+    "any machine",
+    settings.default,
+    deadline=None,
+    suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.too_slow],
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

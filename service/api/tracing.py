@@ -52,14 +52,15 @@ class Tracing:
         header that is malformed counts as none."""
         from opentelemetry.trace import SpanKind
 
+        epoch = time.time_ns() - _nanoseconds(time.monotonic())
         span = self._tracer.start_span(
             f"{method} {path}",
             self._propagator.extract(headers),
             SpanKind.SERVER,
             {"http.request.method": method, "url.path": path},
-            start_time=_nanoseconds(arrival),
+            start_time=epoch + _nanoseconds(arrival),
         )
-        return RequestTrace(self._tracer, span) if span.is_recording() else None
+        return RequestTrace(self._tracer, span, epoch) if span.is_recording() else None
 
     def close(self) -> None:
         """Sends what is left, for at most CLOSE_SECONDS: the collector may be away."""
@@ -71,11 +72,14 @@ class Tracing:
 class RequestTrace:
     """The span of a request and its children. Times are those of time.monotonic()."""
 
-    def __init__(self, tracer: Tracer, span: Span) -> None:
+    def __init__(self, tracer: Tracer, span: Span, epoch: int) -> None:
+        """epoch: nanoseconds on the clock of the wall when time.monotonic() was 0; one for all spans, which lie as they
+        were then, though that clock be set or a look at both be interrupted."""
         from opentelemetry.trace import format_trace_id, set_span_in_context
 
         self._tracer = tracer
         self._span = span
+        self._epoch = epoch
         self._context = set_span_in_context(span)
         self.trace_id = format_trace_id(span.get_span_context().trace_id)
         """32 hexadecimal digits."""
@@ -83,13 +87,13 @@ class RequestTrace:
     def phase(self, name: str, begin: float, end: float, *, error: str | None = None, **attributes: Value) -> None:
         """A child that has ended. error: why it ended before its time."""
         named = {f"reprise.{key}": value for key, value in attributes.items()}
-        span = self._tracer.start_span(name, self._context, attributes=named, start_time=_nanoseconds(begin))
+        span = self._tracer.start_span(name, self._context, attributes=named, start_time=self._wall(begin))
         if error is not None:
             _fail(span, error)
-        span.end(_nanoseconds(end))
+        span.end(self._wall(end))
 
     def event(self, name: str, at: float) -> None:
-        self._span.add_event(name, timestamp=_nanoseconds(at))
+        self._span.add_event(name, timestamp=self._wall(at))
 
     def end(self, status: int, model: str, outcome: str, notes: Mapping[str, object]) -> None:
         """notes: further facts, as in the access log."""
@@ -103,7 +107,10 @@ class RequestTrace:
         )
         if status >= SERVER_ERROR or outcome in ("error", "timeout"):
             _fail(self._span, outcome)
-        self._span.end()
+        self._span.end(self._wall(time.monotonic()))
+
+    def _wall(self, at: float) -> int:
+        return self._epoch + _nanoseconds(at)
 
 
 class EngineTrace:
@@ -222,6 +229,5 @@ def _fail(span: Span, reason: str) -> None:
     span.set_status(Status(StatusCode.ERROR, reason))
 
 
-def _nanoseconds(at: float) -> int:
-    """Of time.monotonic(), on the clock of the wall."""
-    return time.time_ns() - round((time.monotonic() - at) * 1e9)
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

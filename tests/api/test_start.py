@@ -30,7 +30,7 @@ from tests.support.processes import ROOT, ServerProcess
 from tests.support.servers import running_server
 from tests.support.victims import wait
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 def with_load(load: Callable[[], Any]) -> Catalog:

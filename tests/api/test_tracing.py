@@ -91,10 +91,8 @@ def assert_whole(spans: list[ReadableSpan]) -> None:
         assert child.parent is not None and request.context is not None
         assert child.parent.span_id == request.context.span_id
         assert request.start_time is not None and request.end_time is not None
-        # Both come from one monotonic clock; the wall's may be set between two looks at it.
-        slack = 1_000_000
-        assert request.start_time - slack <= (child.start_time or 0)
-        assert (child.end_time or 0) <= request.end_time + slack
+        # All come from one monotonic clock, so the machine's load and a wall clock that is set make no difference.
+        assert request.start_time <= (child.start_time or 0) and (child.end_time or 0) <= request.end_time
 
 
 def test_a_chat_is_a_span_with_its_phases(traced: Traced) -> None:
@@ -106,8 +104,7 @@ def test_a_chat_is_a_span_with_its_phases(traced: Traced) -> None:
     assert request.attributes is not None and request.attributes["gen_ai.request.model"] == "tiny"
     assert request.attributes["http.response.status_code"] == 200 and request.attributes["reprise.outcome"] == "ok"
     assert [event.name for event in request.events] == ["first_token"]
-    assert queue.end_time == pytest.approx(prefill.start_time, abs=1e6)
-    assert prefill.end_time == pytest.approx(decode.start_time, abs=1e6)
+    assert (queue.end_time, prefill.end_time) == (prefill.start_time, decode.start_time)
     assert decode.attributes is not None and decode.attributes["reprise.steps"] == 6
 
 

@@ -79,7 +79,7 @@ def says(head: str, body: bytes = b"") -> Answer:
     return answer
 
 
-async def fetch(fetcher: Fetcher, url: str, *, max_bytes: int = 1000, seconds: float = 5.0) -> bytes:
+async def fetch(fetcher: Fetcher, url: str, *, max_bytes: int = 1000, seconds: float = 60.0) -> bytes:
     try:
         return await fetcher.fetch(url, field="f", max_bytes=max_bytes, seconds=seconds)
     except InputError as error:

@@ -36,7 +36,7 @@ LETTERS = st.sampled_from("https://@[]:.%?#\\ \t\n\x00-xn0aé\u2488\u200d\uff0e\
 async def fetch(url: str, connector: object, policy: UrlPolicy = OPEN) -> bytes:
     fetcher = Fetcher(policy, resolver=names(a=[PUBLIC]), connector=connector)  # type: ignore[arg-type]
     try:
-        return await fetcher.fetch(url, field="url", max_bytes=1000, seconds=10)
+        return await fetcher.fetch(url, field="url", max_bytes=1000, seconds=60)
     finally:
         await fetcher.close()
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool() -> AsyncIterator[WorkerPool]:
-    pool = WorkerPool(1, WorkerLimits(memory_bytes=2048 * MIB, cpu_seconds=10, wall_seconds=20))
+    pool = WorkerPool(1, WorkerLimits(memory_bytes=2048 * MIB, cpu_seconds=60, wall_seconds=240))
     yield pool
     pool.close()
 

@@ -22,6 +22,7 @@ from service.server import Server, server_config
 from service.settings import Settings, load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import fake_catalog
+from tests.support.processes import START_SECONDS
 from tests.support.waiting import GENEROUS, wait
 
 MakeLink = Callable[[EngineConfig], EngineLink]
@@ -104,7 +105,7 @@ def _running(
     thread = threading.Thread(target=lambda: asyncio.run(run()), name="server")
     thread.start()
     try:
-        assert started.wait(GENEROUS), "the server did not start"
+        assert started.wait(START_SECONDS), "the server did not start"
         yield holder[0]
     finally:
         holder[0].server.should_exit = True

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-GENEROUS = 60.0
+GENEROUS = 120.0
 """Seconds for what takes milliseconds to a few seconds on an idle machine."""
 POLL = 0.02
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.servers import RunningServer
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """Seconds until a peer that should have said something counts as silent for ever."""
 GET_HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 

@@ -20,7 +20,7 @@ from tests.api.http.raw import chat_request, read_to_end, send
 from tests.support import fake_engine
 from tests.support.servers import RunningServer, running_server
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 @pytest.fixture(scope="module")
