@@ -20,7 +20,7 @@ COUNTS = (
     "event_loop_tasks",
     "engine_threads",
 )
-STATES = ("ready", "engine_up", "http_requests_in_progress")
+STATES = ("ready", "engine_up", "engine_asleep", "http_requests_in_progress")
 
 
 def test_names_follow_the_guide() -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from service.link.messages import Abort, ChatRequest, Command, Drain, EncodeReference, SpeechRequest
+from service.link.messages import Abort, ChatRequest, Command, EncodeReference, SpeechRequest
 
 
 class EngineSleep:
@@ -48,8 +48,8 @@ class EngineSleep:
         self._called.clear()
 
     def hold(self, command: Command) -> None:
-        """Keeps a command for the engine that will be started. A request calls for it; an Abort takes back its request,
-        and what tells the engine itself something is of no use without requests."""
+        """Keeps a command for the engine that will be started. A request calls for it, and an Abort takes it back;
+        anything else is of no use without requests."""
         if isinstance(command, Abort):
             self._held = [held for held in self._held if getattr(held, "request_id", None) != command.request_id]
         elif isinstance(command, ChatRequest | SpeechRequest | EncodeReference):
@@ -57,7 +57,7 @@ class EngineSleep:
             if not self._called.is_set():
                 self._called.set()
                 self._called_at = self._clock()
-        elif self._held or not isinstance(command, Drain):
+        elif self._held:
             self._held.append(command)
 
     async def called(self) -> None:
