@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from benchmarks.footprint import Footprint, footprint, wait_settled
-from service.api.chat.grammar_checks import WORKERS
+from service.api.chat.grammar_checks import QUICK
 from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.endless import FLAGS as ENDLESS_FLAGS
@@ -126,7 +126,7 @@ class Patient:
             thread.start()
         for thread in threads:
             thread.join(REQUEST_SECONDS)
-        return footprint(self.pid, self.url, self.temporary).processes.get("grammars") == WORKERS
+        return footprint(self.pid, self.url, self.temporary).processes.get("grammars") == QUICK
 
     def _steady(self) -> Footprint:
         """What an idle server holds: two looks a heartbeat apart that agree, gauges included."""
