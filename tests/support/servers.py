@@ -109,5 +109,5 @@ def _running(
         yield holder[0]
     finally:
         holder[0].server.should_exit = True
-        thread.join(GENEROUS)
+        thread.join(START_SECONDS)
         assert not thread.is_alive(), "the server did not stop"

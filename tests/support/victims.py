@@ -315,7 +315,7 @@ class SocketListener(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with connect(self._url, open_timeout=GENEROUS) as ws, contextlib.suppress(ConnectionClosed):
+        with connect(self._url, open_timeout=GENEROUS, ping_interval=None) as ws, contextlib.suppress(ConnectionClosed):
             config = {"model": SPEECH, "response_format": "pcm", "seed": 7, **self._config}
             ws.send(json.dumps({"type": "session.config", **config}))
             ws.send(json.dumps({"type": "input.text", "text": self._text}))
