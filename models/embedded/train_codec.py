@@ -89,7 +89,8 @@ class Learner:
 
     @torch.no_grad()
     def take_average(self) -> None:
-        torch._foreach_copy_(self.parameters, self.average)
+        weights: list[Tensor] = list(self.parameters)
+        torch._foreach_copy_(weights, self.average)
 
     def forget(self) -> None:
         """The average begins with the parameters as they are."""

@@ -51,7 +51,7 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.ones(1, width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Snake.apply(x, self.alpha)  # type: ignore[no-untyped-call]
+        return _Snake.apply(x, self.alpha)
 
 
 class Conv(nn.Module):
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
         width = config["encoder_dim"]
         blocks: list[nn.Module] = [Conv(1, width, 7)]
         # Speech is far below 1: as it comes, the snakes would see nothing but a straight line.
-        blocks[0].weight_g.data.mul_(10.0)  # type: ignore[operator,union-attr]
+        blocks[0].weight_g.data.mul_(10.0)  # type: ignore[operator]
         for stride in config["encoder_rates"]:
             blocks.append(_Down(width, stride))
             width *= 2
@@ -225,19 +225,19 @@ class Head(nn.Module):
         places = torch.arange(12, device=self.out.weight.device) - self.EARLY
         taps = torch.sinc(places / 3.0) * torch.cos(places * (torch.pi / 14.0)).square() * (places <= self.EARLY)
         taps = taps * (3.0 / taps.sum())
-        width = last.weight_v.shape[1]  # type: ignore[union-attr,index]
+        width = int(last.weight_v.shape[1])  # type: ignore[index]
         signs = torch.ones(width, device=taps.device)
         signs[width // 2 :] = -1.0
         halves = taps.view(2, 6).repeat(width // 2, 1) * signs[:, None]
-        _fill(up.block[1], self.out.weight.view(-1, 1, 1) * halves)  # type: ignore[union-attr,index,arg-type]
-        up.block[1].bias.zero_()  # type: ignore[union-attr,index,operator]
+        _fill(up.block[1], self.out.weight.view(-1, 1, 1) * halves)  # type: ignore[index,arg-type]
+        up.block[1].bias.zero_()  # type: ignore[union-attr,index]
         weight = torch.zeros(1, width, 7, device=taps.device)
         weight[0, ::2, -1], weight[0, 1::2, 0] = signs[::2] * 2.0 / width, signs[1::2] * 2.0 / width
         _fill(last, weight)  # type: ignore[arg-type]
-        last.bias.copy_(self.out.bias)  # type: ignore[union-attr,operator,arg-type]
+        last.bias.copy_(self.out.bias)  # type: ignore[operator,arg-type]
         for alpha in (up.block[0].alpha, snake.alpha):  # type: ignore[union-attr,index]
             alpha.fill_(1e-3)  # type: ignore[operator]
-        for unit in list(up.block)[2:]:  # type: ignore[union-attr,arg-type]
+        for unit in list(up.block)[2:]:  # type: ignore[arg-type]
             unit.block[3].weight_g.zero_()
             unit.block[3].bias.zero_()
 

@@ -56,7 +56,8 @@ def test_an_utterance_is_cut_to_whole_patches() -> None:
     assert [PHONES[sound] for sound in spoken.sounds[:9:2]] == ["pau", "pau", "r", "r", "eh"]
     # 0.14 of the first pause's 0.2 s go; the last patch but one says the second word.
     assert PHONES[spoken.phones[0]] == "pau"
-    assert PHONES[spoken.phones[4]] == "eh"
+    # The middle of frame 5 sounds 0.34 s; that of frame 4 lies between two phones.
+    assert PHONES[spoken.phones[5]] == "eh"
     assert "Red fox."[slice(*spoken.span[0])] == "Re"
     assert "fox" in "Red fox."[slice(*spoken.span[3])]
 
