@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from pydantic_settings import (
 )
 
 from models import cpus
+from service.access import is_loopback, keys_in
 from service.byte_sizes import GIB, MIB
 from service.gpus import engines_problem
 from service.link.config import Device, DType, LoadFormat, MixedRoute
@@ -304,7 +304,7 @@ class Settings(BaseSettings):
         if self.served_model_name and len(self.model) != 1 and not all("=" in name for name in self.served_model_name):
             raise ValueError("served_model_name: write MODEL=ALIAS[,ALIAS] with several models")
         has_keys = bool(self.keys())
-        if not _is_loopback(self.host) and not has_keys and not self.insecure_no_auth:
+        if not is_loopback(self.host) and not has_keys and not self.insecure_no_auth:
             raise ValueError(
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
@@ -319,15 +319,7 @@ class Settings(BaseSettings):
         """All API keys, of the setting and of the file. ValueError for a file that cannot be read or holds none."""
         keys = [key.get_secret_value() for key in self.api_key]
         if self.api_key_file is not None:
-            try:
-                lines = [line.strip() for line in self.api_key_file.read_text("utf-8").splitlines()]
-            except OSError as error:
-                raise ValueError(f"api_key_file: {self.api_key_file} cannot be read ({error.strerror})") from error
-            except UnicodeDecodeError as error:
-                raise ValueError(f"api_key_file: {self.api_key_file} is no text in UTF-8") from error
-            keys += [line for line in lines if line and not line.startswith("#")]
-            if not keys:
-                raise ValueError(f"api_key_file: {self.api_key_file} holds no key")
+            keys += keys_in(self.api_key_file)
         return tuple(keys)
 
     @classmethod
@@ -353,15 +345,6 @@ class Settings(BaseSettings):
 def default_threads() -> int:
     """Half of the CPUs that may be used, 2 to 8, of one CPU 1: the engine and the decode workers want the others."""
     return min(8, max(2, cpus.available() // 2), cpus.available())
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from service.api.engine_sleep import EngineSleep
+from service.api.request_metrics import count_rejection, observe_tokens
 from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
 from service.api.tracing import engine_trace
 from service.link.messages import (
     Abort,
     ChatDelta,
-    ChatRequest,
     Command,
     Drain,
     EngineState,
@@ -338,7 +337,7 @@ class EngineClient:
         for event in outputs.observations:
             self._metrics.observe_event(event)
         if outputs.chat:
-            self._observe_tokens(outputs.chat, now)
+            observe_tokens(self._metrics, self._streams, outputs.chat, now)
         for delta in outputs.chat:
             self._deliver(delta, now, last=delta.finish_reason is not None)
         for audio in outputs.speech:
@@ -359,41 +358,14 @@ class EngineClient:
         if last:
             self._forget(delta.request_id)
 
-    def _observe_tokens(self, deltas: Sequence[ChatDelta], now: float) -> None:
-        """TTFT and ITL. Rows of a step mostly share model and gap, so equal observations are made together."""
-        tokens: Counter[str] = Counter()
-        gaps: Counter[tuple[str, float]] = Counter()
-        for delta in deltas:
-            stream = self._streams.get(delta.request_id)
-            count = len(delta.token_ids)
-            if stream is None or not count:
-                continue
-            model = stream.request.model
-            tokens[model] += count
-            if stream.last_delivery is None:
-                self._metrics.observe("time_to_first_token_seconds", now - stream.request.arrival, model=model)
-            else:
-                gaps[model, (now - stream.last_delivery) / count] += count
-        for model, count in tokens.items():
-            self._metrics.observe("generated_tokens_total", count, model=model)
-        for (model, gap), count in gaps.items():
-            self._metrics.observe_often("inter_token_duration_seconds", gap, count, model=model)
-
     def _on_failed(self, failed: Failed) -> None:
         stream = self._forget(failed.request_id)
         if stream is None:
             return
         error = EngineError(failed.status, failed.code, failed.message, failed.field, failed.retry_after)
         if stream.last_delivery is not None or not self.on_loss(stream, error):
-            self._count_rejection(stream.request, failed.code)
+            count_rejection(self._metrics, stream.request, failed.code)
             stream.fail(error)
-
-    def _count_rejection(self, request: Request, code: str) -> None:
-        """Counts queue timeouts, and full queues of chat; those of speech are counted in the engine."""
-        endpoint = "chat" if isinstance(request, ChatRequest) else "speech"
-        if code == "queue_timeout" or (code == "overloaded" and endpoint == "chat"):
-            reason = "queue_full" if code == "overloaded" else code
-            self._metrics.observe("admission_rejections_total", endpoint=endpoint, reason=reason)
 
     def _on_state(self, state: EngineState) -> None:
         changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)
