@@ -80,9 +80,9 @@ def ragged_attention(rows: int, segments: int) -> None:
     varlen.attend_segments(q, k, v, ends, ends, 0.1, True)
 
 
-def paged_prefill_attention(rows: int, heads: int, kv_heads: int, sequences: int) -> None:
+def paged_prefill_attention(rows: int, heads: int, kv_heads: int, sequences: int, pages: int) -> None:
     cache = empty(64, kv_heads, 128)
-    tables, ends = empty(sequences, 2048, dtype=torch.int32), empty(sequences + 1, dtype=torch.int32)
+    tables, ends = empty(sequences, pages, dtype=torch.int32), empty(sequences + 1, dtype=torch.int32)
     q = empty(rows, heads, 128)
     paged_prefill.attend_prefill_pages(q, cache, empty(64, kv_heads, 128), tables, ends, ends[1:], 16, 0.1)
 
@@ -224,7 +224,8 @@ CASES: dict[str, Callable[[int], object]] = {
     "decode attention, 8 key heads": lambda rows: decode_attention(rows, 32, 8, 2048),
     "decode attention, 1 key head": lambda rows: decode_attention(rows, 16, 1, 2048),
     "decode attention, short": lambda rows: decode_attention(rows, 16, 2, 16),
-    "prefill attention over pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64),
+    "prefill attention over pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 2048),
+    "prefill attention over few pages": lambda rows: paged_prefill_attention(rows, 12, 2, 64, 64),
     "rotations": rotations,
     "local encoder's attention": lambda rows: local_attention(rows, 5, 0),
     "local decoder's attention": lambda rows: local_attention(2 * rows, 11, 7),
@@ -285,8 +286,10 @@ def paged_prefill_of(dtype: torch.dtype, heads: int, width: int, value_width: in
     kv_heads = 2 if width == value_width else 1
     q, cache = empty(64, heads, width, dtype=dtype), empty(64, kv_heads, width, dtype=dtype)
     values = cache[..., :value_width] if kv_heads == 1 else empty(64, 4, width, dtype=dtype)[:, :2]
-    tables, ends = empty(64, 2048, dtype=torch.int32), empty(65, dtype=torch.int32)
-    paged_prefill.attend_prefill_pages(q, cache, values, tables, ends, ends[1:], 16, 0.1)
+    ends = empty(65, dtype=torch.int32)
+    for pages in (64, 2048):  # in one share, and split along the keys
+        tables = empty(64, pages, dtype=torch.int32)
+        paged_prefill.attend_prefill_pages(q, cache, values, tables, ends, ends[1:], 16, 0.1)
 
 
 def dense_of(dtype: torch.dtype) -> None:

@@ -1,4 +1,7 @@
-"""Causal attention of prefill chunks over a paged cache; reference: models.layers.attention.attend_prefill_pages."""
+"""Causal attention of prefill chunks over a paged cache, split along the keys where chunks are short.
+
+Reference: models.layers.attention.attend_prefill_pages.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from models.layers.kernels.gpu import current_gpu
-from models.layers.kernels.launch import dot_precision, launch, split_width
+from models.layers.kernels.launch import dot_precision, launch, num_sms, split_width
 
 _LOG2_E = 1.4426950408889634
 _FEW_SEQUENCES, _MANY_SEQUENCES = 32, 256
 """Ends that are read at a time."""
+_MAX_SPLITS = 16
+LEAST_KEYS = 1024
+"""No share of a split is shorter: up to here a tile's keys are read by one program."""
+_MOST_PARTIALS = 32 << 20
+"""Bytes of all partials."""
 
 
 @triton.jit
@@ -81,12 +89,28 @@ def _attend_block(
     return acc1, acc2, new_peak, total
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_sequences", "stride_table"])
+@triton.jit
+def _store_rows(
+    ptr, places, values1, values2, stored, DV: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr
+):  # fmt: skip
+    """Rows of DV values at these places, converted to what ptr points to."""
+    kind = ptr.dtype.element_ty
+    rows = ptr + (places * DV)[:, None]
+    columns = tl.arange(0, V1)[None, :]
+    tl.store(rows + columns, values1.to(kind), mask=stored[:, None] & (columns < DV))
+    if V2 > 0:
+        rest = V1 + tl.arange(0, V2)[None, :]
+        tl.store(rows + rest, values2.to(kind), mask=stored[:, None] & (rest < DV))
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_sequences", "stride_table", "splits"])
 def _paged_prefill_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
     out_ptr,
+    partial_ptr,
+    log_sum_ptr,
     table_ptr,
     cu_q_ptr,
     lengths_ptr,
@@ -97,6 +121,7 @@ def _paged_prefill_kernel(
     stride_k,
     stride_v,
     stride_table,
+    splits,
     Q_HEAD: tl.constexpr,
     K_HEAD: tl.constexpr,
     V_HEAD: tl.constexpr,
@@ -113,17 +138,27 @@ def _paged_prefill_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    SPLIT: tl.constexpr,
+    LEAST: tl.constexpr,
     VALUES_IN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program: BLOCK_Q queries of one chunk, with all GROUP query heads of one key head: row r of its BLOCK_M is
-    head r % GROUP of query r // GROUP, so that short chunks fill the tile.
+    """One program: BLOCK_Q queries of one chunk, with all GROUP query heads of one key head, and with SPLIT one of
+    `splits` shares of the keys that they see. Row r of its BLOCK_M is head r % GROUP of query r // GROUP, so that short
+    chunks fill the tile.
 
     Chunk i owns the tiles from cu_q[i] // BLOCK_Q + i on, which are always enough for its queries, so that the grid
     follows from num_rows and num_sequences alone. The rows behind the last chunk count as one more, written as zero.
+
+    A share is of whole blocks, LEAST at the least. One of all keys becomes the output, and its log sum is +inf; another
+    becomes a normalised partial and the base-2 logarithm of its softmax sum, -inf where it holds no key of the row.
     """
-    # Key heads first: the tiles without rows come last and leave no gaps among those with work.
+    # Key heads and shares first: the tiles without rows come last and leave no gaps among those with work.
     kv_head, tile = tl.program_id(0), tl.program_id(1)
+    split = 0
+    if SPLIT:
+        split = kv_head // (HEADS // GROUP)
+        kv_head %= HEADS // GROUP
     started = 0
     for base in range(0, num_sequences + 1, BLOCK_S):
         index = base + tl.arange(0, BLOCK_S)
@@ -143,12 +178,27 @@ def _paged_prefill_kernel(
     heads = kv_head * GROUP + row % GROUP
     kept = (row < BLOCK_Q * GROUP) & (queries < length_q)
     packed = (q_begin + queries).to(tl.int64)
+    places = packed * HEADS + heads
+    length = tl.load(lengths_ptr + sequence, mask=inside, other=0)
+    cached = length - length_q
+    # Keys that some query of the tile sees; none behind the last chunk.
+    stop = tl.minimum(cached + first_query + BLOCK_Q, length)
+    begin, end, alone = 0, stop, True
+    if SPLIT:
+        share = tl.maximum(tl.cdiv(tl.cdiv(stop, BLOCK_N), splits), LEAST) * BLOCK_N
+        begin = split * share
+        end = tl.minimum(begin + share, stop)
+        alone = share >= stop
+        if (split > 0) & (begin >= stop):
+            none = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+            tl.store(log_sum_ptr + places * splits + split, none, mask=kept & (alone == 0))
+            return
     acc1 = tl.zeros((BLOCK_M, V1), tl.float32)
     # The unused second accumulator of head dims without a rest costs nothing: it is never read.
     acc2 = tl.zeros((BLOCK_M, V2 if V2 > 0 else 16), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     if inside:
-        length = tl.load(lengths_ptr + sequence)
         q_rows = q_ptr + (packed * stride_q + heads * Q_HEAD)[:, None]
         columns = tl.arange(0, D1)[None, :]
         q1 = tl.load(q_rows + columns, mask=kept[:, None] & (columns < D), other=0.0)
@@ -158,29 +208,60 @@ def _paged_prefill_kernel(
             q2 = tl.load(q_rows + rest, mask=kept[:, None] & (rest < D), other=0.0)
         k_base, v_base = k_ptr + kv_head * K_HEAD, v_ptr + kv_head * V_HEAD
         table = table_ptr + sequence.to(tl.int64) * stride_table
-        cached = length - length_q
         limits = tl.minimum(cached + queries + 1, length)
         # Blocks that the tile's first query sees whole, and then those that some query sees.
         full = tl.minimum(cached + first_query + 1, length) // BLOCK_N * BLOCK_N
-        stop = tl.minimum(cached + first_query + BLOCK_Q, length)
-        peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-        for first in range(0, full, BLOCK_N):
+        if SPLIT:
+            full = tl.minimum(tl.maximum(full, begin), end)
+        for first in range(begin, full, BLOCK_N):
             acc1, acc2, peak, total = _attend_block(
                 acc1, acc2, peak, total, q1, q2, k_base, v_base, table, first, length, limits, stride_k, stride_v,
                 scale_log2, D, DV, D1, D2, V1, V2, PAGE, BLOCK_N, False, VALUES_IN_KEYS, PRECISION,
             )  # fmt: skip
-        for first in range(full, stop, BLOCK_N):
+        for first in range(full, end, BLOCK_N):
             acc1, acc2, peak, total = _attend_block(
                 acc1, acc2, peak, total, q1, q2, k_base, v_base, table, first, length, limits, stride_k, stride_v,
                 scale_log2, D, DV, D1, D2, V1, V2, PAGE, BLOCK_N, True, VALUES_IN_KEYS, PRECISION,
             )  # fmt: skip
-    norm = (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    out_rows = out_ptr + ((packed * HEADS + heads) * DV)[:, None]
-    v_columns = tl.arange(0, V1)[None, :]
-    tl.store(out_rows + v_columns, (acc1 * norm).to(out_ptr.dtype.element_ty), mask=kept[:, None] & (v_columns < DV))
-    if V2 > 0:
-        v_rest = V1 + tl.arange(0, V2)[None, :]
-        tl.store(out_rows + v_rest, (acc2 * norm).to(out_ptr.dtype.element_ty), mask=kept[:, None] & (v_rest < DV))
+    total = tl.where(total == 0.0, 1.0, total)
+    norm = (1.0 / total)[:, None]
+    values1, values2 = acc1 * norm, acc2 * norm
+    if SPLIT:
+        parts = places * splits + split
+        _store_rows(partial_ptr, parts, values1, values2, kept & (alone == 0), DV, V1, V2)
+        log_sums = tl.where(alone, float("inf"), peak + tl.log2(total))
+        tl.store(log_sum_ptr + parts, log_sums, mask=kept)
+        kept = kept & alone
+    _store_rows(out_ptr, places, values1, values2, kept, DV, V1, V2)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _prefill_combine_kernel(
+    partial_ptr,
+    log_sum_ptr,
+    out_ptr,
+    splits,
+    HEADS: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """One program: the splits of one row and head, MOST at the most. What is not split is there already."""
+    place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
+    # Alone: a tile that was not split leaves the log sums of the others as they are.
+    if tl.load(log_sum_ptr + place * splits) == float("inf"):
+        return
+    parts = place * splits + tl.arange(0, MOST)
+    log_sums = tl.load(log_sum_ptr + parts, mask=tl.arange(0, MOST) < splits, other=float("-inf"))
+    peak = tl.max(log_sums, 0)
+    # A row that sees no key: inf - inf is NaN.
+    weights = tl.exp2(log_sums - tl.where(peak == float("-inf"), 0.0, peak))
+    columns = tl.arange(0, BLOCK_V)
+    here = (log_sums > float("-inf"))[:, None] & (columns < DV)[None, :]
+    values = tl.load(partial_ptr + parts[:, None] * DV + columns[None, :], mask=here, other=0.0)
+    total = tl.sum(weights, 0)
+    out = tl.sum(values * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + place * DV + columns, out.to(out_ptr.dtype.element_ty), mask=columns < DV)
 
 
 def attend_prefill_pages(
@@ -194,11 +275,14 @@ def attend_prefill_pages(
     scale: float,
     *,
     tile: tuple[int, int, int, int] | None = None,
+    splits: int | None = None,
+    least_keys: int = LEAST_KEYS,
 ) -> Tensor:
     """models.layers.attention.attend_prefill_pages for any head dims. v_cache may be the first columns of k_cache
     (MLA).
 
-    tile: rows (queries times heads of a group), keys, warps and pipeline stages of one program.
+    tile: rows (queries times heads of a group), keys, warps and pipeline stages of one program. splits: of the keys
+    that a tile sees, in shares of at least `least_keys`; None: chosen.
     """
     num_rows, heads, width = q.shape
     kv_heads, value_width = k_cache.shape[1], v_cache.shape[-1]
@@ -208,6 +292,12 @@ def attend_prefill_pages(
     block_m, block_n, num_warps, num_stages = tile or _tile(width, q.dtype)
     block_m = max(block_m, triton.next_power_of_2(group))
     block_q = block_m // group
+    least = max(1, least_keys // block_n)
+    if splits is None:
+        programs, longest = kv_heads * triton.cdiv(max(1, num_rows), block_q), block_tables.shape[1] * page_size
+        splits = number_of_splits(programs, longest, least * block_n, 4 * num_rows * heads * value_width)
+    if not 1 <= splits <= _MAX_SPLITS:
+        raise ValueError(f"paged prefill attention: {splits} splits, but 1 to {_MAX_SPLITS} are possible")
     (d1, d2), (v1, v2) = split_width(width), split_width(value_width)
     values_in_keys = (
         v_cache.data_ptr() == k_cache.data_ptr() and v_cache.stride() == k_cache.stride() and value_width == v1 == d1
@@ -216,13 +306,17 @@ def attend_prefill_pages(
     sequences = seq_lens.shape[0]
     if num_rows == 0:
         return out
+    partial = torch.empty((num_rows, heads, splits, value_width) if splits > 1 else (0,), device=q.device)
+    log_sum = torch.empty((num_rows, heads, splits) if splits > 1 else (0,), device=q.device)
     launch(
         _paged_prefill_kernel,
-        (kv_heads, num_rows // block_q + sequences + 1),
+        (kv_heads * splits, num_rows // block_q + sequences + 1),
         q,
         k_cache,
         v_cache,
         out,
+        partial,
+        log_sum,
         block_tables,
         cu_seqlens_q,
         seq_lens,
@@ -233,6 +327,7 @@ def attend_prefill_pages(
         k_cache.stride(0),
         v_cache.stride(0),
         block_tables.stride(0),
+        splits,
         Q_HEAD=q.stride(1),
         K_HEAD=k_cache.stride(1),
         V_HEAD=v_cache.stride(1),
@@ -249,12 +344,41 @@ def attend_prefill_pages(
         BLOCK_Q=block_q,
         BLOCK_N=block_n,
         BLOCK_S=_FEW_SEQUENCES if sequences < _FEW_SEQUENCES else _MANY_SEQUENCES,
+        SPLIT=splits > 1,
+        LEAST=least,
         VALUES_IN_KEYS=values_in_keys,
         PRECISION=dot_precision(q),
         num_warps=num_warps,
         num_stages=num_stages,
     )
+    if splits > 1:
+        block_v = triton.next_power_of_2(value_width)
+        launch(
+            _prefill_combine_kernel,
+            (num_rows, heads),
+            partial,
+            log_sum,
+            out,
+            splits,
+            HEADS=heads,
+            DV=value_width,
+            BLOCK_V=block_v,
+            MOST=_MAX_SPLITS,
+            num_warps=max(1, block_v // 128),
+        )
     return out
+
+
+def number_of_splits(programs: int, longest: int, least: int, bytes_of_one: int) -> int:
+    """Splits of every tile's keys, chosen from what is known when a graph is captured.
+
+    Two thread blocks for each SM. programs: of all tiles, without splits; longest: keys that the block table has room
+    for; least: keys of a share; bytes_of_one: of the partials of one split.
+    """
+    if longest <= max(least, LEAST_KEYS):
+        return 1
+    most = min(_MAX_SPLITS, triton.cdiv(longest, least), _MOST_PARTIALS // max(1, bytes_of_one))
+    return max(1, min(most, 2 * num_sms() // programs))
 
 
 def _tile(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
 
 from models.layers.attention import attend_pages, attend_prefill_pages, attend_segments
+from models.layers.kernels import gpu
+from models.layers.kernels.paged_prefill import number_of_splits
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
@@ -149,6 +152,112 @@ def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile) -
     out = replayed(device, lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, tile=tile))
     reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *arguments)
     assert relative_error(out, reference) < TOLERANCE[q.dtype]
+    assert not out[rows:].any()
+
+
+@pytest.mark.parametrize("splits", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("width", "value_width", "heads", "kv_heads", "tile"),
+    [(12, 12, 4, 2, (16, 16, 4, 1)), (40, 24, 7, 1, (16, 32, 4, 1)), (24, 16, 3, 1, (16, 16, 4, 1))],
+)
+def test_paged_prefill_splits_tiny(device, width, value_width, heads, kv_heads, tile, splits) -> None:
+    """Tiles of one share, of as many as there are splits and of fewer, and tiles whose first queries see no key of the
+    last one; pages behind the ends, rows of no chunk and fresh memory hold NaN."""
+    page, pages = 4, 32
+    lengths = [(0, 9), (90, 1), (62, 5), (0, 40), (31, 6), (80, 40), (126, 2), (64, 1)]
+    tables, cu_q, seq_lens = paged_chunks(device, lengths, page, pages, padded=2)
+    rows = int(cu_q[-1])
+    q = torch.randn(rows + 20, heads, width, device=device)
+    k_cache = torch.full(((len(lengths) * pages + 1) * page, kv_heads, width), float("nan"), device=device)
+    v_cache = torch.full((*k_cache.shape[:2], value_width), float("nan"), device=device)
+    q[rows:] = float("nan")
+    for table, length in zip(tables, seq_lens.tolist(), strict=True):
+        held = (table.long()[:, None] * page + torch.arange(page, device=device)).flatten()[:length]
+        k_cache[held] = torch.randn(length, kv_heads, width, device=device)
+        v_cache[held] = torch.randn(length, kv_heads, value_width, device=device)
+    if width == 24:  # multi-head latent attention
+        v_cache = k_cache[..., :value_width]
+    arguments = (tables, cu_q, seq_lens, page, width**-0.5)
+    out = replayed(
+        device,
+        lambda: attend_prefill_pages.kernel(
+            q, k_cache, v_cache, *arguments, tile=tile, splits=splits, least_keys=tile[1]
+        ),
+    )
+    reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *arguments)
+    assert relative_error(out, reference) < TOLERANCE[q.dtype]
+    assert not out[rows:].any()
+    # What one program reads has no other value for being launched among splits.
+    whole = attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, tile=tile, splits=1)
+    assert torch.equal(out[: lengths[0][1]], whole[: lengths[0][1]])
+
+
+def test_rows_without_keys_become_zero_in_splits_too(device) -> None:
+    """A graph's warm-up replays lengths of 0, and a length below its chunk's leaves the first queries without keys."""
+    tables = torch.arange(1, 25, device=device, dtype=torch.int32).view(2, 12)
+    cu_q, seq_lens = segments(3, 12).to(device), torch.tensor([0, 10], dtype=torch.int32, device=device)
+    q, cache = torch.randn(15, 2, 16, device=device), torch.randn(100, 2, 16, device=device)
+    run = lambda: attend_prefill_pages.kernel(  # noqa: E731
+        q, cache, cache, tables, cu_q, seq_lens, 4, 0.25, tile=(16, 16, 4, 1), splits=3, least_keys=16
+    )
+    out = replayed(device, run)
+    reference = attend_prefill_pages.reference(
+        q.double(), cache.double(), cache.double(), tables, cu_q, seq_lens, 4, 0.25
+    )
+    assert not out[:5].any()
+    assert relative_error(out[5:], reference[5:]) < TOLERANCE[q.dtype]
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "rows", "pages", "value_width", "heads", "expected"),
+    [
+        (2, 128, 1875, 128, 12, 10),  # 26 programs on 132 multiprocessors
+        (2, 126, 1875, 128, 12, 10),
+        (2, 500, 1875, 128, 12, 2),
+        (2, 2048, 1875, 128, 12, 1),
+        (2, 1, 1875, 128, 12, 16),
+        (2, 1, 64, 128, 12, 1),  # 1,024 keys
+        (2, 1, 65, 128, 12, 2),
+        (1, 128, 1875, 512, 16, 8),  # latents
+        (1, 160, 1875, 512, 16, 6),  # the partials of 6 take 31 MB
+    ],
+)
+def test_splits_fill_the_gpu_and_keep_shares_long(
+    kv_heads, rows, pages, value_width, heads, expected, monkeypatch
+) -> None:
+    monkeypatch.setattr(gpu, "probe", lambda: gpu.INTERPRETER)
+    block_q = 64 // triton.next_power_of_2(heads // kv_heads) if kv_heads == 1 else 64 // (heads // kv_heads)
+    programs = kv_heads * -(-rows // block_q)
+    assert number_of_splits(programs, pages * 16, 1024, 4 * rows * heads * value_width) == expected
+
+
+def test_splits_beyond_what_is_combined_are_refused() -> None:
+    q, cache, ends = torch.zeros(1, 2, 16), torch.zeros(16, 2, 16), torch.tensor([0, 1], dtype=torch.int32)
+    with pytest.raises(ValueError, match="17 splits, but 1 to 16"):
+        attend_prefill_pages.kernel(q, cache, cache, ends.view(1, 2), ends, ends[1:], 16, 0.1, splits=17)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", [None, 1, 16])
+@pytest.mark.parametrize(
+    ("width", "value_width", "heads", "kv_heads"), [(128, 128, 12, 2), (128, 128, 28, 4), (576, 512, 16, 1)]
+)
+def test_a_short_chunk_behind_a_long_context(width, value_width, heads, kv_heads, splits) -> None:
+    """Beside a fresh chunk and one of one row; twice the same, and as the eager launch."""
+    device, dtype, page, pages = torch.device("cuda"), torch.bfloat16, 16, 1875
+    tables, cu_q, seq_lens = paged_chunks(device, [(28_000, 100), (0, 27), (20_000, 1)], page, pages, padded=61)
+    rows = int(cu_q[-1])
+    q = torch.randn(rows + 16, heads, width, device=device, dtype=dtype)
+    k_cache = torch.randn((3 * pages + 1) * page, kv_heads, width, device=device, dtype=dtype)
+    v_cache = k_cache[..., :value_width] if kv_heads == 1 else torch.randn_like(k_cache)
+    q[rows:], k_cache[:page], v_cache[:page] = (float("nan"),) * 3
+    arguments = (tables, cu_q, seq_lens, page, width**-0.5)
+    run = lambda: attend_prefill_pages.kernel(q, k_cache, v_cache, *arguments, splits=splits)  # noqa: E731
+    out = replayed(device, run)
+    assert torch.equal(out, run())
+    few = (tables[:3], cu_q[:4], seq_lens[:3], *arguments[3:])
+    reference = attend_prefill_pages.reference(*wide_in_place(q, k_cache, v_cache), *few)
+    assert relative_error(out[:rows], reference[:rows]) < TOLERANCE[dtype]
     assert not out[rows:].any()
 
 
