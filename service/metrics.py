@@ -374,9 +374,9 @@ class Metrics:
             self.observe("requests_waiting", model.waiting, model=name)
             self.observe("slots_used", model.slots_used, model=name)
             self.observe("kv_cache_usage_ratio", model.pages_used / max(1, model.pages_total), model=name)
-            self.observe("kv_cache_pages", model.pages_used, model=name, state="used")
-            self.observe("kv_cache_pages", model.pages_cached, model=name, state="cached")
-            self.observe("kv_cache_pages", model.pages_total, model=name, state="total")
+            pages = {"used": model.pages_used, "cached": model.pages_cached, "total": model.pages_total}
+            for kind, count in pages.items():
+                self.observe("kv_cache_pages", count, model=name, state=kind)
             self.observe("encoder_cache_bytes", model.encoder_cache_bytes, model=name)
 
     def _observe_process(self, process: ProcessUsage) -> None:

@@ -380,13 +380,12 @@ class ChatRunner:
         return self._decoder.forward(hidden, positions, batch)[sent["sampled_rows"]]
 
     def _media(self, chunks: tuple[Chunk, ...], embeds: Embeds) -> Tensor:
-        return torch.cat(
-            [
-                embeds(chunk.sequence, rows.item)[rows.offset : rows.offset + rows.length]
-                for chunk in chunks
-                for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
-            ]
+        parts = (
+            embeds(chunk.sequence, rows.item)[rows.offset : rows.offset + rows.length]
+            for chunk in chunks
+            for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
         )
+        return torch.cat(list(parts))
 
     def _admit(self, sent: Mapping[str, Tensor]) -> None:
         """Writes the slot-state rows of sequences whose prefill ends in this step."""
@@ -397,5 +396,5 @@ class ChatRunner:
             state.prompt_seen[sent["full_slots"]] = False
             state.output_counts[sent["full_slots"]] = 0
             state.prompt_seen.index_put_((sent["prompt_slots"], sent["prompt_ids"]), state.prompt_seen.new_ones(()))
-            ones = state.output_counts.new_ones(sent["output_slots"].shape)
-            state.output_counts.index_put_((sent["output_slots"], sent["output_ids"]), ones, accumulate=True)
+            counted = sent["output_slots"], sent["output_ids"]
+            state.output_counts.index_put_(counted, state.output_counts.new_ones(counted[0].shape), accumulate=True)
