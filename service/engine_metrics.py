@@ -20,6 +20,7 @@ OF_OTHERS = frozenset(
         "speech_characters_total",
         "speech_truncated_total",
         "audio_encode_duration_seconds",
+        "built_in_voices_made_total",
         "ready",
         "api_process_restarts_total",
         "event_loop_lag_seconds",

@@ -303,15 +303,13 @@ class Metrics:
         self._specs = {spec.name: spec for spec in SPECS}
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
         for spec in SPECS:
-            name = f"{PREFIX}_{spec.name}"
+            described = (f"{PREFIX}_{spec.name}", spec.help, spec.labels)
             if spec.kind == "counter":
-                self._metrics[spec.name] = Counter(name, spec.help, spec.labels, registry=self.registry)
+                self._metrics[spec.name] = Counter(*described, registry=self.registry)
             elif spec.kind == "gauge":
-                self._metrics[spec.name] = Gauge(name, spec.help, spec.labels, registry=self.registry)
+                self._metrics[spec.name] = Gauge(*described, registry=self.registry)
             else:
-                self._metrics[spec.name] = Histogram(
-                    name, spec.help, spec.labels, buckets=spec.buckets, registry=self.registry
-                )
+                self._metrics[spec.name] = Histogram(*described, buckets=spec.buckets, registry=self.registry)
         self._setters: dict[tuple[object, ...], Callable[..., None]] = {}
         self._unknown: set[str] = set()
         self._engine_cpu = 0.0

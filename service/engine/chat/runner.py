@@ -104,15 +104,15 @@ class ChatRunner:
         sampling = Sampling(self._decoder, state, self._vocab_limit, full=True)
         step = DecodeStep(self._decoder, state, caches, self._page_size, sampling)
         decode = self._peak_of(step, {"rows": config.max_running, "pages": self._max_pages})
-        shape = (self._page_size, self._hidden_size, self._context.dtype)
-        cached = CachedPrefillStep(self._decoder, state, caches, *shape)
+        cached = CachedPrefillStep(
+            self._decoder, state, caches, self._page_size, self._hidden_size, self._context.dtype
+        )
         # Fewer tokens may take more memory: their keys are split, and the parts kept (paged_prefill).
         sizes = ({"tokens": size, "sequences": config.max_running} for size in powers_of_two(tokens))
         prefill = max(prefill, *(self._peak_of(cached, size) for size in sizes))
         guided = SampleStep(sampling, self._hidden_size, self._context.dtype, self.mask_words)
-        sample = self._peak_of(guided, {"rows": config.max_running})
         num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit)
-        most = max(prefill, decode, sample)
+        most = max(prefill, decode, self._peak_of(guided, {"rows": config.max_running}))
         return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
 
     def _peak_of(self, step: DecodeStep | CachedPrefillStep | SampleStep, bucket: Bucket) -> int:
