@@ -108,8 +108,8 @@ class ChatRunner:
             self._decoder, state, caches, self._page_size, self._hidden_size, self._context.dtype
         )
         # Fewer tokens may take more memory: their keys are split, and the parts kept (paged_prefill).
-        sizes = ({"tokens": size, "sequences": config.max_running} for size in powers_of_two(tokens))
-        prefill = max(prefill, *(self._peak_of(cached, size) for size in sizes))
+        for size in powers_of_two(tokens):
+            prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.max_running}))
         guided = SampleStep(sampling, self._hidden_size, self._context.dtype, self.mask_words)
         num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit)
         most = max(prefill, decode, self._peak_of(guided, {"rows": config.max_running}))
@@ -382,12 +382,10 @@ class ChatRunner:
         return self._decoder.forward(hidden, positions, batch)[sent["sampled_rows"]]
 
     def _media(self, chunks: tuple[Chunk, ...], embeds: Embeds) -> Tensor:
-        parts = (
-            embeds(chunk.sequence, rows.item)[rows.offset : rows.offset + rows.length]
-            for chunk in chunks
-            for rows in chunk.sequence.media_rows(chunk.start, chunk.end)
+        places = [(chunk, rows) for chunk in chunks for rows in chunk.sequence.media_rows(chunk.start, chunk.end)]
+        return torch.cat(
+            [embeds(chunk.sequence, rows.item)[rows.offset : rows.offset + rows.length] for chunk, rows in places]
         )
-        return torch.cat(list(parts))
 
     def _admit(self, sent: Mapping[str, Tensor]) -> None:
         """Writes the slot-state rows of sequences whose prefill ends in this step."""
