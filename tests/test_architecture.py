@@ -1,4 +1,4 @@
-"""Imports run one way: api -> link -> engine -> graphs -> models; no package imports what is built on it, no circle."""
+"""Imports run one way: api -> link <- engine -> graphs -> models; no package imports what is built on it, no circle."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from service.link.engine_socket import EngineSocket, OnOutputs
+from service.link.engine_socket import EngineSocket, OnOutputs, discard
 from service.link.messages import Command
 from service.link.supervisor import EngineExit
 
@@ -54,13 +54,14 @@ class AttachedLink:
         self.on_launch: Callable[[], None] = lambda: None
         self._lives = lives
         self._peer = peer
-        self._socket: EngineSocket | None = None
+        self.send: Callable[[Command], None] = discard
 
     async def run(self, on_outputs: OnOutputs) -> EngineExit:
         address = self._lives.address
         if address is None:
             return EngineExit("it had ended already")
-        socket = self._socket = EngineSocket.attached(address, self._peer)
+        socket = EngineSocket.attached(address, self._peer)
+        self.send = socket.send
         reader = asyncio.create_task(socket.read(on_outputs), name="engine-reader")
         tasks = {reader, asyncio.create_task(self._lives.ended(address))}
         try:
@@ -70,15 +71,11 @@ class AttachedLink:
                 self._lives.fail(f"the engine's messages could not be read: {reader.exception()}")
             return EngineExit("its process has ended")
         finally:
-            self._socket = None
+            self.send = discard
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             socket.close()
-
-    def send(self, command: Command) -> None:
-        if self._socket is not None:
-            self._socket.send(command)
 
     def kill(self) -> None:
         """The supervising process does that."""

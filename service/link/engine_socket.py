@@ -19,6 +19,10 @@ _RECONNECT_MS = 10
 OnOutputs = Callable[[Outputs], None]
 
 
+def discard(command: Command) -> None:
+    """What sends to an engine that has no socket: it has not begun, or has ended."""
+
+
 class EngineSocket:
     """Sends commands, which never blocks, and reads outputs in an event loop."""
 

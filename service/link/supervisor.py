@@ -20,7 +20,7 @@ from models.errors import CheckpointError
 from models.registry import resolve
 from service.children import python_command, python_environment
 from service.link.config import ConfigurationError, EngineConfig, EngineEntry
-from service.link.engine_socket import EngineSocket, OnOutputs
+from service.link.engine_socket import EngineSocket, OnOutputs, discard
 from service.link.grammar_limits import library_variables
 from service.link.host_threads import thread_variables
 from service.link.messages import Command, Outputs, Stop
@@ -72,19 +72,19 @@ class ProcessLink:
 
     def __init__(self, config: EngineConfig, entry: str = ENTRY, *, shared: bool = False) -> None:
         self.on_launch: Callable[[], None] = _nothing
+        self.send: Callable[[Command], None] = discard
         self.address = ""
         self._shared = shared
         self._config = config
         self._entry = entry
         self._process: asyncio.subprocess.Process | None = None
-        self._socket: EngineSocket | None = None
 
     async def run(self, on_outputs: OnOutputs) -> EngineExit:
         directory = Path(tempfile.mkdtemp(prefix="reprise-"))  # mode 0700
         address = self.address = f"ipc://{directory}/engine"
         socket = EngineSocket.attached(address, SUPERVISOR) if self._shared else EngineSocket.bound(address)
         try:
-            self._socket = socket
+            self.send = socket.send
             arguments = (address, self._entry, *([SHARED] if self._shared else []))
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -99,7 +99,7 @@ class ProcessLink:
             self.on_launch()
             return await self._live(process, socket, on_outputs)
         finally:
-            self._socket = None
+            self.send = discard
             socket.close()
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -135,10 +135,6 @@ class ProcessLink:
     async def _drain(self, reader: asyncio.Task[None]) -> None:
         """Gives the reader time for messages that the process sent just before it ended."""
         await asyncio.wait({reader}, timeout=0.05)
-
-    def send(self, command: Command) -> None:
-        if self._socket is not None:
-            self._socket.send(command)
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
