@@ -456,7 +456,7 @@ def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) ->
 
     def block(result: Result) -> list[list[str]]:
         engine = " ".join(filter(None, (result.facts["engine"], result.facts["engine_version"])))
-        if "--api-processes" in (flags := result.facts["flags"]):
+        if "--api-processes" in (flags := result.facts.get("flags", [])):
             engine += f", {flags[flags.index('--api-processes') + 1]} API processes"
         return [
             [
