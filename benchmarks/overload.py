@@ -157,8 +157,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=64, help="of the closed loop that measures the capacity")
     parser.add_argument("--rounds", type=int, default=6, help="requests of each of them")
     parser.add_argument("--processes", type=int, default=min(6, os.cpu_count() or 1), help="of clients")
-    parser.add_argument("flags", nargs="*", help="of the server, after --")
-    arguments = parser.parse_args(words)
+    given = list(sys.argv[1:] if words is None else words)
+    own = given.index("--") if "--" in given else len(given)
+    arguments = parser.parse_args(given[:own])
+    arguments.flags = given[own + 1 :]
     shape = SHAPES.get(arguments.model, SHAPES[""])
     before = os.getloadavg()[0]
     with started(arguments.model, arguments.limit, arguments.flags) as server:

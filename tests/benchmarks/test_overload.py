@@ -55,7 +55,7 @@ def test_a_refusal_after_a_wait_in_the_queue_is_not_one_at_once(tmp_path: Path) 
 def test_its_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     shape = ["--streams", "2", "--rounds", "2", "--seconds", "2", "--processes", "1"]
-    overload.main(["embedded", *shape, "--", "--max-in-flight", "2"])
+    overload.main(["embedded", *shape, "--", "--max-in-flight", "8"])
     (row,) = json.loads((tmp_path / "overload_embedded.json").read_text())["rows"]
     assert row["capacity_per_s"] > 0 and row["requests"] == row["good"] + row["late"] + row["refused"] + row["failed"]
     assert not row["failed"]
