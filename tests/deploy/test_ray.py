@@ -41,7 +41,7 @@ SCALED = {"min_replicas": 1, "max_replicas": 2, "work_per_replica": 3, "upscale_
 RUNNING = "reprise_requests_running"
 IDLE = 1008
 LONG = 1000
-"""Tokens of a stream that outlasts many beats of a gauge on a fast machine, and ends before replicas do on a slow one."""
+"""Tokens of a stream that outlasts many beats of a gauge on a fast machine, and ends in time on a slow one."""
 IMPATIENT = httpx.Timeout(2 * GENEROUS, read=2)
 """Of a client that leaves, with the first bytes or before."""
 SPOKEN = "reprise_audio_generated_seconds_total"
