@@ -50,7 +50,7 @@ def floor(decoder: Decoder, rows: int) -> float:
             share = 1 - (1 - chosen[id(parameter)] / parameter.shape[0]) ** rows
         num_bytes += share * parameter.numel() * parameter.element_size()
     cache = sum(spec.bytes_per_token(torch.bfloat16) for spec in decoder.cache_specs())
-    return (num_bytes + rows * CONTEXT * cache) / floors.bandwidth()
+    return (num_bytes + rows * CONTEXT * cache) / floors.BYTES
 
 
 def fill(state: SlotState, rows: int) -> None:

@@ -110,7 +110,7 @@ def measure(name: str, rows: int, vocabulary: int, device: torch.device) -> Row:
     row: Row = {"case": name, "rows": rows, "vocabulary": vocabulary, "graph_ms": replay["median"]}
     row |= {"graph_p10_ms": replay["p10"], "graph_p90_ms": replay["p90"]}
     if device.type == "cuda":
-        row["floor_ms"] = 1e3 * rows * vocabulary * 2 / floors.bandwidth()
+        row["floor_ms"] = 1e3 * rows * vocabulary * 2 / floors.BYTES
     return row
 
 
