@@ -4,8 +4,8 @@
 
 Rounds with and without a schema alternate on one server, and medians are compared. Answers are cut at the same number
 of tokens. Free rows are counted alone, beside a few more free rows, and beside as many guided ones. Then free rows are
-watched while every tenth of a second a request with a schema that is new comes. Full size and random weights; --tiny
-serves the embedded model instead, to try the script.
+watched while every tenth of a second a request with a schema that is new comes. Full size, random weights and a
+vocabulary of published size; --tiny serves the embedded model instead, to try the script.
 """
 
 from __future__ import annotations
@@ -24,13 +24,20 @@ from typing import Any
 
 import httpx
 
-from benchmarks.checkpoints import SIZES, make
+from benchmarks.checkpoints import SIZES
 from benchmarks.record import Row, record
 from benchmarks.server import Server, random_weights, serve
+from benchmarks.serving import directory_of
+from service.cli.bench.run import run_beside, run_load
+from service.cli.bench.spec import ChatLoad, Record
 
 ROUNDS = 5
 FREE_ROWS = 16
 """Watched while grammars are built."""
+PROCESSES = 4
+"""Of clients."""
+WORDS = 8
+"""Of a request."""
 BESIDE = ("none", "free", "guided")
 NEW_SCHEMA_EVERY = 0.1
 TINY_MODEL = "reprise/qwen2_vl"
@@ -82,103 +89,117 @@ def body(model: str, tokens: int, seed: int, schema: dict[str, Any] | None) -> d
     return {"model": model, "messages": [message], **sampling, **options, **guided}
 
 
-async def stream(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[int, list[float]]:
-    """Tokens of an answer, and the times of its events."""
-    tokens, times = 0, []
+async def stream(client: httpx.AsyncClient, request: dict[str, Any]) -> list[float]:
+    """The times of an answer's events."""
+    times = []
     async with client.stream("POST", "/v1/chat/completions", json=request) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 times.append(time.perf_counter())
-                tokens = (json.loads(line[6:]).get("usage") or {}).get("completion_tokens", tokens)
-    return tokens, times
+    return times
 
 
-async def rate(client: httpx.AsyncClient, model: str, rows: int, tokens: int, guided: bool) -> float:
-    """Tokens a second of all rows."""
-    schema = invoice() if guided else None
-    return per_second(
-        await asyncio.gather(*(stream(client, body(model, tokens, seed, schema)) for seed in range(rows)))
+def load(server: Server, model: str, rows: int, tokens: int, seed: int, *, guided: bool) -> ChatLoad:
+    """So many rows at a time, all of which begin together."""
+    return ChatLoad(
+        url=server.url,
+        model=model,
+        requests=rows,
+        seed=seed,
+        concurrency=rows,
+        warmup=0,
+        images=0,
+        text_words=WORDS,
+        output_tokens=tokens,
+        temperature=1.0,
+        json_schema=json.dumps(invoice()) if guided else "",
     )
 
 
-async def rate_beside(client: httpx.AsyncClient, model: str, scale: Scale, beside: str) -> float:
+def rate(server: Server, model: str, rows: int, tokens: int, seed: int, *, guided: bool) -> float:
+    """Tokens a second of all rows."""
+    return per_second(run_load(load(server, model, rows, tokens, seed, guided=guided), processes=PROCESSES))
+
+
+def rate_beside(server: Server, model: str, scale: Scale, seed: int, beside: str) -> float:
     """Tokens a second of the free rows that are counted; the others last twice as long."""
-    schema = invoice() if beside == "guided" else None
-    seeds = () if beside == "none" else range(scale.counted, scale.counted + scale.beside)
-    others = [asyncio.ensure_future(stream(client, body(model, 2 * scale.tokens, seed, schema))) for seed in seeds]
-    counted = await rate(client, model, scale.counted, scale.tokens, guided=False)
-    for other in others:
-        other.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    return counted
+    counted = load(server, model, scale.counted, scale.tokens, seed, guided=False)
+    if beside == "none":
+        return per_second(run_load(counted, processes=PROCESSES))
+    others = load(server, model, scale.beside, 2 * scale.tokens, seed + 1, guided=beside == "guided")
+    return per_second(run_beside(counted, others, after=0.0, processes=PROCESSES)[0])
 
 
-def per_second(answers: Sequence[tuple[int, list[float]]]) -> float:
-    """Tokens a second from the first event of the last row to begin until the first row ends; of the whole time where
-    no such moment is, as of a few tokens at --tiny."""
-    begin, end = max(times[0] for _, times in answers), min(times[-1] for _, times in answers)
-    inside = sum(1 for _, times in answers for at in times if begin < at <= end)
-    events = sum(len(times) for _, times in answers)
-    tokens = sum(count for count, _ in answers)
-    if begin < end:
-        return inside / (end - begin) * tokens / events
-    return tokens / (max(times[-1] for _, times in answers) - min(times[0] for _, times in answers))
+def per_second(records: Sequence[Record]) -> float:
+    """Tokens a second of all rows between their first token and their last one."""
+    assert all(record.status == 200 and not record.error for record in records)
+    return sum((record.tokens - 1) / (record.duration - record.first) for record in records)
 
 
-async def gaps(client: httpx.AsyncClient, model: str, tokens: int, numbers: Iterator[int] | None) -> list[float]:
+async def gaps(server: Server, model: str, tokens: int, numbers: Iterator[int] | None) -> list[float]:
     """Longest gap between events of each free row, in seconds. numbers: of new schemas that come meanwhile."""
-    free = asyncio.gather(*(stream(client, body(model, tokens, seed, None)) for seed in range(FREE_ROWS)))
-    others = []
-    while not free.done():
-        if numbers is not None:
-            number = next(numbers)
-            others.append(asyncio.ensure_future(stream(client, body(model, 2, number, invoice(number)))))
-        await asyncio.sleep(NEW_SCHEMA_EVERY)
-    await asyncio.gather(*others)
-    return [max(late - soon for soon, late in itertools.pairwise(times[2:])) for _, times in await free]
-
-
-async def measured(server: Server, model: str, scale: Scale) -> list[Row]:
-    found: list[Row] = []
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
-        for rows in scale.rows:
-            rates: dict[bool, list[float]] = {False: [], True: []}
-            for round_, guided in itertools.product(range(ROUNDS + 1), (False, True)):
-                value = await rate(client, model, rows, scale.tokens, guided)
-                if round_:  # The first one of each captures and warms up.
-                    rates[guided].append(value)
-            free, guided_rate = (statistics.median(rates[guided]) for guided in (False, True))
-            loss = 1 - guided_rate / free if free else 0.0
-            found.append({"rows": rows, "free_tokens_s": free, "guided_tokens_s": guided_rate, "loss": loss})
-        found.append(await measured_beside(client, model, scale))
-        numbers = itertools.count(1)
-        longest: dict[bool, list[float]] = {False: [], True: []}
-        for _, built in itertools.product(range(ROUNDS), (False, True)):
-            longest[built] += await gaps(client, model, scale.tokens, numbers if built else None)
-        quiet, busy = (statistics.median(longest[built]) for built in (False, True))
-        found.append({"rows": FREE_ROWS, "longest_gap_s": quiet, "longest_gap_beside_new_schemas_s": busy})
-    return found
+        free = asyncio.gather(*(stream(client, body(model, tokens, seed, None)) for seed in range(FREE_ROWS)))
+        others = []
+        while not free.done():
+            if numbers is not None:
+                number = next(numbers)
+                others.append(asyncio.ensure_future(stream(client, body(model, 2, number, invoice(number)))))
+            await asyncio.sleep(NEW_SCHEMA_EVERY)
+        await asyncio.gather(*others)
+        return [max(late - soon for soon, late in itertools.pairwise(times[2:])) for times in await free]
 
 
-async def measured_beside(client: httpx.AsyncClient, model: str, scale: Scale) -> Row:
+def measured(server: Server, model: str, scale: Scale) -> Iterator[Row]:
+    seeds = itertools.count(1, 2)
+    for rows in scale.rows:
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        for round_, guided in itertools.product(range(ROUNDS + 1), (False, True)):
+            value = rate(server, model, rows, scale.tokens, next(seeds), guided=guided)
+            if round_:  # The first one of each captures and warms up.
+                rates[guided].append(value)
+        free, guided_rate = (statistics.median(rates[guided]) for guided in (False, True))
+        yield {
+            "rows": rows,
+            "free_tokens_s": free,
+            "guided_tokens_s": guided_rate,
+            "loss": 1 - guided_rate / free,
+            "mask_ms": 1e3 * mask_seconds(server),
+        }
+    yield measured_beside(server, model, scale, seeds)
+    numbers = itertools.count(1)
+    longest: dict[bool, list[float]] = {False: [], True: []}
+    for _, built in itertools.product(range(ROUNDS), (False, True)):
+        longest[built] += asyncio.run(gaps(server, model, scale.tokens, numbers if built else None))
+    quiet, busy = (statistics.median(longest[built]) for built in (False, True))
+    yield {"rows": FREE_ROWS, "longest_gap_s": quiet, "longest_gap_beside_new_schemas_s": busy}
+
+
+def mask_seconds(server: Server) -> float:
+    """Mean time of a step's masks since the server's start."""
+    total, count = (server.metric(f"reprise_guided_mask_duration_seconds_{part}") for part in ("sum", "count"))
+    return total / max(1.0, count)
+
+
+def measured_beside(server: Server, model: str, scale: Scale, seeds: Iterator[int]) -> Row:
     """loss_beside: what guided rows take from free ones, that is, more than as many free rows take."""
     rates: dict[str, list[float]] = {beside: [] for beside in BESIDE}
     for round_, beside in itertools.product(range(ROUNDS + 1), BESIDE):
-        value = await rate_beside(client, model, scale, beside)
+        value = rate_beside(server, model, scale, next(seeds), beside)
         if round_:
             rates[beside].append(value)
     medians = {beside: statistics.median(values) for beside, values in rates.items()}
     row: Row = {f"counted_tokens_s_beside_{beside}": median for beside, median in medians.items()}
-    loss = 1 - medians["guided"] / medians["free"] if medians["free"] else 0.0
+    loss = 1 - medians["guided"] / medians["free"]
     return {"rows": scale.counted, "beside": scale.beside, **row, "loss_beside": loss}
 
 
 def run(model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
     with serve(*flags) as server:
         server.wait_for_captures()
-        for row in asyncio.run(measured(server, model, scale)):
+        for row in measured(server, model, scale):
             yield row, server.facts()
 
 
@@ -189,8 +210,10 @@ def main(words: Sequence[str] | None = None) -> Path:
     arguments = parser.parse_args(words)
     scale, model = (TINY, TINY_MODEL) if arguments.tiny else (FULL, arguments.model)
     with tempfile.TemporaryDirectory() as folder:
-        hosted = [] if arguments.tiny else random_weights([make(model, Path(folder))])
+        hosted = [] if arguments.tiny else random_weights([directory_of(model, Path(folder))])
         settings = [
+            "--api-processes",
+            "1" if arguments.tiny else "4",
             "--max-in-flight",
             "1024",
             "--max-running",

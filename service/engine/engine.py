@@ -109,7 +109,7 @@ class Engine:
         now = self._clock()
         launched = self._launch(now)
         waited = not (launched and self._overlapped) and self._wait_for_oldest()
-        self._send(self._clock())
+        self._send(self._clock(), hurried=waited and not launched)
         if launched or waited:
             self._busy_at = now
             self._may_capture = True
@@ -192,14 +192,16 @@ class Engine:
             case Stop():
                 self._stopped = True
 
-    def _send(self, now: float, detail: str = "") -> None:
-        """Everything new in one message; the state with it once per heartbeat."""
+    def _send(self, now: float, detail: str = "", *, hurried: bool = False) -> None:
+        """Everything new in one message; the state with it once per heartbeat. hurried: the GPU may have nothing to do,
+        so that observations wait until there are answers that they can go with."""
         heartbeat = now - self._state_sent >= HEARTBEAT
         if heartbeat:
             for worker in self.workers.values():
                 worker.fail_timed_out(now)
         parts = [worker.collect() for worker in self.workers.values()]
-        observations = self._observations.drain()
+        answers = self._refused or any(part.chat or part.speech or part.encoded or part.failed for part in parts)
+        observations = self._observations.drain() if answers or heartbeat or not hurried else ()
         state = None
         if heartbeat:
             state = self.state(detail)
@@ -213,7 +215,7 @@ class Engine:
             state=state,
         )
         self._refused = []
-        if state or observations or outputs.chat or outputs.speech or outputs.encoded or outputs.failed:
+        if state or observations or answers:
             self._channel.send(outputs)
 
     def state(self, detail: str = "", *, occupied: bool = False) -> EngineState:

@@ -37,6 +37,7 @@ def invoke(*arguments: str) -> Any:
     [
         ChatLoad("http://x", "m", 4, 0, images=2, width=56, height=28),
         ChatLoad("http://x", "m", 4, 0, images=0, text_words=4, system_tokens=20, turns=3),
+        ChatLoad("http://x", "m", 4, 0, images=0, temperature=1.0, json_schema='{"type": "integer"}'),
         SpeechLoad("http://x", "m", 4, 0, seconds=0.64, solver_steps=4),
     ],
 )
@@ -71,6 +72,17 @@ def test_chat_in_a_closed_loop(embedded_server: ServerProcess, tmp_path: Path) -
         assert record["tokens"] == 5 and 0 < record["first"] < record["duration"] and record["status"] == 200
         assert record["cached_tokens"] == 0
     assert result["first"]["p10"] <= result["first"]["p50"] <= result["first"]["p99"] <= result["first"]["max"]
+
+
+def test_answers_that_follow_a_schema(embedded_server: ServerProcess, tmp_path: Path) -> None:
+    schema, file = tmp_path / "schema.json", tmp_path / "chat.json"
+    schema.write_text('{"type": "array", "items": {"type": "boolean"}, "minItems": 9}')
+    small = ["--images", "0", "--words", "4", "--tokens", "6", "--concurrency", "2", "--json", str(file)]
+    done = invoke("chat", "--url", embedded_server.url, *SMALL, *small, "--json-schema", str(schema))
+    assert done.exit_code == 0, done.output
+    result = json.loads(file.read_text())
+    assert result["succeeded"] == 4 and json.loads(result["load"]["json_schema"])["minItems"] == 9
+    assert all(record["tokens"] == 6 for record in result["records"])
 
 
 def test_a_shared_system_prompt_is_the_same_for_all_and_everything_else_is_new() -> None:

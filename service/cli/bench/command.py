@@ -107,6 +107,11 @@ def chat(
         int, typer.Option(min=1, help="Turns of a conversation about its pictures; counts and rates are then of these.")
     ] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer: no more, no less.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of the sampler; 0: the likeliest token.")] = 0.0,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A file with the JSON schema that all answers follow."),
+    ] = None,
 ) -> ChatLoad:
     """Chat: time to the first token, between tokens, tokens a second."""
     return ChatLoad(
@@ -119,6 +124,8 @@ def chat(
         system_tokens=system_tokens,
         turns=turns,
         output_tokens=tokens,
+        temperature=temperature,
+        json_schema=json_schema.read_text(encoding="utf-8") if json_schema else "",
     )
 
 

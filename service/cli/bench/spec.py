@@ -33,6 +33,7 @@ class ChatLoad(Load, frozen=True, tag="chat"):
     system_tokens: words of the system prompt of all requests, about a token each; 0: a short one for each request.
     turns: questions of a conversation about its pictures, each with the answers so far before it; `requests` and the
     arrivals of an open loop then count conversations, and each turn has a Record.
+    temperature: of the sampler. json_schema: the schema that answers follow, as text; "": none.
     """
 
     images: int = 1
@@ -43,6 +44,8 @@ class ChatLoad(Load, frozen=True, tag="chat"):
     system_tokens: int = 0
     turns: int = 1
     output_tokens: int = 64
+    temperature: float = 0.0
+    json_schema: str = ""
 
 
 class SpeechLoad(Load, frozen=True, tag="speech"):

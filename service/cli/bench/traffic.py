@@ -106,14 +106,16 @@ def _chat_payload(load: ChatLoad, rng: np.random.Generator) -> dict[str, Any]:
     # A system turn of its own keeps even the first page of the prefix index from being shared.
     shared = text(np.random.default_rng(SYSTEM_SEED), load.system_tokens)
     system = {"role": "system", "content": shared or _letters(rng, 16)}
+    guided = {"guided_json": msgspec.json.decode(load.json_schema)} if load.json_schema else {}
     return {
         "model": load.model,
         "messages": [system, {"role": "user", "content": content}],
         "max_completion_tokens": load.output_tokens,
         "ignore_eos": True,
-        "temperature": 0,
+        "temperature": load.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **guided,
     }
 
 

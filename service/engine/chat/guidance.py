@@ -31,6 +31,9 @@ _MASK_THREADS = 8
 _LONGEST_REASON = 200
 _NO_TOKEN = "no token can follow"
 
+_LATE = 0.004
+"""Seconds after which nothing waits for masks any more that need not."""
+
 GOES_ON, COMPLETE = "goes on", "complete"
 """Verdicts on a guided row after its newest token. Any other one says why no token can follow."""
 
@@ -40,6 +43,7 @@ class Guide:
 
     def __init__(self, matcher: Future[llguidance.LLMatcher]) -> None:
         self.built_later = matcher
+        self._matcher: llguidance.LLMatcher | None = None
         self.begun = time.monotonic()
         """When its building was asked for."""
         self.num_consumed = 0
@@ -61,7 +65,9 @@ class Guide:
     @property
     def matcher(self) -> llguidance.LLMatcher | None:
         """None where it could not be built."""
-        return None if self.built_later.exception() else self.built_later.result()
+        if self._matcher is None and self.built_later.exception() is None:
+            self._matcher = self.built_later.result()
+        return self._matcher
 
 
 class Guided(Protocol):
@@ -166,6 +172,7 @@ class MaskJob:
         self.forbidden = forbidden
         self.verdicts: dict[int, str] = {}
         self.seconds = 0.0
+        self._asked = time.perf_counter()
         self._done = threads.submit(self._compute)
 
     def done(self) -> bool:
@@ -176,8 +183,13 @@ class MaskJob:
             self.forbidden[:] = 0
         return self._done.done()
 
+    @property
+    def late(self) -> bool:
+        return time.perf_counter() - self._asked > _LATE
+
     def wait(self) -> None:
-        wait((self._done,))
+        """Until it is done, or late: then for as long as it takes."""
+        wait((self._done,), None if self.late else _LATE)
 
     def _compute(self) -> None:
         started = time.perf_counter()
@@ -192,12 +204,15 @@ class MaskJob:
             else:
                 for matcher, row in going:
                     matcher.unsafe_compute_mask_ptr(address + 4 * words * row, 4 * words)
+        some = np.bitwise_or.reduce(self.forbidden, axis=1)
+        np.invert(self.forbidden, out=self.forbidden)
         for matcher, row in going:
-            if matcher.is_error() or not self.forbidden[row].any():
+            if matcher.is_error() or not some[row]:
                 self.verdicts[row] = _verdict(matcher) if matcher.is_error() else _NO_TOKEN
+        # A row without a mask bars nothing.
+        for row in range(len(self.forbidden)):
+            if self.verdicts.get(row) != GOES_ON:
                 self.forbidden[row] = 0
-            else:
-                np.invert(self.forbidden[row], out=self.forbidden[row])
         self.seconds = time.perf_counter() - started
 
     def _built(self) -> dict[int, llguidance.LLMatcher]:
@@ -212,10 +227,16 @@ class MaskJob:
 
     def _consume(self, matchers: Mapping[int, llguidance.LLMatcher]) -> None:
         """Advances the matchers by the tokens that they have not seen, one as a rule."""
+        single = []
         for row, matcher in matchers.items():
             guide, tokens = self._news[row]
-            matcher.consume_tokens(tokens)
             guide.num_consumed += len(tokens)
+            if len(tokens) == 1 and self._executor is not None:
+                single.append((matcher, tokens[0]))
+            else:
+                matcher.consume_tokens(tokens)
+        if self._executor is not None and single:
+            self._executor.consume_token_par(single)
 
 
 def _verdict(matcher: llguidance.LLMatcher) -> str:

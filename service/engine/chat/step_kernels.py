@@ -97,19 +97,33 @@ def decode_rows(
 
 
 @triton.jit
+def _load_logits(logits_ptr, forbidden_ptr, row, column, stride_logits, words, columns, GUIDED: tl.constexpr):
+    """Logits of a row at `column`, float32; -inf past its end and at tokens that a grammar forbids."""
+    here = column < columns
+    logits = tl.load(logits_ptr + row * stride_logits + column, mask=here, other=float("-inf")).to(tl.float32)
+    if GUIDED:
+        word = tl.load(forbidden_ptr + row * words + column // 32, mask=here, other=0)
+        logits = tl.where(((word >> (column % 32)) & 1) != 0, float("-inf"), logits)
+    return logits
+
+
+@triton.jit
 def _summarise_kernel(
     logits_ptr,
+    forbidden_ptr,
     slots_ptr,
     floats_ptr,
     peaks_ptr,
     sums_ptr,
     best_ptr,
     stride_logits,
+    words,
     columns,
     blocks,
     FLOATS: tl.constexpr,
     BLOCKS: tl.constexpr,
     ENTRIES: tl.constexpr,
+    GUIDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: BLOCKS blocks of one row: largest scaled logit, where it is, and the sum of exp(. - largest)."""
@@ -121,8 +135,8 @@ def _summarise_kernel(
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     entry = tl.arange(0, ENTRIES)
     column = block[:, None] * ENTRIES + entry[None, :]
-    logits = tl.load(logits_ptr + row * stride_logits + column, mask=column < columns, other=float("-inf"))
-    scaled = tl.div_rn(logits.to(tl.float32), temperature + tl.zeros_like(column).to(tl.float32))
+    logits = _load_logits(logits_ptr, forbidden_ptr, row, column, stride_logits, words, columns, GUIDED)
+    scaled = tl.div_rn(logits, temperature + tl.zeros_like(column).to(tl.float32))
     peak = tl.max(scaled, 1)
     # A block of nothing but barred entries: -inf - -inf is NaN.
     base = tl.where(peak == float("-inf"), 0.0, peak)
@@ -157,6 +171,7 @@ def _first(mask, weights, index, COUNT: tl.constexpr):
 @triton.jit
 def _choose_kernel(
     logits_ptr,
+    forbidden_ptr,
     slots_ptr,
     ints_ptr,
     floats_ptr,
@@ -166,6 +181,7 @@ def _choose_kernel(
     best_ptr,
     results_ptr,
     stride_logits,
+    words,
     columns,
     blocks,
     INTS: tl.constexpr,
@@ -173,6 +189,7 @@ def _choose_kernel(
     STOPS: tl.constexpr,
     PADDED: tl.constexpr,
     ENTRIES: tl.constexpr,
+    GUIDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program: one row. Chooses its token, stops it, and writes the slot's next inputs."""
@@ -202,8 +219,8 @@ def _choose_kernel(
         start = tl.sum(tl.where(index < block, sums, 0.0).to(tl.float64), 0)
         entry = tl.arange(0, ENTRIES)
         column = block * ENTRIES + entry
-        logits = tl.load(logits_ptr + row * stride_logits + column, mask=column < columns, other=float("-inf"))
-        scaled = tl.div_rn(logits.to(tl.float32), temperature + tl.zeros_like(column).to(tl.float32))
+        logits = _load_logits(logits_ptr, forbidden_ptr, row, column, stride_logits, words, columns, GUIDED)
+        scaled = tl.div_rn(logits, temperature + tl.zeros_like(column).to(tl.float32))
         weights = tl.exp(scaled - peak)
         ends = start + tl.cumsum(weights.to(tl.float64), 0)
         token = (block * ENTRIES + _first((ends > target) & (weights > 0), weights, entry, ENTRIES)).to(tl.int64)
@@ -218,9 +235,13 @@ def _choose_kernel(
     tl.store(state + _ACTIVE, active - stopped)
 
 
-def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
-    """logits [rows, columns] of any float dtype, slots int64 [rows] -> results int32 [rows, 2]; commits them."""
+def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, forbidden: Tensor | None = None) -> Tensor:
+    """logits [rows, columns] of any float dtype, slots int64 [rows], forbidden int32 [rows, words] as in
+    sampler.mask_logits -> results int32 [rows, 2]; commits them."""
     rows, columns = logits.shape
+    guided = forbidden is not None
+    words = 0 if forbidden is None else forbidden.shape[1]
+    masks = slots if forbidden is None else forbidden  # Without masks the pointer is not read.
     device = logits.device
     blocks = triton.cdiv(columns, _ENTRIES)
     peaks, sums = (torch.empty((rows, blocks), device=device) for _ in range(2))
@@ -232,22 +253,26 @@ def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
         _summarise_kernel,
         (rows, triton.cdiv(blocks, _BLOCKS)),
         logits,
+        masks,
         slots,
         state.floats,
         peaks,
         sums,
         best,
         logits.stride(0),
+        words,
         columns,
         blocks,
         FLOATS=_FLOATS,
         BLOCKS=_BLOCKS,
         ENTRIES=_ENTRIES,
+        GUIDED=guided,
     )
     launch(
         _choose_kernel,
         (rows,),
         logits,
+        masks,
         slots,
         state.ints,
         state.floats,
@@ -257,6 +282,7 @@ def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
         best,
         results,
         logits.stride(0),
+        words,
         columns,
         blocks,
         INTS=_INTS,
@@ -264,5 +290,6 @@ def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
         STOPS=MAX_STOP_IDS,
         PADDED=triton.next_power_of_2(blocks),
         ENTRIES=_ENTRIES,
+        GUIDED=guided,
     )
     return results

@@ -38,9 +38,9 @@ class Sampling:
         state = self._state
         # Rows past the tokenizer's vocabulary only pad the embedding.
         logits = self._decoder.logits(hidden)[:, : self._vocab_limit]
-        candidates = logits if forbidden is None else mask_logits(logits, forbidden)
         if not self.full:
-            return {"results": sample_tokens(candidates, slots, state)}
+            return {"results": sample_tokens(logits, slots, state, forbidden)}
+        candidates = logits if forbidden is None else mask_logits(logits, forbidden)
         logits = logits.float()
         active = state.ints[slots, Int.ACTIVE].to(torch.int32)
         results = sample_tokens(restricted(candidates.float(), slots, state), slots, state)
@@ -50,10 +50,11 @@ class Sampling:
 
 
 @op(cuda="service.engine.chat.step_kernels:sample_tokens")
-def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState) -> Tensor:
+def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, forbidden: Tensor | None = None) -> Tensor:
     """Samples the slots' next tokens, greedily or by plain temperature, and commits them: logits [rows, vocabulary],
-    slots int64 [rows] -> results int32 [rows, 2]."""
-    return commit_tokens(choose(logits.float(), slots, state), slots, state)
+    slots int64 [rows], forbidden int32 [rows, words] (sampler.mask_logits) -> results int32 [rows, 2]."""
+    candidates = logits.float() if forbidden is None else mask_logits(logits, forbidden)
+    return commit_tokens(choose(candidates, slots, state), slots, state)
 
 
 def commit_tokens(tokens: Tensor, slots: Tensor, state: SlotState) -> Tensor:

@@ -19,6 +19,7 @@ from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import COMPLETE, GOES_ON, Guidance
 from service.engine.chat.launched import InFlight, InFlightStep, token_infos, with_times
 from service.engine.chat.limits import RequestLimits, timed_out
+from service.engine.chat.outbox import Outbox
 from service.engine.chat.pacing import ITL_TARGET, LEAST_TOKENS, ChunkWork, Pacing
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Chunk, Scheduler
@@ -65,8 +66,10 @@ class ChatWorker:
         self._encoded_last = False
         self._chunks_put_off = False
         """The last step had decode rows alone, because the gap between their tokens had no room for chunks."""
-        self._deltas: list[ChatDelta] = []
-        self._failed: list[Failed] = []
+        self._outbox = Outbox()
+        self._keeps_back = context.device.type == "cuda"
+        self._just_sampled = False
+        """A held step, since the last `collect`."""
 
     # Start
 
@@ -100,7 +103,7 @@ class ChatWorker:
         assert isinstance(request, ChatRequest), "speech was sent to a chat model"
         failure = self._limits.refusal(request, len(self._scheduler.waiting))
         if failure is not None:
-            self._failed.append(failure)
+            self._outbox.failed.append(failure)
             return
         sequence = ChatSequence(request, self._limits.length_cap(request), self._context.config.page_size)
         if request.grammar:
@@ -118,7 +121,7 @@ class ChatWorker:
         limit = now - self._context.config.queue_timeout
         waiting = self._scheduler.waiting
         for sequence in [s for s in waiting if s.tally.scheduled is None and s.request.arrival < limit]:
-            self._failed.append(timed_out(sequence.request_id))
+            self._outbox.failed.append(timed_out(sequence.request_id))
             self._finish(sequence)
 
     # Stepping
@@ -210,6 +213,7 @@ class ChatWorker:
         except LAUNCH_ERRORS as error:
             self._fail([*(chunk.sequence for chunk in step.chunks), *step.sequences], error)
             return True
+        self._outbox.release()
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._after_chunk(chunk, now)
@@ -254,7 +258,7 @@ class ChatWorker:
     def _fail(self, sequences: Sequence[ChatSequence], error: Exception) -> None:
         log.error("%d requests of %s fail", len(sequences), self.name, exc_info=error)
         for sequence in sequences:
-            self._failed.append(launch_failure(sequence.request_id, error))
+            self._outbox.failed.append(launch_failure(sequence.request_id, error))
             self._finish(sequence)
 
     def oldest_launch(self) -> float | None:
@@ -274,11 +278,15 @@ class ChatWorker:
             self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
         if (held := self._in_flight.held) is not None:
             self._go_on(held)
-        if not self._deltas and not self._failed:
-            return _NOTHING
-        outputs = Outputs(chat=tuple(self._deltas), failed=tuple(self._failed))
-        self._deltas, self._failed = [], []
-        return outputs
+        return self._outbox.take(keep_back=self._keeps_back and self._gpu_waits())
+
+    def _gpu_waits(self) -> bool:
+        """For masks, unless they take long, or for the step behind those that have just come."""
+        sampled, self._just_sampled = self._just_sampled, False
+        held = self._in_flight.held
+        if held is None or held.masks is None:
+            return sampled and self._scheduler.has_work()
+        return not held.masks.late
 
     def _go_on(self, step: InFlightStep) -> None:
         """Asks for the masks of a held step once the tokens before it were read, and samples once they are there."""
@@ -296,10 +304,10 @@ class ChatWorker:
 
     def _end_guided(self, sequence: ChatSequence, verdict: str) -> None:
         if verdict == COMPLETE:
-            self._deltas.append(sequence.delta((), (), "stop"))
+            self._outbox.deltas.append(sequence.delta((), (), "stop"))
         else:
             message = f"the answer cannot match its grammar: {verdict}"
-            self._failed.append(Failed(sequence.request_id, 400, "grammar_failed", message))
+            self._outbox.failed.append(Failed(sequence.request_id, 400, "grammar_failed", message))
         self._finish(sequence)
 
     def _sample(self, step: InFlightStep) -> None:
@@ -313,6 +321,7 @@ class ChatWorker:
             self._fail([sequence for sequence in step.sequences if not sequence.finished], error)
             step.sequences, results = (), {}
         step.readback = Readback(results, self._context.device)
+        self._just_sampled = True
 
     def _read(self) -> None:
         now, started = self._context.clock(), time.perf_counter()
@@ -333,7 +342,7 @@ class ChatWorker:
         if launch.sequences:
             self._read_tokens(launch)
         if first:
-            self._deltas = with_times(self._deltas, first)
+            self._outbox.deltas = with_times(self._outbox.deltas, first)
         labels = {"model": self.name, "kind": launch.kind}
         self._observations.observe("step_duration_seconds", seconds, **labels, route=launch.route)
         host_seconds = launch.host_seconds + time.perf_counter() - started
@@ -343,7 +352,7 @@ class ChatWorker:
         assert launch.readback is not None
         results = launch.readback.read()
         tokens, stops = results["results"].T.tolist()
-        page_size, deltas, ended = self._pages.page_size, self._deltas, list[ChatSequence]()
+        page_size, deltas, ended = self._pages.page_size, self._outbox.deltas, list[ChatSequence]()
         with_logprobs, replayed, rows = "logprobs" in results, launch.route == "replay", launch.rows
         for row, sequence in enumerate(launch.sequences):
             if sequence.finished:
@@ -390,9 +399,6 @@ class ChatWorker:
             pages_cached=self._pages.num_cached,
             encoder_cache_bytes=self._vision.cache.num_bytes,
         )
-
-
-_NOTHING = Outputs()
 
 
 def create_worker(name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> ChatWorker:

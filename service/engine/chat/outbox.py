@@ -1,0 +1,33 @@
+"""What a chat worker has to say, kept back while the GPU waits for the host."""
+
+from __future__ import annotations
+
+from service.link.messages import ChatDelta, Failed, Outputs
+
+_NOTHING = Outputs()
+
+
+class Outbox:
+    """deltas and failed: of requests, in the order in which they go out.
+
+    Behind a guided step the GPU soon has nothing to do: it waits for masks, then for the next step. Sending tokens in
+    between would make it wait longer, so they are kept back until that step is launched.
+    """
+
+    def __init__(self) -> None:
+        self.deltas: list[ChatDelta] = []
+        self.failed: list[Failed] = []
+        self._due = _NOTHING
+
+    def release(self) -> None:
+        """What is there goes out with the next `take`, whatever is kept back then."""
+        if self.deltas or self.failed:
+            chat, failed = (*self._due.chat, *self.deltas), (*self._due.failed, *self.failed)
+            self._due = Outputs(chat=chat, failed=failed)
+            self.deltas, self.failed = [], []
+
+    def take(self, *, keep_back: bool) -> Outputs:
+        if not keep_back:
+            self.release()
+        due, self._due = self._due, _NOTHING
+        return due
