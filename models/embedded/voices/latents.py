@@ -49,7 +49,7 @@ def mel_filters(mels: int, fft: int, rate: int, top: float) -> Tensor:
 
 class Spectrum:
     """Log-mel values of the spectrum's envelope on one device: its power is spread over the distance of the voice's
-    harmonics, whose ripples vanish so. A direction that follows them would be of no use, and hard to hear and to say."""
+    harmonics, whose ripples vanish so. A direction that follows them would be of no use, and hard to hear."""
 
     def __init__(self, device: torch.device) -> None:
         self._window = torch.hann_window(_WINDOW, device=device)

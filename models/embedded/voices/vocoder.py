@@ -23,7 +23,7 @@ _LINES = int(SAMPLE_RATE / 2 / FRAME_RATE) - 1
 """Sinusoids below 8 kHz, FRAME_RATE apart."""
 _DISPERSION = 0.002
 """Seconds that the voice's highest frequencies come before its lowest: less of a peak than one pulse."""
-_BREATH, _BREATH_WIDTH = 3500.0, 700.0
+_BREATH, _BREATH_WIDTH = 3500.0, 450.0
 """Hz above which a voice is noise, and how gradually."""
 
 
