@@ -59,7 +59,7 @@ CONFIG: dict[str, Any] = {
     "scalar_quantization_scale": 9,
     "residual_lm_num_layers": 1,
     "residual_lm_no_rope": True,
-    "encoder_config": {"hidden_dim": 128, "ffn_dim": 384, "num_heads": 4, "num_layers": 1, "kv_channels": 32},
+    "encoder_config": {"hidden_dim": 128, "ffn_dim": 256, "num_heads": 4, "num_layers": 1, "kv_channels": 32},
     "dit_config": {
         "hidden_dim": 192,
         "ffn_dim": 512,

@@ -52,8 +52,9 @@ class Listener:
 
     def __call__(self, wave: np.ndarray, pitch: np.ndarray) -> np.ndarray:
         """wave int16 [frames * HOP], pitch as pitch_track has it -> float16 [frames, LATENT_DIM]."""
-        mel = self._spectrum(torch.from_numpy(wave).float() / 32768.0)
-        return self._basis.latents(mel, torch.from_numpy(pitch)).half().numpy()
+        track = torch.from_numpy(pitch)
+        mel = self._spectrum(torch.from_numpy(wave).float() / 32768.0, track[:, 0].exp())
+        return self._basis.latents(mel, track).half().numpy()
 
 
 def prepare(text: str, said: Utterance, listener: Listener, keep_wave: bool) -> Spoken:

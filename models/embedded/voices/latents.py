@@ -1,4 +1,4 @@
-"""Latent frames with a meaning: 36 directions of the log-mel spectrum, then pitch and voicing, at 25 Hz.
+"""Latent frames with a meaning: 58 directions of the log-mel envelope, then pitch and voicing, at 25 Hz.
 
 The codec's encoder learns to hear these values and its decoder to sound them, so that the language model can be
 trained from the first minute on, beside the codec.
@@ -21,14 +21,14 @@ FRAME_RATE = SAMPLE_RATE / HOP
 FRAMES = 4
 """Latent frames of a patch."""
 PATCH = HOP * FRAMES
-SPECTRAL, PITCH_VALUES = 36, 4
+SPECTRAL, PITCH_VALUES = 58, 6
 LATENT_DIM = SPECTRAL + PITCH_VALUES
 DELAY = 320
-"""The decoder sounds sample n - DELAY at n (16 kHz): the windows of a frame end with it, their middle is half of them
-before that, and the vocoder sounds each at the end of its 10 ms."""
+"""The decoder sounds sample n - DELAY at n (16 kHz): the last window's middle is this far before the end of its
+frame, and the vocoder sounds each at the end of its 10 ms."""
 
-_WINDOW, _SHIFT, _FFT, _MELS = 640, 160, 1024, 80
-_FLOOR = 0.05
+_WINDOW, _SHIFT, _FFT, _MELS = 400, 160, 1024, 80
+_FLOOR = 0.04
 _SPREAD = 0.25
 """Direction k of variance v has the deviation v ** _SPREAD: between whitened (0) and as it is (0.5), so that a unit of
 noise drowns what is hardly heard."""
@@ -48,17 +48,36 @@ def mel_filters(mels: int, fft: int, rate: int, top: float) -> Tensor:
 
 
 class Spectrum:
-    """Log-mel values on one device."""
+    """Log-mel values of the spectrum's envelope on one device: its power is spread over the distance of the voice's
+    harmonics, whose ripples vanish so. A direction that follows them would be of no use, and hard to hear."""
 
     def __init__(self, device: torch.device) -> None:
         self._window = torch.hann_window(_WINDOW, device=device)
         self._filters = mel_filters(_MELS, _FFT, SAMPLE_RATE, SAMPLE_RATE / 2).to(device).T
 
-    def __call__(self, wave: Tensor) -> Tensor:
-        """Samples [n], n a multiple of HOP -> [n / HOP, 4 * mels]; the last window of a frame ends with it."""
-        windows = F.pad(wave, (_WINDOW - _SHIFT, 0)).unfold(0, _WINDOW, _SHIFT) * self._window
-        magnitude = torch.fft.rfft(windows, _FFT).abs()
-        return torch.log(magnitude @ self._filters + _FLOOR).view(-1, HOP // _SHIFT * _MELS)
+    def __call__(self, wave: Tensor, pitch: Tensor) -> Tensor:
+        """Samples [n], n a multiple of HOP, and pitch in Hz [n / HOP] -> [n / HOP, 4 * mels]; no window of a frame
+        ends behind it."""
+        windows = F.pad(wave, (DELAY - _SHIFT + _WINDOW // 2, 0)).unfold(0, _WINDOW, _SHIFT) * self._window
+        power = torch.fft.rfft(windows, _FFT).abs().square()
+        width = pitch.repeat_interleave(HOP // _SHIFT) / (SAMPLE_RATE / _FFT)
+        return torch.log(_spread(power, width).sqrt() @ self._filters + _FLOOR).view(-1, HOP // _SHIFT * _MELS)
+
+
+def _spread(power: Tensor, width: Tensor) -> Tensor:
+    """Means of power [rows, bins] over `width` [rows] bins around each, mirrored at both ends."""
+    reach = int(width.max()) // 2 + 2
+    mirrored = torch.cat((power[:, 1 : reach + 1].flip(1), power, power[:, -reach - 1 : -1].flip(1)), dim=1)
+    # Double: differences of long sums.
+    total = F.pad(mirrored.double().cumsum(1), (1, 0))
+    middle = torch.arange(power.shape[1], device=power.device) + (reach + 0.5)
+
+    def up_to(place: Tensor) -> Tensor:
+        whole = place.long()
+        return torch.lerp(total.gather(1, whole), total.gather(1, whole + 1), place.double() - whole)
+
+    half = width[:, None] / 2
+    return ((up_to(middle + half) - up_to(middle - half)) / width[:, None]).clamp(min=0.0).float()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +100,7 @@ class Basis:
         np.savez(path, **{name: value.cpu().numpy() for name, value in vars(self).items()})
 
     def latents(self, mel: Tensor, pitch: Tensor) -> Tensor:
-        """mel [frames, 320], pitch [frames, 4] as pitch_track has it -> [frames, LATENT_DIM], of about unit power."""
+        """mel [frames, 320], pitch [frames, 6] as pitch_track has it -> [frames, LATENT_DIM], of about unit power."""
         tone = (pitch[:, :2] - self.pitch[0]) / self.pitch[1]
         return torch.cat(((mel - self.mean) @ self.directions, tone, 2.0 * pitch[:, 2:] - 1.0), dim=1)
 
@@ -106,18 +125,19 @@ def fit(mel: Tensor, pitch: Tensor) -> Basis:
 
 
 def pitch_track(pitch: np.ndarray, seconds: float, offset: float, frames: int) -> np.ndarray:
-    """Pitch in Hz every `seconds`, 0 without voice; offset: where the frames begin in it (s) -> float32 [frames, 4]:
-    logarithm of the frame's pitch twice, held and joined where there is no voice, and its halves' share of voice.
+    """Pitch in Hz every `seconds`, 0 without voice; offset: where the frames begin in it (s) -> float32 [frames, 6]:
+    logarithm of the frame's pitch twice, held and joined where there is no voice, and whether
+    each of its quarters is voiced, 0 or 1.
 
     A decoder of convolutions over frames repeats itself where its frames are alike, so it can only hold tones that
     fit a whole number of times into a frame: the pitch is the nearest of those."""
-    centres = (np.arange(frames * 4) * _SHIFT + _SHIFT - _WINDOW / 2) / SAMPLE_RATE + offset
+    centres = (np.arange(frames * 4) * _SHIFT + _SHIFT - DELAY) / SAMPLE_RATE + offset
     index = np.clip(np.round(centres / seconds).astype(np.int64), 0, max(len(pitch) - 1, 0))
     voiced = pitch > 0
     if not voiced.any():
-        return np.tile(np.array([[5.2, 5.2, 0.0, 0.0]], np.float32), (frames, 1))
+        return np.tile(np.array([[5.2, 5.2, 0.0, 0.0, 0.0, 0.0]], np.float32), (frames, 1))
     places = np.flatnonzero(voiced)
     tone = np.interp(np.arange(len(pitch)), places, np.log(pitch[places]))[index]
     cycles = np.maximum(1.0, np.round(np.exp(tone.reshape(frames, 4).mean(-1)) / FRAME_RATE))
     tone = np.log(FRAME_RATE * cycles)[:, None]
-    return np.concatenate((tone, tone, voiced[index].reshape(frames, 2, 2).mean(-1)), axis=1).astype(np.float32)
+    return np.concatenate((tone, tone, voiced[index].reshape(frames, 4)), axis=1).astype(np.float32)

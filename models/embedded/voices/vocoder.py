@@ -15,19 +15,15 @@ from torch import Tensor
 from models.embedded.voices.latents import FRAME_RATE, HOP, SAMPLE_RATE, SPECTRAL, Basis, mel_filters
 
 RATE = 3 * SAMPLE_RATE
-_STEPS, _MELS, _FFT, _WINDOW, _FLOOR = 4, 80, 1024, 640, 0.05
+_STEPS, _MELS, _FFT, _WINDOW, _FLOOR = 4, 80, 1024, 400, 0.04
 """Spectra in a frame, and how latents.Spectrum made them."""
 _PERIOD = 3 * HOP
 """Samples of a frame at RATE."""
 _LINES = int(SAMPLE_RATE / 2 / FRAME_RATE) - 1
 """Sinusoids below 8 kHz, FRAME_RATE apart."""
-_SMOOTH = 7
-"""Lines over which the power is spread: the distance of the voice's harmonics, whose ripples vanish so."""
-_RAYLEIGH = 4.0 / math.pi
-"""Mean power over the square of the mean magnitude, as of noise."""
 _DISPERSION = 0.002
 """Seconds that the voice's highest frequencies come before its lowest: less of a peak than one pulse."""
-_BREATH, _BREATH_WIDTH = 4500.0, 700.0
+_BREATH, _BREATH_WIDTH = 3500.0, 450.0
 """Hz above which a voice is noise, and how gradually."""
 
 
@@ -64,17 +60,15 @@ class Vocoder:
         magnitude = (mel.exp() - _FLOOR).clamp(min=0.0) / self._area
         # A sinusoid of amplitude a puts a * a / 4 * _FFT * (sum of the window's squares, 3/8 of it) into its bins.
         whole = 4.0 * FRAME_RATE / (SAMPLE_RATE / _FFT) / (_FFT * 0.375 * _WINDOW)
-        power = (magnitude.square() * (_RAYLEIGH * whole)) @ self._spread
-        kernel = torch.full((1, 1, _SMOOTH), 1.0 / _SMOOTH, device=power.device)
-        smooth = F.conv1d(F.pad(power.flatten(0, 1)[:, None], (_SMOOTH // 2, _SMOOTH // 2)), kernel)
-        return smooth.view_as(power)
+        return (magnitude.square() * whole) @ self._spread
 
     def _tone(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """[N, T, D] -> cycles in a frame, int64, and the share of voice, 0 to 1, both [N, 4 T]."""
         pitch = frames[..., SPECTRAL : SPECTRAL + 2].mean(-1) * self._basis.pitch[1] + self._basis.pitch[0]
         cycles = (pitch.exp() / FRAME_RATE).round().clamp(min=2.0, max=20.0).long()
-        voiced = (0.5 + 0.5 * frames[..., SPECTRAL + 2 :]).clamp(0.0, 1.0).flatten(1)
-        return cycles.repeat_interleave(_STEPS, 1), voiced.repeat_interleave(2, 1)
+        # Latents are -1 or 1: what is half as sure is sounded the same way.
+        voiced = (0.5 + frames[..., SPECTRAL + 2 :]).clamp(0.0, 1.0).flatten(1)
+        return cycles.repeat_interleave(_STEPS, 1), voiced
 
     def _sound(self, tones: Tensor) -> Tensor:
         """Complex [N, 4 T, lines], each alone at the end of its 10 ms and faded in over them -> [N, T * 1920]. A frame

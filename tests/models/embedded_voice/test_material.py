@@ -14,7 +14,7 @@ from models.embedded.voices.corpus import Listener, Reader, prepare, read, write
 from models.embedded.voices.decoder import plain
 from models.embedded.voices.flite import PHONES, Utterance
 from models.embedded.voices.gauge import Take, longest_run, score
-from models.embedded.voices.latents import FRAMES, HOP, LATENT_DIM, PATCH, Spectrum, fit, pitch_track
+from models.embedded.voices.latents import FRAMES, HOP, LATENT_DIM, PATCH, SPECTRAL, Spectrum, fit, pitch_track
 from models.embedded.voices.packing import Mixture, Packer, Shape, Store
 from models.embedded.voices.recogniser import distance
 from models.embedded.voices.resampling import down, up
@@ -74,17 +74,30 @@ def test_the_last_samples_of_a_frame_are_the_last_that_it_hears() -> None:
     spectrum, wave = Spectrum(torch.device("cpu")), torch.randn(4 * HOP)
     changed = wave.clone()
     changed[2 * HOP :] = 0.0
-    torch.testing.assert_close(spectrum(wave)[:2], spectrum(changed)[:2])
+    pitch = torch.full((4,), 190.0)
+    torch.testing.assert_close(spectrum(wave, pitch)[:2], spectrum(changed, pitch)[:2])
 
 
 def test_the_basis_leads_back_to_the_spectrum() -> None:
     spectrum = Spectrum(torch.device("cpu"))
-    mel = spectrum(torch.randn(400 * HOP) * torch.linspace(0, 1, 400 * HOP))
-    basis = fit(mel, torch.randn(400, 4) + 5)
-    latents = basis.latents(mel, torch.randn(400, 4) + 5)
+    mel = spectrum(torch.randn(400 * HOP) * torch.linspace(0, 1, 400 * HOP), torch.full((400,), 190.0))
+    basis = fit(mel, torch.randn(400, 6) + 5)
+    latents = basis.latents(mel, torch.randn(400, 6) + 5)
     assert latents.shape == (400, LATENT_DIM)
-    torch.testing.assert_close(latents[:, :36].square().mean(), torch.tensor(1.0), atol=0.02, rtol=0)
+    torch.testing.assert_close(latents[:, :SPECTRAL].square().mean(), torch.tensor(1.0), atol=0.02, rtol=0)
     assert (basis.spectrum(latents) - mel).square().mean() < (mel - mel.mean(0)).square().mean()
+
+
+def test_the_envelope_shows_no_harmonics() -> None:
+    """A hundred pulses a second and two hundred have the same envelope, but for their loudness."""
+    spectrum = Spectrum(torch.device("cpu"))
+    found = []
+    for hertz in (100, 200):
+        wave = torch.zeros(10 * HOP)
+        wave[:: 16000 // hertz] = hertz**-0.5
+        found.append(spectrum(wave, torch.full((10,), float(hertz)))[3:-1])
+    assert (found[0] - found[1]).abs().mean() < 0.1
+    assert found[1].view(-1, 80)[:, 2:-1].std(1).max() < 1.0
 
 
 @pytest.fixture

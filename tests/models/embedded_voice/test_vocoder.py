@@ -13,7 +13,7 @@ from models.embedded.voices import corpus
 from models.embedded.voices.codec import Codec, Head, Snake
 from models.embedded.voices.config import CONFIG
 from models.embedded.voices.distances import NEAR, SpectralDistance, sample_distance
-from models.embedded.voices.latents import DELAY, SPECTRAL, Basis, Spectrum
+from models.embedded.voices.latents import DELAY, LATENT_DIM, Basis, Spectrum
 from models.embedded.voices.resampling import down
 from models.embedded.voices.vocoder import Vocoder
 
@@ -29,7 +29,7 @@ def steady(basis: Basis, cycles: int, voiced: float, frames: int = 8) -> Tensor:
     """Frames of one loud spectrum that falls with frequency, [1, D, frames]."""
     mel = torch.linspace(2.0, 0.0, 80).repeat(4)[None]
     tone = torch.full((1, 2), 25.0 * cycles).log()
-    values = basis.latents(mel, torch.cat((tone, torch.full((1, 2), voiced)), dim=1))
+    values = basis.latents(mel, torch.cat((tone, torch.full((1, 4), voiced)), dim=1))
     return values.T[None].repeat(1, 1, frames)
 
 
@@ -70,10 +70,10 @@ def test_what_is_sounded_depends_on_no_later_frame(basis: Basis) -> None:
 
 def test_breath_has_the_spectrum_of_its_latents(basis: Basis) -> None:
     latents = steady(basis, 7, 0.0, 20)
-    heard = Spectrum(CPU)(down(Vocoder(basis, CPU)(latents))[0, DELAY:-DELAY])[4:-4]
+    heard = Spectrum(CPU)(down(Vocoder(basis, CPU)(latents))[0, DELAY:-DELAY], torch.full((19,), 175.0))[4:-4]
     wanted = basis.spectrum(latents[0].T)[4:-5]
     assert (heard - wanted).view(-1, 80)[:, 5:75].mean().abs() < 0.25
-    assert latents.shape[1] == SPECTRAL + 4
+    assert latents.shape[1] == LATENT_DIM
 
 
 def test_the_written_gradient_of_the_snake() -> None:
