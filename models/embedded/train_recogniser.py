@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,7 +27,7 @@ from models.embedded.voices.latents import PATCH
 from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, distance, load
 from models.embedded.voices.sentences import Writer
 
-_AVERAGE = 0.002
+_AVERAGE = 0.001
 """Share of a step's weights in their moving average, which is kept."""
 _REPORT = 20.0
 
@@ -85,13 +88,15 @@ class Trainer:
     def step(self, utterances: Utterances, share: float) -> Tensor:
         """share: of the time that has gone by."""
         for group in self.optimiser.param_groups:
-            group["lr"] = min(1.0, (self.steps + 1) / 100) * self.options.rate * (1.0 - 0.99 * share)
+            group["lr"] = min(1.0, (self.steps + 1) / 300) * self.options.rate * (1.0 - 0.99 * share)
         seconds = random.choice((1, 2, 3, 4))
         waves, sounds = utterances.crops(max(1, self.options.batch // seconds), seconds * 50)
         with torch.no_grad():
             mel = self.net.features(disguise(self.net.spectrum(waves)))
         mel, sounds = stretched(mel, sounds, random.uniform(0.8, 1.25))
-        loss = F.cross_entropy(self.net(hidden(mel)), sounds, label_smoothing=0.05)
+        with torch.autocast(mel.device.type, torch.bfloat16, enabled=mel.is_cuda):
+            logs = self.net(hidden(mel))
+        loss = F.cross_entropy(logs.float(), sounds, label_smoothing=0.05)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         self.optimiser.step()
@@ -109,8 +114,10 @@ class Trainer:
         torch.save({**state, "prior": prior}, path)
 
 
-def train(options: argparse.Namespace, device: torch.device) -> None:
-    """Reports how the average does on the first directory of --test while it is being trained."""
+def train(options: argparse.Namespace, device: torch.device, words: BaseProcess) -> None:
+    """Reports how the average does on the first directory of --test while it is being trained.
+
+    words: writes the lexicon, without which nothing can be tested."""
     begun = time.monotonic()
     random.seed(0)
     torch.manual_seed(0)
@@ -127,7 +134,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         if time.monotonic() - reported > options.report:
             trainer.save(path, utterances.prior())
             values = {"s": round(spent, 1), "step": trainer.steps, "n": utterances.count, "loss": round(loss.item(), 4)}
-            if options.test:
+            if options.test and words.exitcode == 0:
                 values |= test(load(options.out, device), options.test[0], device, most=30)
             print(json.dumps(values), flush=True)
             reported = time.monotonic()
@@ -146,8 +153,14 @@ def write_lexicon(options: argparse.Namespace) -> None:
     print(json.dumps({"words": len(language.words), "kinds": len(language.follows)}), flush=True)
 
 
-def test(recogniser: Recogniser, directory: Path, device: torch.device, most: int, show: int = 0) -> dict[str, float]:
-    """Shares of frames right, character and word errors, of the first utterances of a directory's files."""
+def test(
+    recogniser: Recogniser, directory: Path, device: torch.device, most: int, show: int = 0, keep: Path | None = None
+) -> dict[str, float]:
+    """Shares of frames right, character and word errors, of the first utterances of a directory's files.
+
+    keep: file for what was heard, so that decoders can be compared without the network: float16 logs
+    [frames, phones], uint8 sounds [frames], texts as spoken and the frames of each."""
+    kept: list[tuple[np.ndarray, np.ndarray, str]] = []
     wrong, of, wrong_words, of_words, right, frames, count = 0, 0, 0, 0, 0, 0, 0
     for path in Reader(directory).new():
         file = corpus.read(path)
@@ -159,12 +172,19 @@ def test(recogniser: Recogniser, directory: Path, device: torch.device, most: in
             samples = wave.to(device).float() / 32768.0
             found = recogniser.phones(samples)
             right, frames = right + int((found.argmax(1) == sound.numpy()).sum()), frames + len(sound)
+            kept.append((found.astype(np.float16), sound.numpy(), spoken))
             wanted, heard = recogniser.same(spoken), recogniser.same(recogniser.decoder(found))
             if count < show:
                 print(f"  {wanted} | {heard}", flush=True)
             wrong, of = wrong + distance(wanted, heard), of + len(wanted)
             wrong_words += distance(wanted.split(), heard.split())
             of_words, count = of_words + len(wanted.split()), count + 1
+    if keep and kept:
+        logs, phones, texts = zip(*kept, strict=True)
+        frames_of = np.array([len(log) for log in logs])
+        np.savez_compressed(
+            keep, logs=np.concatenate(logs), sounds=np.concatenate(phones), texts=np.array(texts), frames=frames_of
+        )
     shares = {
         "frames": right / max(1, frames),
         "characters": wrong / max(1, of),
@@ -192,10 +212,16 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    write_lexicon(options)
-    train(options, device)
+    # Beside the training's begin, which waits for the first files anyway.
+    words = multiprocessing.get_context("spawn").Process(target=write_lexicon, args=(options,))
+    words.start()
+    train(options, device, words)
+    words.join()
+    if words.exitcode:
+        raise SystemExit("no lexicon was written")
     for directory in options.test:
-        result = test(load(options.out, device), directory, device, options.most, show=8)
+        keep = options.out / f"heard-{'-'.join(directory.parts[-2:])}.npz"
+        result = test(load(options.out, device), directory, device, options.most, show=8, keep=keep)
         print(json.dumps({"test": str(directory), **result}), flush=True)
 
 

@@ -1,6 +1,6 @@
 """A small recogniser of English speech: what a listener understands of the voice.
 
-A convolutional network hears phones in 0.5 s of speech, and `Decoder` finds words in them. It is trained on other
+A convolutional network hears phones in 0.9 s of speech, and `Decoder` finds words in them. It is trained on other
 voices than the one it judges, and judges that one's natural speech first.
 """
 
@@ -21,6 +21,7 @@ from models.embedded.voices.latents import mel_filters
 SOUND = 320
 """Samples of a phone's frame: 50 a second."""
 _WINDOW, _SHIFT, _FFT, _MELS = 400, 160, 512, 40
+_DILATIONS = (1, 2, 3, 4, 1, 2, 3, 4)
 _FLOOR = 0.003
 """Of a magnitude, in an utterance of unit power."""
 
@@ -31,7 +32,7 @@ class PhoneNet(nn.Module):
     window: Tensor
     filters: Tensor
 
-    def __init__(self, width: int = 320, dilations: tuple[int, ...] = (1, 2, 3, 4, 1, 2), dropout: float = 0.1) -> None:
+    def __init__(self, width: int = 384, dilations: tuple[int, ...] = _DILATIONS, dropout: float = 0.1) -> None:
         super().__init__()
         self.register_buffer("window", torch.hann_window(_WINDOW), persistent=False)
         self.register_buffer("filters", mel_filters(_MELS, _FFT, 16000, 7600.0).T.contiguous(), persistent=False)
