@@ -20,16 +20,17 @@ from torch import Tensor
 
 from models.embedded.voices import corpus
 from models.embedded.voices.corpus import Reader
-from models.embedded.voices.decoder import learn_language
+from models.embedded.voices.decoder import Phones, learn_language, learn_phones
 from models.embedded.voices.disguise import disguise
-from models.embedded.voices.flite import PHONES, Flite
+from models.embedded.voices.flite import Flite
 from models.embedded.voices.latents import PATCH
 from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, distance, load
 from models.embedded.voices.sentences import Writer
 
 _AVERAGE = 0.001
 """Share of a step's weights in their moving average, which is kept."""
-_REPORT = 20.0
+_COUNTED = 60_000
+"""Sentences that tell what follows what."""
 
 
 class Utterances:
@@ -57,9 +58,8 @@ class Utterances:
         waves = self._waves[start * SOUND + torch.arange(frames * SOUND, device=device)].float() / 32768.0
         return waves, self._sounds[start + torch.arange(frames, device=device)].long()
 
-    def prior(self) -> Tensor:
-        counts = torch.bincount(self._sounds[: self.frames].long(), minlength=len(PHONES))
-        return (counts / counts.sum()).cpu()
+    def phones(self) -> Phones:
+        return learn_phones(self._sounds[: self.frames].cpu().numpy())
 
 
 def stretched(mel: Tensor, sounds: Tensor, factor: float) -> tuple[Tensor, Tensor]:
@@ -107,11 +107,13 @@ class Trainer:
         self.steps += 1
         return loss.detach()
 
-    def save(self, path: Path, prior: Tensor) -> None:
-        """The moving average, in half precision."""
+    def save(self, path: Path, phones: Phones) -> None:
+        """The moving average, in half precision. A run that is cut short leaves a whole file."""
         names = [name for name, _ in self.net.named_parameters()]
         state = {name: value.half().cpu() for name, value in zip(names, self.average, strict=True)}
-        torch.save({**state, "prior": prior}, path)
+        known = {name: torch.from_numpy(value) for name, value in vars(phones).items()}
+        torch.save({**state, **known}, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
 
 
 def train(options: argparse.Namespace, device: torch.device, words: BaseProcess) -> None:
@@ -132,13 +134,13 @@ def train(options: argparse.Namespace, device: torch.device, words: BaseProcess)
         if trainer.steps % 50 == 0:
             utterances.take_in(reader)
         if time.monotonic() - reported > options.report:
-            trainer.save(path, utterances.prior())
+            trainer.save(path, utterances.phones())
             values = {"s": round(spent, 1), "step": trainer.steps, "n": utterances.count, "loss": round(loss.item(), 4)}
             if options.test and words.exitcode == 0:
                 values |= test(load(options.out, device), options.test[0], device, most=30)
             print(json.dumps(values), flush=True)
             reported = time.monotonic()
-    trainer.save(path, utterances.prior())
+    trainer.save(path, utterances.phones())
 
 
 def write_lexicon(options: argparse.Namespace) -> None:
@@ -148,7 +150,7 @@ def write_lexicon(options: argparse.Namespace) -> None:
     speaker = Flite("kal16", options.library)
     # Nobody listens.
     speaker.set("duration_stretch", 0.2)
-    language = learn_language(speaker, texts)
+    language = learn_language(speaker, texts, [writer.sentence() for _ in range(_COUNTED)])
     language.save(options.out / "lexicon.json")
     print(json.dumps({"words": len(language.words), "kinds": len(language.follows)}), flush=True)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.embedded.voices.decoder import WEIGHING, Decoder, Language, Weighing, homophones, plain
+from models.embedded.voices.decoder import WEIGHING, Decoder, Language, Phones, Weighing, homophones, plain
 from models.embedded.voices.flite import PHONES
 from models.embedded.voices.latents import mel_filters
 
@@ -98,11 +98,11 @@ class Recogniser:
 def load(directory: Path, device: torch.device, weighing: Weighing = WEIGHING) -> Recogniser:
     """What train_recogniser wrote."""
     state = torch.load(directory / "phones.pt", map_location=device, weights_only=True)
-    prior = state.pop("prior").cpu().numpy()
+    phones = Phones(*(state.pop(name).cpu().numpy() for name in ("frequency", "least", "mean")))
     net = PhoneNet().to(device).eval().requires_grad_(False)
     net.load_state_dict({name: value.float() for name, value in state.items()})
     language = Language.load(directory / "lexicon.json")
-    return Recogniser(net, Decoder(language, prior, weighing), homophones(language.words))
+    return Recogniser(net, Decoder(language, phones, weighing), homophones(language.words))
 
 
 def distance(wanted: list[str] | str, heard: list[str] | str) -> int:

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from models.embedded.train_recogniser import Trainer, Utterances, stretched
 from models.embedded.voices.corpus import Reader, Spoken, write
-from models.embedded.voices.decoder import Decoder, Entry, Language, Weighing, homophones, kind_of
+from models.embedded.voices.decoder import (
+    Decoder,
+    Entry,
+    Language,
+    Phones,
+    Weighing,
+    homophones,
+    kind_of,
+    learn_order,
+    learn_phones,
+)
 from models.embedded.voices.disguise import Ranges, disguise, envelope, moved, series
 from models.embedded.voices.flite import PHONES
 from models.embedded.voices.gauge import exchanged, nearer
@@ -23,7 +33,9 @@ from models.embedded.voices.recogniser import SOUND, PhoneNet, load
 from models.embedded.voices.words import KNOWN
 
 PLAIN = Weighing(kinds=0.0)
-EVEN = np.full(len(PHONES), 1 / len(PHONES))
+ONES = np.ones(len(PHONES))
+EVEN = Phones(ONES / len(PHONES), ONES.astype(np.int64), 3.0 * ONES)
+"""Phones that are as frequent and as long as each other."""
 
 
 def language(ways: dict[str, list[str]], kinds: dict[str, str] | None = None) -> Language:
@@ -71,6 +83,51 @@ def test_the_kind_before_decides_between_words_that_sound_nearly_alike() -> None
         logs[-2:, PHONES.index("t")] = logs[-2:, PHONES.index("d")] = -1.0
         assert decoder(logs) == wanted
     assert decoder(logs_of(article + fox + bead, frames=4)) == "the fox bead"
+
+
+def test_a_phone_lasts_as_long_as_it_must() -> None:
+    """One frame of a phone that lasts three was misheard: no phone of one frame comes of it."""
+    long = dataclasses.replace(EVEN, least=np.full(len(PHONES), 3), mean=4.0 * ONES)
+    words = language({"fox": ["f aa k s"], "far": ["f aa"], "cause": ["k s"], "ox": ["aa k s"]})
+    logs = logs_of(["f", "aa", "k", "s"], frames=4)
+    assert Decoder(words, long, PLAIN)(logs) == "fox"
+    assert Decoder(words, long, PLAIN)(logs[4:]) == "ox"
+    # Two frames are too few for three phones, and as good as any for one frame each.
+    quick = logs_of(["f", "aa", "k", "s"], frames=1)
+    assert Decoder(words, EVEN, PLAIN)(quick) == "fox"
+    assert Decoder(words, long, PLAIN)(quick) == ""
+
+
+def test_lengths_of_phones_are_counted() -> None:
+    """Of 99 runs of f none is shorter than three frames; every tenth of k is."""
+    f, k, pause = (PHONES.index(name) for name in ("f", "k", "pau"))
+    runs = [[f] * (3 + number % 4) + [k] * (1 if number % 10 == 0 else 4) + [pause] for number in range(99)]
+    found = learn_phones(np.concatenate(runs).astype(np.uint8))
+    assert (found.least[f], found.least[k], found.least[pause]) == (3, 1, 1)
+    assert found.mean[f] == pytest.approx(4.5, abs=0.05)
+    assert found.frequency.sum() == pytest.approx(1.0)
+    assert found.mean[PHONES.index("zh")] == 1.0
+
+
+def test_order_is_counted_up_to_what_is_not_known() -> None:
+    kinds = {"the": "the", "fox": "noun", "ran": "verb"}
+    order = learn_order(kinds, ["The fox ran.", "the 42 fox", "Fox, ran the xylophone"])
+    assert order == {
+        "": {"noun": 2, "the": 2},
+        "noun": {"": 1, "verb": 2},
+        "the": {"noun": 1},
+        "verb": {"": 1, "the": 1},
+    }
+
+
+def test_the_end_of_a_sentence_is_expected() -> None:
+    """After the article more must come: of two words nearly alike at the end, the noun is taken."""
+    words = language({"the": ["dh ax"], "dove": ["dh ah v"], "saw": ["s ao"]}, {"dove": "noun"})
+    order = {"": {"saw": 9}, "saw": {"the": 5, "noun": 5}, "the": {"noun": 9}, "noun": {"": 9}}
+    logs = logs_of(["s", "ao", "dh", "ah"])
+    logs[-2:, PHONES.index("ax")] = logs[-2:, PHONES.index("ah")] = logs[-1, PHONES.index("v")] = -0.7
+    decoder = Decoder(dataclasses.replace(words, follows=order), EVEN, Weighing(kinds=0.95))
+    assert decoder(logs) == "saw dove"
 
 
 def test_a_language_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -150,13 +207,14 @@ def test_training_learns_and_saves_its_average(tmp_path: Path) -> None:
     utterances = Utterances(device, 60)
     utterances.take_in(Reader(tmp_path))
     assert utterances.count == 2
-    assert float(utterances.prior().sum()) == 1.0
+    assert float(utterances.phones().frequency.sum()) == 1.0
+    assert utterances.phones().mean[1] == pytest.approx(25, abs=2)
     torch.manual_seed(0)
     random.seed(0)
     trainer = Trainer(argparse.Namespace(rate=2e-3, batch=8), device)
     losses = [float(trainer.step(utterances, 0.0)) for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.5 * losses[0]
-    trainer.save(tmp_path / "phones.pt", utterances.prior())
+    trainer.save(tmp_path / "phones.pt", utterances.phones())
     FOXES.save(tmp_path / "lexicon.json")
     found = load(tmp_path, device).phones(torch.from_numpy(spoken(8).wave).float() / 32768.0)
     assert (found.argmax(1) == spoken(8).sounds).mean() > 0.8
