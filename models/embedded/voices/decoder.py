@@ -116,9 +116,6 @@ class Weighing:
     lengths: float = 0.5
 
 
-WEIGHING = Weighing()
-
-
 @dataclass(frozen=True, eq=False)
 class Phones:
     """What is known of the phones: frequency [phones] of each among frames; least [phones]: frames that nearly all of

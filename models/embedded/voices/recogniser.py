@@ -6,6 +6,7 @@ voices than the one it judges, and judges that one's natural speech first.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.embedded.voices.decoder import WEIGHING, Decoder, Language, Phones, Weighing, homophones, plain
+from models.embedded.voices.decoder import Decoder, Language, Phones, Weighing, homophones, plain
 from models.embedded.voices.flite import PHONES
 from models.embedded.voices.latents import mel_filters
 
@@ -74,6 +75,11 @@ class PhoneNet(nn.Module):
         return output
 
 
+def same(names: dict[str, str], text: str) -> str:
+    """A text as it is compared; names: as `homophones` has them."""
+    return " ".join(names.get(word, word) for word in plain(text).split())
+
+
 @dataclass(frozen=True, eq=False)
 class Recogniser:
     net: PhoneNet
@@ -82,7 +88,7 @@ class Recogniser:
 
     def same(self, text: str) -> str:
         """A text as it is compared: of words that sound alike, the first of the alphabet."""
-        return " ".join(self.homophones.get(word, word) for word in plain(text).split())
+        return same(self.homophones, text)
 
     @torch.no_grad()
     def phones(self, wave: Tensor) -> np.ndarray:
@@ -95,13 +101,23 @@ class Recogniser:
         return self.same(self.decoder(self.phones(wave)))
 
 
-def load(directory: Path, device: torch.device, weighing: Weighing = WEIGHING) -> Recogniser:
-    """What train_recogniser wrote."""
+_PHONES = ("frequency", "least", "mean")
+
+
+def load_phones(directory: Path) -> Phones:
+    """What train_recogniser counted."""
+    state = torch.load(directory / "phones.pt", map_location="cpu", weights_only=True)
+    return Phones(*(state[name].numpy() for name in _PHONES))
+
+
+def load(directory: Path, device: torch.device) -> Recogniser:
+    """What train_recogniser wrote, with the weights of tune_recogniser when it was there."""
     state = torch.load(directory / "phones.pt", map_location=device, weights_only=True)
-    phones = Phones(*(state.pop(name).cpu().numpy() for name in ("frequency", "least", "mean")))
+    phones = Phones(*(state.pop(name).cpu().numpy() for name in _PHONES))
     net = PhoneNet().to(device).eval().requires_grad_(False)
     net.load_state_dict({name: value.float() for name, value in state.items()})
-    language = Language.load(directory / "lexicon.json")
+    language, tuned = Language.load(directory / "lexicon.json"), directory / "weighing.json"
+    weighing = Weighing(**json.loads(tuned.read_text(encoding="utf-8"))) if tuned.exists() else Weighing()
     return Recogniser(net, Decoder(language, phones, weighing), homophones(language.words))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.embedded.train_recogniser import Trainer, Utterances, stretched
+from models.embedded.tune_recogniser import climb, read
 from models.embedded.voices.corpus import Reader, Spoken, write
 from models.embedded.voices.decoder import (
     Decoder,
@@ -218,6 +219,28 @@ def test_training_learns_and_saves_its_average(tmp_path: Path) -> None:
     FOXES.save(tmp_path / "lexicon.json")
     found = load(tmp_path, device).phones(torch.from_numpy(spoken(8).wave).float() / 32768.0)
     assert (found.argmax(1) == spoken(8).sounds).mean() > 0.8
+
+
+def test_tuning_finds_what_lowers_the_errors() -> None:
+    """Of a bowl around other weights than the usual ones it comes close to the lowest point."""
+    goal = Weighing(prior=0.5, word=1.0, rarity=2.0, kinds=0.9, lengths=1.2)
+
+    def errors(asked: list[Weighing]) -> list[float]:
+        return [sum(abs(np.log(value / vars(goal)[name])) for name, value in vars(each).items()) for each in asked]
+
+    best, least = climb(Weighing(), errors, rounds=12)
+    assert least == errors([best])[0] < 0.25 * errors([Weighing()])[0]
+    assert best.kinds == 0.9
+
+
+def test_what_was_heard_is_read_by_utterances(tmp_path: Path) -> None:
+    logs = logs_of(["f", "aa", "k", "s", "pau"])
+    values = {"logs": logs.astype(np.float16), "sounds": logs.argmax(1).astype(np.uint8)}
+    np.savez(tmp_path / "heard.npz", **values, texts=np.array(["fox", ""]), frames=np.array([8, 2]))
+    for most in (1, 2):
+        found = read([tmp_path / "heard.npz"] * 2, most)
+        assert [(len(log), text) for log, text in found] == [(8, "fox"), (2, "")][:most] * 2
+        np.testing.assert_allclose(found[0][0], logs[:8], atol=1e-3)
 
 
 def test_one_known_word_takes_the_place_of_another() -> None:
