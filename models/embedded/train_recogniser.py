@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import random
 import time
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -137,7 +138,8 @@ def train(options: argparse.Namespace, device: torch.device, words: BaseProcess)
             trainer.save(path, utterances.phones())
             values = {"s": round(spent, 1), "step": trainer.steps, "n": utterances.count, "loss": round(loss.item(), 4)}
             if options.test and words.exitcode == 0:
-                values |= test(load(options.out, device), options.test[0], device, most=30)
+                recogniser = load(options.out, device)
+                values |= test(recogniser, hear(recogniser, options.test[0], device, 30, feigned=False), 30)
             print(json.dumps(values), flush=True)
             reported = time.monotonic()
     trainer.save(path, utterances.phones())
@@ -155,44 +157,61 @@ def write_lexicon(options: argparse.Namespace) -> None:
     print(json.dumps({"words": len(language.words), "kinds": len(language.follows)}), flush=True)
 
 
-def test(
-    recogniser: Recogniser, directory: Path, device: torch.device, most: int, show: int = 0, keep: Path | None = None
-) -> dict[str, float]:
-    """Shares of frames right, character and word errors, of the first utterances of a directory's files.
+@dataclass(frozen=True, eq=False)
+class Hearing:
+    """One utterance: log-probabilities [frames, phones] of what was heard, the phones [frames] and the text spoken."""
 
-    keep: file for what was heard, so that decoders can be compared without the network: float16 logs
-    [frames, phones], uint8 sounds [frames], texts as spoken and the frames of each."""
-    kept: list[tuple[np.ndarray, np.ndarray, str]] = []
-    wrong, of, wrong_words, of_words, right, frames, count = 0, 0, 0, 0, 0, 0, 0
+    logs: np.ndarray
+    sounds: np.ndarray
+    text: str
+
+
+@torch.no_grad()
+def hear(recogniser: Recogniser, directory: Path, device: torch.device, most: int, feigned: bool) -> list[Hearing]:
+    """The first utterances of a directory's files without digits; feigned: as other speakers would say them."""
+    net, heard = recogniser.net, list[Hearing]()
     for path in Reader(directory).new():
         file = corpus.read(path)
         waves = torch.from_numpy(file.wave).split((file.patches * PATCH).tolist())
         sounds = torch.from_numpy(file.sounds).split((file.patches * (PATCH // SOUND)).tolist())
         for wave, sound, text, spoken in zip(waves, sounds, file.texts, file.spoken, strict=True):
-            if any(character.isdigit() for character in text) or count >= most:
+            if any(character.isdigit() for character in text) or len(heard) >= most:
                 continue
-            samples = wave.to(device).float() / 32768.0
-            found = recogniser.phones(samples)
-            right, frames = right + int((found.argmax(1) == sound.numpy()).sum()), frames + len(sound)
-            kept.append((found.astype(np.float16), sound.numpy(), spoken))
-            wanted, heard = recogniser.same(spoken), recogniser.same(recogniser.decoder(found))
-            if count < show:
-                print(f"  {wanted} | {heard}", flush=True)
-            wrong, of = wrong + distance(wanted, heard), of + len(wanted)
-            wrong_words += distance(wanted.split(), heard.split())
-            of_words, count = of_words + len(wanted.split()), count + 1
-    if keep and kept:
-        logs, phones, texts = zip(*kept, strict=True)
-        frames_of = np.array([len(log) for log in logs])
+            log = net.spectrum(wave.to(device)[None].float() / 32768.0)
+            found = net(net.features(disguise(log) if feigned else log))[0].T
+            heard.append(Hearing(found.float().cpu().numpy(), sound.numpy(), spoken))
+    return heard
+
+
+def keep(path: Path, heard: list[Hearing]) -> None:
+    """So that decoders can be compared without the network: float16 logs, uint8 sounds, texts, frames of each."""
+    if heard:
         np.savez_compressed(
-            keep, logs=np.concatenate(logs), sounds=np.concatenate(phones), texts=np.array(texts), frames=frames_of
+            path,
+            logs=np.concatenate([each.logs for each in heard]).astype(np.float16),
+            sounds=np.concatenate([each.sounds for each in heard]),
+            texts=np.array([each.text for each in heard]),
+            frames=np.array([len(each.logs) for each in heard]),
         )
+
+
+def test(recogniser: Recogniser, heard: list[Hearing], decoded: int, show: int = 0) -> dict[str, float]:
+    """Shares of frames right, and of character and word errors of the first `decoded` utterances."""
+    wrong, of, wrong_words, of_words = 0, 0, 0, 0
+    right = sum(int((each.logs.argmax(1) == each.sounds).sum()) for each in heard)
+    for count, each in enumerate(heard[:decoded]):
+        wanted, found = recogniser.same(each.text), recogniser.same(recogniser.decoder(each.logs))
+        if count < show:
+            print(f"  {wanted} | {found}", flush=True)
+        wrong, of = wrong + distance(wanted, found), of + len(wanted)
+        wrong_words += distance(wanted.split(), found.split())
+        of_words += len(wanted.split())
     shares = {
-        "frames": right / max(1, frames),
+        "frames": right / max(1, sum(len(each.logs) for each in heard)),
         "characters": wrong / max(1, of),
         "words": wrong_words / max(1, of_words),
     }
-    return {**{name: round(value, 4) for name, value in shares.items()}, "utterances": count}
+    return {**{name: round(value, 4) for name, value in shares.items()}, "utterances": min(decoded, len(heard))}
 
 
 def main() -> None:
@@ -210,7 +229,15 @@ def main() -> None:
     parser.add_argument(
         "--test", type=Path, action="append", default=[], help="files of speech to be recognised at the end"
     )
-    parser.add_argument("--most", type=int, default=200, help="utterances of each directory to test")
+    parser.add_argument(
+        "--own",
+        type=Path,
+        action="append",
+        default=[],
+        help="files of its own voices, disguised, to tune the decoder on",
+    )
+    parser.add_argument("--most", type=int, default=200, help="utterances of each directory to hear")
+    parser.add_argument("--decoded", type=int, default=200, help="utterances of each directory to find words in")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -221,10 +248,12 @@ def main() -> None:
     words.join()
     if words.exitcode:
         raise SystemExit("no lexicon was written")
-    for directory in options.test:
-        keep = options.out / f"heard-{'-'.join(directory.parts[-2:])}.npz"
-        result = test(load(options.out, device), directory, device, options.most, show=8, keep=keep)
-        print(json.dumps({"test": str(directory), **result}), flush=True)
+    recogniser = load(options.out, device)
+    for directory in (*options.test, *options.own):
+        name = "-".join(directory.parts[-2:])
+        heard = hear(recogniser, directory, device, options.most, feigned=directory in options.own)
+        keep(options.out / f"heard-{name}.npz", heard)
+        print(json.dumps({"heard": name, **test(recogniser, heard, options.decoded, show=8)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +67,13 @@ def neighbours(weighing: Weighing) -> list[Weighing]:
     return found + [dataclasses.replace(weighing, kinds=share) for share in SHARES if share != weighing.kinds]
 
 
-def climb(start: Weighing, errors: Callable[[list[Weighing]], list[float]], rounds: int) -> tuple[Weighing, float]:
-    """The best neighbour's change, and those of other weights with it as long as they help, for some rounds."""
+def climb(
+    start: Weighing, errors: Callable[[list[Weighing]], list[float]], rounds: int
+) -> Iterator[tuple[Weighing, float]]:
+    """The best weights so far and their errors, at first and after each round that made them better: the best
+    neighbour's change, or all changes that help by themselves."""
     best, least = start, errors([start])[0]
+    yield best, least
     for _ in range(rounds):
         found = sorted(zip(errors(near := neighbours(best)), range(len(near)), strict=True))
         if found[0][0] >= least:
@@ -76,13 +81,13 @@ def climb(start: Weighing, errors: Callable[[list[Weighing]], list[float]], roun
         # Changes that help alone often help together.
         joined = best
         for value, index in reversed(found):
+            # Of two changes of one weight the better one comes later.
             if value < least:
                 changed = {k: v for k, v in vars(near[index]).items() if v != getattr(best, k)}
                 joined = dataclasses.replace(joined, **changed)
         together = errors([joined])[0]
         best, least = (joined, together) if together <= found[0][0] else (near[found[0][1]], found[0][0])
-        print(json.dumps({"words": round(least, 4), **vars(best)}), flush=True)
-    return best, least
+        yield best, least
 
 
 def tune(options: argparse.Namespace) -> None:
@@ -98,11 +103,15 @@ def tune(options: argparse.Namespace) -> None:
         sums = np.array(parts).reshape(len(asked), count, 2).sum(1)
         return [float(wrong / of) for wrong, of in sums]
 
-    best, _ = climb(Weighing(), lambda asked: measure(heard, asked), options.rounds)
-    text = json.dumps(dataclasses.asdict(best))
-    (options.recogniser / "weighing.json").write_text(text + "\n", encoding="utf-8")
+    begun, best, usual = time.monotonic(), Weighing(), Weighing()
+    for best, least in climb(usual, lambda asked: measure(heard, asked), options.rounds):
+        values = dataclasses.asdict(best)
+        print(json.dumps({"s": round(time.monotonic() - begun, 1), "words": round(least, 4), **values}), flush=True)
+        (options.recogniser / "weighing.json").write_text(json.dumps(values) + "\n", encoding="utf-8")
+        if time.monotonic() - begun > options.seconds:
+            break
     for path in options.judge:
-        before, after = measure(read([path], options.most), [Weighing(), best])
+        before, after = measure(read([path], options.judged), [Weighing(), best])
         print(json.dumps({"judged": path.name, "before": round(before, 4), "after": round(after, 4)}), flush=True)
 
 
@@ -112,7 +121,9 @@ def main() -> None:
     parser.add_argument("heard", type=Path, nargs="+")
     parser.add_argument("--judge", type=Path, action="append", default=[], help="files that are only measured")
     parser.add_argument("--most", type=int, default=200, help="utterances of each file")
+    parser.add_argument("--judged", type=int, default=500, help="utterances of each file that is only measured")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=600.0, help="no round begins later")
     parser.add_argument("--cores", type=int, default=1)
     tune(parser.parse_args())
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.embedded.train_recogniser import Trainer, Utterances, stretched
+from models.embedded.train_recogniser import Hearing, Trainer, Utterances, hear, keep, stretched
+from models.embedded.train_recogniser import test as measured
 from models.embedded.tune_recogniser import climb, read
 from models.embedded.voices.corpus import Reader, Spoken, write
 from models.embedded.voices.decoder import (
@@ -30,7 +31,7 @@ from models.embedded.voices.disguise import Ranges, disguise, envelope, moved, s
 from models.embedded.voices.flite import PHONES
 from models.embedded.voices.gauge import exchanged, nearer
 from models.embedded.voices.latents import FRAMES, LATENT_DIM, PATCH
-from models.embedded.voices.recogniser import SOUND, PhoneNet, load
+from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, load
 from models.embedded.voices.words import KNOWN
 
 PLAIN = Weighing(kinds=0.0)
@@ -228,8 +229,11 @@ def test_tuning_finds_what_lowers_the_errors() -> None:
     def errors(asked: list[Weighing]) -> list[float]:
         return [sum(abs(np.log(value / vars(goal)[name])) for name, value in vars(each).items()) for each in asked]
 
-    best, least = climb(Weighing(), errors, rounds=12)
-    assert least == errors([best])[0] < 0.25 * errors([Weighing()])[0]
+    found = list(climb(Weighing(), errors, rounds=12))
+    best, least = found[-1]
+    assert found[0] == (Weighing(), errors([Weighing()])[0])
+    assert [value for _, value in found] == sorted((value for _, value in found), reverse=True)
+    assert least == errors([best])[0] < 0.25 * found[0][1]
     assert best.kinds == 0.9
 
 
@@ -241,6 +245,35 @@ def test_what_was_heard_is_read_by_utterances(tmp_path: Path) -> None:
         found = read([tmp_path / "heard.npz"] * 2, most)
         assert [(len(log), text) for log, text in found] == [(8, "fox"), (2, "")][:most] * 2
         np.testing.assert_allclose(found[0][0], logs[:8], atol=1e-3)
+
+
+def test_hearings_are_measured_and_kept(tmp_path: Path) -> None:
+    """The first utterance is heard as it was said, of the second one a phone is wrong, and so the word."""
+    right, wrong = logs_of(["f", "aa", "k"]), logs_of(["f", "aa", "g"])
+    sounds = right.argmax(1).astype(np.uint8)
+    heard = [Hearing(right, sounds, "Fox"), Hearing(wrong, sounds, "fox")]
+    net = PhoneNet()
+    recogniser = Recogniser(net, Decoder(FOXES, EVEN, PLAIN), homophones(FOXES.words))
+    found = measured(recogniser, heard, 2)
+    assert (found["words"], found["utterances"]) == (0.5, 2)
+    assert found["characters"] == pytest.approx(1 / 6, abs=1e-4)
+    assert found["frames"] == pytest.approx(10 / 12, abs=1e-4)
+    assert measured(recogniser, heard, 1)["words"] == 0.0
+    keep(tmp_path / "heard.npz", heard)
+    assert [(len(log), text) for log, text in read([tmp_path / "heard.npz"], 9)] == [(6, "Fox"), (6, "fox")]
+
+
+def test_what_is_feigned_is_heard_differently(tmp_path: Path) -> None:
+    write(tmp_path / "a.npz", [spoken(2), dataclasses.replace(spoken(1), text="7 foxes")])
+    recogniser = Recogniser(PhoneNet().eval(), Decoder(FOXES, EVEN, PLAIN), {})
+    device = torch.device("cpu")
+    (plain,), (again,), (feigned,) = (
+        hear(recogniser, tmp_path, device, 5, feigned=feigned) for feigned in (False, False, True)
+    )
+    np.testing.assert_array_equal(plain.logs, again.logs)
+    np.testing.assert_array_equal(plain.sounds, feigned.sounds)
+    assert len(plain.logs) == len(plain.sounds) == len(feigned.logs)
+    assert np.abs(plain.logs - feigned.logs).max() > 1e-3
 
 
 def test_one_known_word_takes_the_place_of_another() -> None:
