@@ -24,7 +24,7 @@ from models.embedded.voices.recogniser import distance, homophones, load_phones,
 
 Heard = list[tuple[np.ndarray, str]]
 """Log-probabilities [frames, phones] and what was said."""
-FACTORS = {"prior": (0.6, 1.5), "word": (0.6, 1.5), "rarity": (0.7, 1.35), "lengths": (0.5, 1.8)}
+FACTORS = {"prior": (0.6, 1.5), "word": (0.6, 1.5), "rarity": (0.65, 1.6), "lengths": (0.5, 1.8)}
 """What a weight is tried to be changed by."""
 SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
 _state: tuple[Language, Phones, Heard]

@@ -18,6 +18,7 @@ import torch
 from models.embedded.voices import flite, rhvoice
 from models.embedded.voices.alignment import Dubbed
 from models.embedded.voices.flite import Flite, Utterance
+from models.embedded.voices.gauge import exchanged
 from models.embedded.voices.latents import DELAY, FRAMES, HOP, PATCH, SAMPLE_RATE, Basis, Spectrum, pitch_track
 from models.embedded.voices.rhvoice import RHVoice
 from models.embedded.voices.sentences import Shares, Writer
@@ -187,6 +188,8 @@ def make(options: argparse.Namespace) -> None:
         if options.varied:
             vary(speaker, writer.random)
         texts = [writer.text(shares) for _ in range(PER_FILE)]
+        if options.exchanged:
+            texts[1::2] = [exchanged(text, writer.random) for text in texts[1::2]]
         waves = number < options.waves
         spoken = [prepare(text, speaker.speak(text), listener, waves) for text in texts]
         write(options.directory / f"{number:05d}-{options.seed:05d}.npz", spoken)
@@ -206,6 +209,7 @@ def main() -> None:
     parser.add_argument("--varied", action="store_true", help="another pitch and tempo for each file (kal16, bdl, clb)")
     parser.add_argument("--grammar", action="store_true", help="sentences of known words alone")
     parser.add_argument("--strings", action="store_true", help="strings of known words alone")
+    parser.add_argument("--exchanged", action="store_true", help="one word of every second text is another known one")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     make(options)
