@@ -5,6 +5,8 @@
 Flite speaks beside the training, as many processes as there are cores to spare. The parts are trained one
 after the other, then the gates judge them; a voice that passes is exported. Training runs by the clock and sums in the
 order in which files come, so another run is another voice of the same kind, not the same bytes.
+
+With --rhvoice the recogniser, which only judges, learns from two more speakers.
 """
 
 from __future__ import annotations
