@@ -7,26 +7,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
 import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.embedded.voices import corpus
 from models.embedded.voices.corpus import Reader
-from models.embedded.voices.decoder import learn_language
+from models.embedded.voices.decoder import Phones, learn_language, learn_phones
 from models.embedded.voices.disguise import disguise
-from models.embedded.voices.flite import PHONES, Flite
+from models.embedded.voices.flite import Flite
 from models.embedded.voices.latents import PATCH
 from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, distance, load
 from models.embedded.voices.sentences import Writer
 
-_AVERAGE = 0.002
+_AVERAGE = 0.001
 """Share of a step's weights in their moving average, which is kept."""
-_REPORT = 20.0
+_COUNTED = 60_000
+"""Sentences that tell what follows what."""
 
 
 class Utterances:
@@ -54,9 +59,8 @@ class Utterances:
         waves = self._waves[start * SOUND + torch.arange(frames * SOUND, device=device)].float() / 32768.0
         return waves, self._sounds[start + torch.arange(frames, device=device)].long()
 
-    def prior(self) -> Tensor:
-        counts = torch.bincount(self._sounds[: self.frames].long(), minlength=len(PHONES))
-        return (counts / counts.sum()).cpu()
+    def phones(self) -> Phones:
+        return learn_phones(self._sounds[: self.frames].cpu().numpy())
 
 
 def stretched(mel: Tensor, sounds: Tensor, factor: float) -> tuple[Tensor, Tensor]:
@@ -85,13 +89,15 @@ class Trainer:
     def step(self, utterances: Utterances, share: float) -> Tensor:
         """share: of the time that has gone by."""
         for group in self.optimiser.param_groups:
-            group["lr"] = min(1.0, (self.steps + 1) / 100) * self.options.rate * (1.0 - 0.99 * share)
+            group["lr"] = min(1.0, (self.steps + 1) / 300) * self.options.rate * (1.0 - 0.99 * share)
         seconds = random.choice((1, 2, 3, 4))
         waves, sounds = utterances.crops(max(1, self.options.batch // seconds), seconds * 50)
         with torch.no_grad():
             mel = self.net.features(disguise(self.net.spectrum(waves)))
         mel, sounds = stretched(mel, sounds, random.uniform(0.8, 1.25))
-        loss = F.cross_entropy(self.net(hidden(mel)), sounds, label_smoothing=0.05)
+        with torch.autocast(mel.device.type, torch.bfloat16, enabled=mel.is_cuda):
+            logs = self.net(hidden(mel))
+        loss = F.cross_entropy(logs.float(), sounds, label_smoothing=0.05)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         self.optimiser.step()
@@ -102,15 +108,19 @@ class Trainer:
         self.steps += 1
         return loss.detach()
 
-    def save(self, path: Path, prior: Tensor) -> None:
-        """The moving average, in half precision."""
+    def save(self, path: Path, phones: Phones) -> None:
+        """The moving average, in half precision. A run that is cut short leaves a whole file."""
         names = [name for name, _ in self.net.named_parameters()]
         state = {name: value.half().cpu() for name, value in zip(names, self.average, strict=True)}
-        torch.save({**state, "prior": prior}, path)
+        known = {name: torch.from_numpy(value) for name, value in vars(phones).items()}
+        torch.save({**state, **known}, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
 
 
-def train(options: argparse.Namespace, device: torch.device) -> None:
-    """Reports how the average does on the first directory of --test while it is being trained."""
+def train(options: argparse.Namespace, device: torch.device, words: BaseProcess) -> None:
+    """Reports how the average does on the first directory of --test while it is being trained.
+
+    words: writes the lexicon, without which nothing can be tested."""
     begun = time.monotonic()
     random.seed(0)
     torch.manual_seed(0)
@@ -125,13 +135,14 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         if trainer.steps % 50 == 0:
             utterances.take_in(reader)
         if time.monotonic() - reported > options.report:
-            trainer.save(path, utterances.prior())
+            trainer.save(path, utterances.phones())
             values = {"s": round(spent, 1), "step": trainer.steps, "n": utterances.count, "loss": round(loss.item(), 4)}
-            if options.test:
-                values |= test(load(options.out, device), options.test[0], device, most=30)
+            if options.test and words.exitcode == 0:
+                recogniser = load(options.out, device)
+                values |= test(recogniser, hear(recogniser, options.test[0], device, 30, feigned=False), 30)
             print(json.dumps(values), flush=True)
             reported = time.monotonic()
-    trainer.save(path, utterances.prior())
+    trainer.save(path, utterances.phones())
 
 
 def write_lexicon(options: argparse.Namespace) -> None:
@@ -141,36 +152,66 @@ def write_lexicon(options: argparse.Namespace) -> None:
     speaker = Flite("kal16", options.library)
     # Nobody listens.
     speaker.set("duration_stretch", 0.2)
-    language = learn_language(speaker, texts)
+    language = learn_language(speaker, texts, [writer.sentence() for _ in range(_COUNTED)])
     language.save(options.out / "lexicon.json")
     print(json.dumps({"words": len(language.words), "kinds": len(language.follows)}), flush=True)
 
 
-def test(recogniser: Recogniser, directory: Path, device: torch.device, most: int, show: int = 0) -> dict[str, float]:
-    """Shares of frames right, character and word errors, of the first utterances of a directory's files."""
-    wrong, of, wrong_words, of_words, right, frames, count = 0, 0, 0, 0, 0, 0, 0
+@dataclass(frozen=True, eq=False)
+class Hearing:
+    """One utterance: log-probabilities [frames, phones] of what was heard, the phones [frames] and the text spoken."""
+
+    logs: np.ndarray
+    sounds: np.ndarray
+    text: str
+
+
+@torch.no_grad()
+def hear(recogniser: Recogniser, directory: Path, device: torch.device, most: int, feigned: bool) -> list[Hearing]:
+    """The first utterances of a directory's files without digits; feigned: as other speakers would say them."""
+    net, heard = recogniser.net, list[Hearing]()
     for path in Reader(directory).new():
         file = corpus.read(path)
         waves = torch.from_numpy(file.wave).split((file.patches * PATCH).tolist())
         sounds = torch.from_numpy(file.sounds).split((file.patches * (PATCH // SOUND)).tolist())
         for wave, sound, text, spoken in zip(waves, sounds, file.texts, file.spoken, strict=True):
-            if any(character.isdigit() for character in text) or count >= most:
+            if any(character.isdigit() for character in text) or len(heard) >= most:
                 continue
-            samples = wave.to(device).float() / 32768.0
-            found = recogniser.phones(samples)
-            right, frames = right + int((found.argmax(1) == sound.numpy()).sum()), frames + len(sound)
-            wanted, heard = recogniser.same(spoken), recogniser.same(recogniser.decoder(found))
-            if count < show:
-                print(f"  {wanted} | {heard}", flush=True)
-            wrong, of = wrong + distance(wanted, heard), of + len(wanted)
-            wrong_words += distance(wanted.split(), heard.split())
-            of_words, count = of_words + len(wanted.split()), count + 1
+            log = net.spectrum(wave.to(device)[None].float() / 32768.0)
+            found = net(net.features(disguise(log) if feigned else log))[0].T
+            heard.append(Hearing(found.float().cpu().numpy(), sound.numpy(), spoken))
+    return heard
+
+
+def keep(path: Path, heard: list[Hearing]) -> None:
+    """So that decoders can be compared without the network: float16 logs, uint8 sounds, texts, frames of each."""
+    if heard:
+        np.savez_compressed(
+            path,
+            logs=np.concatenate([each.logs for each in heard]).astype(np.float16),
+            sounds=np.concatenate([each.sounds for each in heard]),
+            texts=np.array([each.text for each in heard]),
+            frames=np.array([len(each.logs) for each in heard]),
+        )
+
+
+def test(recogniser: Recogniser, heard: list[Hearing], decoded: int, show: int = 0) -> dict[str, float]:
+    """Shares of frames right, and of character and word errors of the first `decoded` utterances."""
+    wrong, of, wrong_words, of_words = 0, 0, 0, 0
+    right = sum(int((each.logs.argmax(1) == each.sounds).sum()) for each in heard)
+    for count, each in enumerate(heard[:decoded]):
+        wanted, found = recogniser.same(each.text), recogniser.same(recogniser.decoder(each.logs))
+        if count < show:
+            print(f"  {wanted} | {found}", flush=True)
+        wrong, of = wrong + distance(wanted, found), of + len(wanted)
+        wrong_words += distance(wanted.split(), found.split())
+        of_words += len(wanted.split())
     shares = {
-        "frames": right / max(1, frames),
+        "frames": right / max(1, sum(len(each.logs) for each in heard)),
         "characters": wrong / max(1, of),
         "words": wrong_words / max(1, of_words),
     }
-    return {**{name: round(value, 4) for name, value in shares.items()}, "utterances": count}
+    return {**{name: round(value, 4) for name, value in shares.items()}, "utterances": min(decoded, len(heard))}
 
 
 def main() -> None:
@@ -188,15 +229,31 @@ def main() -> None:
     parser.add_argument(
         "--test", type=Path, action="append", default=[], help="files of speech to be recognised at the end"
     )
-    parser.add_argument("--most", type=int, default=200, help="utterances of each directory to test")
+    parser.add_argument(
+        "--own",
+        type=Path,
+        action="append",
+        default=[],
+        help="files of its own voices, disguised, to tune the decoder on",
+    )
+    parser.add_argument("--most", type=int, default=200, help="utterances of each directory to hear")
+    parser.add_argument("--decoded", type=int, default=200, help="utterances of each directory to find words in")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    write_lexicon(options)
-    train(options, device)
-    for directory in options.test:
-        result = test(load(options.out, device), directory, device, options.most, show=8)
-        print(json.dumps({"test": str(directory), **result}), flush=True)
+    # Beside the training's begin, which waits for the first files anyway.
+    words = multiprocessing.get_context("spawn").Process(target=write_lexicon, args=(options,))
+    words.start()
+    train(options, device, words)
+    words.join()
+    if words.exitcode:
+        raise SystemExit("no lexicon was written")
+    recogniser = load(options.out, device)
+    for directory in (*options.test, *options.own):
+        name = "-".join(directory.parts[-2:])
+        heard = hear(recogniser, directory, device, options.most, feigned=directory in options.own)
+        keep(options.out / f"heard-{name}.npz", heard)
+        print(json.dumps({"heard": name, **test(recogniser, heard, options.decoded, show=8)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.embedded.voices import flite
+from models.embedded.voices import flite, rhvoice
+from models.embedded.voices.alignment import Dubbed
 from models.embedded.voices.flite import Flite, Utterance
+from models.embedded.voices.gauge import exchanged
 from models.embedded.voices.latents import DELAY, FRAMES, HOP, PATCH, SAMPLE_RATE, Basis, Spectrum, pitch_track
+from models.embedded.voices.rhvoice import RHVoice
 from models.embedded.voices.sentences import Shares, Writer
 from models.embedded.voices.words import dictionary
 
@@ -158,18 +162,35 @@ class Reader:
                 yield self._directory / name
 
 
+def speaker_of(options: argparse.Namespace) -> Flite | Dubbed:
+    if options.voice not in rhvoice.VOICES:
+        return Flite(options.voice, options.library)
+    # Of Flite's voices rms is the most like them in its times.
+    return Dubbed(RHVoice(options.voice, options.rhvoice), Flite("rms", options.library))
+
+
+def vary(speaker: Flite | Dubbed, drawn: random.Random) -> None:
+    """Another pitch and tempo."""
+    if isinstance(speaker, Dubbed):
+        speaker.other.set(rate=drawn.uniform(0.8, 1.2), pitch=drawn.uniform(0.85, 1.15))
+        return
+    speaker.set("int_f0_target_mean", drawn.uniform(90.0, 220.0))
+    speaker.set("duration_stretch", drawn.uniform(0.85, 1.2))
+
+
 def make(options: argparse.Namespace) -> None:
     """Files whose texts depend on the seed alone."""
     torch.set_num_threads(1)
-    speaker, other = Flite(options.voice, options.library), dictionary(options.words)
+    speaker, other = speaker_of(options), dictionary(options.words)
     listener = Listener(options.basis)
     shares = Shares(1.0 if options.strings else 0.0, 0.0, 0.0) if options.grammar or options.strings else Shares()
     for number in range(options.files):
         writer = Writer(options.seed * 100_003 + number, other)
         if options.varied:
-            speaker.set("int_f0_target_mean", writer.random.uniform(90.0, 220.0))
-            speaker.set("duration_stretch", writer.random.uniform(0.85, 1.2))
+            vary(speaker, writer.random)
         texts = [writer.text(shares) for _ in range(PER_FILE)]
+        if options.exchanged:
+            texts[1::2] = [exchanged(text, writer.random) for text in texts[1::2]]
         waves = number < options.waves
         spoken = [prepare(text, speaker.speak(text), listener, waves) for text in texts]
         write(options.directory / f"{number:05d}-{options.seed:05d}.npz", spoken)
@@ -185,9 +206,11 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1)
     parser.add_argument("--waves", type=int, default=0, help="files that hold the samples, too")
     parser.add_argument("--voice", default="slt")
-    parser.add_argument("--varied", action="store_true", help="another pitch and tempo for each file (diphone voices)")
+    parser.add_argument("--rhvoice", type=Path, default=Path("rhvoice"), help="directory of RHVoice, for bdl and clb")
+    parser.add_argument("--varied", action="store_true", help="another pitch and tempo for each file (kal16, bdl, clb)")
     parser.add_argument("--grammar", action="store_true", help="sentences of known words alone")
     parser.add_argument("--strings", action="store_true", help="strings of known words alone")
+    parser.add_argument("--exchanged", action="store_true", help="one word of every second text is another known one")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     make(options)

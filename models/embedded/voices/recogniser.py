@@ -1,11 +1,12 @@
 """A small recogniser of English speech: what a listener understands of the voice.
 
-A convolutional network hears phones in 0.5 s of speech, and `Decoder` finds words in them. It is trained on other
+A convolutional network hears phones in 0.9 s of speech, and `Decoder` finds words in them. It is trained on other
 voices than the one it judges, and judges that one's natural speech first.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.embedded.voices.decoder import WEIGHING, Decoder, Language, Weighing, homophones, plain
+from models.embedded.voices.decoder import Decoder, Language, Phones, Weighing, homophones, plain
 from models.embedded.voices.flite import PHONES
 from models.embedded.voices.latents import mel_filters
 
 SOUND = 320
 """Samples of a phone's frame: 50 a second."""
 _WINDOW, _SHIFT, _FFT, _MELS = 400, 160, 512, 40
+_DILATIONS = (1, 2, 3, 4, 1, 2, 3, 4)
 _FLOOR = 0.003
 """Of a magnitude, in an utterance of unit power."""
 
@@ -31,7 +33,7 @@ class PhoneNet(nn.Module):
     window: Tensor
     filters: Tensor
 
-    def __init__(self, width: int = 320, dilations: tuple[int, ...] = (1, 2, 3, 4, 1, 2), dropout: float = 0.1) -> None:
+    def __init__(self, width: int = 384, dilations: tuple[int, ...] = _DILATIONS, dropout: float = 0.1) -> None:
         super().__init__()
         self.register_buffer("window", torch.hann_window(_WINDOW), persistent=False)
         self.register_buffer("filters", mel_filters(_MELS, _FFT, 16000, 7600.0).T.contiguous(), persistent=False)
@@ -73,6 +75,11 @@ class PhoneNet(nn.Module):
         return output
 
 
+def same(names: dict[str, str], text: str) -> str:
+    """A text as it is compared; names: as `homophones` has them."""
+    return " ".join(names.get(word, word) for word in plain(text).split())
+
+
 @dataclass(frozen=True, eq=False)
 class Recogniser:
     net: PhoneNet
@@ -81,7 +88,7 @@ class Recogniser:
 
     def same(self, text: str) -> str:
         """A text as it is compared: of words that sound alike, the first of the alphabet."""
-        return " ".join(self.homophones.get(word, word) for word in plain(text).split())
+        return same(self.homophones, text)
 
     @torch.no_grad()
     def phones(self, wave: Tensor) -> np.ndarray:
@@ -94,14 +101,24 @@ class Recogniser:
         return self.same(self.decoder(self.phones(wave)))
 
 
-def load(directory: Path, device: torch.device, weighing: Weighing = WEIGHING) -> Recogniser:
-    """What train_recogniser wrote."""
+_PHONES = ("frequency", "least", "mean")
+
+
+def load_phones(directory: Path) -> Phones:
+    """What train_recogniser counted."""
+    state = torch.load(directory / "phones.pt", map_location="cpu", weights_only=True)
+    return Phones(*(state[name].numpy() for name in _PHONES))
+
+
+def load(directory: Path, device: torch.device) -> Recogniser:
+    """What train_recogniser wrote, with the weights of tune_recogniser when it was there."""
     state = torch.load(directory / "phones.pt", map_location=device, weights_only=True)
-    prior = state.pop("prior").cpu().numpy()
+    phones = Phones(*(state.pop(name).cpu().numpy() for name in _PHONES))
     net = PhoneNet().to(device).eval().requires_grad_(False)
     net.load_state_dict({name: value.float() for name, value in state.items()})
-    language = Language.load(directory / "lexicon.json")
-    return Recogniser(net, Decoder(language, prior, weighing), homophones(language.words))
+    language, tuned = Language.load(directory / "lexicon.json"), directory / "weighing.json"
+    weighing = Weighing(**json.loads(tuned.read_text(encoding="utf-8"))) if tuned.exists() else Weighing()
+    return Recogniser(net, Decoder(language, phones, weighing), homophones(language.words))
 
 
 def distance(wanted: list[str] | str, heard: list[str] | str) -> int:

@@ -12,18 +12,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.embedded.train_recogniser import Trainer, Utterances, stretched
+from models.embedded.train_recogniser import Hearing, Trainer, Utterances, hear, keep, stretched
+from models.embedded.train_recogniser import test as measured
+from models.embedded.tune_recogniser import climb, read
 from models.embedded.voices.corpus import Reader, Spoken, write
-from models.embedded.voices.decoder import Decoder, Entry, Language, Weighing, homophones, kind_of
+from models.embedded.voices.decoder import (
+    Decoder,
+    Entry,
+    Language,
+    Phones,
+    Weighing,
+    homophones,
+    kind_of,
+    learn_order,
+    learn_phones,
+)
 from models.embedded.voices.disguise import Ranges, disguise, envelope, moved, series
 from models.embedded.voices.flite import PHONES
 from models.embedded.voices.gauge import exchanged, nearer
 from models.embedded.voices.latents import FRAMES, LATENT_DIM, PATCH
-from models.embedded.voices.recogniser import SOUND, PhoneNet, load
+from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, load
 from models.embedded.voices.words import KNOWN
 
 PLAIN = Weighing(kinds=0.0)
-EVEN = np.full(len(PHONES), 1 / len(PHONES))
+ONES = np.ones(len(PHONES))
+EVEN = Phones(ONES / len(PHONES), ONES.astype(np.int64), 3.0 * ONES)
+"""Phones that are as frequent and as long as each other."""
 
 
 def language(ways: dict[str, list[str]], kinds: dict[str, str] | None = None) -> Language:
@@ -71,6 +85,51 @@ def test_the_kind_before_decides_between_words_that_sound_nearly_alike() -> None
         logs[-2:, PHONES.index("t")] = logs[-2:, PHONES.index("d")] = -1.0
         assert decoder(logs) == wanted
     assert decoder(logs_of(article + fox + bead, frames=4)) == "the fox bead"
+
+
+def test_a_phone_lasts_as_long_as_it_must() -> None:
+    """One frame of a phone that lasts three was misheard: no phone of one frame comes of it."""
+    long = dataclasses.replace(EVEN, least=np.full(len(PHONES), 3), mean=4.0 * ONES)
+    words = language({"fox": ["f aa k s"], "far": ["f aa"], "cause": ["k s"], "ox": ["aa k s"]})
+    logs = logs_of(["f", "aa", "k", "s"], frames=4)
+    assert Decoder(words, long, PLAIN)(logs) == "fox"
+    assert Decoder(words, long, PLAIN)(logs[4:]) == "ox"
+    # Two frames are too few for three phones, and as good as any for one frame each.
+    quick = logs_of(["f", "aa", "k", "s"], frames=1)
+    assert Decoder(words, EVEN, PLAIN)(quick) == "fox"
+    assert Decoder(words, long, PLAIN)(quick) == ""
+
+
+def test_lengths_of_phones_are_counted() -> None:
+    """Of 99 runs of f none is shorter than three frames; every tenth of k is."""
+    f, k, pause = (PHONES.index(name) for name in ("f", "k", "pau"))
+    runs = [[f] * (3 + number % 4) + [k] * (1 if number % 10 == 0 else 4) + [pause] for number in range(99)]
+    found = learn_phones(np.concatenate(runs).astype(np.uint8))
+    assert (found.least[f], found.least[k], found.least[pause]) == (3, 1, 1)
+    assert found.mean[f] == pytest.approx(4.5, abs=0.05)
+    assert found.frequency.sum() == pytest.approx(1.0)
+    assert found.mean[PHONES.index("zh")] == 1.0
+
+
+def test_order_is_counted_up_to_what_is_not_known() -> None:
+    kinds = {"the": "the", "fox": "noun", "ran": "verb"}
+    order = learn_order(kinds, ["The fox ran.", "the 42 fox", "Fox, ran the xylophone"])
+    assert order == {
+        "": {"noun": 2, "the": 2},
+        "noun": {"": 1, "verb": 2},
+        "the": {"noun": 1},
+        "verb": {"": 1, "the": 1},
+    }
+
+
+def test_the_end_of_a_sentence_is_expected() -> None:
+    """After the article more must come: of two words nearly alike at the end, the noun is taken."""
+    words = language({"the": ["dh ax"], "dove": ["dh ah v"], "saw": ["s ao"]}, {"dove": "noun"})
+    order = {"": {"saw": 9}, "saw": {"the": 5, "noun": 5}, "the": {"noun": 9}, "noun": {"": 9}}
+    logs = logs_of(["s", "ao", "dh", "ah"])
+    logs[-2:, PHONES.index("ax")] = logs[-2:, PHONES.index("ah")] = logs[-1, PHONES.index("v")] = -0.7
+    decoder = Decoder(dataclasses.replace(words, follows=order), EVEN, Weighing(kinds=0.95))
+    assert decoder(logs) == "saw dove"
 
 
 def test_a_language_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -150,16 +209,71 @@ def test_training_learns_and_saves_its_average(tmp_path: Path) -> None:
     utterances = Utterances(device, 60)
     utterances.take_in(Reader(tmp_path))
     assert utterances.count == 2
-    assert float(utterances.prior().sum()) == 1.0
+    assert float(utterances.phones().frequency.sum()) == 1.0
+    assert utterances.phones().mean[1] == pytest.approx(25, abs=2)
     torch.manual_seed(0)
     random.seed(0)
     trainer = Trainer(argparse.Namespace(rate=2e-3, batch=8), device)
     losses = [float(trainer.step(utterances, 0.0)) for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.5 * losses[0]
-    trainer.save(tmp_path / "phones.pt", utterances.prior())
+    trainer.save(tmp_path / "phones.pt", utterances.phones())
     FOXES.save(tmp_path / "lexicon.json")
     found = load(tmp_path, device).phones(torch.from_numpy(spoken(8).wave).float() / 32768.0)
     assert (found.argmax(1) == spoken(8).sounds).mean() > 0.8
+
+
+def test_tuning_finds_what_lowers_the_errors() -> None:
+    """Of a bowl around other weights than the usual ones it comes close to the lowest point."""
+    goal = Weighing(prior=0.5, word=1.0, rarity=2.0, kinds=0.9, lengths=1.2)
+
+    def errors(asked: list[Weighing]) -> list[float]:
+        return [sum(abs(np.log(value / vars(goal)[name])) for name, value in vars(each).items()) for each in asked]
+
+    found = list(climb(Weighing(), errors, rounds=12))
+    best, least = found[-1]
+    assert found[0] == (Weighing(), errors([Weighing()])[0])
+    assert [value for _, value in found] == sorted((value for _, value in found), reverse=True)
+    assert least == errors([best])[0] < 0.25 * found[0][1]
+    assert best.kinds == 0.9
+
+
+def test_what_was_heard_is_read_by_utterances(tmp_path: Path) -> None:
+    logs = logs_of(["f", "aa", "k", "s", "pau"])
+    values = {"logs": logs.astype(np.float16), "sounds": logs.argmax(1).astype(np.uint8)}
+    np.savez(tmp_path / "heard.npz", **values, texts=np.array(["fox", ""]), frames=np.array([8, 2]))
+    for most in (1, 2):
+        found = read([tmp_path / "heard.npz"] * 2, most)
+        assert [(len(log), text) for log, text in found] == [(8, "fox"), (2, "")][:most] * 2
+        np.testing.assert_allclose(found[0][0], logs[:8], atol=1e-3)
+
+
+def test_hearings_are_measured_and_kept(tmp_path: Path) -> None:
+    """The first utterance is heard as it was said, of the second one a phone is wrong, and so the word."""
+    right, wrong = logs_of(["f", "aa", "k"]), logs_of(["f", "aa", "g"])
+    sounds = right.argmax(1).astype(np.uint8)
+    heard = [Hearing(right, sounds, "Fox"), Hearing(wrong, sounds, "fox")]
+    net = PhoneNet()
+    recogniser = Recogniser(net, Decoder(FOXES, EVEN, PLAIN), homophones(FOXES.words))
+    found = measured(recogniser, heard, 2)
+    assert (found["words"], found["utterances"]) == (0.5, 2)
+    assert found["characters"] == pytest.approx(1 / 6, abs=1e-4)
+    assert found["frames"] == pytest.approx(10 / 12, abs=1e-4)
+    assert measured(recogniser, heard, 1)["words"] == 0.0
+    keep(tmp_path / "heard.npz", heard)
+    assert [(len(log), text) for log, text in read([tmp_path / "heard.npz"], 9)] == [(6, "Fox"), (6, "fox")]
+
+
+def test_what_is_feigned_is_heard_differently(tmp_path: Path) -> None:
+    write(tmp_path / "a.npz", [spoken(2), dataclasses.replace(spoken(1), text="7 foxes")])
+    recogniser = Recogniser(PhoneNet().eval(), Decoder(FOXES, EVEN, PLAIN), {})
+    device = torch.device("cpu")
+    (plain,), (again,), (feigned,) = (
+        hear(recogniser, tmp_path, device, 5, feigned=feigned) for feigned in (False, False, True)
+    )
+    np.testing.assert_array_equal(plain.logs, again.logs)
+    np.testing.assert_array_equal(plain.sounds, feigned.sounds)
+    assert len(plain.logs) == len(plain.sounds) == len(feigned.logs)
+    assert np.abs(plain.logs - feigned.logs).max() > 1e-3
 
 
 def test_one_known_word_takes_the_place_of_another() -> None:
