@@ -69,6 +69,26 @@ def test_choice_and_state(device: torch.device, vocabulary: int, dtype: torch.dt
         assert torch.equal(state.ints.cpu(), expected.ints)
 
 
+@pytest.mark.parametrize("vocabulary", [100, 5000])
+def test_choice_among_what_a_grammar_allows(device: torch.device, vocabulary: int) -> None:
+    slots = torch.tensor([4, 0, 3, 9, 5, 1, 7, 0])
+    words = -(-vocabulary // 32)
+    for share in (0.1, 0.999):
+        state = random_state(vocabulary, device)
+        expected = copied(state)
+        logits = torch.randn(len(slots), vocabulary + 24) * 4
+        barred = torch.rand(len(slots), 32 * words) < share
+        barred[:, 7] = False
+        barred[0] = False  # a row without a grammar
+        octets = (barred.view(len(slots), -1, 8) * (2 ** torch.arange(8))).sum(2).to(torch.uint8)
+        forbidden = octets.view(torch.int32)
+        mine = sample_tokens.kernel(logits.to(device)[:, :vocabulary], slots.to(device), state, forbidden.to(device))
+        plain = sample_tokens.reference(logits[:, :vocabulary], slots, expected, forbidden)
+        assert torch.equal(mine.cpu(), plain)
+        assert torch.equal(state.ints.cpu(), expected.ints)
+        assert not barred.gather(1, plain[:, :1].long()).any()
+
+
 def test_barred_entries_are_never_drawn(device: torch.device) -> None:
 
     state = random_state(2000, device)
