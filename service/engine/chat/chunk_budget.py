@@ -90,4 +90,20 @@ class ChunkBudget:
         each = token + pair * context
         if math.isinf(seconds) or not each:
             return self.tokens if seconds > 0 else -self.used
-        return int(min(float(self.tokens), (seconds - launch - token * self.used - pair * self.pairs) / each))
+        paced = int(min(float(self.tokens), (seconds - launch - token * self.used - pair * self.pairs) / each))
+        return self._as_measured(paced, seconds, context)
+
+    def _as_measured(self, paced: int, seconds: float, context: int) -> int:
+        """`paced` further tokens by the coefficients; more or fewer where a captured size of that many was launched
+        lately and took less or longer. A smaller size is thought to take no longer than a larger one."""
+        fits = longer = None
+        for index, size in enumerate(self.sizes):
+            more = size - self.used
+            if more <= 0 or size > self.tokens or not self.cost.measured_lately(size):
+                continue
+            if self.cost.seconds(size, self.pairs + more * context) <= seconds:
+                fits, longer = more, None
+            elif longer is None:
+                longer = (self.sizes[index - 1] if index else 0) - self.used
+        paced = paced if longer is None else min(paced, longer)
+        return paced if fits is None else max(paced, fits)
