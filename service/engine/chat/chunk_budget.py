@@ -94,16 +94,13 @@ class ChunkBudget:
         return self._as_measured(paced, seconds, context)
 
     def _as_measured(self, paced: int, seconds: float, context: int) -> int:
-        """`paced` further tokens by the coefficients; more or fewer where a captured size of that many was launched
-        lately and took less or longer. A smaller size is thought to take no longer than a larger one."""
-        fits = longer = None
-        for index, size in enumerate(self.sizes):
+        """`paced` further tokens by the coefficients; more where a captured size of more was launched lately and did
+        not take longer. A smaller size is thought to take no longer than a larger one."""
+        for size in reversed(self.sizes):
             more = size - self.used
-            if more <= 0 or size > self.tokens or not self.cost.measured_lately(size):
-                continue
-            if self.cost.seconds(size, self.pairs + more * context) <= seconds:
-                fits, longer = more, None
-            elif longer is None:
-                longer = (self.sizes[index - 1] if index else 0) - self.used
-        paced = paced if longer is None else min(paced, longer)
-        return paced if fits is None else max(paced, fits)
+            if more <= paced:
+                return paced
+            measured = size <= self.tokens and self.cost.measured_lately(size)
+            if measured and self.cost.seconds(size, self.pairs + more * context) <= seconds:
+                return more
+        return paced
