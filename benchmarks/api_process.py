@@ -64,6 +64,8 @@ def _server(model: str, step: float, *more: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         flags = random_weights([make(model, Path(folder))])
         flags += ["--max-in-flight", "1024", "--media-threads", "8", "--log-level", "warning", *more]
+        if "--api-processes" not in more:
+            flags += ["--api-processes", "1"]
         with serve(*flags, environment={"REPRISE_PACE": str(step)}, program=["benchmarks.paced_engine"]) as server:
             yield server
 

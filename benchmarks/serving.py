@@ -1,7 +1,7 @@
 """A chat server under the loads that it is for, through HTTP; ours, or any that speaks OpenAI's API.
 
     python -m benchmarks.serving closed|conversations|arrivals|long|all [MODEL] [--tiny]
-    python -m benchmarks.serving ... --api-processes 4              # ours, with so many processes that accept requests
+    python -m benchmarks.serving ... --api-processes 4              # ours, with so many instead of what it chooses
     python -m benchmarks.serving ... --engine vllm                  # `vllm serve` of this environment
     python -m benchmarks.serving ... --engine NAME --url URL        # a server that runs already
     python -m benchmarks.serving directory PATH [MODEL]             # what to start such a server on, and no load
@@ -26,14 +26,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.checkpoints import GOLDEN, SIZES, make
-from benchmarks.footprint import processor_seconds
+from benchmarks.footprint import children, processor_seconds
 from benchmarks.record import Row, record, version_of
 from benchmarks.server import Server, random_weights, serve
 from benchmarks.tokenizers import PUBLISHED, grow_file
-from service.cli.bench.run import run_beside, run_load, summary
+from service.cli.bench.run import run_beside, run_load, summary, warm_up
 from service.cli.bench.spec import ChatLoad, Record
 from service.cli.bench.words import WORDS
 
@@ -184,11 +185,15 @@ def _load(server: Server, model: str, scale: Scale, **fields: Any) -> ChatLoad:
 
 
 def _measured(server: Server, load: ChatLoad, scale: Scale) -> Row:
-    before, spent = steps(server), processor_seconds(server.pid) if server.pid else {}
+    before = steps(server)
+    warm_up(load)
+    spent, taken = processor_seconds(server.pid) if server.pid else {}, step_seconds(server)
     began = time.monotonic()
-    result = summary(load, run_load(load, processes=scale.processes))
+    result = summary(load, run_load(msgspec.structs.replace(load, warmup=0), processes=scale.processes))
     seconds = time.monotonic() - began
     row: Row = {**row_of(result), **prefill_routes(before, steps(server))}
+    if result["succeeded"]:
+        row |= step_shares(taken, step_seconds(server), result["wall_seconds"])
     if spent:
         # Of the whole call, in which the clients also prepare their requests: too low, if anything.
         now = processor_seconds(server.pid)
@@ -302,6 +307,27 @@ def prefill_routes(before: Mapping[str, float], after: Mapping[str, float]) -> R
     return {"prefills": prefills, "eager_prefill_share": share, "eager_prefills": reasons}
 
 
+def step_seconds(server: Server) -> dict[str, float]:
+    """Seconds of all steps so far by "kind", each from its launch, or the end of the step before, to its results; empty
+    where a server does not measure them."""
+    try:
+        return server.samples("reprise_step_duration_seconds_sum", "kind")
+    except urllib.error.HTTPError:
+        return {}
+
+
+def step_shares(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Row:
+    """What encoder passes, prefills and decode steps took of the `seconds` of a load, between two readings of
+    step_seconds. steps_share: of all together, which is the rate that was reached by the rate that the steps allow one
+    after the other; None where none was measured."""
+    spent = {kind: total - before.get(kind, 0.0) for kind, total in after.items()}
+    parts = {"encoder": ("encoder",), "prefill": PREFILL_KINDS, "decode": ("decode",)}
+    shares = {name: sum(spent.get(kind, 0.0) for kind in kinds) / seconds for name, kinds in parts.items()}
+    if not any(shares.values()):
+        return {"steps_share": None}
+    return {"steps_share": sum(shares.values()), **{f"{name}_share": share for name, share in shares.items()}}
+
+
 RUNS: dict[str, Callable[[Server, str, Scale], Iterator[Row]]] = {
     "closed": closed,
     "conversations": conversations,
@@ -329,6 +355,12 @@ def started(engine: str, url: str, directory: Path, settings: Sequence[str] = SE
             yield server
 
 
+def api_processes(pid: int) -> int:
+    """How many a server of ours has: its own process is the only one, or has started them."""
+    commands = (Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid))
+    return max(1, sum(b"service.processes.api_process" in command for command in commands))
+
+
 def measure(kind: str, server: Server, model: str, scale: Scale, *, ours: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Each row, and what our own server says of itself by then."""
     for row in RUNS[kind](server, model, scale):
@@ -343,7 +375,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser.add_argument("arguments", nargs="*", metavar="MODEL", help="directory: PATH [MODEL]")
     parser.add_argument("--engine", default="reprise", help="reprise, vllm, or the name of what --url is")
     parser.add_argument("--url", default="", help="of a server that runs already, without /v1")
-    parser.add_argument("--api-processes", type=int, default=1, help="of ours")
+    parser.add_argument("--api-processes", type=int, help="of ours; by default as many as the server starts by itself")
     parser.add_argument("--tiny", action="store_true", help="a miniature and few requests, to try the script")
     options = parser.parse_args(words)
     arguments: list[str] = options.arguments
@@ -364,13 +396,14 @@ def main(words: Sequence[str] | None = None) -> Path:
     scale = TINY if options.tiny else FULL
     facts = {"model": model, "engine": engine, "engine_version": None if ours else version_of(engine)}
     count, suffix = options.api_processes, "" if ours else f"_{engine}"
-    settings = SETTINGS if count == 1 else (*SETTINGS, "--api-processes", str(count))
-    if count > 1:
+    settings = SETTINGS if count is None else (*SETTINGS, "--api-processes", str(count))
+    if count is not None:
         suffix += f"_{count}_api_processes"
     facts["flags"] = list(settings) if ours and not options.url else []
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) if options.url else directory_of(model, Path(folder))
         with started(engine, options.url, directory, settings) as server:
+            facts["api_processes"] = api_processes(server.pid) if ours and not options.url else None
             for kind in RUNS if options.kind == "all" else [options.kind]:
                 name = f"serving_{kind}_{'tiny' if options.tiny else model}{suffix}"
                 path = record(name, measure(kind, server, server.models()[0], scale, ours=ours), **facts)

@@ -450,21 +450,28 @@ _LONG += [("streams' ITL p99, ms", "gap_p99_ms"), ("longest, ms", "gap_max_ms")]
 _LONG += [("p99 without it, ms", "alone_gap_p99_ms"), ("share of rate kept", "rate_kept")]
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
 def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) -> Callable[[Results], str]:
     """A table of benchmarks.serving, with every engine that was measured. what: heading and key of a row's load."""
     name = f"serving_{kind}_qwen2_vl_2b"
+    shares = ["steps_share"] if kind != "long" else []
 
     def block(result: Result) -> list[list[str]]:
         engine = " ".join(filter(None, (result.facts["engine"], result.facts["engine_version"])))
-        if "--api-processes" in (flags := result.facts.get("flags", [])):
-            engine += f", {flags[flags.index('--api-processes') + 1]} API processes"
+        flags = result.facts.get("flags", [])
+        asked = flags[flags.index("--api-processes") + 1] if "--api-processes" in flags else "1"
+        if (count := int(result.facts.get("api_processes") or asked)) > 1:
+            engine += f", {count} API processes"
         return [
             [
                 engine,
                 number(row[what[1]]),
                 *(number(row[key]) if key in row else "" for _, key in columns),
                 str(row["requests"] - row["succeeded"]),
-                "" if row["eager_prefill_share"] is None else f"{100 * row['eager_prefill_share']:.1f} %",
+                *(_percent(row.get(key)) for key in ("eager_prefill_share", *shares)),
             ]
             for row in result.rows
         ]
@@ -472,6 +479,7 @@ def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) ->
     def table(results: Results) -> str:
         others = sorted(path.stem for path in results.folder.glob(f"{name}_*.json"))
         head = ["engine", what[0], *(heading for heading, _ in columns), "errors", "eager prefills"]
+        head += ["of what the steps allow"] if shares else []
         return _each(results, [name, *others], block, head)
 
     return table

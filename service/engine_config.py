@@ -29,8 +29,9 @@ def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["tex
 
 
 def supervised(settings: Settings) -> bool:
-    """Whether a supervisor starts engines and API processes, since there are several of one or the other."""
-    return settings.api_processes > 1 or settings.engines > 1 or settings.gpus is not None
+    """Whether a supervisor starts engines and API processes, since there are several of one or the other. A number of
+    API processes that is left open counts as one."""
+    return settings.api_processes not in ("auto", 1) or settings.engines > 1 or settings.gpus is not None
 
 
 def engine_gpus(settings: Settings) -> tuple[str, ...]:

@@ -22,9 +22,9 @@ class GpuError(ValueError):
     """The GPUs that were asked for are not there; the message names the setting."""
 
 
-def engines_problem(api_processes: int, gpus: str | None, engines: int, engine: str, device: str) -> str:
-    """What is wrong with these settings together; empty: nothing."""
-    several = {"api_processes": api_processes > 1, "gpus": gpus is not None, "engines": engines > 1}
+def engines_problem(several_apis: bool, gpus: str | None, engines: int, engine: str, device: str) -> str:
+    """What is wrong with these settings together; empty: nothing. several_apis: several API processes are asked for."""
+    several = {"api_processes": several_apis, "gpus": gpus is not None, "engines": engines > 1}
     first = next((name for name, wanted in several.items() if wanted), None)
     if first is not None and engine == "inline":
         return f"{first}: several need an engine in a process of its own, not --engine inline"

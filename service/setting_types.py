@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
@@ -42,6 +42,19 @@ def _gpus(value: Any) -> str:
     return ",".join(named) if len(named) > 1 else f"{named[0]},"
 
 
+MOST_API_PROCESSES = 64
+
+
+def _api_processes(value: Any) -> int | str:
+    text = str(value).strip()
+    if text == "auto":
+        return text
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_API_PROCESSES:
+        raise ValueError(f"must be auto, or a number from 1 to {MOST_API_PROCESSES}")
+    return int(text)
+
+
+ApiCount = Annotated[int | Literal["auto"], BeforeValidator(_api_processes)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_words)]
 SolverSteps = Annotated[

@@ -27,7 +27,7 @@ from service.access import is_loopback, keys_in
 from service.byte_sizes import GIB, MIB
 from service.gpus import engines_problem
 from service.link.config import Device, DType, LoadFormat, MixedRoute
-from service.setting_types import Bytes, Count, Gpus, Integers, Seconds, Secrets, Share, SolverSteps, Words
+from service.setting_types import ApiCount, Bytes, Count, Gpus, Integers, Seconds, Secrets, Share, SolverSteps, Words
 
 ENV_PREFIX = "REPRISE_"
 OTHER_VARIABLES = ("config", "url")
@@ -87,13 +87,12 @@ class Settings(BaseSettings):
     page: bool = _knob(
         True, "Server", "Serve the page at /, which needs no key to be loaded; what it asks the API for does."
     )
-    api_processes: int = _knob(
-        1,
+    api_processes: ApiCount = _knob(
+        "auto",
         "Server",
         "Processes that answer requests, all on the one port and with the same engines; limits count all of them "
-        "together, --media-workers and threads that are named are those of each.",
-        ge=1,
-        le=64,
+        "together, --media-workers and threads that are named are those of each. auto: 4 for each GPU where there are "
+        "processors for them, at least 14; 1 elsewhere.",
     )
     gpus: Gpus | None = _knob(
         None, "Server", "GPUs, each with an engine of its own: how many, all, or a list as in 0,2; default: one."
@@ -309,9 +308,10 @@ class Settings(BaseSettings):
                 f"host: {self.host} is wider than loopback; set an API key (--api-key, --api-key-file) or, where "
                 "something else guards the port, --insecure-no-auth"
             )
-        if problem := engines_problem(self.api_processes, self.gpus, self.engines, self.engine, self.device):
+        several = self.api_processes != "auto" and self.api_processes > 1
+        if problem := engines_problem(several, self.gpus, self.engines, self.engine, self.device):
             raise ValueError(problem)
-        if self.sleep_after is not None and (self.api_processes > 1 or self.engines > 1 or self.gpus is not None):
+        if self.sleep_after is not None and (several or self.engines > 1 or self.gpus is not None):
             raise ValueError("sleep_after: only with one engine and one API process")
         return self
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import torch
 
+from models import cpus
 from models.checkpoint import shard_paths
 from models.errors import CheckpointError
+from service.api_processes import count_for
 from service.byte_sizes import parse_bytes
 from service.catalog import load_catalog
 from service.engine.dry_run import DryRun, dry_run, without_files
 from service.engine_config import engine_config
+from service.gpus import visible_gpus
 from service.link.config import EngineConfig
 from service.settings import Settings, SettingsError
 
@@ -25,7 +28,18 @@ def size(settings: Settings, gpu_memory: str | None) -> DryRun:
     total = _total(gpu_memory)
     catalog = load_catalog(settings.model_copy(update={"load_format": "random"}))
     found = dry_run(_checked_where_there_are_files(engine_config(settings, catalog, "text")), total)
-    return replace(found, gpus=settings.gpus)
+    return replace(found, gpus=settings.gpus, api_processes=_api_processes(settings))
+
+
+def _api_processes(settings: Settings) -> str:
+    """Of a server with those GPUs and this machine's processors."""
+    named = settings.gpus or "1"
+    if named == "all":
+        gpus = max(1, len(visible_gpus()))
+    else:
+        gpus = int(named) if named.isdecimal() else len(list(filter(None, named.split(","))))
+    count = count_for(settings.model_copy(update={"device": "cuda"}), cpus.available(), gpus)
+    return f"{count.number} ({count.reason})"
 
 
 def _total(gpu_memory: str | None) -> int:

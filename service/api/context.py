@@ -12,7 +12,7 @@ import numpy as np
 from starlette.requests import HTTPConnection, Request
 
 from service.api.chat.grammar_checks import GrammarChecks
-from service.api.chat.transcripts import Transcripts
+from service.api.chat.transcripts import SharedTranscripts, Transcripts
 from service.api.engine_client import EngineClient
 from service.api.engines import Engines
 from service.api.http.admission import Admission
@@ -72,6 +72,8 @@ class ServerContext:
     """Spoken answers in progress whose first words have not gone to the speech model: the engine drains after them."""
     scrape: Callable[[], Awaitable[bytes]] | None = None
     """Page of the metrics of all API processes; None: this is the only one."""
+    shared_transcripts: SharedTranscripts | None = None
+    """Of all API processes; None: this is the only one, and `transcripts` are all."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background tasks, cancelled when the server stops."""
 
@@ -85,6 +87,21 @@ class ServerContext:
         await self.turns.wait()
         body: T = await self.in_thread(lambda: parse(raw, kind)) if len(raw) > LARGE_BODY else parse(raw, kind)
         return body
+
+    async def keep_transcript(self, id: str, text: str) -> int:
+        """Keeps what a later request may name by the id, to any API process; the Unix time until then."""
+        expiry = self.transcripts.expiry()
+        if self.shared_transcripts is None:
+            self.transcripts.add(id, text)
+        else:
+            await self.shared_transcripts.keep(id, text)
+        return expiry
+
+    async def transcript_of(self, id: str) -> str | None:
+        """Of a spoken answer, while it is kept."""
+        if self.shared_transcripts is None:
+            return self.transcripts.find(id)
+        return await self.shared_transcripts.find(id)
 
     @property
     def ready(self) -> bool:

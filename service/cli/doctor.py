@@ -15,6 +15,7 @@ from pathlib import Path
 
 from models.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
+from service.api_processes import api_process_count
 from service.catalog import embedded_models
 from service.children import hidden_by_python_path, namesakes
 from service.engine_config import engine_gpus
@@ -48,6 +49,7 @@ def examine() -> list[Finding]:
         _python(),
         *_torch(),
         *_engines(settings),
+        *_api_processes(settings),
         _codecs(),
         _embedded(),
         *_namesakes(),
@@ -111,6 +113,15 @@ def _engines(settings: Settings) -> Iterator[Finding]:
         return
     where = f"one each on GPU {', '.join(gpus)}" if settings.gpus is not None else "on the CPU"
     yield Finding("engines", f"{len(gpus)}, {where}", True)
+
+
+def _api_processes(settings: Settings) -> Iterator[Finding]:
+    """Nothing where the GPUs are not there that the settings name: `_engines` says so."""
+    try:
+        count = api_process_count(settings)
+    except SettingsError:
+        return
+    yield Finding("API processes", f"{count.number} ({count.reason})", True)
 
 
 def _gpu(index: int, gpu: Gpu, memory: str) -> Finding:

@@ -148,6 +148,7 @@ def serve(
     if dry_run:
         _dry_run(settings, gpu_memory)
         return
+    from service.api_processes import api_process_count, with_count
     from service.catalog import load_catalog
     from service.engine_config import supervised
     from service.processes.supervisor import serve_several
@@ -155,6 +156,10 @@ def serve(
 
     try:
         listener = bind(settings)
+        processes = api_process_count(settings)
+        if settings.api_processes == "auto":
+            log.info("API processes: %d (%s)", processes.number, processes.reason)
+            settings = with_count(settings, processes)
         catalog = load_catalog(settings, log.info)
         status = run(settings, catalog, listener, serve_several if supervised(settings) else serve)
     except (CheckpointError, SettingsError) as error:

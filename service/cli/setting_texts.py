@@ -53,7 +53,8 @@ def placeholder(field: str) -> str:
     """What stands for a value in `--help`: its choices, or its kind in capitals."""
     info = Settings.model_fields[field]
     if values := choices(info.annotation):
-        return "|".join(values)
+        number = int in typing.get_args(info.annotation)
+        return "|".join([*values, "INTEGER"] if number else values)
     if BYTES in info.metadata:
         return "BYTES"
     inner = [part for part in typing.get_args(info.annotation) if part not in (type(None), ...)]

@@ -52,6 +52,8 @@ class DryRun:
     """Why a start would fail."""
     gpus: str | None = None
     """The setting: each of them has an engine that takes as much."""
+    api_processes: str = ""
+    """How many the server would start, and why; empty: not asked."""
 
     def lines(self) -> Iterator[str]:
         """As text, one line each."""
@@ -72,6 +74,8 @@ class DryRun:
                 f"requests of {min(USUAL_POSITIONS, model.context)} positions, {model.at_once(model.context)} of the "
                 f"longest, {model.context} (--max-running {model.running})"
             )
+        if self.api_processes:
+            yield f"API processes: {self.api_processes}"
 
 
 def dry_run(config: EngineConfig, total: int) -> DryRun:

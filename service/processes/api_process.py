@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -36,10 +37,13 @@ from service.processes.control import (
     Collect,
     ControlChannel,
     EngineNews,
+    FindTranscript,
+    KeepTranscript,
     Notice,
     Page,
     Scrape,
     Snapshot,
+    Transcript,
 )
 from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 from service.server import Server, quiet_uvicorn, server_config
@@ -58,7 +62,8 @@ class InheritedListener(socket.socket):
 
 
 class Colleague:
-    """This process as the supervisor sees it: follows its notices, and asks it for the page of metrics."""
+    """This process as the supervisor sees it: follows its notices, and asks it for the page of metrics and for
+    transcripts of spoken answers."""
 
     def __init__(
         self, control: ControlChannel[Notice], context: ServerContext, engines: Engines, lives: Sequence[EngineLives]
@@ -68,7 +73,8 @@ class Colleague:
         self._engines = engines
         self._lives = lives
         self._numbers = itertools.count()
-        self._pages: dict[int, asyncio.Future[bytes]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        """What the supervisor has not answered yet."""
 
     def accepts(self) -> None:
         self._control.send(Accepting())
@@ -83,8 +89,8 @@ class Colleague:
                 case Collect():
                     observe_life(self._context)
                     self._control.send(Snapshot(notice.number, families(self._context.metrics.registry)))
-                case Page() if (page := self._pages.get(notice.number)) is not None and not page.done():
-                    page.set_result(notice.text)
+                case Page() | Transcript() if (asked := self._asked.get(notice.number)) and not asked.done():
+                    asked.set_result(notice.text)
 
     async def show_life(self) -> None:
         """Until cancelled: a process whose event loop stands still is killed (pool.py)."""
@@ -94,13 +100,23 @@ class Colleague:
 
     async def scrape(self) -> bytes:
         """The metrics of all processes in Prometheus' text format."""
-        number = next(self._numbers)
-        page = self._pages[number] = asyncio.get_running_loop().create_future()
-        self._control.send(Scrape(number))
+        page: bytes = await self._ask(Scrape(next(self._numbers)))
+        return page
+
+    async def keep(self, id: str, text: str) -> None:
+        await self._ask(KeepTranscript(next(self._numbers), id, text))
+
+    async def find(self, id: str) -> str | None:
+        text: str | None = await self._ask(FindTranscript(next(self._numbers), id))
+        return text
+
+    async def _ask(self, question: Scrape | KeepTranscript | FindTranscript) -> Any:
+        answer = self._asked[question.number] = asyncio.get_running_loop().create_future()
+        self._control.send(question)
         try:
-            return await page
+            return await answer
         finally:
-            del self._pages[number]
+            del self._asked[question.number]
 
 
 def attached_engines(config: ApiConfig, settings: Settings, metrics: Metrics, lives: Sequence[EngineLives]) -> Engines:
@@ -131,7 +147,7 @@ async def serve(config: ApiConfig) -> int:
     engines = attached_engines(config, settings, metrics, lives)
     context = create_context(settings, config.catalog(), engines, metrics, others=usage.row(config.index))
     colleague = Colleague(control, context, engines, lives)
-    context.scrape = colleague.scrape
+    context.scrape, context.shared_transcripts = colleague.scrape, colleague
     context.makes_voices = config.index == 0
     uvicorn_config = server_config(context)
     # One connection in each turn of the event loop: who has less to do takes more of them.

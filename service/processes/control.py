@@ -46,7 +46,14 @@ class Page(Struct, frozen=True):
     text: bytes
 
 
-Notice = EngineNews | Collect | Page
+class Transcript(Struct, frozen=True):
+    """Answers KeepTranscript once it is kept, and FindTranscript: None where there is none, or no longer."""
+
+    number: int
+    text: str | None
+
+
+Notice = EngineNews | Collect | Page | Transcript
 
 # API process -> supervisor
 
@@ -70,7 +77,20 @@ class Scrape(Struct, frozen=True):
     number: int
 
 
-Report = Accepting | Alive | Snapshot | Scrape
+class KeepTranscript(Struct, frozen=True):
+    """Of a spoken answer, for all processes; answered, so that no process is asked for it before."""
+
+    number: int
+    id: str
+    text: str
+
+
+class FindTranscript(Struct, frozen=True):
+    number: int
+    id: str
+
+
+Report = Accepting | Alive | Snapshot | Scrape | KeepTranscript | FindTranscript
 
 Message = TypeVar("Message")
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
+from service.api.chat.transcripts import Transcripts
 from service.api.engine_client import BACKOFF_SECONDS, STEADY_SECONDS
 from service.api.http.shared_usage import UsageTable
 from service.children import python_command, python_environment
@@ -25,10 +26,13 @@ from service.processes.control import (
     Collect,
     ControlChannel,
     EngineNews,
+    FindTranscript,
+    KeepTranscript,
     Page,
     Report,
     Scrape,
     Snapshot,
+    Transcript,
 )
 from service.processes.engines import EngineProcesses
 from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
@@ -89,6 +93,7 @@ class ApiProcesses:
             UsageTable(self._usage.fileno(), template.processes, WORK_KINDS),
             UsageTable(self._loads.fileno(), template.processes, engine_kinds(template.engines)),
         )
+        self._transcripts = Transcripts()
         self._metrics = metrics
         self._engines = engines
         self._on_end = on_end
@@ -248,6 +253,11 @@ class ApiProcesses:
                     member.families = report.families
                     if member.collected is not None and not member.collected.done():
                         member.collected.set_result(None)
+                case KeepTranscript():
+                    self._transcripts.add(report.id, report.text)
+                    member.control.send(Transcript(report.number, None))
+                case FindTranscript():
+                    member.control.send(Transcript(report.number, self._transcripts.find(report.id)))
                 case Scrape():
                     answer = asyncio.create_task(self._answer(member, report.number))
                     self._answers.add(answer)

@@ -64,14 +64,21 @@ class ApiConfig(msgspec.Struct, frozen=True):
         return Catalog([_hosted(model) for model in self.models], openai_names=self.settings["openai_speech_names"])
 
 
+def num_api_processes(settings: Settings) -> int:
+    """Of settings whose number has been chosen (service.api_processes); one where it was left open."""
+    return 1 if settings.api_processes == "auto" else settings.api_processes
+
+
 def plain_settings(settings: Settings) -> dict[str, Any]:
     """Settings of each API process, as plain values but for paths. Keys are those that the supervisor has read;
     connections and threads are shared among the processes."""
-    share = max(1, default_threads() // settings.api_processes)
+    processes = num_api_processes(settings)
+    share = max(1, default_threads() // processes)
     return settings.model_dump() | {
+        "api_processes": processes,
         "api_key": settings.keys(),
         "api_key_file": None,
-        "max_connections": ceil(settings.max_connections / settings.api_processes),
+        "max_connections": ceil(settings.max_connections / processes),
         "media_threads": settings.media_threads or share,
         "encoder_threads": settings.encoder_threads or share,
     }

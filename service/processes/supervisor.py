@@ -19,7 +19,7 @@ from service.metrics import Metrics
 from service.processes.control import EngineNews
 from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcesses, StartError
-from service.processes.start import ApiConfig, model_starts, plain_settings
+from service.processes.start import ApiConfig, model_starts, num_api_processes, plain_settings
 from service.progress import StartProgress
 from service.server import ABORT_GRACE, print_banner, url_of
 from service.settings import Settings
@@ -46,7 +46,7 @@ class Supervisor:
         self._engines = EngineProcesses(configs, settings, metrics, kinds, self._announce)
         template = ApiConfig(
             index=0,
-            processes=settings.api_processes,
+            processes=num_api_processes(settings),
             peer="",
             listener=listener.fileno(),
             control=-1,

@@ -175,11 +175,19 @@ def test_a_run_that_is_cut_short_leaves_what_it_has_measured(tmp_path: Path, mon
 def test_engines_under_one_load_stand_in_one_table(results: Results) -> None:
     row = {"streams": 8, "requests": 40, "succeeded": 39, "tokens_per_s": 2998.0, "eager_prefill_share": 0.125}
     row |= {f"first_{name}_ms": 49.0 for name in ("p50", "p95", "p99")} | {"gap_p50_ms": 2.0, "gap_p99_ms": 4.4}
-    for suffix, changes in (("", {}), ("_vllm", {"tokens_per_s": 1552.0, "eager_prefill_share": None})):
-        engine = {"engine": suffix[1:] or "reprise", "engine_version": "0.22.1" if suffix else None}
+    for suffix, changes, more in (
+        ("", {"steps_share": 0.901}, {"api_processes": 4}),
+        ("_1_api_processes", {}, {"api_processes": 1}),  # of before the share was measured
+        ("_vllm", {"tokens_per_s": 1552.0, "eager_prefill_share": None, "steps_share": None}, {}),
+    ):
+        engine = {"engine": "vllm" if "vllm" in suffix else "reprise"}
+        engine["engine_version"] = "0.22.1" if "vllm" in suffix else None
         path = results.folder / f"serving_closed_qwen2_vl_2b{suffix}.json"
-        path.write_text(json.dumps({**FACTS, **engine, "rows": [row | changes]}))
+        path.write_text(json.dumps({**FACTS, **engine, **more, "rows": [row | changes]}))
     lines = TABLES["serving-closed"](results).splitlines()
-    assert lines[2] == "| reprise | 8.00 | 2,998 | 49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 | 12.5 % |"
-    assert lines[3] == "| vllm 0.22.1 | 8.00 | 1,552 | 49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 |  |"
+    assert lines[0].endswith("| eager prefills | of what the steps allow |")
+    figures = "49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 |"
+    assert lines[2] == f"| reprise, 4 API processes | 8.00 | 2,998 | {figures} 12.5 % | 90.1 % |"
+    assert lines[3] == f"| reprise | 8.00 | 2,998 | {figures} 12.5 % |  |"
+    assert lines[4] == f"| vllm 0.22.1 | 8.00 | 1,552 | {figures}  |  |"
     assert "Not measured yet: `python -m benchmarks.serving long qwen2_vl_2b`" in TABLES["serving-long"](results)

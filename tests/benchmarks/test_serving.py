@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks import serving
-from benchmarks.serving import TINY, beside, directory_of, prefill_routes
+from benchmarks.serving import TINY, beside, directory_of, prefill_routes, step_shares
 from benchmarks.tokenizers import PUBLISHED, grow_words
 from models.registry import family_of, resolve
 from service.cli.bench.spec import Record
@@ -83,6 +83,15 @@ def test_the_share_of_eager_prefills() -> None:
     assert prefill_routes({}, {})["eager_prefill_share"] is None
 
 
+def test_the_share_of_what_the_steps_allow() -> None:
+    before = {"encoder": 1.0, "prefill": 2.0, "decode": 10.0}
+    after = {"encoder": 2.0, "prefill": 2.5, "cached_prefill": 0.5, "mixed": 1.0, "decode": 16.0, "speech": 9.0}
+    shares = step_shares(before, after, 10.0)
+    expected = {"steps_share": 0.9, "encoder_share": 0.1, "prefill_share": 0.2, "decode_share": 0.6}
+    assert shares == {name: pytest.approx(share) for name, share in expected.items()}
+    assert step_shares({}, {}, 10.0) == {"steps_share": None}  # a server of others
+
+
 def test_a_word_is_a_token_of_the_grown_tokenizer_and_what_it_writes_reads_the_same() -> None:
     published = json.loads((GOLDEN / "qwen2_vl/tokenizer.json").read_text())
     grown = Tokenizer.from_str(json.dumps(grow_words(published, WORDS)))
@@ -116,10 +125,16 @@ def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.timeout(900)
 def test_every_shape_on_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setenv("REPRISE_API_PROCESSES", "1")  # whatever the machine has
     serving.main(["all", "--tiny"])
     for kind in serving.RUNS:
         result = json.loads((tmp_path / f"serving_{kind}_tiny.json").read_text())
         assert all(row["succeeded"] == row["requests"] > 0 for row in result["rows"]), kind
         assert all(row["eager_prefill_share"] is not None for row in result["rows"]), kind
+        assert result["api_processes"] == 1
+        if kind != "long":
+            parts = [sum(row[f"{part}_share"] for part in ("encoder", "prefill", "decode")) for row in result["rows"]]
+            assert all(min(row["prefill_share"], row["decode_share"]) > 0 for row in result["rows"]), kind
+            assert parts == pytest.approx([row["steps_share"] for row in result["rows"]]) and max(parts) < 1.05
     talks = json.loads((tmp_path / "serving_conversations_tiny.json").read_text())
     assert talks["encoder_cache_hits"] == 0 and all(row["cached_tokens"] > 0 for row in talks["rows"])

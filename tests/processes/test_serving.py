@@ -17,7 +17,7 @@ import pytest
 from tests.media.samples import sound, tone
 from tests.support.api_processes import api_pids, only
 from tests.support.processes import ROOT, ServerProcess, served
-from tests.support.victims import CHAT, chat, endless, raw_request, same_sound, small_and_endless, speech
+from tests.support.victims import CHAT, SMALL, chat, endless, raw_request, same_sound, small_and_endless, speech
 from tests.support.waiting import GENEROUS, wait
 
 CHAT_PLACES = 6
@@ -110,6 +110,31 @@ def test_an_uploaded_voice_is_there_in_all_processes_at_once(server: ServerProce
         assert post(server, "/v1/audio/speech", speech(voice="Anna")).status_code == 404
 
 
+def test_a_spoken_answer_is_known_to_all_processes_by_its_id(server: ServerProcess, pids: list[int]) -> None:
+    here, _ = pids
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "default", "format": "wav", "max_len": 4}}
+    with only(here, server.process.pid):
+        first = post(server, "/v1/chat/completions", chat(tokens=4, **spoken))
+        assert first.status_code == 200, first.text
+        audio = first.json()["choices"][0]["message"]["audio"]
+    question = {"role": "user", "content": "Again?"}
+
+    def follow_up(**answer: str) -> httpx.Response:
+        messages = [question, {"role": "assistant", "audio": answer}, question]
+        return post(server, "/v1/chat/completions", chat() | {"messages": messages})
+
+    in_full = follow_up(transcript=audio["transcript"])
+    assert in_full.status_code == 200, in_full.text
+    for pid in pids:
+        with only(pid, server.process.pid):
+            by_id = follow_up(id=audio["id"])
+            assert by_id.status_code == 200, by_id.text
+            assert by_id.json()["choices"][0]["message"] == in_full.json()["choices"][0]["message"]
+            assert by_id.json()["usage"]["prompt_tokens"] == in_full.json()["usage"]["prompt_tokens"]
+            unknown = follow_up(id="audio_0")
+            assert unknown.status_code == 400 and unknown.json()["error"]["code"] == "audio_not_found"
+
+
 def test_limits_count_the_requests_of_all_processes(server: ServerProcess, pids: list[int]) -> None:
     with contextlib.ExitStack() as streams:
         for pid in pids:
@@ -155,3 +180,26 @@ def test_processes_that_cannot_start_say_why_and_end_the_server(tmp_path: Path) 
     command += ["--voices-dir", str(tmp_path / "voices"), "--model", str(ROOT / "models/embedded/voxcpm2")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=4 * GENEROUS)
     assert done.returncode == 1 and "voices_dir" in done.stderr and "API process" in done.stderr
+
+
+MANY_PROCESSORS = """
+from service import api_processes
+from service.cli.main import main
+api_processes.cpus.available = lambda: {processors}
+api_processes.visible_gpus = lambda: ("0",)
+main()
+"""
+
+
+@pytest.mark.parametrize(("processors", "more", "count"), [(16, (), 4), (8, (), 0), (16, ("--sleep-after", "600"), 0)])
+def test_left_open_the_number_follows_the_machine(
+    tmp_path: Path, processors: int, more: tuple[str, ...], count: int
+) -> None:
+    """0: the server's own process answers."""
+    program = ("-c", MANY_PROCESSORS.format(processors=processors))
+    with served(*SMALL, *more, "--voices-dir", str(tmp_path), "--voices-at-start", "none", program=program) as server:
+        assert len(api_pids(server.process.pid)) == count
+        says = f"API processes: {count or 1} ("
+        assert sum(says in line for line in server.log) == 1
+        assert ask(server)
+        assert server.stop() == 0

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = ("-m", "service.cli")
 START_SECONDS = 480.0
 """An idle machine takes 4 to 10 s."""
 
@@ -52,9 +53,10 @@ class ServerProcess:
 
 
 @contextmanager
-def served(*arguments: str, **environ: str) -> Iterator[ServerProcess]:
-    """A ready server on a free loopback port; stopped at the end unless it has ended."""
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--log-format", "json", *arguments]
+def served(*arguments: str, program: Sequence[str] = PROGRAM, **environ: str) -> Iterator[ServerProcess]:
+    """A ready server on a free loopback port; stopped at the end unless it has ended. program: Python's arguments for
+    another `reprise` command."""
+    command = [sys.executable, *program, "serve", "--port", "0", "--log-format", "json", *arguments]
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **offline, **environ}

@@ -16,10 +16,9 @@ from models.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedCha
 from models.media import ContentPart as PromptPart
 from models.processor import ChatProcessor
 from models.tools import prompt_texts
+from service.api.chat.past_answers import NamedTranscripts, named_transcripts, transcript_of
 from service.api.chat.schema import PIXEL_BOUNDS, ChatRequestBody, ContentPart, MediaUrl, Message
-from service.api.chat.spoken_schema import PastAudio
 from service.api.chat.tools import earlier_calls, result_order
-from service.api.chat.transcripts import Transcripts
 from service.api.chat.video_sampling import VideoSampling, first_stated, of_all_videos, stated
 from service.api.context import ServerContext
 from service.api.http.admission import Ticket
@@ -59,7 +58,7 @@ async def build_prompt(
     """The prompt of a request. ApiError or InputError names the field that does not fit. The bytes of decoded media are
     charged to the ticket."""
     options = _template_options(body.chat_template_kwargs or {})
-    messages, references = _collect(body, context)
+    messages, references = _collect(body, context, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
     _check_length(length, model.chat_processor)
     kinds = [reference.kind for reference in references]
@@ -129,7 +128,9 @@ def _template_options(options: dict[str, Any]) -> dict[str, bool]:
     return options
 
 
-def _collect(body: ChatRequestBody, context: ServerContext) -> tuple[list[ChatMessage], list[MediaReference]]:
+def _collect(
+    body: ChatRequestBody, context: ServerContext, transcripts: NamedTranscripts
+) -> tuple[list[ChatMessage], list[MediaReference]]:
     settings, messages = context.settings, body.messages
     if len(messages) > settings.max_messages:
         raise bad_request(_too_many("messages", len(messages), settings.max_messages), "messages")
@@ -138,8 +139,7 @@ def _collect(body: ChatRequestBody, context: ServerContext) -> tuple[list[ChatMe
         raise bad_request(_too_many("content parts", parts, settings.max_parts), "messages")
     references: list[MediaReference] = []
     collected = [
-        _message(message, f"messages[{index}]", references, context.transcripts)
-        for index, message in enumerate(messages)
+        _message(message, f"messages[{index}]", references, transcripts) for index, message in enumerate(messages)
     ]
     collected = [collected[index] for index in result_order(messages)]
     for kind, most in (("image", settings.max_images), ("video", settings.max_videos)):
@@ -181,7 +181,9 @@ def _check_length(length: int, processor: ChatProcessor) -> None:
         )
 
 
-def _message(message: Message, field: str, references: list[MediaReference], transcripts: Transcripts) -> ChatMessage:
+def _message(
+    message: Message, field: str, references: list[MediaReference], transcripts: NamedTranscripts
+) -> ChatMessage:
     role = ROLES.get(message.role)
     if role is None:
         instead = "use tool" if message.role == "function" else "must be system, developer, user, assistant or tool"
@@ -190,7 +192,7 @@ def _message(message: Message, field: str, references: list[MediaReference], tra
         raise bad_request(f"{field}.function_call: not supported; use tool_calls.", f"{field}.function_call")
     calls = earlier_calls(message, field)
     if not message.content and role == "assistant" and message.audio is not None:
-        text = _transcript(message.audio, f"{field}.audio", transcripts)
+        text = transcript_of(message.audio, f"{field}.audio", transcripts)
         return ChatMessage(role, (PromptPart(text=text),), calls)
     if message.content is None:
         if role != "assistant":
@@ -202,19 +204,6 @@ def _message(message: Message, field: str, references: list[MediaReference], tra
         _part(part, role, f"{field}.content[{index}]", references) for index, part in enumerate(message.content)
     )
     return ChatMessage(role, content, calls)
-
-
-def _transcript(audio: PastAudio, field: str, transcripts: Transcripts) -> str:
-    """Of an earlier answer that was spoken."""
-    if audio.transcript is not None:
-        return audio.transcript
-    if audio.id is None:
-        raise bad_request(f"{field}.transcript: required, or the id of a spoken answer.", f"{field}.transcript")
-    text = transcripts.find(audio.id)
-    if text is None:
-        message = f"{field}.id: no spoken answer of this id is kept here, or no longer; send its transcript instead."
-        raise bad_request(message, f"{field}.id", "audio_not_found")
-    return text
 
 
 def _part(part: ContentPart, role: str, field: str, references: list[MediaReference]) -> PromptPart:

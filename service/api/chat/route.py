@@ -277,7 +277,7 @@ async def _collected(context: ServerContext, job: ChatJob, index: int) -> Choice
         tool_calls=joined(calls) if calls else UNSET,
     )
     if spoken is not None:
-        audio = spoken.audio(text) if text or not calls else UNSET
+        audio = await spoken.audio(text) if text or not calls else UNSET
         message = msgspec.structs.replace(message, content=None, audio=audio)
         finish_reason = "length" if spoken.cut else finish_reason
     return Choice(index, message, _logprobs(job, logprobs), finish_reason)

@@ -165,23 +165,16 @@ class SpokenAnswer:
         """Audio tokens so far."""
         return (self._samples - self._silence) // self._job.processor.samples_per_patch
 
-    def audio(self, transcript: str) -> AnswerAudio:
+    async def audio(self, transcript: str) -> AnswerAudio:
         """The whole file, after `heard` has ended."""
         complete_file(self._job, self._file, self._samples)
-        expiry = self._keep(transcript)
+        expiry = await self._context.keep_transcript(self.id, transcript)
         data = base64.b64encode(self._file).decode()
         return AnswerAudio(self.id, data, expiry, transcript, self._ending, step_report(self._steps))
 
     @property
     def _ending(self) -> Literal["stop", "length"]:
         return "length" if self.cut or self.truncated else "stop"
-
-    def _keep(self, transcript: str) -> int:
-        """Keeps what a later request may name by the id; the time until then."""
-        transcripts = self._context.transcripts
-        expiry = transcripts.expiry()
-        transcripts.add(self.id, transcript)
-        return expiry
 
     async def heard(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta]:
         """The deltas; ends when all has been spoken, too."""
@@ -222,7 +215,7 @@ class SpokenAnswer:
             last = DeltaAudio(
                 id=msgspec.UNSET if transcript else self.id,
                 data=base64.b64encode(sound).decode() if sound else msgspec.UNSET,
-                expires_at=self._keep("".join(transcript)),
+                expires_at=await self._context.keep_transcript(self.id, "".join(transcript)),
                 finish_reason=self._ending,
                 steps=step_report(self._steps),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol
 
 LIFETIME = 3600.0
 """Seconds."""
@@ -14,7 +15,8 @@ MAX_BYTES = 16 << 20
 
 
 class Transcripts:
-    """By the answer's id, in this process. The oldest leave first: after `lifetime` seconds, or for lack of room."""
+    """By the answer's id: in the API process, or in the supervisor of several. The oldest leave first: after `lifetime`
+    seconds, or for lack of room."""
 
     def __init__(
         self,
@@ -62,3 +64,12 @@ class Transcripts:
     def _discard(self, id: str) -> None:
         if (kept := self._kept.pop(id, None)) is not None:
             self._bytes -= kept[2]
+
+
+class SharedTranscripts(Protocol):
+    """Those that the supervisor keeps for several API processes."""
+
+    async def keep(self, id: str, text: str) -> None:
+        """Once it returns, all of them find it."""
+
+    async def find(self, id: str) -> str | None: ...

@@ -38,7 +38,7 @@ def run_load(
 
     report: called with each measured record as it comes, in threads. Raises BenchError.
     """
-    _warm_up(load)
+    warm_up(load)
     shares = _run(_assignments(load, processes), report)
     return _by_start(record for share in shares for record in share)
 
@@ -47,7 +47,7 @@ def run_beside(load: AnyLoad, other: AnyLoad, *, after: float, processes: int = 
     """`load` in `processes` clients, and in one more, a closed loop that begins `after` seconds later, `other`. Raises
     BenchError."""
     for each in (load, other):
-        _warm_up(each)
+        warm_up(each)
     late = [msgspec.structs.replace(assignment, after=after) for assignment in _assignments(other, 1)]
     *shares, others = _run([*_assignments(load, processes), *late], lambda record: None)
     return _by_start(record for share in shares for record in share), _by_start(others)
@@ -57,7 +57,7 @@ def _by_start(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda record: record.start)
 
 
-def _warm_up(load: AnyLoad) -> None:
+def warm_up(load: AnyLoad) -> None:
     if load.warmup:
         warm = msgspec.structs.replace(load, requests=load.warmup, concurrency=1, rate=0.0, warmup=0)
         _run([Assignment(warm, load.seed + 1_000_003, 1, load.warmup)], lambda record: None)

@@ -90,4 +90,17 @@ class ChunkBudget:
         each = token + pair * context
         if math.isinf(seconds) or not each:
             return self.tokens if seconds > 0 else -self.used
-        return int(min(float(self.tokens), (seconds - launch - token * self.used - pair * self.pairs) / each))
+        paced = int(min(float(self.tokens), (seconds - launch - token * self.used - pair * self.pairs) / each))
+        return self._as_measured(paced, seconds, context)
+
+    def _as_measured(self, paced: int, seconds: float, context: int) -> int:
+        """`paced` further tokens by the coefficients; more where a captured size of more was launched lately and did
+        not take longer. A smaller size is thought to take no longer than a larger one."""
+        for size in reversed(self.sizes):
+            more = size - self.used
+            if more <= paced:
+                return paced
+            measured = size <= self.tokens and self.cost.measured_lately(size)
+            if measured and self.cost.seconds(size, self.pairs + more * context) <= seconds:
+                return more
+        return paced

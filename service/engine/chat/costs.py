@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 _UP, _DOWN = 0.5, 0.2
@@ -23,6 +26,12 @@ _LEAST = 0.02
 """No coefficient falls under this share of its start."""
 _FAR_LESS = 0.5
 """Share of the start under which it was none."""
+
+
+_JUMP = 1.3
+"""Times the mean of launches of one number of tokens that a measurement counts at most, and its inverse at least."""
+_FRESH = 50
+"""Measurements after which one of a certain size says no more than the coefficients do."""
 
 
 class ChatCosts:
@@ -55,8 +64,21 @@ class ChatCosts:
         return mean * max(1.0, size / max(1.0, mean_size))
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """seconds: of launches of a certain number of tokens, as of one with so many pairs. at: the last one's number."""
+
+    seconds: float
+    pairs: int
+    at: int
+
+
 class PrefillCost:
     """Seconds of a step's prefill chunks: launch + token x tokens + pair x pairs; a pair is a query and a cached key.
+
+    Where a launch does not fill the GPU, more tokens cost nothing, and no such coefficients say so: each measurement of
+    a smaller chunk would raise what a larger one is thought to take, and make the next chunk smaller still. So a number
+    of tokens that was launched lately costs what it took then, with the coefficients' share for other pairs.
 
     The three coefficients are tracked by a Kalman filter, relative to where they started: what `start` was given (a GPU
     measures its captured prefills), else the usual shape scaled to the first measurement. A measurement far off moves
@@ -67,13 +89,19 @@ class PrefillCost:
         self._start = np.array(_SHAPE)
         self._factors = np.ones(3)
         self._variance = np.eye(3)
+        self._measured: dict[int, _Measured] = {}
+        """By tokens."""
+        self._number = 0
+        """Of measurements."""
         self.known = False
         """Something was measured; until then everything costs nothing."""
 
-    def start(self, launch: float, token: float, pair: float) -> None:
-        """Sets the coefficients. One that is 0, because it was lost in noise, gets its usual share of a token's."""
+    def start(self, launch: float, token: float, pair: float, measured: Mapping[int, float] | None = None) -> None:
+        """Sets the coefficients. One that is 0, because it was lost in noise, gets its usual share of a token's.
+        measured: seconds by tokens, without cached keys, that the coefficients were found from."""
         given = np.array((launch, token, pair))
         self._start = np.where(given > 0, given, np.array(_SHAPE) * token)
+        self._measured = {tokens: _Measured(seconds, 0, self._number) for tokens, seconds in (measured or {}).items()}
         self.known = True
 
     @property
@@ -84,8 +112,30 @@ class PrefillCost:
 
     def seconds(self, tokens: int, pairs: int) -> float:
         """tokens: computed, with those that pad a captured graph."""
+        recent = self._recent(tokens)
+        return self._linear(tokens, pairs) if recent is None else self._with_pairs(recent, tokens, pairs)
+
+    def measured_lately(self, tokens: int) -> bool:
+        return self._recent(tokens) is not None
+
+    def _linear(self, tokens: int, pairs: int) -> float:
         launch, token, pair = self.coefficients
         return launch + token * tokens + pair * pairs
+
+    def _recent(self, tokens: int) -> _Measured | None:
+        found = self._measured.get(tokens)
+        return None if found is None or self._number - found.at > _FRESH else found
+
+    def _with_pairs(self, measured: _Measured, tokens: int, pairs: int) -> float:
+        return measured.seconds * self._linear(tokens, pairs) / self._linear(tokens, measured.pairs)
+
+    def _note(self, tokens: int, pairs: int, seconds: float) -> None:
+        self._number += 1
+        self._measured = {size: found for size, found in self._measured.items() if self._number - found.at <= _FRESH}
+        if (before := self._measured.get(tokens)) is not None:
+            mean = self._with_pairs(before, tokens, pairs)
+            seconds = (mean + min(max(seconds, mean / _JUMP), _JUMP * mean)) / 2
+        self._measured[tokens] = _Measured(seconds, pairs, self._number)
 
     def observe(self, tokens: int, pairs: int, seconds: float) -> None:
         terms = self._start * (1, tokens, pairs)
@@ -104,6 +154,7 @@ class PrefillCost:
         self._variance = self._variance - np.outer(gain, spread) + _DRIFT * np.eye(3)
         self._scale_down()
         self._variance *= min(1.0, 3.0 / float(np.trace(self._variance)))
+        self._note(tokens, pairs, min(seconds, expected + most))
 
     def _scale_down(self) -> None:
         """Makes the coefficients the start where both a launch and a token turned out to cost far less: the first

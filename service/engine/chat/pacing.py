@@ -51,7 +51,7 @@ class Pacing:
             replays = [seconds.replay for _, seconds in prefill.measured_seconds]
             token, launch = np.polyfit(tokens, replays, 1).tolist()
             if token > 0:
-                self.costs.prefill.start(max(0.0, launch), token, pair)
+                self.costs.prefill.start(max(0.0, launch), token, pair, dict(zip(tokens, replays, strict=True)))
 
     def decode_seconds(self, rows: int) -> float:
         """0 for no rows, and while nothing was measured."""

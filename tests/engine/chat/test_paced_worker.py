@@ -45,7 +45,8 @@ class PacedEngine(InlineEngine):
     def step(self, step: Step, embeds: Any) -> Any:
         rows, tokens = len(step.slots), sum(chunk.length for chunk in step.chunks)
         pairs = sum(chunk.length * chunk.start for chunk in step.chunks)
-        self.now += (DECODE if rows else 0) + (LAUNCH + TOKEN * tokens + PAIR * pairs if tokens else 0)
+        computed = next((size for size in self.worker._runner.prefill_sizes if size >= tokens), tokens)
+        self.now += (DECODE if rows else 0) + (LAUNCH + TOKEN * computed + PAIR * pairs if tokens else 0)
         if rows:
             self.gaps.append(self.now - self.token_at)
         self.token_at = self.now

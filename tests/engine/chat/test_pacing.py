@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from service.engine.chat.chunk_budget import ChunkBudget
@@ -121,6 +122,19 @@ def test_a_start_from_captures_replaces_the_usual_shape() -> None:
     assert all(coefficient > 0 for coefficient in lost_in_noise.coefficients)
 
 
+def test_a_size_costs_what_it_took_lately_and_after_that_what_the_coefficients_say() -> None:
+    cost = PrefillCost()
+    cost.start(LAUNCH, TOKEN, PAIR, {128: 0.009, 512: 0.009})
+    assert cost.seconds(512, 0) == cost.seconds(128, 0) == 0.009
+    assert cost.seconds(256, 0) == pytest.approx(LAUNCH + 256 * TOKEN)
+    longer = cost.seconds(512, 512 * 8_000) / cost.seconds(512, 0)
+    assert longer == pytest.approx(true_seconds(512, 512 * 8_000) / true_seconds(512, 0))
+    for _ in range(60):
+        cost.observe(2048, 0, true_seconds(2048, 0))
+    assert not cost.measured_lately(512) and cost.measured_lately(2048)
+    assert cost.seconds(512, 0) == pytest.approx(true_seconds(512, 0), rel=0.05)
+
+
 def budget(seconds: float = math.inf, *, room: float = math.inf, least: int = 0, tokens: int = 2048) -> ChunkBudget:
     cost = PrefillCost()
     cost.start(LAUNCH, TOKEN, PAIR)
@@ -208,14 +222,28 @@ def sequence(name: str, length: int, *, arrival: float = 0.0, max_tokens: int = 
     return ChatSequence(ChatRequest(name, "m", prompt, SamplingParams(max_tokens=max_tokens), arrival), max_tokens, 16)
 
 
+Truth = Callable[[int, int], float]
+
+
 class Simulation:
     """The scheduler and its pacing over a clock that every step moves by what it costs in truth."""
 
-    def __init__(self, decode: float, *, token: float = TOKEN, target: float | None = 0.015) -> None:
-        self.decode, self.token = decode, token
+    def __init__(
+        self, decode: float, *, token: float = TOKEN, target: float | None = 0.015, true: Truth | None = None
+    ) -> None:
+        """true: seconds of a launch of so many tokens and pairs; by default linear in both."""
+        self.decode = decode
+        self.true = true or (lambda tokens, pairs: LAUNCH + token * tokens + PAIR * pairs)
+        self.chunks: list[int] = []
+        """Tokens of each step's chunks beside rows."""
         self.pacing = Pacing(target, 2048)
         self.scheduler = Scheduler(PagePool(8192, 16), SlotPool(64), 2048)
         self.now = 0.0
+        if true is not None:  # as captures measure it, without cached keys
+            captured = {size: true(size, 0) for size in SIZES}
+            token, launch = np.polyfit(SIZES, list(captured.values()), 1).tolist()
+            pair = (true(2048, 2048 * 8_000) - true(2048, 0)) / (2048 * 8_000)
+            self.pacing.costs.prefill.start(launch, token, pair, captured)
         self.gaps: list[float] = []
         self.first_token: dict[str, float] = {}
         self.dice = random.Random(5)
@@ -231,7 +259,7 @@ class Simulation:
         if step.chunks:
             assert made is not None
             tokens, pairs = made.padded(made.used), made.pairs
-            seconds += (LAUNCH + self.token * tokens + PAIR * pairs) * self.dice.uniform(0.97, 1.05)
+            seconds += self.true(tokens, pairs) * self.dice.uniform(0.97, 1.05)
             work = ChunkWork(tokens, pairs, self.pacing.decode_seconds(rows))
             self.pacing.spend(rows, made.predicted)
         self.pacing.gaps.close(self.pacing.decode_seconds(rows))
@@ -240,20 +268,21 @@ class Simulation:
         self.now += seconds
         if rows:
             self.gaps.append(seconds)
+            self.chunks += [made.used] if made is not None and step.chunks else []
         for chunk in step.chunks:
             self.scheduler.computed(chunk.sequence, chunk.end)
             if chunk.is_last:
                 self.first_token[chunk.sequence.request_id] = self.now
 
 
-def beside_streams(decode: float, length: int, *, token: float = TOKEN) -> Simulation:
+def beside_streams(decode: float, length: int, *, token: float = TOKEN, true: Truth | None = None) -> Simulation:
     """32 streams that decode, and then a prompt of this length, until its first token."""
-    made = Simulation(decode, token=token)
+    made = Simulation(decode, token=token, true=true)
     for index in range(32):
         made.scheduler.add(sequence("s" * (index + 1), 100))
     while len(made.scheduler.rows.slots) < 32 or len(made.gaps) < 50:
         made.step()
-    made.gaps, made.now = [], 0.0
+    made.gaps, made.chunks, made.now = [], [], 0.0
     made.scheduler.add(sequence("long", length))
     while "long" not in made.first_token:
         made.step()
@@ -267,6 +296,28 @@ def test_long_prompts_leave_the_streams_their_gaps_and_come_in_time(length: int,
     assert gaps[int(0.99 * len(gaps))] <= 0.015 and gaps[-1] <= 0.025
     assert made.first_token["long"] <= within
     assert len(gaps) * 0.0021 / made.now >= 0.15 * 0.95
+
+
+FLAT = 512
+"""Tokens up to which a launch takes no less time: they do not fill the GPU."""
+
+
+def flat_launches(tokens: int, pairs: int) -> float:
+    return 7.5e-3 + TOKEN * max(tokens, FLAT) + PAIR * pairs / 100
+
+
+def flat_attention(tokens: int, pairs: int) -> float:
+    """Each query block reads all cached keys, and all blocks of up to FLAT queries run at once."""
+    return LAUNCH + TOKEN * tokens + PAIR * (pairs / tokens) * max(tokens, FLAT)
+
+
+@pytest.mark.parametrize("true", [flat_launches, flat_attention])
+@pytest.mark.parametrize("length", [8_000, 30_000])
+def test_chunks_do_not_shrink_where_smaller_ones_take_as_long(true: Truth, length: int) -> None:
+    made = beside_streams(0.0021, length, true=true)
+    gaps = sorted(made.gaps)
+    assert gaps[int(0.99 * len(gaps))] <= 0.015
+    assert min(made.chunks[:-1]) >= FLAT
 
 
 def test_streams_that_leave_no_time_share_it_with_the_prompt() -> None:

@@ -1,0 +1,69 @@
+"""How many API processes a server starts where `--api-processes auto` leaves it open.
+
+Measured on an H200 with 32 processors (docs/performance.md): beside one engine four processes give the first token of
+32 streams in 75 instead of 127 ms, and nothing to a single stream. Where processors are few, or the engine computes on
+the same ones, a second process takes them from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models import cpus
+from service.engine_config import engine_gpus
+from service.gpus import visible_gpus
+from service.settings import Settings
+
+PER_ENGINE = 4
+LEAST_PROCESSORS = 14
+"""Fewer have one API process."""
+PROCESSORS_OF_EACH = 3.5
+"""An API process keeps one busy; its threads and the engines take the others."""
+MOST = 16
+
+
+@dataclass(frozen=True)
+class ApiProcessCount:
+    """reason: why so many, for the log and `reprise doctor`."""
+
+    number: int
+    reason: str
+
+
+def count_for(settings: Settings, processors: int, gpus: int) -> ApiProcessCount:
+    """processors: that the server may use. gpus: with an engine each, 0 when engines run on the CPU."""
+    if settings.api_processes != "auto":
+        return ApiProcessCount(settings.api_processes, "the setting")
+    if settings.engine == "inline":
+        return ApiProcessCount(1, "--engine inline runs in it")
+    if not gpus:
+        return ApiProcessCount(1, "the engine computes on the same processors")
+    if processors < LEAST_PROCESSORS:
+        return ApiProcessCount(1, f"fewer than {LEAST_PROCESSORS} processors may be used: {processors}")
+    number = min(PER_ENGINE * gpus, int(processors / PROCESSORS_OF_EACH), MOST)
+    if settings.sleep_after is not None:
+        return ApiProcessCount(1, f"--sleep-after is for one; without it {number}")
+    return ApiProcessCount(number, f"{processors} processors may be used beside {_several(gpus)}")
+
+
+def api_process_count(settings: Settings) -> ApiProcessCount:
+    """Of this machine. The GPUs are asked for only where the answer depends on them. SettingsError for GPUs that the
+    settings name and that are not there."""
+    processors = cpus.available()
+    depends = settings.api_processes == "auto" and settings.engine == "process" and processors >= LEAST_PROCESSORS
+    return count_for(settings, processors, _gpus_here(settings) if depends else int(settings.device != "cpu"))
+
+
+def _gpus_here(settings: Settings) -> int:
+    if settings.gpus is not None:
+        return len(engine_gpus(settings))
+    return int(settings.device != "cpu" and settings.engines == 1 and bool(visible_gpus()))
+
+
+def with_count(settings: Settings, count: ApiProcessCount) -> Settings:
+    """The settings as if that number had been asked for."""
+    return settings.model_copy(update={"api_processes": count.number})
+
+
+def _several(gpus: int) -> str:
+    return "a GPU" if gpus == 1 else f"{gpus} GPUs"

@@ -1,0 +1,116 @@
+"""How many API processes a server starts where the setting leaves it open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from service import api_processes
+from service.api_processes import api_process_count, count_for, with_count
+from service.cli import doctor
+from service.cli.main import app
+from service.engine_config import supervised
+from service.processes.start import num_api_processes
+from service.settings import SettingsError, load_settings
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, processors: int, gpus: tuple[str, ...]) -> None:
+    monkeypatch.setattr("models.cpus.available", lambda: processors)
+    for module in ("service.api_processes", "service.engine_config", "service.sizing"):
+        monkeypatch.setattr(f"{module}.visible_gpus", lambda: gpus)
+
+
+@pytest.mark.parametrize(
+    ("processors", "gpus", "number"),
+    [
+        (1, 1, 1),
+        (13, 1, 1),
+        (14, 1, 4),
+        (32, 1, 4),
+        (256, 1, 4),
+        (256, 0, 1),
+        (13, 8, 1),
+        (14, 2, 4),
+        (32, 2, 8),
+        (128, 8, 16),
+    ],
+)
+def test_four_for_each_gpu_where_there_are_processors_for_them(processors: int, gpus: int, number: int) -> None:
+    assert count_for(load_settings({}), processors, gpus).number == number
+    for asked in (1, 3):
+        assert count_for(load_settings({"api_processes": asked}), processors, gpus).number == asked
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"engine": "inline"}, "--engine inline runs in it"),
+        ({"sleep_after": 60}, "--sleep-after is for one; without it 4"),
+        ({"device": "cpu"}, "the engine computes on the same processors"),
+        ({"engines": 2, "device": "cpu"}, "the engine computes on the same processors"),
+    ],
+)
+def test_one_where_several_cannot_serve_and_why(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], reason: str
+) -> None:
+    machine(monkeypatch, 32, ("0",))
+    count = api_process_count(load_settings(flags))
+    assert (count.number, count.reason) == (1, reason)
+
+
+def test_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 32, ("0", "1"))
+    one, both = api_process_count(load_settings({})), api_process_count(load_settings({"gpus": "all"}))
+    assert (one.number, both.number) == (4, 8)  # without --gpus a server uses one
+    assert both.reason == "32 processors may be used beside 2 GPUs"
+    with pytest.raises(SettingsError, match="gpus: 4 asked for, CUDA shows 2 here"):
+        api_process_count(load_settings({"gpus": 4}))
+    machine(monkeypatch, 32, ())
+    assert api_process_count(load_settings({})).number == 1
+
+
+def test_the_driver_is_not_asked_where_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 8, ())
+
+    def asked() -> tuple[str, ...]:
+        raise AssertionError("the driver is asked")
+
+    monkeypatch.setattr(api_processes, "visible_gpus", asked)
+    assert api_process_count(load_settings({})).number == 1
+    machine(monkeypatch, 32, ())
+    monkeypatch.setattr(api_processes, "visible_gpus", asked)
+    for flags in ({"api_processes": 2}, {"engine": "inline"}, {"device": "cpu"}):
+        api_process_count(load_settings(flags))
+
+
+def test_what_is_left_open_is_one_process_until_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 16, ("0",))
+    settings = load_settings({})
+    assert settings.api_processes == "auto" and not supervised(settings) and num_api_processes(settings) == 1
+    chosen = with_count(settings, api_process_count(settings))
+    assert supervised(chosen) and num_api_processes(chosen) == 4
+
+
+@pytest.mark.parametrize("written", ["0", "65", "-1", "2.5", "many", True])
+def test_numbers_that_do_not_fit_are_refused_in_one_line(written: object) -> None:
+    with pytest.raises(SettingsError, match=r"^api_processes: must be auto, or a number from 1 to 64$"):
+        load_settings({"api_processes": written})
+
+
+def test_a_variable_and_a_flag_may_say_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPRISE_API_PROCESSES", "3")
+    assert load_settings({}).api_processes == 3
+    assert load_settings({"api_processes": "auto"}).api_processes == "auto"
+
+
+def test_doctor_and_dry_run_say_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 32, ("0", "1"))
+    (found,) = doctor._api_processes(load_settings({}))
+    assert found.good and found.found == "4 (32 processors may be used beside a GPU)"
+    assert not list(doctor._api_processes(load_settings({"gpus": 4})))  # the engines' line says what is wrong
+    machine(monkeypatch, 32, ())
+    for gpus, number in (((), 4), (("--gpus", "3"), 9), (("--gpus", "0,2"), 8), (("--device", "cpu"), 4)):
+        result = CliRunner().invoke(app, ["serve", "--dry-run", "--gpu-memory", "24G", *gpus])
+        assert result.exit_code == 0 and f"API processes: {number} (" in result.output, result.output
