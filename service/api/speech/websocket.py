@@ -152,7 +152,7 @@ class Session:
             raw = await self._next()
             try:
                 await self._handle(self._parse(raw))
-            except (ApiError, InputError, msgspec.MsgspecError) as error:
+            except (ApiError, InputError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 answer = as_api_error(error)
                 if answer.status >= 500:
                     raise answer from error

@@ -42,6 +42,7 @@ from tests.support.servers import running_server
 from tests.support.tool_samples import TOOLS, call_text
 from tests.support.waiting import GENEROUS, until
 
+CALL = {"call_id": "c", "name": "f", "arguments": "{}"}
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
@@ -353,8 +354,25 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection, kind: str) -
         ({"type": "session.update", "session": {"prompt": {"id": "x"}}}, "session.prompt"),
         ({"type": "session.update", "session": {"truncation": "never"}}, "session.truncation"),
         (
-            {"type": "session.update", "session": {"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}}},
-            "session.truncation",
+            {"type": "session.update", "session": {"truncation": {"type": "retention_ratio", "retention_ratio": 1.5}}},
+            "session.truncation.retention_ratio",
+        ),
+        (
+            {"type": "session.update", "session": {"truncation": {"type": "retention_ratio"}}},
+            "session.truncation.retention_ratio",
+        ),
+        (
+            {
+                "type": "session.update",
+                "session": {
+                    "truncation": {
+                        "type": "retention_ratio",
+                        "retention_ratio": 0.5,
+                        "token_limits": {"post_instructions": 0},
+                    }
+                },
+            },
+            "session.truncation.token_limits.post_instructions",
         ),
         (
             {"type": "session.update", "session": {"audio": {"output": {"voice": "nobody"}}}},
@@ -389,6 +407,28 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection, kind: str) -
         ({"type": "conversation.item.create", "item": {"type": "item_reference", "id": "x"}}, "item.type"),
         ({"type": "conversation.item.create", "item": {"type": "function_call", "name": "f"}}, "item.call_id"),
         ({"type": "conversation.item.create", "item": {"type": "function_call_output"}}, "item.call_id"),
+        *(
+            (
+                {"type": "conversation.item.create", "item": {"type": "function_call", **CALL, field: value}},
+                f"item.{field}",
+            )
+            for field, value in (
+                ("name", "no name"),
+                ("arguments", "no JSON"),
+                ("arguments", "[]"),
+                ("arguments", '{"a":' * 99 + "{}" + "}" * 99),
+                ("arguments", '{"a":' + "[" * 100_000),
+                ("call_id", ""),
+                ("call_id", "c" * 257),
+            )
+        ),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": {"type": "function_call_output", "call_id": "c" * 257, "output": ""},
+            },
+            "item.call_id",
+        ),
         ({"type": "conversation.item.create", "item": {"type": "message"}}, "item.role"),
         ({"type": "conversation.item.create", "item": {"type": "message", "role": "user"}}, "item.content"),
         (
@@ -609,12 +649,25 @@ async def test_a_full_server_says_so_and_the_session_goes_on(conversing: Convers
     assert (await answer(socket, output_modalities=["text"]))[-1]["response"]["status"] == "completed"
 
 
-@pytest.mark.parametrize("raw", ["no json", "[]", '"x"', b"\xff", "[" * 100_000])
-async def test_what_is_not_json_ends_the_session(conversing: Conversing, raw: str | bytes) -> None:
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ("no json", "JSON object"),
+        ("[]", "JSON object"),
+        ('"x"', "JSON object"),
+        (b"\xff", "UTF-8"),
+        (b'{"type": "conversation.item.delete", "item_id": "\xff"}', "UTF-8"),
+        (b'{"type": "response.cancel", "unknown": "\xff"}', "UTF-8"),
+        ("[" * 100_000, "JSON object"),
+        ('{"type": "response.cancel", "unknown": ' + "[" * 100_000, "too deeply"),
+    ],
+)
+async def test_what_is_not_json_ends_the_session(conversing: Conversing, raw: str | bytes, problem: str) -> None:
     async with conversing.connect() as socket:
         await said(socket)
         await socket.send(raw)
-        assert (await said(socket))["error"]["code"] == "invalid_json"
+        error = (await said(socket))["error"]
+        assert error["code"] == "invalid_json" and problem in error["message"]
         with pytest.raises(websockets.ConnectionClosedError) as closed:
             await asyncio.wait_for(socket.recv(), GENEROUS)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1007
@@ -664,7 +717,8 @@ async def test_a_page_of_another_origin_and_an_event_that_is_too_large_are_refus
     assert refused.value.response.status_code == 403
     async with conversing.connect() as socket:
         await said(socket)
-        await socket.send("x" * (conversing.server.context.settings.max_audio_bytes + 1))
+        # In two frames: the server closes when it has read all but the last byte, so no reset overtakes its close frame.
+        await socket.send(["x" * conversing.server.context.settings.max_audio_bytes, "x"])
         with pytest.raises(websockets.ConnectionClosed) as closed:
             await asyncio.wait_for(socket.recv(), GENEROUS)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
