@@ -717,7 +717,7 @@ async def test_a_page_of_another_origin_and_an_event_that_is_too_large_are_refus
     assert refused.value.response.status_code == 403
     async with conversing.connect() as socket:
         await said(socket)
-        # In two frames: the server closes when it has read all but the last byte, so no reset overtakes its close frame.
+        # In two frames: all but a byte has been read when the server closes, so no reset overtakes its close frame.
         await socket.send(["x" * conversing.server.context.settings.max_audio_bytes, "x"])
         with pytest.raises(websockets.ConnectionClosed) as closed:
             await asyncio.wait_for(socket.recv(), GENEROUS)
