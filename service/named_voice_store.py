@@ -15,6 +15,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from service.voice_store import ABANDONED_SECONDS
+
 log = logging.getLogger(__name__)
 
 FOLDER = ".named"
@@ -24,8 +26,6 @@ WEIGHTS = (".safetensors", ".pth")
 BLOCKS = 256
 """Of each file of weights, evenly spaced: other weights differ in some of them, and all are read in milliseconds."""
 BLOCK_BYTES = 4096
-ABANDONED_SECONDS = 3600.0
-"""An unfinished file older than this was abandoned and may be deleted."""
 
 
 @cache

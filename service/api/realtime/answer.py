@@ -137,7 +137,8 @@ class Answer:
                     await self._tell(part)
                 if isinstance(part, TextDelta):
                     finish_reason = part.finish_reason or finish_reason
-        if finish_reason == "length" or (job.spoken is not None and job.spoken.cut):
+        spoken = job.spoken
+        if finish_reason == "length" or (spoken is not None and (spoken.cut or spoken.truncated)):
             return StatusDetails(type="incomplete", reason="max_output_tokens")
         return StatusDetails(type="completed")
 

@@ -98,6 +98,17 @@ async def test_a_spoken_answer(conversing: Conversing, socket: ClientConnection)
     assert conversing.talker.requests[-1].live
 
 
+async def test_an_answer_of_which_a_segment_ended_at_its_cap_is_incomplete(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    await add(socket, "One, two and three is it. Four five six.")
+    conversing.talker.runaways = 1
+    done = (await answer(socket))[-1]["response"]
+    assert done["status"] == "incomplete" and done["output"][0]["status"] == "incomplete"
+    assert done["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+    assert done["output"][0]["content"][0]["transcript"] == "One, two and three is it. Four five six."
+
+
 async def test_the_model_sees_of_a_spoken_answer_what_was_played(
     conversing: Conversing, socket: ClientConnection
 ) -> None:
