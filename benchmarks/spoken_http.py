@@ -1,10 +1,11 @@
 """Spoken answers about a picture, through HTTP: the first sound that is not silence at the client, and underruns.
 
-    python -m benchmarks.spoken_http [--tiny]
+    python -m benchmarks.spoken_http [--tiny] [-- server flags]
 
 A JPEG of 448 x 448 and a question; the answer is read from a script (benchmarks/scripted_server.py), so that its first
 clause has 8 tokens and all of it 40, each decoded one by one. Full size and random weights; --tiny serves the embedded
 models. `alone` asks one at a time, `arrivals` 32 conversations at random moments of a minute, `burst` all 32 at once.
+The server needs PyAV: it levels the built-in voice and turns 48 kHz into pcm16 at 24 kHz.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import base64
 import io
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -166,16 +168,18 @@ def measured(server: Server, models: Sequence[str], scale: Scale) -> Iterator[tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="the embedded models and few requests, to try the script")
-    tiny = parser.parse_args().tiny
+    given = sys.argv[1:]
+    own = given.index("--") if "--" in given else len(given)
+    tiny, more = parser.parse_args(given[:own]).tiny, given[own + 1 :]
     scale = TINY if tiny else FULL
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--voices-dir", f"{folder}/voices", "--log-level", "warning"]
+        flags = ["--voices-dir", f"{folder}/voices", "--log-level", "warning", *more]
         if not tiny:
             flags += random_weights([make(name, Path(folder)) for name in ("qwen2_vl_2b", "voxcpm2")])
         with serve(*flags, program=["benchmarks.scripted_server", "serve"]) as server:
             models = sorted(server.models(), key=lambda name: "voxcpm2" in name)
             result = "spoken_http_tiny" if tiny else "spoken_http"
-            record(result, measured(server, models, scale), side=scale.side, tokens=len(SCRIPT))
+            record(result, measured(server, models, scale), side=scale.side, tokens=len(SCRIPT), flags=more)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import secrets
+import time
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +15,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from service.voice_store import ABANDONED_SECONDS
+
 log = logging.getLogger(__name__)
 
 FOLDER = ".named"
+UNFINISHED = ".unfinished"
 REFERENCE = "reference"
 WEIGHTS = (".safetensors", ".pth")
 BLOCKS = 256
@@ -59,9 +64,10 @@ def save_named(directory: Path, key: str, reference: np.ndarray) -> None:
     """Complete or absent; one that is there and can be read stays, so that servers which share the directory and make a
     voice at the same time agree on the first. Without disk the voice lasts as long as the process."""
     path = directory / FOLDER / f"{key}.safetensors"
-    unfinished = path.with_name(f"{key}.{secrets.token_hex(4)}.unfinished")
+    unfinished = path.with_name(f"{key}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path.parent)
         with unfinished.open("xb") as file:
             file.write(save({REFERENCE: reference}))
             file.flush()
@@ -71,6 +77,15 @@ def save_named(directory: Path, key: str, reference: np.ndarray) -> None:
         log.warning("the reference of a built-in voice cannot be stored: %s", error)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Deletes what servers left behind that were killed while they wrote."""
+    limit = time.time() - ABANDONED_SECONDS
+    for path in folder.glob(f"*{UNFINISHED}"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < limit:
+                path.unlink()
 
 
 def _put(unfinished: Path, path: Path) -> None:

@@ -140,6 +140,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
         timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
         timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
         ws_max_size=settings.max_audio_bytes,
+        ws_per_message_deflate=False,  # pictures and sound hardly shrink, and zlib would hold the event loop
         server_header=False,
     )
 

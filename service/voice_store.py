@@ -13,6 +13,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -42,6 +43,9 @@ CACHED_REFERENCES = 64
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """errno values that mean that there is no space: on the device, in the quota, or below the file size limit."""
 TENSORS = frozenset({"reference", "prompt"})
+LONGEST_NAME = 64
+"""Characters of a voice's name, before it is normalised; ids are shorter."""
+ID = re.compile(r"voice_[0-9a-f]{24}")
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -65,7 +69,8 @@ def name_key(name: str) -> str:
 
 
 class VoiceStoreError(Exception):
-    """A voice cannot be stored or read. reason: "full" (max_voices reached), "exists", "disk_full" or "disk"."""
+    """A voice cannot be stored, read or deleted. reason: "full" (max_voices reached), "exists", "gone" (deleted in the
+    meantime), "disk_full" or "disk"."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -105,6 +110,8 @@ class VoiceStore:
             changed, names = -1, []
         self._changed = changed
         self._voices = {name: self._voices[name] for name in names if name in self._voices}
+        for id_ in self._cache.keys() - self._voices.keys():
+            del self._cache[id_]
         for name in sorted(set(names) - self._voices.keys()):
             voice = self._read(self._directory / name)
             if voice is not None:
@@ -113,7 +120,7 @@ class VoiceStore:
     def _read(self, path: Path) -> Voice | None:
         try:
             voice = msgspec.json.decode((path / METADATA).read_bytes(), type=Voice)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("voice %s cannot be read and is skipped: %s", path.name, error)
             return None
         return voice if voice.id == path.name and (path / LATENTS).is_file() else None
@@ -125,6 +132,8 @@ class VoiceStore:
 
     def find(self, key: str) -> Voice | None:
         """By id or by name."""
+        if len(key) > LONGEST_NAME:
+            return None  # folding megabytes would hold the event loop for seconds
         with self._lock:
             self._refresh()
             return self._voices.get(key) or self._by_name(key)
@@ -189,18 +198,27 @@ class VoiceStore:
         return voice
 
     def delete(self, id_: str) -> None:
-        """KeyError for an unknown id."""
+        """VoiceStoreError when there is no such voice, or it cannot be deleted and stays."""
+        doomed = self._directory / f"{UNFINISHED}{id_}"
         with self._lock:
             self._refresh()
-            del self._voices[id_]
-            self._cache.pop(id_, None)
-            # The rename hides it at once; if the server dies here, a later start deletes the rest.
-            doomed = self._directory / f"{UNFINISHED}{id_}"
             try:
+                if id_ not in self._voices:
+                    raise FileNotFoundError
+                # The rename hides it at once; if the server dies here, a later start deletes the rest.
                 (self._directory / id_).rename(doomed)
             except FileNotFoundError as error:
-                raise KeyError(id_) from error
+                self._forget(id_)
+                raise VoiceStoreError("gone", "the voice was deleted") from error
+            except OSError as error:
+                log.error("voice %s cannot be deleted: %s", id_, error)
+                raise VoiceStoreError("disk", "the voice cannot be deleted from disk") from error
+            self._forget(id_)
         shutil.rmtree(doomed, ignore_errors=True)
+
+    def _forget(self, id_: str) -> None:
+        self._voices.pop(id_, None)
+        self._cache.pop(id_, None)
 
     def cached(self, voice: Voice) -> dict[str, np.ndarray] | None:
         """`latents`, if they are in memory."""
@@ -211,20 +229,23 @@ class VoiceStore:
             return cached
 
     def latents(self, voice: Voice) -> dict[str, np.ndarray]:
-        """Tensors "reference" and, if the voice has a transcript, "prompt". VoiceStoreError when the file is missing or
-        damaged."""
+        """Tensors "reference" and, if the voice has a transcript, "prompt". VoiceStoreError when it was deleted, or
+        its file is damaged."""
         cached = self.cached(voice)
         if cached is not None:
             return cached
         try:
             tensors = load_file(self._directory / voice.id / LATENTS)
         except (OSError, SafetensorError) as error:
+            if self.find(voice.id) is None:
+                raise VoiceStoreError("gone", "the voice was deleted") from error
             log.error("latents of voice %s cannot be read: %s", voice.id, error)
             raise VoiceStoreError("disk", "the voice's latents cannot be read") from error
         if "reference" not in tensors or not tensors.keys() <= TENSORS:
             raise VoiceStoreError("disk", "the voice's file of latents has other tensors than expected")
         with self._lock:
-            self._cache[voice.id] = tensors
+            if voice.id in self._voices:  # what was deleted while it was read is not kept
+                self._cache[voice.id] = tensors
             if len(self._cache) > CACHED_LATENTS:
                 self._cache.popitem(last=False)
         return tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,17 @@ def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
     save_named(tmp_path, "key", reference(2))
     kept = load_named(tmp_path, "key")
     assert kept is not None and np.array_equal(kept, reference(2))
+
+
+def test_what_a_killed_server_left_behind_is_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    abandoned, under_way = (folder / f"key.{n}.unfinished" for n in "ab")
+    abandoned.touch()
+    os.utime(abandoned, times=(0, 0))
+    under_way.touch()
+    save_named(tmp_path, "key", reference(1))
+    assert sorted(folder.iterdir()) == sorted([under_way, folder / "key.safetensors"])
 
 
 def test_a_file_system_without_hard_links_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def _bounded(body: ChatRequestBody) -> Sequence[Any]:
 
 
 def _tool(function: FunctionDefinition, field: str) -> Tool:
-    _check_name(function.name, f"{field}.name")
+    check_name(function.name, f"{field}.name")
     if function.parameters is None:
         return Tool(function.name, function.description, NO_PARAMETERS)
     at = f"{field}.parameters"
@@ -114,22 +114,29 @@ def _tool(function: FunctionDefinition, field: str) -> Tool:
 
 
 def _earlier_call(call: ToolCallEntry, field: str) -> ToolCall:
-    _check_name(call.function.name, f"{field}.function.name")
-    if not 0 < len(call.id) <= MAX_ID:
-        message = f"{field}.id: a string of {len(call.id)} characters given, 1 to {MAX_ID} allowed."
-        raise bad_request(message, f"{field}.id")
-    at = f"{field}.function.arguments"
+    check_name(call.function.name, f"{field}.function.name")
+    check_call_id(call.id, f"{field}.id")
+    return ToolCall(call.function.name, arguments_of(call.function.arguments, f"{field}.function.arguments"))
+
+
+def check_call_id(id: str, field: str) -> None:
+    if not 0 < len(id) <= MAX_ID:
+        raise bad_request(f"{field}: a string of {len(id)} characters given, 1 to {MAX_ID} allowed.", field)
+
+
+def arguments_of(written: str, field: str) -> dict[str, Any]:
+    """The arguments of a call, from their JSON. ApiError for what is no JSON object, or nested too deeply."""
     try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
+        arguments = msgspec.json.decode(written or "{}")
     except (msgspec.DecodeError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise bad_request(f"{at}: must be a JSON object, written as a string.", at)
-    _check_depth(arguments, at)
-    return ToolCall(call.function.name, arguments)
+        raise bad_request(f"{field}: must be a JSON object, written as a string.", field)
+    _check_depth(arguments, field)
+    return arguments
 
 
-def _check_name(name: str, field: str) -> None:
+def check_name(name: str, field: str) -> None:
     if not NAME.fullmatch(name):
         raise bad_request(f"{field}: a name of {len(name)} characters given, {NAME_RULE}.", field)
 

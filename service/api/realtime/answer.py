@@ -31,7 +31,7 @@ from service.api.realtime.events import (
 )
 from service.api.realtime.items import ConversationItem, Status, new_id
 from service.api.realtime.outputs import CallOutput, Emit, MessageOutput, Place
-from service.api.realtime.session_config import Metadata, RealtimeAudio, RealtimeConfig, chat_tools
+from service.api.realtime.session_config import Metadata, RealtimeAudio, RealtimeConfig, RetentionRatio, chat_tools
 from service.api.realtime.truncation import truncated
 from service.api.sockets import StreamClosed
 
@@ -42,6 +42,7 @@ class Answer:
     """`task`, which begins at once, makes it, sends it and writes it into the conversation.
 
     conversation: None for an answer that is not kept. record: of this response; its ticket is released at the end.
+    turns: ids of the items among the messages that are a user's, where those are the conversation's.
     event_id, size (bytes): of the client's response.create, which may hold items of its own. What is refused before the
     response begins is an error event; what fails later is the status of response.done.
     """
@@ -55,6 +56,7 @@ class Answer:
         config: RealtimeConfig,
         messages: Sequence[Message],
         *,
+        turns: Sequence[str] = (),
         metadata: Metadata | None = None,
         event_id: str | None = None,
         size: int = 0,
@@ -67,6 +69,7 @@ class Answer:
         self._record = record
         self._conversation = conversation
         self._config = config
+        self._turns = turns
         self._metadata = metadata
         self._event_id = event_id
         self._size = size
@@ -134,15 +137,21 @@ class Answer:
                     await self._tell(part)
                 if isinstance(part, TextDelta):
                     finish_reason = part.finish_reason or finish_reason
-        if finish_reason == "length" or (job.spoken is not None and job.spoken.cut):
+        spoken = job.spoken
+        if finish_reason == "length" or (spoken is not None and (spoken.cut or spoken.truncated)):
             return StatusDetails(type="incomplete", reason="max_output_tokens")
         return StatusDetails(type="completed")
 
     async def _prepared(self) -> ChatJob:
         """With truncation, only as many of the last turns as the model's context holds beside an answer."""
-        if self._config.truncation == "disabled":
+        truncation = self._config.truncation
+        if truncation == "disabled":
             return await self._attempt(self._body)
-        return await truncated(self._body, self._attempt)
+        ratio = truncation if isinstance(truncation, RetentionRatio) else None
+        job, left_out = await truncated(self._body, self._attempt, ratio)
+        if ratio is not None and left_out and self._turns and self._conversation is not None:
+            self._conversation.leave_out(self._turns[left_out], system=bool(self._config.instructions))
+        return job
 
     async def _attempt(self, body: ChatRequestBody) -> ChatJob:
         self._record.ticket.release()

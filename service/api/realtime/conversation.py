@@ -39,6 +39,8 @@ class Conversation:
         self._ticket = ticket
         self._entries: dict[str, _Entry] = {}
         self._size = 0
+        self._left_out: set[str] = set()
+        """Items that are not shown to the model any more."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -50,8 +52,25 @@ class Conversation:
     def item(self, id: str) -> ConversationItem:
         return self._entry(id).item
 
-    def messages(self) -> list[Message]:
-        return as_messages(entry.item for entry in self._entries.values())
+    def messages(self, *, shortened: bool) -> list[Message]:
+        """shortened: without what `leave_out` left out."""
+        return as_messages(self._shown(shortened))
+
+    def turns(self, *, shortened: bool) -> list[str]:
+        """The ids of what a user says in `messages`."""
+        return [str(item.id) for item in self._shown(shortened) if item.role == "user"]
+
+    def leave_out(self, before: str, *, system: bool) -> None:
+        """Leaves out what is now in front of an item. system: also a system message at the beginning."""
+        if before not in self._entries:
+            return  # deleted while its response was being prepared; the next one looks again
+        ids = list(self._entries)
+        first = 1 if not system and self._entries[ids[0]].item.role == "system" else 0
+        self._left_out.update(ids[first : ids.index(before)])
+
+    def _shown(self, shortened: bool) -> list[ConversationItem]:
+        left_out = self._left_out if shortened else ()
+        return [entry.item for id, entry in self._entries.items() if id not in left_out]
 
     def check_room(self, item: ConversationItem) -> None:
         """ApiError 400 when the item would not fit."""
@@ -105,6 +124,7 @@ class Conversation:
         """ApiError 400 for an unknown item or an answer that is in progress."""
         self._check_settled(id)
         self._charge(-self._entries.pop(id).size)
+        self._left_out.discard(id)
 
     def truncate(self, id: str, content_index: int, milliseconds: int) -> None:
         """Keeps of a spoken answer what was heard until then. ApiError 400 when that is not in its audio."""

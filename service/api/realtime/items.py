@@ -15,6 +15,7 @@ from models.media import MediaItem
 from models.processor import ChatProcessor
 from service.api.chat.schema import ContentPart, MediaUrl, Message
 from service.api.chat.tool_schema import CalledFunction, ToolCallEntry
+from service.api.chat.tools import arguments_of, check_call_id, check_name
 from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 from service.media.data_url import is_data_url
@@ -89,6 +90,11 @@ def _created_call(given: ConversationItem, required: Sequence[str], field: str) 
     for name in required:
         if getattr(given, name) is None:
             raise bad_request(f"{field}.{name}: this field is required.", f"{field}.{name}")
+    # What does not fit is said here: at a response it would be somewhere in the conversation.
+    check_call_id(given.call_id or "", f"{field}.call_id")
+    if given.type == "function_call":
+        check_name(given.name or "", f"{field}.name")
+        arguments_of(given.arguments or "", f"{field}.arguments")
     return ConversationItem(type=given.type, **{name: getattr(given, name) for name in required}, **_settled(given))
 
 

@@ -24,7 +24,6 @@ Modalities = Annotated[list[Modality], Meta(min_length=1, max_length=2)]
 Tokens = Annotated[int, Meta(ge=1)] | Literal["inf"]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Instructions = Annotated[str, Meta(max_length=65_536)]
-Truncation = Literal["auto", "disabled"]
 Refused = Annotated[Any, Meta(description="not supported: only a value that changes nothing is accepted")]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
@@ -92,6 +91,24 @@ class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class RealtimeAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input: RealtimeInput | None = None
     output: RealtimeOutput | None = None
+
+
+class TokenLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """post_instructions: most tokens of the conversation, beside the instructions and the tools."""
+
+    post_instructions: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+
+
+class RetentionRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Once a conversation is too long, its oldest turns are dropped until this share of the most tokens is left, and
+    stay dropped: the next turns find the beginning of the prompt in the cache."""
+
+    type: Literal["retention_ratio"]
+    retention_ratio: Annotated[float, Meta(ge=0, le=1)]
+    token_limits: TokenLimits | None = None
+
+
+Truncation = Literal["auto", "disabled"] | RetentionRatio
 
 
 class RealtimeTool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,37 +1,69 @@
-"""`truncation: auto`: the oldest turns are left out of a request that the model's context does not hold."""
+"""`truncation`: the oldest turns are left out of a request that the model's context does not hold."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from service.api.chat.route import ChatJob
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.http.errors import ApiError
+from service.api.realtime.session_config import RetentionRatio
 
 ANSWER_SHARE = 8
 """One in so many positions of the context is kept free for an answer without max_output_tokens."""
 Attempt = Callable[[ChatRequestBody], Awaitable[ChatJob]]
 
 
-async def truncated(body: ChatRequestBody, attempt: Attempt) -> ChatJob:
-    """The job with as many of the last turns as fit. ApiError when the last one alone does not."""
-    job = await _fitting(body, attempt)
+@dataclass(frozen=True)
+class _Room:
+    """Of a prompt. beside: its tokens that are not of the conversation. most: of the conversation's, if less is allowed
+    than the context holds beside an answer."""
+
+    beside: int = 0
+    most: int | None = None
+
+    def holds(self, job: ChatJob, body: ChatRequestBody, share: float = 1.0) -> bool:
+        """share: of the tokens that are allowed."""
+        context = job.model.chat_processor.context_length
+        answer = min(body.max_completion_tokens or context, context // ANSWER_SHARE)
+        allowed = context - answer - self.beside
+        allowed = allowed if self.most is None else min(allowed, self.most)
+        return len(job.prompt.token_ids) - self.beside <= share * allowed
+
+
+async def truncated(
+    body: ChatRequestBody, attempt: Attempt, ratio: RetentionRatio | None = None
+) -> tuple[ChatJob, int]:
+    """The job with as many of the last turns as fit, and how many turns were left out. ratio: of a conversation that
+    does not fit only so much is kept. ApiError when the last turn alone does not fit."""
+    limits = None if ratio is None else ratio.token_limits
+    room = _Room(most=None if limits is None else limits.post_instructions)
+    job = await _fitting(body, attempt, room)
     if job is not None:
-        return job
+        return job, 0
     messages = body.messages
     instructions = 1 if messages[0].role == "system" else 0
-    turns = [n for n in turn_starts(messages) if n > instructions]
+    share = 1.0
+    if ratio is not None:
+        share, room = ratio.retention_ratio, _Room(await _beside(body, instructions, attempt), room.most)
+        if room.most is not None and (job := await _fitting(body, attempt, room)) is not None:
+            return job, 0
+    starts = turn_starts(messages)
+    turns = [n for n in starts if n > instructions]
+    if not turns:
+        return await attempt(body), 0
     first, last = 0, len(turns) - 1
     while first < last:
         middle = (first + last) // 2
-        if await _fitting(_from(body, instructions, turns[middle]), attempt) is None:
+        if await _fitting(_from(body, instructions, turns[middle]), attempt, room, share) is None:
             first = middle + 1
         else:
             last = middle
     # With the last turn alone the answer may be short, or the error say what does not fit.
-    return await attempt(_from(body, instructions, turns[first]) if turns else body)
+    return await attempt(_from(body, instructions, turns[first])), starts.index(turns[first])
 
 
 def turn_starts(messages: Sequence[Message]) -> list[int]:
@@ -44,14 +76,19 @@ def _from(body: ChatRequestBody, instructions: int, start: int) -> ChatRequestBo
     return msgspec.structs.replace(body, messages=messages)
 
 
-async def _fitting(body: ChatRequestBody, attempt: Attempt) -> ChatJob | None:
-    """None when the context does not hold the prompt and an answer."""
+async def _beside(body: ChatRequestBody, instructions: int, attempt: Attempt) -> int:
+    """Tokens of the instructions, the tools and what the template puts around an empty message."""
+    nothing = [*body.messages[:instructions], Message("user", "")]
+    job = await attempt(msgspec.structs.replace(body, messages=nothing))
+    return len(job.prompt.token_ids)
+
+
+async def _fitting(body: ChatRequestBody, attempt: Attempt, room: _Room, share: float = 1.0) -> ChatJob | None:
+    """None when there is no room for the prompt and an answer."""
     try:
         job = await attempt(body)
     except ApiError as error:
         if error.code != "context_length_exceeded":
             raise
         return None
-    context = job.model.chat_processor.context_length
-    answer = min(body.max_completion_tokens or context, context // ANSWER_SHARE)
-    return job if len(job.prompt.token_ids) + answer <= context else None
+    return job if room.holds(job, body, share) else None

@@ -54,7 +54,14 @@ from service.api.realtime.items import (
     created_item,
     new_id,
 )
-from service.api.realtime.session_config import RealtimeConfig, ResponseParams, SessionParams, shown, updated
+from service.api.realtime.session_config import (
+    RealtimeConfig,
+    ResponseParams,
+    RetentionRatio,
+    SessionParams,
+    shown,
+    updated,
+)
 from service.api.request_stream import EngineError
 from service.api.sockets import (
     FAILED,
@@ -180,9 +187,13 @@ class Session:
     async def _event_id(self, raw: str | bytes) -> str | None:
         """StreamClosed for what is not a JSON object: the client speaks another protocol."""
         try:
-            id = (await self._decoded(raw, Envelope)).event_id
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            await self.send_error(bad_request("An event must be a JSON object.", code="invalid_json"), None)
+            # Fields that an event does not have are skipped without a look at their bytes.
+            text = raw if isinstance(raw, str) else raw.decode()
+            id = (await self._decoded(text, Envelope)).event_id
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            deep = isinstance(error, RecursionError)
+            message = "The event is nested too deeply." if deep else "An event must be a JSON object, in UTF-8."
+            await self.send_error(bad_request(message, code="invalid_json"), None)
             raise StreamClosed(NOT_JSON, "not a JSON object") from None
         return id[:512] if isinstance(id, str) else None
 
@@ -263,6 +274,8 @@ class Session:
             message = f"The conversation is full: at most {max_items(context.settings)} items allowed. Delete some."
             raise bad_request(message, code="conversation_full")
         messages = self._messages(config, given)
+        shortened = isinstance(config.truncation, RetentionRatio)
+        turns = conversation.turns(shortened=shortened) if given.input is None else ()
         record = RequestRecord(
             self._record.request_id, "realtime", context.admission.ticket("realtime"), self._record.client
         )
@@ -274,6 +287,7 @@ class Session:
             conversation if kept else None,
             config,
             messages,
+            turns=turns,
             metadata=given.metadata,
             event_id=event_id,
             size=size,
@@ -281,7 +295,8 @@ class Session:
 
     def _messages(self, config: RealtimeConfig, given: ResponseParams) -> list[Message]:
         if given.input is None:
-            messages = self._conversation.messages()
+            shortened = isinstance(config.truncation, RetentionRatio)
+            messages = self._conversation.messages(shortened=shortened)
         else:
             check_counts(given.input, self._context.settings, "response.input")
             named = [item.id for item in given.input if item.type == "item_reference"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 Pair = tuple[str, str]
 """A piece of a source, and what it was rewritten to."""
+OnPiece = Callable[[str, str], None]
+"""Gets the pieces of a source as they are rewritten, in order."""
 
 TOKEN = re.compile(r"\S+|\s+")
 MOST_COMPARED = 64

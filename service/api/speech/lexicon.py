@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from models.errors import InputError
-from service.api.speech.alignment import Pair
+from service.api.speech.alignment import OnPiece, Pair
 from service.api.speech.text_splitting import is_wide
 
 MAX_FILE_ENTRIES = 5000
@@ -65,6 +65,7 @@ class LexiconFilter:
     is cut. Of lexicons with the same word, the first counts."""
 
     def __init__(self, *lexicons: Lexicon) -> None:
+        self.on_piece: OnPiece = lambda source, spoken: None
         self.full = False
         """Words were left as they are, since the text would have become too long."""
         self._lexicons = lexicons
@@ -109,7 +110,10 @@ class LexiconFilter:
             at += 1
         pairs.append((text[kept:at], text[kept:at]))
         self._before, self._pending = text[at - 1], text[at:]
-        return [pair for pair in pairs if pair[0]]
+        pairs = [pair for pair in pairs if pair[0]]
+        for source, spoken in pairs:
+            self.on_piece(source, spoken)
+        return pairs
 
     def _find(self, text: str, folded: str, start: int) -> tuple[int, str] | None:
         found = [match for lexicon in self._lexicons if (match := lexicon.find(text, folded, start)) is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from models.errors import InputError
+from service.api.speech.alignment import Pair
 from service.api.speech.markup import MarkupStripper
 from service.api.speech.passages import PAUSE, Passages, marked_seconds
 from service.api.speech.ssml import SsmlReader, is_ssml, may_be_ssml
@@ -12,8 +13,8 @@ from service.api.speech.ssml import SsmlReader, is_ssml, may_be_ssml
 OPEN_MARK = re.compile(r"\[(?:p(?:a(?:u(?:s(?:e(?::[^\[\]\n]{0,32})?)?)?)?)?)?\Z", re.IGNORECASE)
 """How a chunk may end inside a pause."""
 
-Piece = str | float
-"""Text to speak, or seconds of silence."""
+Piece = Pair | float
+"""Text as it is written and as it is spoken, or seconds of silence."""
 
 
 class LivePassages:

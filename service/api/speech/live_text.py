@@ -11,7 +11,9 @@ from models.errors import InputError
 from service.api.context import ServerContext
 from service.api.speech.delivery import AudioFeed
 from service.api.speech.live_passages import LivePassages
+from service.api.speech.live_writing import LiveWriting
 from service.api.speech.request import SMALL_TEXT, SpeechJob, SpokenTooLong, clean_text, most_spoken, speakable
+from service.api.speech.script import Line
 from service.api.speech.text_splitting import Granularity
 from service.link.messages import SpeechAppend, SpeechSegment
 
@@ -21,7 +23,7 @@ class _Written:
     """What one call of `write` adds: texts, the pauses in front of each in seconds, their segments, and why others
     cannot be spoken."""
 
-    texts: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     segments: list[SpeechSegment] = field(default_factory=list)
     transcript: tuple[int, ...] = ()
@@ -33,7 +35,8 @@ class LiveText:
 
     arrival: time.monotonic() from which its first audio is awaited; None: when its first segment is complete. number:
     counts the texts of a job. live: somebody listens while it is made. first: granularity of the first segment, where
-    it differs. ssml: a text that begins with <speak> is SSML. Close it at the end, whatever happened.
+    it differs. ssml: a text that begins with <speak> is SSML. written: also find out how segments were written. Close
+    it at the end, whatever happened.
     """
 
     def __init__(
@@ -46,12 +49,15 @@ class LiveText:
         arrival: float | None = None,
         first: Granularity | None = None,
         ssml: bool = False,
+        written: bool = False,
     ) -> None:
         self.complete = False
         """The text has ended."""
         self.feed: asyncio.Future[AudioFeed | None] = asyncio.get_running_loop().create_future()
         self.texts: list[str] = []
         """Of all segments so far, as they are spoken."""
+        self.lines: list[Line] = []
+        """The same with how they were written, if that was asked for."""
         self.pauses: list[float] = []
         """Seconds of silence in front of each."""
         self.pause = 0.0
@@ -63,7 +69,10 @@ class LiveText:
         self._live = live
         self._passages = LivePassages(markup=job.markup, ssml=ssml)
         self._filters = job.filters()
+        self._writing = LiveWriting(self._filters) if written else None
         self._splitter = job.splitter(first)
+        self._begun = False
+        """The first segment is complete."""
         self._characters = 0
         self._control: str | None = None
         self._request_id = ""
@@ -72,58 +81,72 @@ class LiveText:
     async def write(self, text: str, *, last: bool, pause: bool = False) -> None:
         """Adds text. pause: something else comes before more of it, so a segment ends here. InputError when a segment
         cannot be spoken: the others are, and the text goes on."""
-        parts = self._cut(text, whole=last or pause)
         self.complete = last
+        if len(text) <= SMALL_TEXT:
+            parts = self._cut(text, whole=last or pause)
+        else:
+            parts = await self._context.in_thread(lambda: self._cut(text, whole=last or pause))
         written = await self._in_turn(parts)
-        self.texts.extend(written.texts)
+        texts = [line.text for line in written.lines]
+        self.texts.extend(texts)
+        self.lines.extend(written.lines)
         self.pauses.extend(written.pauses)
-        if written.texts:
-            spoken = sum(map(len, written.texts))
+        if texts:
+            spoken = sum(map(len, texts))
             self._context.metrics.observe("speech_characters_total", spoken, model=self._job.model.name)
         if not self._ended:
             self._submit(written.segments, written.transcript, last)
         if (error := self._passages.error or written.error) is not None:
             raise error
 
-    def _cut(self, text: str, *, whole: bool) -> list[str | float]:
-        """The texts of segments that are complete, and pauses."""
-        parts: list[str | float] = []
+    def _cut(self, text: str, *, whole: bool) -> list[Line | float]:
+        """Segments that are complete, and pauses."""
+        parts: list[Line | float] = []
         for piece in self._passages.feed(text, whole=whole):
-            if isinstance(piece, str):
-                parts += self._split(piece, whole=False)
-            else:
+            if isinstance(piece, float):
                 parts += [*self._split("", whole=True), piece]
+                continue
+            if self._writing is not None:
+                self._writing.say(*piece)
+            parts += self._split(piece[1], whole=False)
         return [*parts, *self._split("", whole=True)] if whole else parts
 
-    def _split(self, text: str, *, whole: bool) -> list[str]:
+    def _split(self, text: str, *, whole: bool) -> list[Line]:
         for part in self._filters:
             text = part.feed(text) + (part.flush() if whole else "")
         parts = [*self._splitter.feed(text), *(self._splitter.flush() if whole else ())]
-        return [cleaned for part in parts if speakable(cleaned := clean_text(part).strip())]
+        texts = [cleaned for part in parts if speakable(cleaned := clean_text(part).strip())]
+        if self._writing is None:
+            return [Line(spoken, 0.0) for spoken in texts]
+        lines = self._writing.lines(texts, self._job.control_of(texts[0]) if texts and not self._begun else "")
+        self._begun = self._begun or bool(texts)
+        if whole:
+            self._writing.clear()
+        return lines
 
-    async def _in_turn(self, parts: Sequence[str | float]) -> _Written:
-        if sum(len(part) for part in parts if isinstance(part, str)) <= SMALL_TEXT:
+    async def _in_turn(self, parts: Sequence[Line | float]) -> _Written:
+        if sum(len(part.text) for part in parts if isinstance(part, Line)) <= SMALL_TEXT:
             return self._tokenize(parts)
         return await self._context.in_thread(lambda: self._tokenize(parts))
 
-    def _tokenize(self, parts: Sequence[str | float]) -> _Written:
+    def _tokenize(self, parts: Sequence[Line | float]) -> _Written:
         """The description in front of the first text is put in front of those after it."""
         written = _Written()
         for part in parts:
             if isinstance(part, float):
                 self.pause += part
                 continue
-            first = not self.texts and not written.texts
+            first, text = not self.texts and not written.lines, part.text
             try:
-                self._count(part)
-                segment = self._job.segment(part if first else (self._control or "") + part)
+                self._count(text)
+                segment = self._job.segment(text if first else (self._control or "") + text)
                 if first:
-                    written.transcript = self._job.transcript_ids(part)
-                    self._control = self._job.control_of(part)
+                    written.transcript = self._job.transcript_ids(text)
+                    self._control = self._job.control_of(text)
             except InputError as error:
                 written.error = written.error or error
                 continue
-            written.texts.append(part)
+            written.lines.append(part)
             written.pauses.append(self.pause)
             written.segments.append(segment)
             self.pause = 0.0

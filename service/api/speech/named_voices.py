@@ -94,10 +94,15 @@ async def described_reference(
     raise ApiError(500, "voice: no take of this voice was loud and long enough.", param="voice", code="voice_not_made")
 
 
+def spoken_text(description: str) -> str:
+    """What the voice of a description says once."""
+    return f"({description}){TEXT}" if description else TEXT
+
+
 async def _spoken(context: ServerContext, model: HostedModel, description: str, seed: int) -> np.ndarray:
     """float32 [samples] at the model's rate. Nobody listens live, so listeners go first."""
     processor = model.speech_processor
-    ids = processor.tokenize(f"({description}){TEXT}" if description else TEXT)
+    ids = processor.tokenize(spoken_text(description))
     cap = min(processor.max_patches(ids), MAX_PATCHES)
     request = SpeechRequest(
         f"voice-{uuid.uuid4().hex}",

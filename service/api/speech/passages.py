@@ -54,12 +54,12 @@ class Passages:
         if seconds > 0:
             self.all.append(Passage(seconds))
 
-    def take(self) -> list[str | float]:
-        """Texts as they are spoken and seconds of silence since the last call, in order."""
-        taken: list[str | float] = []
+    def take(self) -> list[Pair | float]:
+        """Texts, as written and as spoken, and seconds of silence since the last call, in order."""
+        taken: list[Pair | float] = []
         for passage in self.all:
             taken += [passage.pause] if passage.pause else []
-            taken += [spoken for _, spoken in passage.parts]
+            taken += passage.parts
         self.all = [Passage()]
         return taken
 

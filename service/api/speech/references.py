@@ -37,6 +37,7 @@ async def encode_reference(
     if text is not None:
         # Padded on the left: the last patch of a prompt must end where the audio ends.
         latents["prompt"] = await encode(context, model, wave, "left")
+        check_room(model, text, "ref_text", **{f"{name}_patches": len(latents[name]) for name in latents})
     return latents
 
 
@@ -55,6 +56,13 @@ async def encode(context: ServerContext, model: HostedModel, wave: np.ndarray, p
 
 def check_text(model: HostedModel, text: str, field: str) -> None:
     named(field, lambda: model.speech_processor.tokenize(text))
+
+
+def check_room(model: HostedModel, text: str, field: str, **patches: int) -> None:
+    """InputError when text and patches (those of SpeechProcessor.layout) leave no position of the context to speak
+    in: nobody could ever use them."""
+    processor = model.speech_processor
+    named(field, lambda: processor.layout(processor.tokenize(text), **patches))
 
 
 def named(field: str, step: Callable[[], T]) -> T:

@@ -25,7 +25,7 @@ from service.catalog import HostedModel
 from service.link.messages import SpeechRequest, SpeechSegment
 from service.media.audio_out import FORMATS, StreamingEncoder
 from service.media.reference_level import level_reference
-from service.voice_store import Voice, VoiceStoreError, name_key
+from service.voice_store import LONGEST_NAME, Voice, VoiceStoreError, name_key
 
 DEFAULT_VOICE = "default"
 OPENAI_VOICES = {
@@ -287,21 +287,21 @@ async def _named_speaker(context: ServerContext, options: SpeechOptions, model: 
 def find_voice(context: ServerContext, name: str, model: HostedModel | None) -> Voice | str:
     """An uploaded voice, or the name of a built-in one. model: that is to speak in it, where that is known. ApiError
     404 for an unknown voice, 400 for one of another model."""
-    key = name_key(name)
+    key = name_key(name) if len(name) <= LONGEST_NAME else ""
     if key == DEFAULT_VOICE or key in OPENAI_VOICES:
         return key
     voice = context.voices.find(name)
     if voice is None:
-        raise ApiError(
-            404,
-            "voice: no voice has this id or name; GET /v1/audio/voices lists them.",
-            param="voice",
-            code="voice_not_found",
-        )
+        raise _no_voice()
     if model is not None and voice.encoder != encoder_of(model):
         message = "voice: this voice was uploaded for another model; upload it again for this one."
         raise bad_request(message, "voice", "voice_of_other_model")
     return voice
+
+
+def _no_voice() -> ApiError:
+    message = "voice: no voice has this id or name; GET /v1/audio/voices lists them."
+    return ApiError(404, message, param="voice", code="voice_not_found")
 
 
 async def _reference_speaker(
@@ -330,6 +330,8 @@ async def _stored_speaker(context: ServerContext, voice: Voice, model: HostedMod
         if latents is None:
             latents = await context.in_thread(lambda: context.voices.latents(voice))
     except VoiceStoreError as error:
+        if error.reason == "gone":
+            raise _no_voice() from error
         raise ApiError(500, f"voice: {error}.", param="voice", code="voice_unreadable") from error
     if design or voice.ref_text is None:
         return Speaker(latents["reference"], design=design)

@@ -85,7 +85,7 @@ def _lines(job: SpeechJob, steps: Sequence[Sequence[Pair]], pause: float, *, fir
     parts = [*splitter.feed(text), *splitter.flush()]
     texts = [cleaned for part in parts if speakable(cleaned := clean_text(part).strip())]
     lines = [Line(spoken, 0.0 if index else pause) for index, spoken in enumerate(texts)]
-    return _Writing(steps).added(lines, job.control_of(texts[0]) if first and texts else "") if written else lines
+    return Writing(steps).added(lines, job.control_of(texts[0]) if first and texts else "") if written else lines
 
 
 def _steps(job: SpeechJob, passage: Passage, lexicon: LexiconFilter | None) -> list[list[Pair]]:
@@ -94,11 +94,11 @@ def _steps(job: SpeechJob, passage: Passage, lexicon: LexiconFilter | None) -> l
     if lexicon is not None:
         steps.append(lexicon.pairs(_joined(steps[-1])))
     if job.normalised:
-        clauses: list[Pair] = []
-        normaliser = TextNormaliser(lambda clause, words: clauses.append((clause, words)))
+        pieces: list[Pair] = []
+        normaliser = TextNormaliser(lambda source, words: pieces.append((source, words)))
         normaliser.feed(_joined(steps[-1]))
         normaliser.flush()
-        steps.append(clauses)
+        steps.append(pieces)
     return steps
 
 
@@ -111,7 +111,7 @@ def spoken_line(text: str) -> Line:
     return Line(text, 0.0, text, _words([(word, word) for word in text.split()]))
 
 
-class _Writing:
+class Writing:
     """How the segments of a passage were written, from where they lie in its text as it is spoken."""
 
     def __init__(self, steps: Sequence[Sequence[Pair]]) -> None:
@@ -120,6 +120,8 @@ class _Writing:
         fine = [[pair for source, text in pairs for pair in common_words(source, text)] for pairs in steps]
         self._back = [Alignment(pairs) for pairs in reversed(fine)]
         self._forth = [Alignment(inverse(pairs)) for pairs in fine]
+        self.end = 0
+        """Of the text as it is spoken: where the last of the segments ends."""
 
     def added(self, lines: Sequence[Line], description: str) -> list[Line]:
         """The lines with how they were written. description: of the voice, at the begin of the first."""
@@ -131,8 +133,9 @@ class _Writing:
             # What lies between two segments has no letter or digit, so this is the next one's place.
             start = solid.index(spoken, at)
             at = start + len(spoken)
+            self.end = places[at - 1] + 1
             begin = self._back_to_source(self._with_signs(places[start]))
-            end = self._back_to_source(places[at - 1] + 1)
+            end = self._back_to_source(self.end)
             if not index and self._source.startswith(description, begin):
                 begin += len(description)
             full.append(self._line(line, begin, end))

@@ -17,13 +17,13 @@ from service.api.context import ServerContext, context_of
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import record_of
-from service.api.speech.named_voices import described_reference
-from service.api.speech.references import check_text, encode_reference, encoder_of
+from service.api.speech.named_voices import described_reference, spoken_text
+from service.api.speech.references import check_room, encode_reference, encoder_of
 from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES, PARENTHESES, clean_text, speech_model
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
 from service.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voice_store import Voice, VoiceStoreError, name_key
+from service.voice_store import ID, Voice, VoiceStoreError, name_key
 
 router = APIRouter()
 
@@ -34,7 +34,8 @@ NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
 SEED = re.compile(r"[0-9]{1,18}")
 MAX_FIELD = 4096
 MAX_FIELDS = 16
-STATUS = {"full": 409, "exists": 409, "disk_full": 507, "disk": 500}
+STATUS = {"full": 409, "exists": 409, "gone": 404, "disk_full": 507, "disk": 500}
+CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
 
 
@@ -66,8 +67,8 @@ async def delete_voice(request: Request, voice: str) -> Response:
     found = _find(context, voice)
     try:
         await context.in_thread(lambda: context.voices.delete(found.id))
-    except KeyError:
-        raise _not_found() from None
+    except VoiceStoreError as error:
+        raise _not_found() if error.reason == "gone" else _store_error(error) from error
     return _json(VoiceDeleted(found.id))
 
 
@@ -98,6 +99,9 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
         raise bad_request("name: must be 1 to 64 letters, digits, spaces or any of . - '", "name")
     if name_key(name) in RESERVED:
         raise bad_request("name: this is the name of a built-in voice.", "name")
+    if ID.fullmatch(name_key(name)):
+        # Requests that still ask for a deleted voice by its id would get this one.
+        raise bad_request("name: must not have the form of a voice's id.", "name")
     consent = _field(form, "consent")
     sample = form.get("audio_sample")
     ref_text = _field(form, "ref_text")
@@ -129,11 +133,7 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
             )
         )
     except VoiceStoreError as error:
-        field = "name" if error.reason == "exists" else None
-        code = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insufficient_storage"}
-        raise ApiError(
-            STATUS[error.reason], f"{error}.", param=field, code=code.get(error.reason, "internal_error")
-        ) from error
+        raise _store_error(error) from error
     except InputError:
         context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
         raise
@@ -157,8 +157,9 @@ async def _described(
         raise bad_request("seed: must be a whole number of at most 18 digits.", "seed")
     design = clean_text(description.translate(PARENTHESES)).strip()
     if not design:
-        raise bad_request("speaker_description: has nothing but parentheses.", "speaker_description")
-    check_text(model, design, "speaker_description")
+        message = "speaker_description: has no character but parentheses and control characters."
+        raise bad_request(message, "speaker_description")
+    check_room(model, spoken_text(design), "speaker_description")
     drawn = secrets.randbits(62) if seed is None else int(seed)
     patches, seconds = await described_reference(context, model, design, drawn)
     return {"reference": patches}, seconds
@@ -199,6 +200,11 @@ def _find(context: ServerContext, key: str) -> Voice:
     if voice is None:
         raise _not_found()
     return voice
+
+
+def _store_error(error: VoiceStoreError) -> ApiError:
+    field = "name" if error.reason == "exists" else None
+    return ApiError(STATUS[error.reason], f"{error}.", param=field, code=CODES.get(error.reason, "internal_error"))
 
 
 def _not_found() -> ApiError:

@@ -31,7 +31,6 @@ from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, en
 from service.api.speech.live_text import LiveText
 from service.api.speech.request import SpeechJob, prepare
 from service.api.speech.schema import Granularities, SpeechAudioSegment, SpeechOptions
-from service.api.speech.script import Line, spoken_line
 from service.media.audio_out import StreamingEncoder
 
 log = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class AudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="audio.done")
 
 
 class AudioSegment(SpeechAudioSegment, frozen=True, omit_defaults=True, tag_field="type", tag="audio.segment"):
-    """When a segment is heard: seconds from the begin of the utterance's audio. text, words: as they are spoken."""
+    """When a segment is heard: seconds from the begin of the utterance's audio. text, words: as they were written."""
 
 
 class SessionDone(msgspec.Struct, frozen=True, tag_field="type", tag="session.done"):
@@ -152,7 +151,7 @@ class Session:
             raw = await self._next()
             try:
                 await self._handle(self._parse(raw))
-            except (ApiError, InputError, msgspec.MsgspecError) as error:
+            except (ApiError, InputError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 answer = as_api_error(error)
                 if answer.status >= 500:
                     raise answer from error
@@ -255,12 +254,11 @@ class Utterance:
         self._socket = socket
         self._job = job
         self._arrival = time.monotonic()
-        self._text = LiveText(context, job, number=number, arrival=self._arrival, ssml=True)
+        self._text = LiveText(context, job, number=number, arrival=self._arrival, ssml=True, written=bool(captions))
         self._rate = job.processor.sample_rate * job.speed
         """Samples that a listener hears in a second."""
-        self._lines: list[Line] = []
         self._captions = (
-            Captions(self._lines, self._rate, words="word" in captions, kind=AudioSegment) if captions else None
+            Captions(self._text.lines, self._rate, words="word" in captions, kind=AudioSegment) if captions else None
         )
         self._files = 0
         """Sent or being sent: a segment each, and the pause behind the last one."""
@@ -320,7 +318,6 @@ class Utterance:
     async def _start(self) -> StreamingEncoder:
         """Announces the next file: of a segment, or of the pause behind the last one, which has no text."""
         text = self._text.texts[self._files] if self._files < len(self._text.texts) else ""
-        self._lines.append(spoken_line(text))
         start = AudioStart(self._files, text, self._job.response_format, self._job.sample_rate)
         self._files += 1
         await send(self._context, self._socket, start)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -15,148 +13,37 @@ import numpy as np
 import pytest
 import websockets
 from openai import AsyncOpenAI
-from PIL import Image
 from websockets import Subprotocol
 from websockets.asyncio.client import ClientConnection, connect
 
-from models.media import ChatMessage, TokenizedChat
 from service.api.http.errors import ApiError
 from service.api.realtime import websocket
 from service.api.realtime.events import OutputItemAdded, OutputTextDelta
 from service.api.realtime.websocket import Session
-from service.link.config import EngineConfig
-from service.link.supervisor import EngineLink, InlineLink
+from tests.api.realtime.conversing import (
+    MAX_ITEMS,
+    Conversing,
+    Event,
+    add,
+    answer,
+    joined,
+    kinds,
+    message,
+    picture,
+    refused,
+    refused_later,
+    said,
+    tell,
+    up_to,
+)
 from tests.media.test_g711 import decoded
-from tests.support.fake_chat import FakeProcessor
-from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
-from tests.support.servers import RunningServer, running_server
+from tests.support.fake_talker import ENDLESS, MUTE, PATCH
+from tests.support.servers import running_server
 from tests.support.tool_samples import TOOLS, call_text
-from tests.support.waiting import GENEROUS, until, wait
+from tests.support.waiting import GENEROUS, until
 
-MAX_ITEMS = 7
-Event = dict[str, Any]
-
-
-class Conversing:
-    """seen: the messages of every request, as (role, text)."""
-
-    def __init__(self, server: RunningServer, talker: FakeTalker) -> None:
-        self.server = server
-        self.talker = talker
-        self.seen: list[list[tuple[str, str]]] = []
-
-    def connect(self, query: str = "model=tiny", **options: Any) -> connect:
-        url = self.server.url.replace("http", "ws") + f"/v1/realtime?{query}"
-        return connect(url, max_size=None, open_timeout=GENEROUS, **options)
-
-    def responses(self) -> dict[str, int]:
-        lines = httpx.get(f"{self.server.url}/metrics", timeout=GENEROUS).text.splitlines()
-        counts = [line for line in lines if line.startswith('reprise_realtime_responses_total{model="tiny"')]
-        return {line.split('status="')[1].split('"')[0]: int(float(line.split()[-1])) for line in counts}
-
-
-def shown(message: ChatMessage) -> str:
-    calls = [f"{call.name}({json.dumps(call.arguments)})" for call in message.tool_calls]
-    return "".join([*(part.text or "<>" for part in message.content), *calls])
-
-
-@pytest.fixture(scope="module")
-def conversing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversing]:
-    talker = FakeTalker()
-    patch = pytest.MonkeyPatch()
-
-    def link(config: EngineConfig) -> EngineLink:
-        return InlineLink(config, talker.serve)
-
-    flags: dict[str, Any] = {"fixed_voices": False, "max_images": 2, "max_parts": 12, "max_messages": MAX_ITEMS + 1}
-    flags |= {"max_body": 400_000, "voices_dir": tmp_path_factory.mktemp("voices")}
-    with running_server(talking_catalog(), link, **flags) as server:
-        conversing = Conversing(server, talker)
-        apply = FakeProcessor.apply_chat_template
-
-        def seeing(self: FakeProcessor, messages: Sequence[ChatMessage], *rest: Any, **options: Any) -> Any:
-            conversing.seen.append([(one.role, shown(one)) for one in messages])
-            return apply(self, messages, *rest, **options)
-
-        patch.setattr(FakeProcessor, "apply_chat_template", seeing)
-        yield conversing
-        patch.undo()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(conversing: Conversing) -> Iterator[None]:
-    yield
-    context = conversing.server.context
-    wait(lambda: not context.open_sockets, what="every socket is closed")
-    conversing.server.wait_idle()
-    wait(lambda: conversing.talker.idle, what="the engine has nothing to do")
-    assert not context.unvoiced
-
-
-@pytest.fixture
-async def socket(conversing: Conversing) -> AsyncIterator[ClientConnection]:
-    async with conversing.connect() as socket:
-        assert (await said(socket))["type"] == "session.created"
-        yield socket
-
-
-async def tell(socket: ClientConnection, kind: str, **fields: Any) -> None:
-    await socket.send(json.dumps({"type": kind, **fields}))
-
-
-async def said(socket: ClientConnection) -> Event:
-    event: Event = json.loads(await asyncio.wait_for(socket.recv(), GENEROUS))
-    return event
-
-
-async def up_to(socket: ClientConnection, kind: str) -> list[Event]:
-    events = []
-    while not events or events[-1]["type"] not in (kind, "error"):
-        events.append(await said(socket))
-    assert events[-1]["type"] == kind, events[-1]
-    return events
-
-
-async def refused(socket: ClientConnection, kind: str, **fields: Any) -> Event:
-    """The error that answers an event."""
-    await tell(socket, kind, event_id="mine", **fields)
-    event = await said(socket)
-    assert event["type"] == "error" and event["event_id"], event
-    assert event["error"]["event_id"] == "mine"
-    error: Event = event["error"]
-    return error
-
-
-def message(text: str, role: str = "user", **fields: Any) -> Event:
-    kind = "output_text" if role == "assistant" else "input_text"
-    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}], **fields}
-
-
-def picture(size: int = 8) -> Event:
-    file = io.BytesIO()
-    Image.new("RGB", (size, size)).save(file, "PNG")
-    return {"type": "input_image", "image_url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}
-
-
-async def add(socket: ClientConnection, text: str, **fields: Any) -> str:
-    await tell(socket, "conversation.item.create", item=message(text, **fields))
-    id: str = (await up_to(socket, "conversation.item.done"))[-1]["item"]["id"]
-    return id
-
-
-async def answer(socket: ClientConnection, **response: Any) -> list[Event]:
-    await tell(socket, "response.create", response=response)
-    return await up_to(socket, "response.done")
-
-
-def joined(events: list[Event], kind: str) -> str:
-    return "".join(event["delta"] for event in events if event["type"] == kind)
-
-
-def kinds(events: list[Event]) -> list[str]:
-    """Types of events in order, deltas of a kind once."""
-    types = [event["type"] for event in events]
-    return [kind for index, kind in enumerate(types) if not index or types[index - 1] != kind]
+CALL = {"call_id": "c", "name": "f", "arguments": "{}"}
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 async def test_a_written_answer(conversing: Conversing, socket: ClientConnection) -> None:
@@ -211,6 +98,17 @@ async def test_a_spoken_answer(conversing: Conversing, socket: ClientConnection)
     assert conversing.talker.requests[-1].live
 
 
+async def test_an_answer_of_which_a_segment_ended_at_its_cap_is_incomplete(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    await add(socket, "One, two and three is it. Four five six.")
+    conversing.talker.runaways = 1
+    done = (await answer(socket))[-1]["response"]
+    assert done["status"] == "incomplete" and done["output"][0]["status"] == "incomplete"
+    assert done["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+    assert done["output"][0]["content"][0]["transcript"] == "One, two and three is it. Four five six."
+
+
 async def test_the_model_sees_of_a_spoken_answer_what_was_played(
     conversing: Conversing, socket: ClientConnection
 ) -> None:
@@ -256,16 +154,6 @@ async def test_an_answer_that_is_cancelled_is_kept_as_far_as_it_went(
     await answer(socket, output_modalities=["text"])
     # What has been played of the first segment, "!endless This is the beginning,", which lasts 0.1 s.
     assert conversing.seen[-1][1] == ("assistant", "!endless This is the")
-
-
-async def refused_later(socket: ClientConnection, kind: str) -> Event:
-    """The error that answers an event while a response goes on."""
-    await tell(socket, kind, event_id="mine")
-    while (event := await said(socket))["type"] != "error":
-        pass
-    assert event["error"]["event_id"] == "mine"
-    error: Event = event["error"]
-    return error
 
 
 @pytest.mark.parametrize("kind", [OutputItemAdded, OutputTextDelta])
@@ -477,8 +365,25 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection, kind: str) -
         ({"type": "session.update", "session": {"prompt": {"id": "x"}}}, "session.prompt"),
         ({"type": "session.update", "session": {"truncation": "never"}}, "session.truncation"),
         (
-            {"type": "session.update", "session": {"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}}},
-            "session.truncation",
+            {"type": "session.update", "session": {"truncation": {"type": "retention_ratio", "retention_ratio": 1.5}}},
+            "session.truncation.retention_ratio",
+        ),
+        (
+            {"type": "session.update", "session": {"truncation": {"type": "retention_ratio"}}},
+            "session.truncation.retention_ratio",
+        ),
+        (
+            {
+                "type": "session.update",
+                "session": {
+                    "truncation": {
+                        "type": "retention_ratio",
+                        "retention_ratio": 0.5,
+                        "token_limits": {"post_instructions": 0},
+                    }
+                },
+            },
+            "session.truncation.token_limits.post_instructions",
         ),
         (
             {"type": "session.update", "session": {"audio": {"output": {"voice": "nobody"}}}},
@@ -513,6 +418,28 @@ async def test_what_needs_ears_is_refused(socket: ClientConnection, kind: str) -
         ({"type": "conversation.item.create", "item": {"type": "item_reference", "id": "x"}}, "item.type"),
         ({"type": "conversation.item.create", "item": {"type": "function_call", "name": "f"}}, "item.call_id"),
         ({"type": "conversation.item.create", "item": {"type": "function_call_output"}}, "item.call_id"),
+        *(
+            (
+                {"type": "conversation.item.create", "item": {"type": "function_call", **CALL, field: value}},
+                f"item.{field}",
+            )
+            for field, value in (
+                ("name", "no name"),
+                ("arguments", "no JSON"),
+                ("arguments", "[]"),
+                ("arguments", '{"a":' * 99 + "{}" + "}" * 99),
+                ("arguments", '{"a":' + "[" * 100_000),
+                ("call_id", ""),
+                ("call_id", "c" * 257),
+            )
+        ),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": {"type": "function_call_output", "call_id": "c" * 257, "output": ""},
+            },
+            "item.call_id",
+        ),
         ({"type": "conversation.item.create", "item": {"type": "message"}}, "item.role"),
         ({"type": "conversation.item.create", "item": {"type": "message", "role": "user"}}, "item.content"),
         (
@@ -570,19 +497,6 @@ async def test_sound_for_telephones(socket: ClientConnection, kind: str, codec: 
         socket, "conversation.item.truncate", item_id=spoken, content_index=0, audio_end_ms=PATCH // 48 + 10
     )
     assert "the item has 100 ms of audio" in error["message"]
-
-
-@pytest.fixture
-def whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake model reads all messages, not the last one alone."""
-    apply = FakeProcessor.apply_chat_template
-
-    def all_of(self: FakeProcessor, messages: Sequence[ChatMessage], *rest: Any, **options: Any) -> TokenizedChat:
-        chat = apply(self, messages, *rest, **options)
-        earlier = [ord("x")] * sum(len(shown(message)) for message in messages[:-1])
-        return TokenizedChat(np.append(np.array(earlier, np.int32), chat.token_ids).astype(np.int32), ())
-
-    monkeypatch.setattr(FakeProcessor, "apply_chat_template", all_of)
 
 
 @pytest.mark.usefixtures("whole_prompts")
@@ -746,12 +660,25 @@ async def test_a_full_server_says_so_and_the_session_goes_on(conversing: Convers
     assert (await answer(socket, output_modalities=["text"]))[-1]["response"]["status"] == "completed"
 
 
-@pytest.mark.parametrize("raw", ["no json", "[]", '"x"', b"\xff", "[" * 100_000])
-async def test_what_is_not_json_ends_the_session(conversing: Conversing, raw: str | bytes) -> None:
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        ("no json", "JSON object"),
+        ("[]", "JSON object"),
+        ('"x"', "JSON object"),
+        (b"\xff", "UTF-8"),
+        (b'{"type": "conversation.item.delete", "item_id": "\xff"}', "UTF-8"),
+        (b'{"type": "response.cancel", "unknown": "\xff"}', "UTF-8"),
+        ("[" * 100_000, "JSON object"),
+        ('{"type": "response.cancel", "unknown": ' + "[" * 100_000, "too deeply"),
+    ],
+)
+async def test_what_is_not_json_ends_the_session(conversing: Conversing, raw: str | bytes, problem: str) -> None:
     async with conversing.connect() as socket:
         await said(socket)
         await socket.send(raw)
-        assert (await said(socket))["error"]["code"] == "invalid_json"
+        error = (await said(socket))["error"]
+        assert error["code"] == "invalid_json" and problem in error["message"]
         with pytest.raises(websockets.ConnectionClosedError) as closed:
             await asyncio.wait_for(socket.recv(), GENEROUS)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1007
@@ -801,7 +728,8 @@ async def test_a_page_of_another_origin_and_an_event_that_is_too_large_are_refus
     assert refused.value.response.status_code == 403
     async with conversing.connect() as socket:
         await said(socket)
-        await socket.send("x" * (conversing.server.context.settings.max_audio_bytes + 1))
+        # In two frames: all but a byte has been read when the server closes, so no reset overtakes its close frame.
+        await socket.send(["x" * conversing.server.context.settings.max_audio_bytes, "x"])
         with pytest.raises(websockets.ConnectionClosed) as closed:
             await asyncio.wait_for(socket.recv(), GENEROUS)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009

@@ -33,11 +33,15 @@ def live(text: str, size: int) -> list[str | float]:
     passages = LivePassages(markup=True, ssml=True)
     pieces: list[str | float] = []
     for start in range(0, len(text), size):
-        pieces += passages.feed(text[start : start + size], whole=False)
+        pieces += spoken(passages, text[start : start + size])
         assert passages.error is None
-    pieces += passages.feed("", whole=True)
+    pieces += spoken(passages, "", whole=True)
     assert passages.error is None
     return joined(pieces)
+
+
+def spoken(passages: LivePassages, text: str, *, whole: bool = False) -> list[str | float]:
+    return [piece if isinstance(piece, float) else piece[1] for piece in passages.feed(text, whole=whole)]
 
 
 def joined(pieces: list[str | float]) -> list[str | float]:
@@ -77,12 +81,12 @@ def test_a_pause_before_parentheses_is_no_link() -> None:
 
 def test_what_is_decided_is_not_held_back() -> None:
     marked = LivePassages(markup=True, ssml=True)
-    assert marked.feed("One two. ", whole=False) == ["One two."]
-    assert marked.feed("[pause:1s] three", whole=False) == [" ", 1.0, " three"]
+    assert spoken(marked, "One two. ") == ["One two."]
+    assert spoken(marked, "[pause:1s] three") == [" ", 1.0, " three"]
     ssml = LivePassages(markup=True, ssml=True)
-    assert ssml.feed("<speak>One two. <bre", whole=False) == ["One two. "]
-    assert ssml.feed("ak time='1s'/>Three &am", whole=False) == [1.0, "Three "]
-    assert ssml.feed("p; four", whole=False) == ["& four"]
+    assert spoken(ssml, "<speak>One two. <bre") == ["One two. "]
+    assert spoken(ssml, "ak time='1s'/>Three &am") == [1.0, "Three "]
+    assert spoken(ssml, "p; four") == ["& four"]
 
 
 @pytest.mark.parametrize(
@@ -95,11 +99,11 @@ def test_what_is_decided_is_not_held_back() -> None:
 )
 def test_the_text_goes_on_behind_a_pause_that_does_not_fit(text: str, rest: list[str | float], error: str) -> None:
     passages = LivePassages(markup=True, ssml=True)
-    pieces = passages.feed(text + " two. ", whole=False)
+    pieces = spoken(passages, text + " two. ")
     assert passages.error is not None
     with pytest.raises(InputError, match=error):
         raise passages.error
-    more = passages.feed("Three", whole=True)
+    more = spoken(passages, "Three", whole=True)
     assert words(joined([*pieces, *more])) == [*rest[:-1], f"{rest[-1]} two. Three"]
     assert passages.error is None
 
@@ -127,6 +131,12 @@ def test_nothing_is_read_behind_ssml_that_does_not_fit(chunks: list[str], error:
     assert passages.feed("more", whole=True) == []
 
 
+def test_what_is_written_goes_along() -> None:
+    passages = LivePassages(markup=True, ssml=True)
+    passages.feed("<speak>The <sub alias='World Health", whole=False)
+    assert passages.feed(" Organization'>WHO</sub>.", whole=False)[0] == ("WHO", "World Health Organization")
+
+
 def test_where_no_ssml_is_read_its_tags_are_those_of_html() -> None:
     passages = LivePassages(markup=True, ssml=False)
-    assert joined(passages.feed("<speak>One <break/>two.</speak>", whole=True)) == ["One two."]
+    assert joined(spoken(passages, "<speak>One <break/>two.</speak>", whole=True)) == ["One two."]

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +16,15 @@ import pytest
 import soundfile
 from websockets.asyncio.client import connect
 
+from service.api.speech import live_text
+from service.api.speech.normalising.text import TextNormaliser
 from service.link.supervisor import InlineLink
 from tests.support.fake_talker import PATCH, RATE, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 
 TEXT = "[pause:250ms]In 1999. [pause:1.5s](It) cost **$5**.\n\nSee nginx!  [pause:0.1s]"
+WRITTEN = ["In 1999.", "(It) cost $5.", "See nginx!"]
 SPOKEN = ["In nineteen ninety-nine.", "(It) cost five dollars.", "See engine x!"]
 PAUSES = [0.25, 1.5, 0.0]
 BEHIND = 0.1
@@ -89,17 +93,41 @@ async def test_a_pause_is_silence_in_front_of_the_next_segment(server: RunningSe
     assert not of_type(received, "audio.segment"), "captions are not asked for"
 
 
-async def test_captions_say_when_each_segment_is_heard(server: RunningServer) -> None:
-    received = await utterance(server, TEXT, timestamp_granularities=["segment", "word"], speed=2.0)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+async def test_captions_say_when_each_segment_is_heard(server: RunningServer, size: int) -> None:
+    chunks = [TEXT[start : start + size] for start in range(0, len(TEXT), size)]
+    asked: dict[str, Any] = {"timestamp_granularities": ["segment", "word"], "speed": 2.0}
+    received = await utterance(server, *chunks, lexicon={"nginx": "engine x"}, **asked)
     segments = of_type(received, "audio.segment")
     half = SEGMENT / 2
     starts = [0.25, 1.75 + half, 1.75 + 2 * half]
     assert [segment["start"] for segment in segments] == pytest.approx(starts, abs=1 / RATE)
     assert [segment["end"] for segment in segments] == pytest.approx([start + half for start in starts], abs=1 / RATE)
-    assert [segment["text"] for segment in segments] == [SPOKEN[0], SPOKEN[1], "See nginx!"]
-    assert [word["word"] for word in segments[0]["words"]] == SPOKEN[0].split()
+    assert [start["sentence_text"] for start in of_type(received, "audio.start")] == [*SPOKEN, ""]
+    assert [segment["text"] for segment in segments] == WRITTEN
+    words = [[word["word"] for word in segment["words"]] for segment in segments]
+    assert words == [written.split() for written in WRITTEN]
     kinds = [message["type"] for message in received if isinstance(message, dict)]
     assert kinds[:3] == ["audio.start", "audio.done", "audio.segment"]
+
+
+async def test_a_long_message_is_not_read_in_the_event_loop(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sixty thousand characters of a large one take seconds."""
+    threads: dict[int, set[str]] = {}
+    feed = TextNormaliser.feed
+
+    def noted(self: TextNormaliser, text: str) -> str:
+        threads.setdefault(len(text), set()).add(threading.current_thread().name)
+        return feed(self, text)
+
+    monkeypatch.setattr(TextNormaliser, "feed", noted)
+    monkeypatch.setattr(live_text, "SMALL_TEXT", 100)
+    short, long = "It is 5 o'clock now.", "It is 6 o'clock now. " * 10
+    await utterance(server, short, long)
+    (loop,) = {name for length, names in threads.items() if length < 50 for name in names if length == len(short)}
+    assert loop not in set().union(*(names for length, names in threads.items() if length > 100))
 
 
 async def test_captions_end_with_the_configuration_that_asked_for_them(server: RunningServer) -> None:

@@ -275,3 +275,21 @@ async def test_keys_are_asked_for(tmp_path: Path) -> None:
         async with connect(url, additional_headers={"Authorization": "Bearer secret"}) as socket:
             first = json.loads(await asyncio.wait_for(socket.recv(), GENEROUS))
             assert first["type"] == "error" and first["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"type": "input.text", "text": "\xff"}', '{"type": "input.done", "more": ' + "[" * 100_000]
+)
+async def test_what_is_no_json_is_reported_and_the_session_goes_on(server: RunningServer, raw: str | bytes) -> None:
+    async with session(server) as socket:
+        await socket.send(raw)
+        (error,) = await heard(socket)
+        assert error["type"] == "error" and error["code"] == "invalid_json"
+        await tell(socket, "input.done")
+        assert (await heard(socket))[-1]["type"] == "session.done"
+
+
+async def test_messages_are_not_compressed(server: RunningServer) -> None:
+    """A picture of megabytes in an event would hold the event loop, and with it all sound, for half a second."""
+    async with session(server) as socket:
+        assert not socket.protocol.extensions

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import threading
+import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,10 +127,12 @@ BAD = [
     ({"name": "../../etc"}, "name"),
     ({"name": "x" * 65}, "name"),
     ({"name": "alloy"}, "name"),
+    ({"name": "ＶOICE_" + "0a" * 12}, "name"),  # what a deleted voice may have been called by
     ({"consent": None}, "consent"),
     ({"consent": "false"}, "consent"),
     ({"ref_text": "x" * 5000}, "ref_text"),
     ({"ref_text": "<|audio_start|>"}, "ref_text"),
+    ({"ref_text": "聲" * 4096}, "ref_text"),  # leaves no position to speak in
     ({"sample": b"not audio"}, "audio_sample"),
     ({"sample": b""}, "audio_sample"),
     ({"sample": clip(61)}, "audio_sample"),
@@ -144,6 +147,89 @@ def test_what_does_not_fit_is_named(http: httpx.Client, fields: dict[str, Any], 
     if answer.status_code == 400:
         assert answer.json()["error"]["param"] == param
     assert not list(directory.iterdir())
+
+
+def test_a_description_that_leaves_no_room_to_speak_is_named(http: httpx.Client, directory: Path) -> None:
+    parts = {"name": (None, "Long"), "speaker_description": (None, "a calm voice " * 315)}
+    answer = http.post("/v1/audio/voices", files=parts)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "speaker_description")
+    assert not list(directory.iterdir())
+
+
+def test_a_name_of_megabytes_is_not_folded(
+    server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sign is eighteen letters once it is normalised: six megabytes would hold the event loop for seconds."""
+    folded: list[int] = []
+    normalize = unicodedata.normalize
+
+    def counted(form: str, text: str) -> str:
+        folded.append(len(text))
+        return normalize(form, text)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(voices.unicodedata, "normalize", counted)
+    for length in (65, 200_000):
+        answer = speak(http, "\ufdfa" * length)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "voice_not_found")
+    assert http.get("/v1/audio/voices/" + "%EF%B7%BA" * 65).status_code == 404
+    assert max(folded, default=0) <= voices.LONGEST_NAME * 18
+
+
+def test_a_voice_that_is_deleted_while_a_request_reads_it_is_not_found(
+    server: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voice = upload(http, name="Brief").json()
+    store = server.context.voices
+    monkeypatch.setattr(store, "cached", lambda voice: None)
+    load = voices.load_file
+
+    def overtaken(path: Path) -> dict[str, np.ndarray]:
+        store.delete(voice["id"])
+        return load(path)
+
+    monkeypatch.setattr(voices, "load_file", overtaken)
+    answer = speak(http, voice["id"])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "voice_not_found"), answer.text
+
+
+def test_what_is_deleted_while_it_is_read_is_not_kept_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = VoiceStore(tmp_path, 3), VoiceStore(tmp_path, 3)
+    voice, second = (store.add(name=n, encoder="e", consent="c", seconds=1, latents=patches(1)) for n in "ab")
+    load = voices.load_file
+
+    def overtaken(path: Path) -> dict[str, np.ndarray]:
+        tensors: dict[str, np.ndarray] = load(path)
+        store.delete(voice.id)
+        return tensors
+
+    with monkeypatch.context() as patch:
+        patch.setattr(voices, "load_file", overtaken)
+        assert "reference" in store.latents(voice)
+    assert store.cached(voice) is None
+    store.latents(second)
+    other.delete(second.id)
+    assert store.find(second.id) is None and store.cached(second) is None
+
+
+def test_a_voice_that_cannot_be_deleted_stays(
+    http: httpx.Client, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voice = upload(http, name="Firm").json()
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == directory / voice["id"]:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        answer = http.delete(f"/v1/audio/voices/{voice['id']}")
+        assert answer.status_code == 500 and "cannot be deleted" in answer.json()["error"]["message"]
+    assert http.get(f"/v1/audio/voices/{voice['id']}").json() == voice
+    assert http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 200
 
 
 def test_forms_that_are_none(http: httpx.Client) -> None:
@@ -222,7 +308,7 @@ def test_servers_share_a_directory(tmp_path: Path) -> None:
         theirs.add(name="Ada", encoder="e", consent="c", seconds=1, latents=patches(1))
     theirs.delete(voice.id)
     assert ours.find(voice.id) is None and not ours.voices()
-    with pytest.raises(KeyError):
+    with pytest.raises(VoiceStoreError, match="deleted"):
         ours.delete(voice.id)
 
 
@@ -316,6 +402,8 @@ def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
     under_way.mkdir()
     (tmp_path / "voice_2").mkdir()
     (tmp_path / "voice_2" / "voice.json").write_bytes(b"{")
+    (tmp_path / "voice_5").mkdir()
+    (tmp_path / "voice_5" / "voice.json").write_bytes(b'{"id": "voice_5", "name": "\xff"}')
     (tmp_path / "voice_3").mkdir()
     (tmp_path / "voice_3" / "voice.json").write_bytes(msgspec.json.encode(good))
     again = VoiceStore(tmp_path, 10)

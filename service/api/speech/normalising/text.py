@@ -7,8 +7,8 @@ splitter: words that no rule can change any more pass at once, so that holding b
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
+from service.api.speech.alignment import OnPiece
 from service.api.speech.normalising.chinese import normalise_chinese
 from service.api.speech.normalising.english import normalise_english
 from service.api.speech.normalising.english_words import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS
@@ -31,9 +31,9 @@ LONGEST = 600
 class TextNormaliser:
     """Joined output does not depend on how the text is cut into chunks."""
 
-    def __init__(self, on_clause: Callable[[str, str], None] = lambda clause, words: None) -> None:
-        """on_clause: gets each clause as it was and in words, in order."""
-        self._on_clause = on_clause
+    def __init__(self, on_piece: OnPiece = lambda source, words: None) -> None:
+        """on_piece: gets what is returned, as it was and in words."""
+        self.on_piece = on_piece
         self._pending = ""
         """The current clause."""
         self._released = 0
@@ -52,8 +52,11 @@ class TextNormaliser:
             begin = end
         self._pending = self._pending[begin:]
         plain = self._plain()
-        done.append(self._pending[self._released : plain])
-        self._released = max(plain, self._released)
+        if plain > self._released:
+            words = self._pending[self._released : plain]
+            self.on_piece(words, words)
+            done.append(words)
+            self._released = plain
         return "".join(done)
 
     def flush(self) -> str:
@@ -111,8 +114,9 @@ class TextNormaliser:
             begin = len(words) - len(words.lstrip())
             words = words[:begin] + words[begin : begin + 1].upper() + words[begin + 1 :]
         self._starts = clause.rstrip()[-1:] in SENTENCE if clause.strip() else self._starts
-        self._on_clause(clause, words)
-        rest, self._released = words[self._released :], 0
+        rest = words[self._released :]
+        self.on_piece(clause[self._released :], rest)
+        self._released = 0
         return rest
 
 

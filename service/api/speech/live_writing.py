@@ -1,0 +1,65 @@
+"""How the segments of a text were written that is spoken while it is being written: what script.py knows of a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from service.api.speech.alignment import Pair, common_words
+from service.api.speech.lexicon import LexiconFilter
+from service.api.speech.normalising.text import TextNormaliser
+from service.api.speech.script import Line, Writing
+
+
+class LiveWriting:
+    """Follows a text through the filters that rewrite it. filters: in their order; each tells from now on what it
+    makes of its source. What stands for finished segments is forgotten."""
+
+    def __init__(self, filters: Sequence[LexiconFilter | TextNormaliser]) -> None:
+        self._steps: list[list[Pair]] = [[] for _ in range(len(filters) + 1)]
+        for rewriting, pairs in zip(filters, self._steps[1:], strict=True):
+            rewriting.on_piece = partial(_add, pairs)
+
+    def say(self, written: str, spoken: str) -> None:
+        """What goes into the first filter, and how it was written."""
+        _add(self._steps[0], written, spoken)
+
+    def lines(self, texts: Sequence[str], description: str) -> list[Line]:
+        """The next segments, which have come out of the last filter. description: of the voice, at the begin of the
+        first."""
+        if not texts:
+            return []
+        writing = Writing(self._steps)
+        lines = writing.added([Line(text, 0.0) for text in texts], description)
+        end = writing.end
+        for pairs in reversed(self._steps):
+            end = _drop(pairs, end)
+        return lines
+
+    def clear(self) -> None:
+        """A passage ends: what is left of it has no segment."""
+        for pairs in self._steps:
+            pairs.clear()
+
+
+def _add(pairs: list[Pair], source: str, text: str) -> None:
+    pairs.extend(common_words(source, text))
+
+
+def _drop(pairs: list[Pair], place: int) -> int:
+    """Drops what stands for the text up to a place; the length of its source. A piece that changed and that ends behind
+    the place loses its whole source, as in Alignment."""
+    count, dropped = 0, 0
+    for source, text in pairs:
+        if not place:
+            break
+        if len(text) > place:
+            same = source == text
+            pairs[count] = (source[place:] if same else "", text[place:])
+            dropped += place if same else len(source)
+            break
+        count += 1
+        place -= len(text)
+        dropped += len(source)
+    del pairs[:count]
+    return dropped
