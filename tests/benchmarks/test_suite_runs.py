@@ -57,3 +57,56 @@ def test_a_run_that_does_not_end_is_counted_as_failed(suite: Path) -> None:
     (suite / "test_two.py").write_text("import time\n\ndef test_slow():\n    time.sleep(3600)\n")
     row = suite_runs.run(1, [], limit=0.5)
     assert row["status"] == suite_runs.ENDED_BY_LIMIT and row["tests"] == 0
+
+
+def test_of_a_run_that_is_cut_short_the_tests_that_had_ended_count() -> None:
+    said = """
+[gw0] [  0%] PASSED tests/a.py::test_one
+tests/a.py::test_two[x y]
+[gw11] [ 50%] FAILED tests/a.py::test_two[x y]
+[gw0] [ 99%] SKIPPED tests/b.py::test_three (a reason)
+[gw0] [100%] ERROR tests/b.py::test_four
+tests/b.py::test_five
+"""
+    row = suite_runs.read_log(said)
+    assert (row["tests"], row["skipped"]) == (4, 1)
+    assert [one["test"] for one in row["failed"]] == ["tests/a.py::test_two[x y]", "tests/b.py::test_four"]
+
+
+def test_what_pytest_says_is_kept_and_can_be_read(suite: Path) -> None:
+    (suite / "flag").touch()
+    assert suite_runs.main(["--runs", "1", "--workers", "1", "--name", "kept", "--logs", str(suite / "logs")]) == 1
+    row = suite_runs.read_log((suite / "logs/suite_runs_kept_1.log").read_text())
+    assert row["tests"] == 2 and [one["test"] for one in row["failed"]] == ["test_two.py::test_bad"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_runs_at_once_share_the_processors(suite: Path) -> None:
+    """Each of two waits for the other, on a processor that the other has not."""
+    (suite / "test_two.py").write_text(
+        """
+import os, pathlib, time
+
+def test_both():
+    mine = pathlib.Path(__file__).parent / f"on-{sorted(os.sched_getaffinity(0))}"
+    mine.touch()
+    while len(list(mine.parent.glob("on-*"))) < 2:
+        time.sleep(0.01)
+"""
+    )
+    before = os.sched_getaffinity(0)
+    assert suite_runs.main(["--runs", "2", "--at-once", "2", "--workers", "1", "--name", "both"]) == 0
+    assert os.sched_getaffinity(0) == before
+    first, second = json.loads((suite / "out/suite_runs_both.json").read_text())["rows"]
+    assert (first["run"], second["run"]) == (1, 2) and first["processors"] and second["processors"]
+    assert not {*first["processors"]} & {*second["processors"]}
+
+
+def test_shares_are_equal() -> None:
+    assert suite_runs.shares(range(4, 11), 3) == [[4, 5], [6, 7], [8, 9]]
+
+
+def test_more_runs_at_once_than_processors_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        suite_runs.main(["--at-once", "100000"])
+    assert "each run needs a processor" in capsys.readouterr().err
