@@ -2,34 +2,41 @@
 
     python -m benchmarks.suite_runs --runs 10 --workers 2                 # on an idle machine
     taskset -c 0,1 python -m benchmarks.suite_runs --workers 1 --busy 4   # two processors, shared with four loops
+    taskset -c 0-29 python -m benchmarks.suite_runs --workers 1 --busy 4 --at-once 10    # ten times that, 3 for each
     python -m benchmarks.suite_runs --runs 3 -- tests/http -k stream      # after --: what pytest is told besides
 
 Any number of these may run side by side from one checkout: each run has its own temporary directory, and servers take
-free ports. Each writes suite_runs_<name>.json after every run. The exit status is 1 when a test failed.
+free ports. Runs at once have processors and loops of their own. suite_runs_<name>.json is written after every run. The
+exit status is 1 when a test failed or a run did not end.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.record import Row, write
+from benchmarks.record import Row, folder, write
 
 ROOT = Path(__file__).parent.parent
 BUSY = "while True: pass"
 SLOWEST = 15
 """Tests whose seconds are kept of each run."""
 ENDED_BY_LIMIT = 124
+LINE = re.compile(r"^\[gw\d+\] \[ *\d+%\] (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (.*?) *$", re.MULTILINE)
+"""What pytest-xdist says of each test at its end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,26 +49,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2, help="of pytest-xdist")
     parser.add_argument("--busy", type=int, default=0, help="loops that run beside it")
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side, each with its share of processors")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for one run")
+    parser.add_argument("--logs", type=Path, help="a folder for what pytest says, while it says it")
     parser.add_argument("--name", help="of the result; default: w<workers>_b<busy>")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, behind --")
     options = parser.parse_args(arguments)
+    processors = sorted(os.sched_getaffinity(0))
+    if not 1 <= options.at_once <= len(processors):
+        parser.error(f"--at-once {options.at_once}: each run needs a processor, and there are {len(processors)}")
     name = f"suite_runs_{options.name or f'w{options.workers}_b{options.busy}'}"
     facts = {
         "workers": options.workers,
         "busy_loops": options.busy,
-        "processors": sorted(os.sched_getaffinity(0)),
+        "at_once": options.at_once,
+        "processors": processors,
         "pytest": options.pytest,
     }
+    free, writing = shares(processors, options.at_once), threading.Lock()
     rows: list[Row] = []
-    with busy_loops(options.busy):
-        for number in range(1, options.runs + 1):
-            rows.append({"run": number, **run(options.workers, options.pytest, options.limit)})
-            path = write(name, rows, **facts)
-            print(summary(rows[-1]), flush=True)
+
+    def one(number: int) -> None:
+        with writing:
+            share = free.pop()
+        log = options.logs and options.logs / f"{name}_{number}.log"
+        # Of this thread, and so of the processes that it starts.
+        os.sched_setaffinity(0, share)
+        with busy_loops(options.busy):
+            row = run(options.workers, options.pytest, options.limit, log)
+        with writing:
+            free.append(share)
+            rows.append({"run": number, "processors": share, **row})
+            rows.sort(key=lambda row: row["run"])
+            write(name, rows, **facts)
+            print(summary({"run": number, **row}), flush=True)
+
+    if options.logs:
+        options.logs.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(one, range(1, options.runs + 1)))
     failed = sum(row["status"] != 0 for row in rows)
-    print(f"{path}: {failed} of {len(rows)} runs failed")
+    print(f"{folder() / name}.json: {failed} of {len(rows)} runs failed")
     return 1 if failed else 0
+
+
+def shares(processors: Sequence[int], count: int) -> list[list[int]]:
+    """Equal shares of neighbouring processors; a remainder stays unused."""
+    size = len(processors) // count
+    return [list(processors[first : first + size]) for first in range(0, size * count, size)]
 
 
 @contextmanager
@@ -76,22 +111,29 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def run(workers: int, arguments: Sequence[str], limit: float) -> Row:
-    """One run of the suite: exit status, seconds, counts, what failed and what took longest."""
-    with tempfile.TemporaryDirectory(prefix="suite-") as folder:
+def run(workers: int, arguments: Sequence[str], limit: float, log: Path | None = None) -> Row:
+    """One run of the suite: exit status, seconds, counts, what failed and what took longest. Of a run that was cut
+    short, the tests that had ended."""
+    with tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True) as folder:
         report = Path(folder) / "report.xml"
         command = [
             *(sys.executable, "-m", "pytest", "-n", str(workers), "--dist", "loadfile", "-p", "no:cacheprovider"),
-            *("--basetemp", f"{folder}/pytest", f"--junitxml={report}", *arguments),
+            *("-vv", "--basetemp", f"{folder}/pytest", f"--junitxml={report}", *arguments),
         ]
         load = os.getloadavg()[0]
         began = time.monotonic()
-        log = Path(folder) / "log"
+        log = log or Path(folder) / "log"
         status = status_of(command, environment(folder), log, limit)
         seconds = round(time.monotonic() - began, 1)
-        tail = log.read_text(errors="replace").splitlines()[-20:]
-        outcome = read_report(report) if report.exists() else {"tests": 0, "failed": [], "slowest": []}
-        return {"status": status, "seconds": seconds, "load": load, **outcome, "tail": tail if status else []}
+        said = log.read_text(errors="replace")
+        outcome = read_report(report) if report.exists() else read_log(said)
+        return {
+            "status": status,
+            "seconds": seconds,
+            "load": load,
+            **outcome,
+            "tail": said.splitlines()[-20:] if status else [],
+        }
 
 
 def status_of(command: list[str], environ: Mapping[str, str], log: Path, limit: float) -> int:
@@ -111,8 +153,9 @@ def status_of(command: list[str], environ: Mapping[str, str], log: Path, limit: 
 
 def environment(folder: str) -> Mapping[str, str]:
     """As `make test` has it, with everything that a run writes below `folder`."""
+    ours = ("OUT", "REPRISE_COMMIT")
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in ours},
         "OMP_NUM_THREADS": "1",
         "TMPDIR": folder,
         "XDG_CACHE_HOME": f"{folder}/cache",
@@ -134,6 +177,17 @@ def read_report(report: Path) -> Row:
         "skipped": sum(case.find("skipped") is not None for case in cases),
         "failed": failed,
         "slowest": [{"test": _name(case), "seconds": round(float(case.get("time", 0)), 1)} for case in slowest],
+    }
+
+
+def read_log(said: str) -> Row:
+    """Counts and failures of the tests that had ended when pytest said no more."""
+    ended = LINE.findall(said)
+    return {
+        "tests": len(ended),
+        "skipped": sum(outcome == "SKIPPED" for outcome, _ in ended),
+        "failed": [{"test": test, "message": ""} for outcome, test in ended if outcome in ("FAILED", "ERROR")],
+        "slowest": [],
     }
 
 

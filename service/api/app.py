@@ -52,6 +52,7 @@ from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
 from service.metrics import Metrics
 from service.settings import Settings, SettingsError, default_threads
+from service.versions import server_version, version_of
 from service.voice_store import VoiceStore
 
 PROBES = ("/health", "/ready")
@@ -76,9 +77,9 @@ def create_metrics(catalog: Catalog) -> Metrics:
     metrics.observe(
         "build_info",
         1,
-        version=operations.server_version(),
+        version=server_version(),
         python=platform.python_version(),
-        torch=operations.version_of("torch"),
+        torch=version_of("torch"),
     )
     return metrics
 
@@ -129,7 +130,7 @@ def create_context(
         voice_store(settings),
         EncoderPool(settings.encoder_threads or default_threads()),
         ThreadPoolExecutor(media_threads, thread_name_prefix="work"),
-        tracing_from(operations.server_version()),
+        tracing_from(server_version()),
         lexicon=server_lexicon(settings),
     )
     if isinstance(engine, EngineClient):
@@ -202,7 +203,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app = FastAPI(
         title="Reprise",
         description="Chat with images and videos, and text to speech, over OpenAI's API.",
-        version=operations.server_version(),
+        version=server_version(),
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ from service.api.http.errors import ApiError
 from service.api.http.openapi import JSON, operation
 from service.catalog import DEMO_NOTICES, HostedModel
 from service.metrics import CONTENT_TYPE
+from service.versions import server_version
 
 router = APIRouter()
 
@@ -67,18 +67,6 @@ class Readiness(msgspec.Struct, frozen=True):
 
 class Version(msgspec.Struct, frozen=True):
     version: str
-
-
-def server_version() -> str:
-    return version_of("reprise-server") or "0+checkout"
-
-
-def version_of(package: str) -> str:
-    """The installed version; empty where the package is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _get(path: str, openapi_extra: dict[str, Any]) -> Callable[[Route], Route]:

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from models.errors import CheckpointError
-from service.api.operations import server_version
 from service.children import namesakes
 from service.cli import doctor as checks
 from service.cli.bench.command import bench
@@ -29,6 +28,7 @@ from service.link.config import ConfigurationError
 from service.logs import chosen_format, configure_logging
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 from service.tuning.command import tune
+from service.versions import server_version
 
 log = logging.getLogger("reprise")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import cached_prefill, decode, encoder, replay_profile
+from benchmarks import cached_prefill, decode, encoder, replay_profile, timing
 from benchmarks.checkpoints import make
 from benchmarks.full_size import load
 from models.processor import ChatProcessor
@@ -17,6 +18,22 @@ from service.graphs.pool import GraphPool
 from tests.support.inference import no_gradients as no_gradients
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed runs once: rows are looked at here, not times."""
+
+    def milliseconds(call: Callable[[], object], repeats: int = 1) -> dict[str, float]:
+        return timing.milliseconds(call, repeats=1, warm_up=0)
+
+    def host_milliseconds(call: Callable[[], object], repeats: int = 1) -> float:
+        return timing.host_milliseconds(call, repeats=1)
+
+    for module in (cached_prefill, decode, encoder):
+        monkeypatch.setattr(module, "milliseconds", milliseconds)
+        if module is not encoder:
+            monkeypatch.setattr(module, "host_milliseconds", host_milliseconds)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +58,7 @@ def test_every_familys_pictures_have_a_least_time(tmp_path: Path, name: str) -> 
     assert 2e-4 < least[0] < least[1] < 1
 
 
+@pytest.mark.usefixtures("brief")
 def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor: ChatProcessor = resolve(family_of(tiny).processor)(tiny)
     model = load(tiny, CPU)
@@ -55,6 +73,7 @@ def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch)
     assert (step["rows"], step["context"]) == (2, decode.CONTEXT) and step["host_ms"] > 0
 
 
+@pytest.mark.usefixtures("brief")
 def test_rows_of_prefills_with_cached_context(tiny: Path) -> None:
     shapes = ((2, 8, 40, 0), (1, 16, 32, 2))
     rows = [row for row, _ in cached_prefill.measured("tiny", load(tiny, CPU, torch.float32), CPU, shapes, 1)]

@@ -192,3 +192,10 @@ def test_help_names_choices_units_and_defaults() -> None:
 def test_the_version_is_printed() -> None:
     first, second = (CliRunner().invoke(app, [word]).output for word in ("--version", "version"))
     assert first == second and first[0].isdigit()
+
+
+def test_a_command_loads_no_server() -> None:
+    """What only the server imports takes a second of each start of the command line."""
+    code = "import sys, service.cli.main; print(*{'fastapi', 'starlette', 'uvicorn', 'torch'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -155,10 +155,18 @@ def test_paged_prefill_tiny(device, width, value_width, heads, kv_heads, tile) -
     assert not out[rows:].any()
 
 
-@pytest.mark.parametrize("splits", [2, 3, 5])
+# Each shape and each number of splits in `make test`, the other pairs of them in `make test-all`.
 @pytest.mark.parametrize(
-    ("width", "value_width", "heads", "kv_heads", "tile"),
-    [(12, 12, 4, 2, (16, 16, 4, 1)), (40, 24, 7, 1, (16, 32, 4, 1)), (24, 16, 3, 1, (16, 16, 4, 1))],
+    ("width", "value_width", "heads", "kv_heads", "tile", "splits"),
+    [
+        pytest.param(*shape, splits, marks=[] if splits == usual else pytest.mark.slow)
+        for shape, usual in (
+            ((12, 12, 4, 2, (16, 16, 4, 1)), 5),
+            ((40, 24, 7, 1, (16, 32, 4, 1)), 2),
+            ((24, 16, 3, 1, (16, 16, 4, 1)), 3),
+        )
+        for splits in (2, 3, 5)
+    ],
 )
 def test_paged_prefill_splits_tiny(device, width, value_width, heads, kv_heads, tile, splits) -> None:
     """Tiles of one share, of as many as there are splits and of fewer, and tiles whose first queries see no key of the
