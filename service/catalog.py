@@ -21,7 +21,7 @@ OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Default models of clients made for OpenAI."""
 DEMO_NOTICES = {
     "chat": "small demonstration model: knows drawn shapes, colors, counts, charts, printed words and simple motion",
-    "speech": "untrained demo weights: answers are noise",
+    "speech": "small demonstration voice: English, best with the thousand words it was trained on",
 }
 """By kind, said of the embedded defaults."""
 

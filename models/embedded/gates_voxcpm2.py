@@ -8,6 +8,7 @@ With --natural natural speech alone is judged, as it is and as the codec sounds 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -183,6 +184,9 @@ def run(options: argparse.Namespace) -> None:
     judge = load(None if options.natural else options.lm, options.codec, options.recogniser, device)
     source, other = Source(judge, options), dictionary(options.words)
     results: dict[str, object] = {}
+    if options.checkpoint:
+        files = sorted(options.checkpoint.glob("*.safetensors"))
+        results["sha256"] = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
     def report(name: str, values: dict[str, float | bool]) -> None:
         results[name] = values
@@ -230,6 +234,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["sentences", "words", "other"])
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--served", type=Path, help="a checkpoint whose model of the server's is to speak")
+    parser.add_argument("--checkpoint", type=Path, help="what LM and CODEC were exported to: its hashes go to OUT")
     parser.add_argument("--natural", action="store_true", help="natural speech alone, without a language model")
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=10)

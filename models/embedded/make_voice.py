@@ -80,8 +80,11 @@ def run(options: argparse.Namespace) -> None:
     found = sorted((work / "recogniser").glob("heard-own-*.npz"))
     finish("tune_recogniser", work / "recogniser", *found, "--most", 40, "--cores", options.cores)
     lm, codec = work / "lm" / "lm.pt", work / "codec" / "codec.pt"
-    finish("gates_voxcpm2", lm, codec, work / "recogniser", work / "gates.json", *source)
+    finish("voices.export", lm, codec, work / "checkpoint")
+    judged = ("--checkpoint", work / "checkpoint")
+    finish("gates_voxcpm2", lm, codec, work / "recogniser", work / "gates.json", *source, *judged)
     scores = json.loads((work / "gates.json").read_text(encoding="utf-8"))
+    del scores["sha256"]
     failed = sorted(name for name, values in scores.items() if name.startswith("sentences") and not values["passed"])
     if failed:
         raise SystemExit(f"the gates are not met, nothing is exported: {', '.join(failed)}")

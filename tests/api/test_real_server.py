@@ -68,7 +68,7 @@ def test_the_models_say_what_they_are(client: OpenAI) -> None:
     cards = {card.id: card for card in client.models.list()}
     assert set(cards) == {MODEL, "reprise/voxcpm2"}
     assert "knows drawn shapes" in cards[MODEL].notice  # type: ignore[attr-defined]
-    assert "untrained" in cards["reprise/voxcpm2"].notice  # type: ignore[attr-defined]
+    assert "demonstration voice" in cards["reprise/voxcpm2"].notice  # type: ignore[attr-defined]
     assert client.models.retrieve(MODEL).id == MODEL
 
 

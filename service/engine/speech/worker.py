@@ -53,6 +53,8 @@ IN_FLIGHT = 2
 LEAD = 0.004
 """The next step is chosen this many seconds before the running one ends, so that it includes late arrivals."""
 POLL = 0.0003
+_CPU_ROWS = 8
+"""Streams of a step on a CPU, where more of them gain nothing and would only take longer to prepare at the start."""
 
 
 def create_worker(name: str, processor: SpeechProcessor, model: SpeechModel, context: WorkerContext) -> SpeechWorker:
@@ -67,7 +69,8 @@ class SpeechWorker:
         self._model = model
         self._context = context
         self._patch_seconds = model.samples_per_patch / model.sample_rate
-        self._buckets = tuple(sorted(config.decode_buckets) or row_buckets(config.max_running))
+        most = min(config.max_running, _CPU_ROWS) if context.device.type == "cpu" else config.max_running
+        self._buckets = tuple(sorted(config.decode_buckets) or row_buckets(most))
         context_pages = pages_for(model.max_positions, config.page_size)
         row_bytes = sum(spec.bytes_per_token(context.dtype) for spec in model.cache_specs())
         self.page_bytes = row_bytes * config.page_size

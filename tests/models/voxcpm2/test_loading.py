@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import models
+from benchmarks import miniature_talker
 from models.checkpoint import materialise
-from models.embedded import make_voxcpm2
 from models.errors import CheckpointError
 from models.registry import family_of, resolve
 from models.voxcpm2.audio_vae import AudioVAE, rate_bucket
@@ -22,7 +24,8 @@ from tests.models.voxcpm2.golden import DIRECTORY, expected
 from tests.support.speech import SpeechRig, Utterance
 
 CPU = torch.device("cpu")
-EMBEDDED = Path(make_voxcpm2.__file__).parent / "voxcpm2"
+MINIATURE = "6b8d8015624c0650089a0eadd6cda2d984230094c730e65474bf2d9e7b14db32"
+EMBEDDED = Path(models.__file__).parent / "embedded" / "voxcpm2"
 
 
 @pytest.fixture
@@ -142,13 +145,18 @@ def test_refuses_token_ids_without_an_embedding(checkpoint: Path) -> None:
         load_processor(checkpoint)
 
 
-def test_embedded_checkpoint_is_reproducible(tmp_path: Path) -> None:
-    make_voxcpm2.write(tmp_path)
-    names = sorted(path.name for path in EMBEDDED.iterdir())
-    assert names == sorted(path.name for path in tmp_path.iterdir())
-    for name in names:
-        assert (EMBEDDED / name).read_bytes() == (tmp_path / name).read_bytes(), name
-    assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 3_000_000
+def test_the_scores_are_those_of_the_embedded_checkpoint() -> None:
+    scores = json.loads((EMBEDDED.parent / "gates_voxcpm2.json").read_text())
+    for name in ("model.safetensors", "audiovae.safetensors"):
+        assert scores["sha256"][name] == hashlib.sha256((EMBEDDED / name).read_bytes()).hexdigest(), name
+    assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 18_000_000
+
+
+def test_the_miniature_is_the_same_on_every_machine(tmp_path: Path) -> None:
+    miniature_talker.write(tmp_path)
+    digest = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    assert digest == MINIATURE
+    assert family_of(tmp_path).kind == "speech"
 
 
 def test_embedded_checkpoint_speaks() -> None:

@@ -1,9 +1,9 @@
-"""Makes models/embedded/voxcpm2: a miniature VoxCPM2 in the published layout, untrained, from a fixed seed.
+"""A miniature VoxCPM2 in the published layout, untrained, from a fixed seed, for tests and as a source of weights.
 
-It speaks noise of moderate loudness and stops after a few seconds: enough to try the server and to test it. Values are
-scaled uniform numbers, so the same bytes come out on every machine.
+It speaks noise of moderate loudness and stops after a few seconds. Values are scaled uniform numbers, so the same bytes
+come out on every machine.
 
-    python -m models.embedded.make_voxcpm2
+    python -m benchmarks.miniature_talker DIRECTORY
 """
 
 from __future__ import annotations
@@ -290,4 +290,4 @@ def write(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "voxcpm2")
+    write(Path(sys.argv[1]))
