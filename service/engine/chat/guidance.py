@@ -31,6 +31,10 @@ _MASK_THREADS = 8
 _LONGEST_REASON = 200
 _NO_TOKEN = "no token can follow"
 
+_SHORT_STRING = r'[^"\\\x00-\x1F\x7F]{1,5}'
+"""Tokens that also fit near the end of a string of limited length, where all the others have to be tried one by one."""
+_MANY_ROWS = 48
+"""Tokens of fewer rows are consumed sooner by one thread than several threads are woken."""
 _LATE = 0.004
 """Seconds after which nothing waits for masks any more that need not."""
 
@@ -231,7 +235,7 @@ class MaskJob:
         for row, matcher in matchers.items():
             guide, tokens = self._news[row]
             guide.num_consumed += len(tokens)
-            if len(tokens) == 1 and self._executor is not None:
+            if len(tokens) == 1 and self._executor is not None and len(matchers) >= _MANY_ROWS:
                 single.append((matcher, tokens[0]))
             else:
                 matcher.consume_tokens(tokens)
@@ -295,5 +299,6 @@ def build_tokenizer(processor: ChatProcessor, vocab_limit: int) -> llguidance.LL
     """The model's tokens as bytes, for all families: what an answer's tokens are as text is all that a grammar sees."""
     ends = sorted(token for token in processor.stop_token_ids if token < vocab_limit)
     wrapper = llguidance.TokenizerWrapper(_Vocabulary(processor, vocab_limit))
-    slices = llguidance.LLTokenizer.json_slices()
+    blanks, *strings = llguidance.LLTokenizer.json_slices()
+    slices = [blanks, _SHORT_STRING, *strings]  # A token belongs to the first one that holds it.
     return llguidance.LLTokenizer(wrapper, n_vocab=vocab_limit, eos_token=ends, slices=slices)

@@ -110,6 +110,11 @@ class InFlight:
         last = self._steps[-1] if self._steps else None
         return last if last is not None and last.readback is None else None
 
+    @property
+    def waits_for_masks(self) -> bool:
+        """And they do not take long."""
+        return (held := self.held) is not None and held.masks is not None and not held.masks.late
+
     def add(self, step: InFlightStep) -> None:
         self._steps.append(step)
 

@@ -14,7 +14,9 @@ class Outbox:
     between would make it wait longer, so they are kept back until that step is launched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool) -> None:
+        """keeps: something may be kept back, as nothing is on a CPU."""
+        self._keeps = keeps
         self.deltas: list[ChatDelta] = []
         self.failed: list[Failed] = []
         self._due = _NOTHING
@@ -27,7 +29,7 @@ class Outbox:
             self.deltas, self.failed = [], []
 
     def take(self, *, keep_back: bool) -> Outputs:
-        if not keep_back:
+        if not (keep_back and self._keeps):
             self.release()
         due, self._due = self._due, _NOTHING
         return due

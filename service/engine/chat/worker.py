@@ -66,10 +66,8 @@ class ChatWorker:
         self._encoded_last = False
         self._chunks_put_off = False
         """The last step had decode rows alone, because the gap between their tokens had no room for chunks."""
-        self._outbox = Outbox()
-        self._keeps_back = context.device.type == "cuda"
-        self._just_sampled = False
-        """A held step, since the last `collect`."""
+        self._outbox = Outbox(keeps=context.device.type == "cuda")
+        self._just_sampled = False  # A held step, since the last `collect`.
 
     # Start
 
@@ -278,15 +276,9 @@ class ChatWorker:
             self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
         if (held := self._in_flight.held) is not None:
             self._go_on(held)
-        return self._outbox.take(keep_back=self._keeps_back and self._gpu_waits())
-
-    def _gpu_waits(self) -> bool:
-        """For masks, unless they take long, or for the step behind those that have just come."""
         sampled, self._just_sampled = self._just_sampled, False
-        held = self._in_flight.held
-        if held is None or held.masks is None:
-            return sampled and self._scheduler.has_work()
-        return not held.masks.late
+        waits = self._in_flight.waits_for_masks or (sampled and self._scheduler.has_work())
+        return self._outbox.take(keep_back=waits)
 
     def _go_on(self, step: InFlightStep) -> None:
         """Asks for the masks of a held step once the tokens before it were read, and samples once they are there."""

@@ -102,6 +102,19 @@ def test_guided_and_free_rows_share_steps_and_answer_as_alone(device: str, setti
         assert engine.counter("preemptions_total") > 0
 
 
+def test_tokens_that_are_kept_back_while_the_gpu_waits_all_arrive() -> None:
+    engine = InlineEngine(max_running=8)
+    engine.worker._outbox._keeps = True  # As on a GPU.
+    asked: dict[str, dict[str, Any]] = {**GUIDED, "free": {"max_tokens": 40, "prompt": PICTURE}}
+    for name, fields in asked.items():
+        ask(engine, name, **fields)
+        engine.turn()
+    engine.run()
+    engine.assert_nothing_left()
+    for name, fields in asked.items():
+        assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_replayed_guided_steps_give_the_tokens_of_eager_ones(device: str) -> None:
     answers = []
