@@ -7,6 +7,7 @@ the digest of their data, by which a check without matplotlib knows whether they
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ Series = dict[str, Points]
 Panels = dict[str, Series]
 
 INK = "#7d8590"
-COLOURS = ("#2f81f7", "#db6d28", "#8957e5", "#3fb950", "#d4a72c", "#e85aad", "#39a8b8", "#9a6b4f")
+COLOURS = ("#2f81f7", "#db6d28", "#8957e5", "#3fb950", "#d4a72c", "#e85aad", "#39a8b8", "#9a6b4f", "#8a94a6", "#b3c23a")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _draw(plot: Plot, panels: Panels, path: Path) -> None:
     settings = {"svg.hashsalt": plot.name, "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
     settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
     names = dict.fromkeys(name for series in panels.values() for name in series)
-    colours = dict(zip(names, COLOURS, strict=False))
+    colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(4.6 * len(panels), 3.3), layout="constrained")
         for panel, (title, series) in zip(
