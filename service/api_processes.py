@@ -29,6 +29,9 @@ class ApiProcessCount:
     number: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.number} ({self.reason})"
+
 
 def count_for(settings: Settings, processors: int, gpus: int) -> ApiProcessCount:
     """processors: that the server may use. gpus: with an engine each, 0 when engines run on the CPU."""

@@ -111,6 +111,6 @@ def test_doctor_and_dry_run_say_how_many(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.good and found.found == "4 (32 processors may be used beside a GPU)"
     assert not list(doctor._api_processes(load_settings({"gpus": 4})))  # the engines' line says what is wrong
     machine(monkeypatch, 32, ())
-    for gpus, number in (((), 4), (("--gpus", "3"), 9), (("--gpus", "0,2"), 8), (("--device", "cpu"), 4)):
+    for gpus, number in (((), 4), (("--gpus", "3"), 9)):
         result = CliRunner().invoke(app, ["serve", "--dry-run", "--gpu-memory", "24G", *gpus])
         assert result.exit_code == 0 and f"API processes: {number} (" in result.output, result.output

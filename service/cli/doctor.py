@@ -121,7 +121,7 @@ def _api_processes(settings: Settings) -> Iterator[Finding]:
         count = api_process_count(settings)
     except SettingsError:
         return
-    yield Finding("API processes", f"{count.number} ({count.reason})", True)
+    yield Finding("API processes", str(count), True)
 
 
 def _gpu(index: int, gpu: Gpu, memory: str) -> Finding:

@@ -17,6 +17,7 @@ from benchmarks.peers import __main__ as compare
 from benchmarks.reading import PEERS, RESULTS, Results
 from benchmarks.report import ROOT
 from benchmarks.tables import TABLES
+from service.cli.bench.spec import Record
 
 
 def accept(written: Path, name: str) -> Results:
@@ -61,15 +62,11 @@ def test_tokens_that_a_grammar_forces(tmp_path: Path, monkeypatch: pytest.Monkey
     assert fixed["forced"] > usual["forced"] > 0
 
 
-@pytest.mark.parametrize(
-    ("answers", "rate"),
-    [
-        ([(4, [0.0, 1.0, 2.0, 3.0]), (4, [1.0, 2.0, 3.0, 4.0])], 2.0),
-        ([(2, [0.0, 1.0]), (2, [2.0, 4.0])], 1.0),
-    ],
-)
-def test_tokens_a_second_are_counted_while_all_rows_run(answers: list[tuple[int, list[float]]], rate: float) -> None:
-    assert guided.per_second(answers) == rate
+def test_tokens_a_second_are_those_behind_the_first_one_of_each_row() -> None:
+    rows = [Record(0.0, 200, first=1.0, duration=3.0, tokens=9), Record(5.0, 200, first=0.5, duration=4.5, tokens=5)]
+    assert guided.per_second(rows) == 4.0 + 1.0
+    with pytest.raises(AssertionError):
+        guided.per_second([*rows, Record(0.0, 503, error="refused")])
 
 
 @pytest.mark.slow

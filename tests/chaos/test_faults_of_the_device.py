@@ -16,12 +16,13 @@ from service.link.supervisor import EngineLink, InlineLink, ProcessLink
 from service.settings import load_settings
 from tests.support import failing_engine
 from tests.support.failing_engine import OUT_OF_MEMORY
+from tests.support.miniature import talker
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
 from tests.support.victims import chat, image_part, same_sound, speech
 from tests.support.waiting import GENEROUS, wait
 
-MODELS = (str(ROOT / "tests/golden/qwen2_vl"), str(ROOT / "models/embedded/voxcpm2"))
+MODELS = (str(ROOT / "tests/golden/qwen2_vl"), str(talker()))
 FLAGS = {"decode_buckets": (8,), "encoder_buckets": (256,), "max_running": 8}
 
 

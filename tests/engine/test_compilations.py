@@ -27,6 +27,7 @@ from tests.media.samples import sound, tone
 from tests.models.voxcpm2 import golden
 from tests.support import processes
 from tests.support.inline_engine import InlineEngine
+from tests.support.miniature import talker
 from tests.support.optional import needed
 from tests.support.processes import ROOT, served
 from tests.support.tiny_chat import tiny_item, tiny_prompt
@@ -106,7 +107,7 @@ def test_a_warm_speech_model_is_as_it_was() -> None:
     rig.assert_clean()
 
 
-MODELS = ("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(ROOT / "models/embedded/voxcpm2"))
+MODELS = ("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(talker()))
 START_SECONDS = 480
 """With nothing in Triton's cache."""
 

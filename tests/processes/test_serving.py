@@ -16,6 +16,7 @@ import pytest
 
 from tests.media.samples import sound, tone
 from tests.support.api_processes import api_pids, only
+from tests.support.miniature import talker
 from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.victims import CHAT, SMALL, chat, endless, raw_request, same_sound, small_and_endless, speech
 from tests.support.waiting import GENEROUS, wait
@@ -177,7 +178,7 @@ def test_processes_that_cannot_start_say_why_and_end_the_server(tmp_path: Path) 
     """Their directory of voices is a file."""
     (tmp_path / "voices").touch()
     command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--api-processes", "2"]
-    command += ["--voices-dir", str(tmp_path / "voices"), "--model", str(ROOT / "models/embedded/voxcpm2")]
+    command += ["--voices-dir", str(tmp_path / "voices"), "--model", str(talker())]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=4 * GENEROUS)
     assert done.returncode == 1 and "voices_dir" in done.stderr and "API process" in done.stderr
 
@@ -199,7 +200,7 @@ def test_left_open_the_number_follows_the_machine(
     program = ("-c", MANY_PROCESSORS.format(processors=processors))
     with served(*SMALL, *more, "--voices-dir", str(tmp_path), "--voices-at-start", "none", program=program) as server:
         assert len(api_pids(server.process.pid)) == count
-        says = f"API processes: {count or 1} ("
-        assert sum(says in line for line in server.log) == 1
+        said = [line for line in server.log if f"API processes: {count or 1} (" in line]
+        assert len(said) == (count > 1 or "--sleep-after" in more), "what is usual is not worth a line"
         assert ask(server)
         assert server.stop() == 0

@@ -26,13 +26,14 @@ from service.api.chat.grammar_checks import QUICK
 from tests.media.samples import encoded, picture, sound, tone, video
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.endless import FLAGS as ENDLESS_FLAGS
+from tests.support.miniature import talker
 from tests.support.processes import ROOT, ServerProcess
 from tests.support.waiting import GENEROUS, wait
 
 CHAT = "qwen2_vl"
 SPEECH = "voxcpm2"
 SMALL = (
-    *("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(ROOT / "models/embedded/voxcpm2")),
+    *("--model", str(ROOT / "tests/golden/qwen2_vl"), "--model", str(talker())),
     *("--decode-buckets", "8", "--encoder-buckets", "256", "--max-running", "8"),
 )
 """Two small models and one captured graph of each step: ready within seconds."""

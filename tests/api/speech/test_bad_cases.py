@@ -11,9 +11,10 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from service.catalog import EMBEDDED, load_catalog
+from service.catalog import load_catalog
 from service.link.supervisor import InlineLink
 from service.settings import load_settings
+from tests.support import miniature
 from tests.support.fake_talker import PATCH, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
@@ -97,7 +98,7 @@ def test_the_last_event_says_how_it_ended(
 
 def test_a_real_engine_draws_again_and_counts(tmp_path: Path) -> None:
     """min_len keeps the model from stopping before the last patch."""
-    flags: dict[str, Any] = {"model": (str(EMBEDDED / "voxcpm2"),), "voices_dir": tmp_path, "fixed_voices": False}
+    flags: dict[str, Any] = {"model": (str(miniature.talker()),), "voices_dir": tmp_path, "fixed_voices": False}
     flags |= {"max_running": 2, "decode_buckets": (1, 2), "speech_retries": 1}
     catalog = load_catalog(load_settings(flags))
     processor = catalog.models[0].speech_processor

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from service.catalog import EMBEDDED, load_catalog
+from service.catalog import load_catalog
 from service.link.messages import SpeechRequest
 from service.link.supervisor import InlineLink
 from service.named_voice_store import FOLDER
 from service.settings import load_settings
+from tests.support.miniature import talker
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS
 
@@ -54,7 +55,7 @@ class Heard:
 
 @contextmanager
 def hearing(directory: Path, **more: Any) -> Iterator[Heard]:
-    flags = {"model": (str(EMBEDDED / "voxcpm2"),), "voices_dir": directory, "max_running": 4, "decode_buckets": (1, 4)}
+    flags = {"model": (str(talker()),), "voices_dir": directory, "max_running": 4, "decode_buckets": (1, 4)}
     flags |= more
     with running_server(load_catalog(load_settings(flags)), InlineLink, **flags) as server:
         yield Heard(server)
@@ -107,10 +108,10 @@ def test_other_weights_in_a_folder_of_the_same_name_have_a_voice_of_their_own(
     heard: Heard, directory: Path, tmp_path: Path
 ) -> None:
     before = heard.speak("nova")
-    copied = shutil.copytree(EMBEDDED / "voxcpm2", tmp_path / "voxcpm2")
+    copied = shutil.copytree(talker(), tmp_path / "voxcpm2")
     with hearing(directory, model=(str(copied),)) as again:
         assert same(before, again.speak("nova")) and again.made == 0
-    other = shutil.copytree(EMBEDDED / "voxcpm2", tmp_path / "other" / "voxcpm2")
+    other = shutil.copytree(talker(), tmp_path / "other" / "voxcpm2")
     weights = load_file(other / "audiovae.safetensors")
     louder = {name: tensor * 1.01 for name, tensor in weights.items() if "boundaries" not in name}
     save_file({**weights, **louder}, other / "audiovae.safetensors")
