@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import signature
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from fastapi.routing import APIRoute
@@ -99,6 +99,12 @@ def name_of(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
+def example(document: Path) -> Any:
+    """Of a test's parameters. Pages with many commands take long."""
+    marks = [pytest.mark.slow] if document.name in ("operation.md", "speech.md") else []
+    return pytest.param(document, marks=marks, id=name_of(document))
+
+
 @pytest.fixture
 def desk(tmp_path: Path, embedded_server: ServerProcess) -> tuple[Path, dict[str, str]]:
     """A directory and an environment in which examples find what they name: docs, reprise, python, the server."""
@@ -121,7 +127,7 @@ def desk(tmp_path: Path, embedded_server: ServerProcess) -> tuple[Path, dict[str
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if blocks(path)], ids=name_of)
+@pytest.mark.parametrize("document", [example(path) for path in DOCUMENTS if blocks(path)])
 def test_examples_run(document: Path, desk: tuple[Path, dict[str, str]], embedded_server: ServerProcess) -> None:
     """In the order of the page, in one directory: later ones may use files of earlier ones."""
     directory, environment = desk

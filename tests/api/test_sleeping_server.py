@@ -37,6 +37,7 @@ def wait_asleep(server: RunningServer) -> None:
     wait(gone, GENEROUS, "the engine's process has ended")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_chat_and_speech_wake_an_engine_whose_process_had_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -45,6 +45,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_good_runs_at_once_share_the_processors(suite: Path) -> None:
     """Where there are two processors, each of two runs waits for the other, on a processor that the other has not."""
     before, at_once = os.sched_getaffinity(0), min(2, len(os.sched_getaffinity(0)))
@@ -76,6 +77,7 @@ def test_a_failure_beside_busy_loops_is_named_with_its_reason(suite: Path, capsy
     assert read["tests"] == 2 and [one["test"] for one in read["failed"]] == ["test_two.py::test_bad"]
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_end_is_counted_as_failed(suite: Path) -> None:
     (suite / "test_two.py").write_text("import time\n\ndef test_slow():\n    time.sleep(3600)\n")
     row = suite_runs.run(1, [], limit=0.5)

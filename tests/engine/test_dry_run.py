@@ -82,6 +82,7 @@ def test_every_family_is_told_from_its_configuration_and_headers(
     assert hosted.positions > 0 and 1 <= hosted.at_once(1024) <= hosted.running
 
 
+@pytest.mark.slow
 def test_a_published_chat_model_on_small_and_large_gpus(tmp_path: Path) -> None:
     """2,208,985,600 parameters; 28 layers of 2 heads of 128 keys and values, 28,672 bytes a position."""
     directory = make("qwen2_vl_2b", tmp_path)

@@ -162,6 +162,7 @@ def test_work_spreads_and_figures_are_those_of_each_engine(server: ServerProcess
     assert f'reprise_requests_running{{model="{CHAT}"}}' not in text
 
 
+@pytest.mark.slow
 def test_an_uploaded_voice_is_spoken_by_all_engines(server: ServerProcess) -> None:
     clip = sound(tone(220, 16_000, 1.5), 16_000, "WAV")
     form = {"data": {"name": "Anna", "consent": "true"}, "files": {"audio_sample": ("a.wav", clip, "audio/wav")}}
@@ -175,6 +176,7 @@ def test_an_uploaded_voice_is_spoken_by_all_engines(server: ServerProcess) -> No
     assert all(same_sound(one, spoken[0]) for one in spoken)
 
 
+@pytest.mark.slow
 def test_a_dead_engine_takes_its_own_streams_and_the_other_takes_what_had_not_begun(server: ServerProcess) -> None:
     usual = ask(server)
     with endless_streams(server, 3) as streams:
