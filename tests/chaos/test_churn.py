@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.churn import GROWTH_RATIO, churn, faults
 from benchmarks.footprint import Footprint
+from service.catalog import EMBEDDED
+from tests.support import miniature
 
 REQUESTS = 3000
 CLIENTS = 8
@@ -45,7 +47,7 @@ def test_what_did_not_return_is_named() -> None:
 
 @pytest.mark.slow
 def test_thousands_of_requests_leave_nothing_behind() -> None:
-    result = churn(REQUESTS, CLIENTS)
+    result = churn(REQUESTS, CLIENTS, ["--model", str(EMBEDDED / "qwen2_vl"), "--model", str(miniature.talker())])
     assert result["faults"] == []
     counts = {row["kind"]: row["requests"] for row in result["rows"]}
     assert len(counts) == 16 and sum(counts.values()) == REQUESTS, "each kind of request was sent"
