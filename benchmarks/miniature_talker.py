@@ -8,7 +8,6 @@ come out on every machine.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -16,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
+
+from models.embedded.voices import export
+from models.embedded.voices.config import SPECIAL
 
 SEED = 20
 LOUDNESS = 0.03
@@ -81,15 +82,6 @@ CONFIG: dict[str, Any] = {
     "device": "cuda",
     "dtype": "bfloat16",
 }
-SPECIAL = {
-    0: "<unk>",
-    1: "<s>",
-    2: "</s>",
-    101: "<|audio_start|>",
-    102: "<|audio_end|>",
-    103: "<|audio_prompt_start|>",
-    104: "<|audio_prompt_end|>",
-}
 MERGES = (
     "▁ t|h e|▁t he|i n|e r|a n|o n|r e|a t|e n|o r|▁ a|▁ s|▁ w|▁ o|i s|i t|o u|▁ c|▁ m|in g|▁o f|▁a n|▁an d|▁t o|"
     "e s|e d|▁ h|▁ b|a l|l l|▁ i|▁ p|▁ f|▁ d|▁ l|▁ n|▁ y|▁y ou|s t|c h|t h|s h|l y|i c|o w|e l|l o|v e|▁h el|▁hel lo|"
@@ -107,12 +99,11 @@ def tokenizer() -> dict[str, Any]:
     pieces += [f"<0x{byte:02X}>" for byte in range(256)]
     pieces += [*han, *("".join(merge) for merge in merges)]
     vocabulary.update(zip(pieces, free, strict=False))
-    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": id_, "content": text, **added} for id_, text in SPECIAL.items()],
+        "added_tokens": export.added_tokens(),
         "normalizer": {
             "type": "Sequence",
             "normalizers": [
@@ -272,21 +263,9 @@ def codec_tensors(values: Values, vae: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def write(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
     values = Values(SEED)
-    save_file(network_tensors(values), directory / "model.safetensors")
-    save_file(codec_tensors(values, CONFIG["audio_vae_config"]), directory / "audiovae.safetensors")
-    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    for name, content in (
-        ("config.json", CONFIG),
-        ("tokenizer.json", tokenizer()),
-        ("tokenizer_config.json", {"add_bos_token": True, "tokenizer_class": "LlamaTokenizer", **special}),
-        ("special_tokens_map.json", special),
-    ):
-        text = json.dumps(content, ensure_ascii=False, indent=1)
-        (directory / name).write_text(text + "\n", encoding="utf-8")
-    for path in directory.iterdir():
-        path.chmod(0o644)
+    network, codec = network_tensors(values), codec_tensors(values, CONFIG["audio_vae_config"])
+    export.write(directory, network, codec, CONFIG, tokenizer())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """How many API processes a server starts where `--api-processes auto` leaves it open.
 
-Measured on an H200 with 32 processors (docs/performance.md): beside one engine four processes give the first token of
-32 streams in 75 instead of 127 ms, and nothing to a single stream. Where processors are few, or the engine computes on
-the same ones, a second process takes them from it.
+Measured on an H200 with 32 processors, on two commits (docs/performance.md): beside one engine four processes give the
+first token of 32 streams in 75 instead of 127 ms, and nothing to a single stream. Where processors are few, or the
+engine computes on the same ones, a second process takes them from it.
 """
 
 from __future__ import annotations

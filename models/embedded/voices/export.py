@@ -21,6 +21,12 @@ from models.embedded.voices.network import Network
 _SPOKEN = {"&": " and ", "%": " percent ", "+": " plus ", "=": " equals ", "@": " at ", "[–—;…]": ", ", "[‘’`´]": "'"}
 
 
+def added_tokens() -> list[dict[str, Any]]:
+    """The special tokens as tokenizer.json lists them."""
+    rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return [{"id": id_, "content": text, **rules} for id_, text in SPECIAL.items()]
+
+
 def tokenizer() -> dict[str, Any]:
     """One token a character. Capitals become small, accents fall, some signs become words; what is not known goes."""
 
@@ -39,12 +45,11 @@ def tokenizer() -> dict[str, Any]:
     ]
     vocabulary = {text: id_ for id_, text in SPECIAL.items()}
     vocabulary.update({character: id_ for id_, character in enumerate(CHARACTERS, start=3)})
-    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": id_, "content": text, **added} for id_, text in SPECIAL.items()],
+        "added_tokens": added_tokens(),
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
         "post_processor": None,
@@ -71,14 +76,21 @@ def network_tensors(model: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
 
 
-def write(directory: Path, network: dict[str, Tensor], codec: dict[str, Tensor], config: dict[str, Any]) -> None:
+def write(
+    directory: Path,
+    network: dict[str, Tensor],
+    codec: dict[str, Tensor],
+    config: dict[str, Any],
+    tokens: dict[str, Any],
+) -> None:
+    """All files of a checkpoint. tokens: content of tokenizer.json."""
     directory.mkdir(parents=True, exist_ok=True)
     save_file(network, directory / "model.safetensors")
     save_file(codec, directory / "audiovae.safetensors")
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     for name, content in (
         ("config.json", config),
-        ("tokenizer.json", tokenizer()),
+        ("tokenizer.json", tokens),
         ("tokenizer_config.json", {"add_bos_token": True, "tokenizer_class": "LlamaTokenizer", **special}),
         ("special_tokens_map.json", special),
     ):
@@ -95,7 +107,7 @@ def main() -> None:
     trained = network_tensors(torch.load(lm, map_location="cpu", weights_only=True)["model"])
     if trained.keys() != dict(Network(CONFIG).named_parameters()).keys():
         raise SystemExit(f"{lm} is of another network than models.embedded.voices.config describes")
-    write(directory, trained, published(codec), CONFIG)
+    write(directory, trained, published(codec), CONFIG, tokenizer())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 
 from models.embedded.voices.codec import Codec, published, shifted
 from models.embedded.voices.config import CONFIG, tokens
-from models.embedded.voices.export import write
+from models.embedded.voices.export import tokenizer, write
 from models.embedded.voices.losses import causal_mask
 from models.embedded.voices.network import Network, solver_times
 from models.embedded.voices.sampler import Prompt, Sampler
@@ -54,7 +54,7 @@ def directory(trained: tuple[Network, Codec], tmp_path_factory: pytest.TempPathF
     network, codec = trained
     path = tmp_path_factory.mktemp("voice")
     weights = {name: value.bfloat16() for name, value in network.state_dict().items()}
-    write(path, weights, published(codec), CONFIG)
+    write(path, weights, published(codec), CONFIG, tokenizer())
     return path
 
 
