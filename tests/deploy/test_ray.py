@@ -20,6 +20,7 @@ import pytest
 
 from benchmarks.footprint import children
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
+from tests.support.miniature import talker
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
 from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech
@@ -123,7 +124,7 @@ def ray_cluster() -> Iterator[Cluster]:
         port = free_port()
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         settings = {
-            "model": f"{endless_checkpoint(folder)} {ROOT}/models/embedded/voxcpm2",
+            "model": f"{endless_checkpoint(folder)} {talker()}",
             "kv_cache_tokens": ENDLESS_TOKENS,
             "device": "cpu",
             "decode_buckets": "8",
