@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+
+class _Form(NamedTuple):
+    """Of a tensor that owns its storage and fills it from the start."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize if all(self.shape) else 0
+
+
+_forms: dict[Hashable, _Form] = {}
+"""Of results, by operation and the metadata of its arguments."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -31,10 +49,24 @@ class LiveBytes(TorchDispatchMode):
         kwargs = kwargs or {}
         # Unknown inputs were allocated before; marking them as known keeps views of them from counting as new memory.
         self._known.update(_key(tensor) for tensor in tree_iter((args, kwargs)) if _is_meta(tensor))
-        made = func(*args, **kwargs)
+        made = self._results(func, args, kwargs)
         for tensor in tree_iter(made):
             if _is_meta(tensor) and _key(tensor) not in self._known:
                 self._add(tensor.untyped_storage())
+        return made
+
+    def _results(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What `func` returns. Operations on the meta device run in Python and take most of a millisecond each; a model
+        repeats few of them with many layers and steps, so the form of one new tensor is remembered."""
+        key = (func, _metadata(args), _metadata(tuple(kwargs.items())))
+        form = _forms.get(key)
+        if form is not None:
+            return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
+        made = func(*args, **kwargs)
+        if isinstance(made, Tensor) and made.is_meta and not _may_alias(func) and _key(made) not in self._known:
+            form = _Form(tuple(made.shape), made.stride(), made.dtype)
+            if form.num_bytes == made.untyped_storage().nbytes() and not made.storage_offset():
+                _forms[key] = form
         return made
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -47,6 +79,21 @@ class LiveBytes(TorchDispatchMode):
     def _remove(self, key: int, num_bytes: int) -> None:
         self._known.discard(key)
         self.live -= num_bytes
+
+
+def _metadata(value: Any) -> Hashable:
+    """All that the form of a result can hang on; the type as well, since 1, 1.0 and True are equal."""
+    if isinstance(value, Tensor):
+        return (value.device, value.dtype, value.shape, value.stride(), value.storage_offset())
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(_metadata, value))
+    return (type(value), value)
+
+
+@cache
+def _may_alias(func: Any) -> bool:
+    """Whether it writes to an argument or returns a view of one."""
+    return any(part.alias_info is not None for part in (*func._schema.arguments, *func._schema.returns))
 
 
 def _is_meta(value: object) -> bool:

@@ -246,7 +246,7 @@ def test_the_command_line_speaks(server: ServerProcess, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "service.cli", "say", "Hello.", "-o", str(file), "--url", server.url]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
 
-    for name, kind in (("a.wav", "WAV"), ("b.MP3", "MP3"), ("c.ogg", "OGG"), ("d.opus", "OGG"), ("e.flac", "FLAC")):
+    for name, kind in (("a.wav", "WAV"), ("b.MP3", "MP3"), ("d.opus", "OGG")):
         command = [
             sys.executable,
             "-m",

@@ -63,6 +63,7 @@ def test_good_runs_at_once_share_the_processors(suite: Path) -> None:
     assert not list((suite).glob(".pytest_cache"))
 
 
+@pytest.mark.slow
 def test_a_failure_beside_busy_loops_is_named_with_its_reason(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (suite / "flag").touch()
     before = set(children(os.getpid()))

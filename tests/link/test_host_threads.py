@@ -11,6 +11,7 @@ import pytest
 from service.link.config import EngineConfig, ModelConfig
 from service.link.host_threads import MOST_THREADS, SMALL_BYTES, num_threads, thread_variables
 from tests.support.processes import served
+from tests.support.victims import SMALL
 
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
@@ -45,7 +46,7 @@ def test_how_they_wait_stays_as_the_operator_has_set_it() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", ["process", "inline"])
 def test_an_engine_that_was_started_computes_with_them(engine: str) -> None:
-    with served("--threads", "3", "--engine", engine) as server:
+    with served(*SMALL, "--threads", "3", "--engine", engine) as server:
         said = re.search(r"threads on the host: (\d+)", "".join(server.log))
         assert said is not None and said[1] == "3"
         if engine == "process":

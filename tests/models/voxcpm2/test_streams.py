@@ -93,7 +93,7 @@ def compare_prefills(prompts: list[tuple[int, int, bool]], edge: int | None, dev
         torch.testing.assert_close(one, other, **TOLERANCE)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(prompts=PROMPTS, edge=EDGES)
 @example(prompts=[(1, 0, False)] * 16, edge=None)
 @example(prompts=[(32, 0, False)], edge=None)
