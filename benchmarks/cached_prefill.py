@@ -149,7 +149,8 @@ def main(words: Sequence[str] | None = None) -> Path:
     arguments = parser.parse_args(words)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    name, shapes, repeats = arguments.model, SHAPES, 20
+    name, repeats = arguments.model, 20
+    shapes: Sequence[tuple[int, int, int, int]] = SHAPES
     with tempfile.TemporaryDirectory() as folder, engine_stream(device):
         if arguments.tiny:
             name, shapes, repeats = "tiny", TINY, 3

@@ -50,6 +50,7 @@ def _qwen3_vl(
     width: int, inner: int, layers: int, heads: tuple[int, int], *, tied: bool = False, **experts: int
 ) -> dict[str, Any]:
     """config.json of a published size. The tower is the small one where the head is tied."""
+    vision: dict[str, Any]
     vision, levels = (_QWEN3_SMALL_VISION, [5, 11, 17]) if tied else (_QWEN3_LARGE_VISION, [8, 16, 24])
     text = {
         "hidden_size": width,

@@ -135,7 +135,7 @@ def measured(size: int, *, words: bool) -> Iterator[Row]:
     for name, grammar in grammars().items():
         for style in STYLES if name == "usual" else ("blanks",):
             texts = [json.dumps(answer, **STYLES[style]) for answer in answers()]
-            sums = sum(counted(tokenizer, grammar, vocabulary, text) for text in texts)
+            sums = np.sum([counted(tokenizer, grammar, vocabulary, text) for text in texts], axis=0)
             tokens, forced, runs, sampled, single = sums.tolist()
             saved, bound = 1 - (sampled + runs) / tokens, 1 - sampled / tokens
             shares = {"forced": forced / tokens, "saved": saved, "bound": bound, "single": single / tokens}

@@ -229,7 +229,8 @@ class MixedTraffic:
         self._saw("bad_body", await http.post("/v1/chat/completions", content=body), 400)
 
     async def _bad_speech(self, http: httpx.AsyncClient) -> None:
-        body = self._text(**self.random.choice([{"input": "..."}, {"speed": 99}, {"ref_audio": "data:,x"}]))
+        wrong: list[dict[str, Any]] = [{"input": "..."}, {"speed": 99}, {"ref_audio": "data:,x"}]
+        body = self._text(**self.random.choice(wrong))
         self._saw("bad_speech", await http.post("/v1/audio/speech", json=body), 400)
 
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.commands import COMMANDS
 from benchmarks.reading import Missing, Results
@@ -60,7 +61,12 @@ def _draw(plot: Plot, panels: Panels, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    settings = {"svg.hashsalt": plot.name, "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
+    settings: dict[Any, object] = {
+        "svg.hashsalt": plot.name,
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 9,
+    }
     settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
     names = dict.fromkeys(name for series in panels.values() for name in series)
     colours = dict(zip(names, itertools.cycle(COLOURS), strict=False))

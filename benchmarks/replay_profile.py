@@ -11,6 +11,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def steps(
             runner, plan, _ = speech_steps.captured_decode(model, size, pool)
         else:
             runner, plan, _ = decode.captured_decode(name, model.decoder, size, pool)
-        yield size, lambda runner=runner, plan=plan: runner.run(plan)
+        yield size, partial(runner.run, plan)
 
 
 @torch.inference_mode()

@@ -93,7 +93,7 @@ def _decode(rows: int, heads: int, kv_heads: int, length: int, way: str, splits:
 
     def run(i: int) -> object:
         (q, k, v), keys, values = parts[i % sets], caches[2 * (i % sets)], caches[2 * (i % sets) + 1]
-        current_kv = CurrentKV(k, v, rotary, slots)
+        current_kv: CurrentKV | None = CurrentKV(k, v, rotary, slots)
         if way == "separate":
             q, current_kv = rotate_and_cache.kernel(q, k, v, rotary, keys, values, slots), None
         return attend_pages.kernel(q, keys, values, tables, lengths, PAGE, 0.1, current_kv=current_kv, splits=splits)
@@ -125,9 +125,14 @@ def _local(sequences: int, length: int, heads_here: int | None, plain: bool) -> 
     qkv = [torch.randn(sequences, length, 20, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     parts = [p.split((16, 2, 2), dim=2) for p in qkv]
     cos, sin = torch.randn(length, 64, device="cuda"), torch.randn(length, 64, device="cuda")
-    if plain:
-        return lambda i: rotary_dense_attention.reference(*parts[i % 4], cos, sin, 0)
-    return lambda i: rotary_dense_attention.kernel(*parts[i % 4], cos, sin, 0, heads_here=heads_here)
+
+    def run(i: int) -> object:
+        q, k, v = parts[i % 4]
+        if plain:
+            return rotary_dense_attention.reference(q, k, v, cos, sin, 0)
+        return rotary_dense_attention.kernel(q, k, v, cos, sin, 0, heads_here=heads_here)
+
+    return run
 
 
 def cases() -> list[Case]:

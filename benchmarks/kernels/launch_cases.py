@@ -96,8 +96,9 @@ def rotations(rows: int) -> None:
     qkv, cache = empty(rows, 20, 128), empty(64, 2, 128)
     q, k, v = qkv.split((16, 2, 2), dim=1)
     rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, rows_of_int64(rows))
-    after = [x[1:] for x in (q, k, v, cos, sin, rows_of_int64(rows))]  # behind the decode rows of a mixed batch
-    rotary.rotate_and_cache(*after[:3], (after[3], after[4]), cache, cache, after[5])
+    # Behind the decode rows of a mixed batch.
+    q, k, v, cos, sin, slots = (x[1:] for x in (q, k, v, cos, sin, rows_of_int64(rows)))
+    rotary.rotate_and_cache(q, k, v, (cos, sin), cache, cache, slots)
 
 
 def local_attention(sequences: int, length: int, first: int) -> None:
@@ -167,9 +168,9 @@ def codec(rows: int, precision: Precision) -> None:
         x, channel = empty(rows, width, length, dtype=torch.float32), empty(width, dtype=torch.float32)
         table = empty(65, 7 * width * 54, dtype=torch.float32)
         up = empty(2 * stride, width // 2, width, dtype=dtype).permute(2, 1, 0)
-        rest = (channel[: width // 2], stride, table[:, :width, None], slots)
-        x = vae.snake_upsample(x, channel, channel, channel, up, *rest, precision=precision)
-        width, channel = width // 2, channel[: width // 2]
+        half, last = channel[: width // 2], table[:, :width, None]
+        x = vae.snake_upsample(x, channel, channel, channel, up, half, stride, last, slots, precision=precision)
+        width, channel = width // 2, half
         memory = table[:, : width * 18].unflatten(1, (width, 18))
         depthwise, pointwise = empty(width, 1, 7, dtype=torch.float32), empty(width, width, 1, dtype=dtype)
         rest = (depthwise, channel, 3, channel, pointwise, channel, memory, slots)

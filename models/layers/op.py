@@ -72,10 +72,11 @@ class Op(Generic[Params, Result]):
         update_wrapper(self, reference)
 
     @cached_property
-    def kernel(self) -> Callable[Params, Result]:
-        """What launches the CUDA kernel, on tensors of any device: without a GPU Triton's interpreter takes them."""
+    def kernel(self) -> Callable[..., Result]:
+        """What launches the CUDA kernel, on tensors of any device: without a GPU Triton's interpreter takes them. Some
+        take options that the reference has no use for, such as a tile."""
         module, _, name = self._cuda.partition(":")
-        return cast("Callable[Params, Result]", getattr(importlib.import_module(module), name))
+        return cast("Callable[..., Result]", getattr(importlib.import_module(module), name))
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         first: Any = args[0]
