@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -57,13 +56,14 @@ class LiveBytes(TorchDispatchMode):
 
     def _results(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What `func` returns. Operations on the meta device run in Python and take most of a millisecond each; a model
-        repeats few of them with many layers and steps, so the form of one new tensor is remembered."""
+        repeats few of them with many layers and steps, so the form of a result that is one new tensor, no view
+        of an argument, is remembered."""
         key = (func, _metadata(args), _metadata(tuple(kwargs.items())))
         form = _forms.get(key)
         if form is not None:
             return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
         made = func(*args, **kwargs)
-        if isinstance(made, Tensor) and made.is_meta and not _may_alias(func) and _key(made) not in self._known:
+        if isinstance(made, Tensor) and made.is_meta and _key(made) not in self._known:
             form = _Form(tuple(made.shape), made.stride(), made.dtype)
             if form.num_bytes == made.untyped_storage().nbytes() and not made.storage_offset():
                 _forms[key] = form
@@ -88,12 +88,6 @@ def _metadata(value: Any) -> Hashable:
     if isinstance(value, (tuple, list)):
         return (type(value), *map(_metadata, value))
     return (type(value), value)
-
-
-@cache
-def _may_alias(func: Any) -> bool:
-    """Whether it writes to an argument or returns a view of one."""
-    return any(part.alias_info is not None for part in (*func._schema.arguments, *func._schema.returns))
 
 
 def _is_meta(value: object) -> bool:
