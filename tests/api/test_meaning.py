@@ -41,7 +41,7 @@ MOST_WRONG = 0.08
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module", params=["replayed", "eager"])
+@pytest.fixture(scope="module", params=["replayed", pytest.param("eager", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest, embedded_server: ServerProcess) -> Iterator[ServerProcess]:
     if request.param == "replayed":
         yield embedded_server

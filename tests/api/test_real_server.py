@@ -318,6 +318,7 @@ def _task_children(pid: int, task: str) -> list[str]:
     return Path(f"/proc/{pid}/task/{task}/children").read_text().split()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tests/golden/qwen2_vl", tmp_path / "broken")
     (tmp_path / "broken/model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")

@@ -131,6 +131,7 @@ def test_every_command_names_a_module_and_every_peer_an_adapter() -> None:
             assert (Path(peers.__file__).parent / f"{peer}.py").exists()
 
 
+@pytest.mark.slow
 def test_nothing_of_the_benchmarks_needs_av() -> None:
     """A machine that only measures may lack it."""
     modules = {command.command.split()[2].removeprefix("benchmarks.") for command in COMMANDS}

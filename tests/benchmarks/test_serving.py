@@ -32,6 +32,7 @@ SMALLEST = replace(
 )
 
 
+@pytest.mark.slow
 def test_the_smallest_shape_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     monkeypatch.setattr(serving, "TINY", SMALLEST)

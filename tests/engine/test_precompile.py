@@ -58,6 +58,7 @@ def output_of(module: str, cache: Path, seconds: float) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_launch_compiles_for_the_cache_and_does_not_run(tmp_path: Path) -> None:
     found = output_of("tests.support.compile_only", tmp_path, 120)
     assert (found["names"], found["restored"]) == (["_silu_mul_kernel"], True)

@@ -174,6 +174,7 @@ def socket_of(server: ServerProcess) -> Iterator[socket.socket]:
         yield connection
 
 
+@pytest.mark.slow
 def test_processes_that_cannot_start_say_why_and_end_the_server(tmp_path: Path) -> None:
     """Their directory of voices is a file."""
     (tmp_path / "voices").touch()

@@ -15,8 +15,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("scale", [0.5, 4.0])
-@pytest.mark.parametrize("size", [45, 3000])
+@pytest.mark.parametrize(
+    ("size", "scale"),
+    [(45, 0.5), (3000, 4.0), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((45, 4.0), (3000, 0.5)))],
+)
 def test_the_kernel_keeps_what_its_reference_keeps(device: torch.device, size: int, scale: float) -> None:
     cases = CASES[:: 1 if device.type == "cuda" else 7]
 

@@ -51,8 +51,16 @@ def test_inputs_of_a_step(device: torch.device) -> None:
         assert torch.equal(mine.cpu(), plain)
 
 
-@pytest.mark.parametrize("vocabulary", [100, 256, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"),
+    [
+        *((5000, torch.float32), (256, torch.bfloat16)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((100, torch.float32), (256, torch.float32), (100, torch.bfloat16), (5000, torch.bfloat16))
+        ),
+    ],
+)
 def test_choice_and_state(device: torch.device, vocabulary: int, dtype: torch.dtype) -> None:
 
     slots = torch.tensor([4, 0, 3, 9, 5, 1, 7, 0])

@@ -203,6 +203,7 @@ def spoken(seconds: int) -> Spoken:
     return Spoken("Fox", "fox", wave, latents, sounds[::2], sounds, np.zeros((patches, 2), np.int16))
 
 
+@pytest.mark.slow
 def test_training_learns_and_saves_its_average(tmp_path: Path) -> None:
     write(tmp_path / "a.npz", [spoken(8), spoken(16)])
     device = torch.device("cpu")

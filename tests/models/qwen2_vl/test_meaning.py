@@ -60,6 +60,7 @@ def answer(entry: dict[str, Any]) -> str:
     return processor.detokenize(ids[:ended]).decode() + ("" if ended is not None else " ...")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_answers_are_right() -> None:
     wrong = [entry["gate"] for entry in ENTRIES if answer(entry) != entry["turns"][-1][1]]
