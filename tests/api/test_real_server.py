@@ -331,11 +331,16 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-n", "1000"], "max_n"),
         (["--host", "0.0.0.0"], "insecure-no-auth"),
-        (["--model", "/nowhere/at/all"], "neither a directory nor a hub id"),
-        (["--config", "/nowhere.yaml"], "nowhere.yaml"),
-        (["--host", "192.0.2.1", "--insecure-no-auth"], "cannot be bound"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (["--max-n", "1000"], "max_n"),
+                (["--model", "/nowhere/at/all"], "neither a directory nor a hub id"),
+                (["--config", "/nowhere.yaml"], "nowhere.yaml"),
+                (["--host", "192.0.2.1", "--insecure-no-auth"], "cannot be bound"),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(arguments: list[str], said: str) -> None:
@@ -353,6 +358,7 @@ def test_print_config_masks_secrets() -> None:
     assert "REPRISE_TYPO" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_doctor_and_the_version() -> None:
     for command, expected in (("doctor", "embedded models: "), ("version", "")):
         done = subprocess.run(
