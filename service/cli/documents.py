@@ -31,7 +31,8 @@ or `unknown`. Where a server has several engines (`--gpus`), what each tells of 
 starts, its process) has the label `engine`, its index from 0. Histograms have the suffixes `_bucket`, `_count` and
 `_sum`; they are not native ones, which the client library does not count, but a newer Prometheus turns them into native
 histograms of the same bounds where its scrape configuration says `convert_classic_histograms_to_nhcb: true`. Beside
-these come the usual `process_*` and `python_*`. What to look at, and the alerts, are in [operation.md](operation.md)."""
+these come the usual `process_*` and `python_*`. What to look at, and the alerts, are in
+[operation.md](operation.md)."""
 
 
 def settings_page() -> str:
