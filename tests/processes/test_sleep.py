@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
 
 from benchmarks.footprint import children, inspect
@@ -31,6 +33,7 @@ from service.link.messages import Detach
 from service.link.supervisor import EngineExit, ProcessLink
 from service.metrics import Metrics
 from service.processes import engines as engines_module
+from service.processes import pool as pool_module
 from service.processes import sleep as sleep_module
 from service.processes.api_process import Colleague, attached_engines
 from service.processes.control import ControlChannel, EngineNews, Notice, Report, Wake
@@ -326,12 +329,18 @@ async def test_a_process_that_ends_is_not_waited_for_and_one_that_comes_calls_it
         pool._forget(1, made.members[1].report)
         assert await asyncio.wait_for(asking, GENEROUS)
         pool.stay_awake()
-        pool._running[1] = made.members[1].report
         monkeypatch.setattr(made.members[0].colleague, "_doze", lambda number: None)
         asking = asyncio.create_task(pool.doze())
         await until(lambda: "api-0" in pool._not_dozing, what="it is asked")
-        pool._call()  # as _live does for a process that it has started
-        assert not await asyncio.wait_for(asking, GENEROUS)
+        mute = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+        monkeypatch.setattr(pool_module, "python_command", lambda module: mute)
+        with socket.socket() as listener:
+            pool._template = msgspec.structs.replace(pool._template, listener=listener.fileno())
+            living = asyncio.create_task(pool._live(1))
+            assert not await asyncio.wait_for(asking, GENEROUS)
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
+        pool._running[1] = made.members[1].report
 
 
 async def test_a_process_that_starts_while_they_sleep_or_wake_holds_requests(monkeypatch: pytest.MonkeyPatch) -> None:
