@@ -249,9 +249,11 @@ async def _leave(member: Member) -> None:
     member.colleague._control.close()
 
 
-@pytest.mark.parametrize("engines", [1, 2])
-async def test_every_process_says_that_it_sleeps_and_wakes_it(monkeypatch: pytest.MonkeyPatch, engines: int) -> None:
-    async with rig(monkeypatch, engines) as made:
+@pytest.mark.parametrize(("engines", "processes"), [(1, 2), (2, 1), (2, 2)])
+async def test_every_process_says_that_it_sleeps_and_wakes_it(
+    monkeypatch: pytest.MonkeyPatch, engines: int, processes: int
+) -> None:
+    async with rig(monkeypatch, engines, processes) as made:
         for turn, member in enumerate(made.members):
             called = await made.doze()
             for other in made.members:
@@ -266,7 +268,7 @@ async def test_every_process_says_that_it_sleeps_and_wakes_it(monkeypatch: pytes
             for other in made.members:
                 assert await other.phase() == "ready"
                 assert await made.metric("engine_asleep", other) == 0
-        assert await made.metric("engine_wake_duration_seconds_count") == 2 * engines
+        assert await made.metric("engine_wake_duration_seconds_count") == processes * engines
         assert await made.metric("engine_restarts_total") == 0
 
 
