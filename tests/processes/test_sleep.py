@@ -424,8 +424,13 @@ async def test_what_a_failed_engine_held_the_other_one_answers(monkeypatch: pyte
         made.broken.add(0)
         texts = [f"request {number}" for number in range(8)]
         waiting = [asyncio.create_task(made.members[number % 2].ask(text)) for number, text in enumerate(texts)]
-        clients = [client for member in made.members for client in member.context.engine.clients]  # type: ignore[union-attr]
-        await until(lambda: all(client.in_flight for client in clients), what="both engines are asked for")
+        loads = made.processes._tables[1].row(0)  # an engine each, by the number of requests
+        own = made.members[0].context.engine.clients  # type: ignore[union-attr]
+
+        def held() -> list[int]:
+            return [loads.requests()[str(index)] + own[index].in_flight for index in range(2)]
+
+        await until(lambda: held() == [4, 4], what="each engine is asked for by half of them")
         made.gate.set()
         assert await asyncio.gather(*waiting) == texts
         await made.wait_awake()
