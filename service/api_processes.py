@@ -44,8 +44,6 @@ def count_for(settings: Settings, processors: int, gpus: int) -> ApiProcessCount
     if processors < LEAST_PROCESSORS:
         return ApiProcessCount(1, f"fewer than {LEAST_PROCESSORS} processors may be used: {processors}")
     number = min(PER_ENGINE * gpus, int(processors / PROCESSORS_OF_EACH), MOST)
-    if settings.sleep_after is not None:
-        return ApiProcessCount(1, f"--sleep-after is for one; without it {number}")
     return ApiProcessCount(number, f"{processors} processors may be used beside {_several(gpus)}")
 
 

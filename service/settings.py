@@ -171,7 +171,9 @@ class Settings(BaseSettings):
     )
     start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
     sleep_after: Seconds | None = _knob(
-        None, "Engine", "Stop the engine after this long without a request; the next one starts it (s). Default: never."
+        None,
+        "Engine",
+        "Stop the engines after this long without a request; the next one starts them (s). Default: never.",
     )
 
     # Limits
@@ -311,8 +313,6 @@ class Settings(BaseSettings):
         several = self.api_processes != "auto" and self.api_processes > 1
         if problem := engines_problem(several, self.gpus, self.engines, self.engine, self.device):
             raise ValueError(problem)
-        if self.sleep_after is not None and (several or self.engines > 1 or self.gpus is not None):
-            raise ValueError("sleep_after: only with one engine and one API process")
         return self
 
     def keys(self) -> tuple[str, ...]:

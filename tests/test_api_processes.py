@@ -47,7 +47,6 @@ def test_four_for_each_gpu_where_there_are_processors_for_them(processors: int, 
     ("flags", "reason"),
     [
         ({"engine": "inline"}, "--engine inline runs in it"),
-        ({"sleep_after": 60}, "--sleep-after is for one; without it 4"),
         ({"device": "cpu"}, "the engine computes on the same processors"),
         ({"engines": 2, "device": "cpu"}, "the engine computes on the same processors"),
     ],

@@ -631,7 +631,7 @@ PROCESS = Dashboard(
                 ),
                 Panel(
                     "Engine asleep",
-                    ((f"reprise_engine_asleep{INSTANCE}", "{{instance}}"),),
+                    ((f"reprise_engine_asleep{INSTANCE}", "{{instance}} {{engine}}"),),
                     "short",
                     description="1 while the engine is stopped because nobody asks for it (--sleep-after).",
                 ),

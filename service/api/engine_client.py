@@ -34,7 +34,6 @@ STEADY_SECONDS = 60.0
 """An engine that ran longer than this resets the back-off."""
 HEARTBEAT_CHECK_SECONDS = 0.5
 
-
 STOPPED = "The engine stopped while the request was in progress; it is being restarted."
 
 
@@ -100,7 +99,7 @@ class EngineClient:
         self._changed = asyncio.Event()
         self._launched = asyncio.Event()
         self._silence = Silence(clock)
-        self._sleep = EngineSleep(sleep_after, clock)
+        self.sleep = EngineSleep(sleep_after, clock, metrics if self._supervises else None)
         self._stopping = False
 
     # Life
@@ -170,7 +169,7 @@ class EngineClient:
         """ "starting", "loading", "capturing", "ready", "draining", "asleep", "down" or "failed"."""
         if self.failure is not None:
             return "failed"
-        if self._sleep.state == "asleep":
+        if self.sleep.state == "asleep":
             return "asleep"
         if self._link is None:
             return "down"
@@ -179,7 +178,7 @@ class EngineClient:
     @property
     def ready(self) -> bool:
         """It takes requests, also while it sleeps and wakes: they are answered once it is awake."""
-        return self.phase == "ready" or not (self._sleep.awake or self.failure)
+        return self.phase == "ready" or not (self.sleep.awake or self.failure)
 
     @property
     def alive(self) -> bool:
@@ -189,6 +188,33 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         return len(self._streams)
+
+    # Sleep
+
+    def fall_asleep(self) -> None:
+        """Stop the engine, which is ready and idle, until it is called."""
+        assert self._link is not None
+        log.info("%s: no requests; it is stopped until the next one", self._name)
+        self.sleep.begin()
+        self._link.send(Stop())
+
+    def doze(self) -> None:
+        """Hold requests: the engine, which has none of this process, sleeps, or others are about to stop it."""
+        if self.sleep.awake:
+            self.sleep.begin()
+            self._launched.set()  # there may be no launch to wait for
+            self._tell_change()
+
+    def stay_awake(self) -> None:
+        """It was not stopped after all."""
+        if self.sleep.state == "asleep" and self._link is not None:
+            self._wake()
+
+    def fail_wake(self) -> None:
+        """It ended before this process had seen it start."""
+        if self.sleep.state == "asleep":
+            self._fail_streams()
+            self._tell_change()
 
     # Requests
 
@@ -202,6 +228,7 @@ class EngineClient:
 
     def adopt(self, stream: RequestStream) -> None:
         """Sends a request to this engine, also one that another engine has not answered."""
+        self.sleep.note_work()
         stream.abort = self._abort
         self._streams[stream.request.request_id] = stream
         self.on_load(len(self._streams))
@@ -216,8 +243,8 @@ class EngineClient:
         self._send(command)
 
     def _send(self, command: Command) -> None:
-        if not self._sleep.awake:
-            self._sleep.hold(command)
+        if not self.sleep.awake:
+            self.sleep.hold(command)
         elif self._link is not None:
             self._link.send(command)
 
@@ -227,6 +254,7 @@ class EngineClient:
 
     def _forget(self, request_id: str) -> RequestStream | None:
         stream = self._streams.pop(request_id, None)
+        self.sleep.note_work()
         self.on_load(len(self._streams))
         return stream
 
@@ -239,8 +267,8 @@ class EngineClient:
             exit = await self._live()
             if self._stopping:
                 return
-            if self._sleep.state == "asleep":
-                await self._sleep.called()
+            if self.sleep.state == "asleep":
+                await self.sleep.called()
                 log.info("%s: started for a request", self._name)
                 continue
             if not self.was_ready:  # wait_ready raises and says why
@@ -267,6 +295,7 @@ class EngineClient:
         link = self._link = self._make_link()
         link.on_launch = self._launched.set
         self._silence.end()
+        self.sleep.started()
         watchdog = asyncio.create_task(self._watch(link), name="engine-watchdog")
         try:
             return await link.run(self._on_outputs)
@@ -277,33 +306,21 @@ class EngineClient:
             if self.state is not None and self._supervises:
                 self._metrics.observe_end(self.state)
             self.state = None
-            if self._sleep.state != "asleep":
+            if self.sleep.state != "asleep":
                 self._fail_streams()
             self._tell_change()
 
     def _fail_streams(self) -> None:
         """Of an engine that has ended unasked."""
         message = STOPPED
-        if not self._sleep.awake:
+        if not self.sleep.awake:
             message = "The engine could not be started for the request; it is tried again."
-            self._end_sleep()
-            self._sleep.take()
+            self.sleep.give_up()
         self._fail_all(_unavailable(message, EngineLost))
-
-    def _fall_asleep(self, link: EngineLink) -> None:
-        log.info("%s: no requests; it is stopped until the next one", self._name)
-        self._sleep.begin()
-        self._metrics.observe("engine_asleep", 1.0)
-        link.send(Stop())
-
-    def _end_sleep(self) -> float:
-        self._metrics.observe("engine_asleep", 0.0)
-        return self._sleep.end()
 
     def _wake(self) -> None:
         """The engine was started for requests, and is ready for them."""
-        self._metrics.observe("engine_wake_duration_seconds", self._end_sleep())
-        for command in self._sleep.take():
+        for command in self.sleep.end():
             self._send(command)
 
     def _silent(self) -> bool:
@@ -318,9 +335,9 @@ class EngineClient:
                 link.kill()
                 return
             if self._streams or self.in_use():
-                self._sleep.note_work()
-            elif self.phase == "ready" and self._sleep.due:
-                self._fall_asleep(link)
+                self.sleep.note_work()
+            elif self.phase == "ready" and self.sleep.due:
+                self.fall_asleep()
 
     def _fail_all(self, error: EngineError) -> None:
         streams, self._streams = self._streams, {}
@@ -372,8 +389,8 @@ class EngineClient:
         self.state = state
         if state.phase == "ready" and not self.was_ready:
             self.was_ready = True
-            self._sleep.note_work()
-        if state.phase == "ready" and self._sleep.state == "waking":
+            self.sleep.note_work()
+        if state.phase == "ready" and self.sleep.state == "waking":
             self._wake()
         if self._supervises:
             self._metrics.observe_state(state)

@@ -1,6 +1,6 @@
 """An idle engine is stopped, which gives back the GPU and the process' memory, and started again for a request.
 
-    awake -> asleep: Stop was sent, the process ends or has ended -> waking: it is started again -> awake
+    awake -> asleep: what comes is held; Stop is sent, the process ends -> waking: it is started again -> awake
 
 While it is not awake commands are held, in their order, and sent once the engine is ready.
 """
@@ -15,15 +15,23 @@ from typing import Literal
 import msgspec
 
 from service.link.messages import Abort, ChatRequest, Command, EncodeReference, SpeechRequest
+from service.metrics import Metrics
+
+SleepState = Literal["awake", "asleep", "waking"]
 
 
 class EngineSleep:
-    """after: seconds without a request until the engine is stopped; None: never. clock: what they are measured by."""
+    """after: seconds without a request until the engine is stopped; None: never, or others decide. clock: what they are
+    measured by. metrics: None where another process tells of the engine."""
 
-    def __init__(self, after: float | None, clock: Callable[[], float]) -> None:
-        self.state: Literal["awake", "asleep", "waking"] = "awake"
+    def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None = None) -> None:
+        self.state: SleepState = "awake"
+        """asleep: from when it is told to stop until it is started; waking: until it is ready."""
+        self.on_call: Callable[[], None] = lambda: None
+        """Called when a request is held for an engine that nobody has called yet."""
         self._after = after
         self._clock = clock
+        self._metrics = metrics
         self._busy_at = clock()
         self._called = asyncio.Event()
         self._called_at = 0.0
@@ -43,9 +51,10 @@ class EngineSleep:
         return self._after is not None and self.awake and self._clock() - self._busy_at >= self._after
 
     def begin(self) -> None:
-        """The engine is told to stop."""
+        """The engine is told to stop, or will be."""
         self.state = "asleep"
         self._called.clear()
+        self._observe("engine_asleep", 1.0)
 
     def hold(self, command: Command) -> None:
         """Keeps a command for the engine that will be started. A request calls for it, and an Abort takes it back;
@@ -54,27 +63,46 @@ class EngineSleep:
             self._held = [held for held in self._held if getattr(held, "request_id", None) != command.request_id]
         elif isinstance(command, ChatRequest | SpeechRequest | EncodeReference):
             self._held.append(command)
-            if not self._called.is_set():
-                self._called.set()
-                self._called_at = self._clock()
+            self.call()
         elif self._held:
             self._held.append(command)
+
+    def call(self) -> None:
+        """A request wants the engine."""
+        if self.state == "asleep" and not self._called.is_set():
+            self._called.set()
+            self._called_at = self._clock()
+            self.on_call()
 
     async def called(self) -> None:
         """Until a request wants the engine."""
         await self._called.wait()
-        self.state = "waking"
 
-    def end(self) -> float:
-        """The engine is awake, or could not be started. Seconds since it was called."""
+    def started(self) -> None:
+        """A life of the engine begins."""
+        if self.state == "asleep":
+            self.state = "waking"
+
+    def end(self) -> list[Command]:
+        """The engine is awake: what was held for it, in order. Requests arrive at the engine now: their wait for it is
+        not one in its queue."""
+        self._observe("engine_wake_duration_seconds", self._clock() - self._called_at)
+        return [_arriving(command) for command in self._awake()]
+
+    def give_up(self) -> None:
+        """The engine could not be started: what was held is dropped."""
+        self._awake()
+
+    def _awake(self) -> list[Command]:
         self.state = "awake"
         self.note_work()
-        return self._clock() - self._called_at
-
-    def take(self) -> list[Command]:
-        """What was held, in order. Requests arrive at the engine now: their wait for it is not one in its queue."""
+        self._observe("engine_asleep", 0.0)
         held, self._held = self._held, []
-        return [_arriving(command) for command in held]
+        return held
+
+    def _observe(self, name: str, value: float) -> None:
+        if self._metrics is not None:
+            self._metrics.observe(name, value)
 
 
 def _arriving(command: Command) -> Command:

@@ -85,8 +85,11 @@ class Engines:
 
     @property
     def phase(self) -> str:
-        """ "ready", or what the engine does that is waited for."""
-        return "ready" if self.ready else self._awaited.phase
+        """ "ready" if an engine is, else what the one does that is waited for. All sleep, or none does."""
+        if not self.ready:
+            return self._awaited.phase
+        phases = [client.phase for client in self.clients if client.ready]
+        return "ready" if "ready" in phases else phases[0]
 
     @property
     def state(self) -> EngineState | None:
@@ -135,12 +138,13 @@ class Engines:
                 client.send(command)
 
     def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
-        """Of the engines that accept requests."""
+        """Of the engines that accept requests: those that sleep or wake, only where no other does."""
         others = {} if self._others is None else self._others.requests()
+        able = {index: client for index, client in enumerate(self.clients) if client.ready and index not in without}
+        awake = {index: client for index, client in able.items() if client.phase == "ready"}
         return {
             index: Load(client.in_flight + others.get(str(index), 0), _slack(client.state))
-            for index, client in enumerate(self.clients)
-            if client.ready and index not in without
+            for index, client in (awake or able).items()
         }
 
     def _move(self, stream: RequestStream, error: EngineError) -> bool:

@@ -158,8 +158,7 @@ def serve(
         listener = bind(settings)
         processes = api_process_count(settings)
         if settings.api_processes == "auto":
-            unusual = processes.number > 1 or settings.sleep_after is not None
-            log.log(logging.INFO if unusual else logging.DEBUG, "API processes: %s", processes)
+            log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)
             settings = with_count(settings, processes)
         catalog = load_catalog(settings, log.info)
         status = run(settings, catalog, listener, serve_several if supervised(settings) else serve)

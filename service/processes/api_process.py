@@ -36,6 +36,8 @@ from service.processes.control import (
     Alive,
     Collect,
     ControlChannel,
+    Doze,
+    Dozing,
     EngineNews,
     FindTranscript,
     KeepTranscript,
@@ -43,7 +45,9 @@ from service.processes.control import (
     Page,
     Scrape,
     Snapshot,
+    StayAwake,
     Transcript,
+    Wake,
 )
 from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 from service.server import Server, quiet_uvicorn, server_config
@@ -75,6 +79,8 @@ class Colleague:
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         """What the supervisor has not answered yet."""
+        for client in engines.clients:
+            client.sleep.on_call = lambda: control.send(Wake())
 
     def accepts(self) -> None:
         self._control.send(Accepting())
@@ -83,14 +89,36 @@ class Colleague:
         while (notice := await self._control.receive()) is not None:
             match notice:
                 case EngineNews():
-                    if notice.was_ready:
-                        self._engines.clients[notice.engine].tell_earlier_life(notice.restarts)
-                    self._lives[notice.engine].tell(notice.address)
+                    self._hear_of(notice)
+                case Doze():
+                    self._doze(notice.number)
+                case StayAwake():
+                    for client in self._engines.clients:
+                        client.stay_awake()
                 case Collect():
                     observe_life(self._context)
                     self._control.send(Snapshot(notice.number, families(self._context.metrics.registry)))
                 case Page() | Transcript() if (asked := self._asked.get(notice.number)) and not asked.done():
                     asked.set_result(notice.text)
+
+    def _hear_of(self, news: EngineNews) -> None:
+        client = self._engines.clients[news.engine]
+        if news.was_ready:
+            client.tell_earlier_life(news.restarts)
+        if news.sleep == "asleep" or (news.sleep == "waking" and news.address is not None):
+            client.doze()  # a process that was started meanwhile learns it from this alone
+        elif news.address is None:
+            client.fail_wake()
+        self._lives[news.engine].tell(news.address)
+
+    def _doze(self, number: int) -> None:
+        attached = all(client.phase == "ready" for client in self._engines.clients)
+        if self._context.admission.in_flight or self._engines.in_flight or not attached:
+            self._control.send(Wake())
+            return
+        for client in self._engines.clients:
+            client.doze()
+        self._control.send(Dozing(number))
 
     async def show_life(self) -> None:
         """Until cancelled: a process whose event loop stands still is killed (pool.py)."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from service.api.engine_sleep import SleepState
 from service.metrics_page import Families
 
 ALIVE_SECONDS = 0.5
@@ -25,12 +26,24 @@ class Struct(msgspec.Struct, frozen=True, tag=True):
 
 class EngineNews(Struct, frozen=True):
     """The engine of that index runs at this address from now on; None: it has ended. restarts: so far. was_ready: in
-    this life or an earlier one."""
+    this life or an earlier one. sleep: it ended because it sleeps, or was started to wake."""
 
     engine: int
     address: str | None
     restarts: int
     was_ready: bool
+    sleep: SleepState = "awake"
+
+
+class Doze(Struct, frozen=True):
+    """The engines are to sleep: hold requests from now on and answer Dozing; or Wake, where one is in progress or an
+    engine is not known to be ready."""
+
+    number: int
+
+
+class StayAwake(Struct, frozen=True):
+    """The engines do not sleep after all: send what was held since Doze."""
 
 
 class Collect(Struct, frozen=True):
@@ -53,7 +66,7 @@ class Transcript(Struct, frozen=True):
     text: str | None
 
 
-Notice = EngineNews | Collect | Page | Transcript
+Notice = EngineNews | Doze | StayAwake | Collect | Page | Transcript
 
 # API process -> supervisor
 
@@ -90,7 +103,17 @@ class FindTranscript(Struct, frozen=True):
     id: str
 
 
-Report = Accepting | Alive | Snapshot | Scrape | KeepTranscript | FindTranscript
+class Dozing(Struct, frozen=True):
+    """This process has no request in progress, and sends none to the engines until they have been started again."""
+
+    number: int
+
+
+class Wake(Struct, frozen=True):
+    """There is a request for the engines, which sleep or are to sleep."""
+
+
+Report = Accepting | Alive | Snapshot | Scrape | KeepTranscript | FindTranscript | Dozing | Wake
 
 Message = TypeVar("Message")
 

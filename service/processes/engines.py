@@ -116,6 +116,20 @@ class EngineProcesses:
                 log.error("%s: cannot be started", self._names[index])
             raise
 
+    @property
+    def all_ready(self) -> bool:
+        return all(client.phase == "ready" for client in self._clients)
+
+    def fall_asleep(self) -> None:
+        """Those who use them are told at once, and those that come later."""
+        for index, client in enumerate(self._clients):
+            client.fall_asleep()
+            self._tell(index, None)
+
+    def wake(self) -> None:
+        for client in self._clients:
+            client.sleep.call()
+
     async def stop(self, grace: float) -> None:
         await asyncio.gather(*(client.stop(grace) for client in self._clients))
 
@@ -145,7 +159,7 @@ class EngineProcesses:
 
     def _tell(self, index: int, address: str | None) -> None:
         client = self._clients[index]
-        self._announce(EngineNews(index, address, client.restarts, client.was_ready))
+        self._announce(EngineNews(index, address, client.restarts, client.was_ready, client.sleep.state))
 
 
 def _name(index: int, config: EngineConfig) -> str:

@@ -25,6 +25,8 @@ from service.processes.control import (
     Accepting,
     Collect,
     ControlChannel,
+    Doze,
+    Dozing,
     EngineNews,
     FindTranscript,
     KeepTranscript,
@@ -32,7 +34,9 @@ from service.processes.control import (
     Report,
     Scrape,
     Snapshot,
+    StayAwake,
     Transcript,
+    Wake,
 )
 from service.processes.engines import EngineProcesses
 from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
@@ -108,6 +112,14 @@ class ApiProcesses:
         self._changed = asyncio.Event()
         self._ending = asyncio.Event()
         self._have_accepted = False
+        self.called = asyncio.Event()
+        """Set when a process has a request for engines that sleep, or cannot let them sleep now."""
+        self._doze = Doze(-1)
+        """The newest one."""
+        self._not_dozing: set[str] = set()
+        """Peers that have not answered it."""
+        self._changes: list[int] = []
+        """Of the tables, when `worked` was called last."""
         self._answers: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -131,6 +143,31 @@ class ApiProcesses:
         self._news[news.engine] = news
         for process in self._running.values():
             process.control.send(news)
+
+    def worked(self) -> bool:
+        """Whether there is a request in any process, or was one since this was asked last, or one still starts."""
+        changes, self._changes = self._changes, [table.changes() for table in self._tables]
+        starting = sum(process.accepts for process in self._running.values()) < self._template.processes
+        return starting or changes != self._changes or any(table.requests() for table in self._tables)
+
+    async def doze(self) -> bool:
+        """Asks all processes to hold their requests. True once all of them do; False when one has a request, or had to
+        hold one meanwhile, or another process was started."""
+        self.called.clear()
+        self._doze = Doze(next(self._numbers))
+        self._not_dozing = {process.peer for process in self._running.values()}
+        for process in self._running.values():
+            process.control.send(self._doze)
+        while self._not_dozing and not self.called.is_set():
+            self._changed.clear()
+            await self._changed.wait()
+        self._not_dozing = set()
+        return not self.called.is_set()
+
+    def stay_awake(self) -> None:
+        """The engines do not stop: all processes send what they hold."""
+        for process in self._running.values():
+            process.control.send(StayAwake())
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """Signals all of them; none is replaced any more."""
@@ -199,6 +236,8 @@ class ApiProcesses:
             theirs.close()
         member = ApiProcess(config.peer, process, control)
         self._running[index] = member
+        if self._not_dozing:  # this one was not asked
+            self._call()
         tasks = [asyncio.create_task(self._read(member)), asyncio.create_task(self._watch(member))]
         try:
             assert process.stdin is not None
@@ -217,6 +256,10 @@ class ApiProcesses:
                 task.cancel()
             self._forget(index, member)
 
+    def _call(self) -> None:
+        self.called.set()
+        self._changed.set()
+
     def _forget(self, index: int, member: ApiProcess) -> None:
         del self._running[index]
         member.control.close()
@@ -225,6 +268,8 @@ class ApiProcesses:
         self._ended = merged([self._ended, lasting(member.families)])
         for table in self._tables:
             table.clear(index)
+        self._not_dozing.discard(member.peer)
+        self._changed.set()
         self._on_end(member.peer)
 
     async def _read(self, member: ApiProcess) -> None:
@@ -258,6 +303,12 @@ class ApiProcesses:
                     member.control.send(Transcript(report.number, None))
                 case FindTranscript():
                     member.control.send(Transcript(report.number, self._transcripts.find(report.id)))
+                case Dozing():
+                    if report.number == self._doze.number:
+                        self._not_dozing.discard(member.peer)
+                        self._changed.set()
+                case Wake():
+                    self._call()
                 case Scrape():
                     answer = asyncio.create_task(self._answer(member, report.number))
                     self._answers.add(answer)

@@ -19,6 +19,7 @@ from service.metrics import Metrics
 from service.processes.control import EngineNews
 from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcesses, StartError
+from service.processes.sleep import sleep_when_idle
 from service.processes.start import ApiConfig, model_starts, num_api_processes, plain_settings
 from service.progress import StartProgress
 from service.server import ABORT_GRACE, print_banner, url_of
@@ -79,6 +80,10 @@ class Supervisor:
         self._engines.start()
         starting = asyncio.create_task(self._wait_started())
         serving = asyncio.create_task(self._processes.run())
+        after = self._settings.sleep_after
+        sleeping = (
+            None if after is None else asyncio.create_task(sleep_when_idle(self._engines, self._processes, after))
+        )
         try:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
             failed = starting.done() and starting.exception() is not None
@@ -96,7 +101,7 @@ class Supervisor:
             log.error("%s", error)
             return 1
         finally:
-            for task in (starting, serving, self._draining):
+            for task in (starting, serving, sleeping, self._draining):
                 if task is not None:
                     task.cancel()
             await self._engines.stop(0.0 if self._forced else ENGINE_GRACE)

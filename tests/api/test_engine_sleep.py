@@ -55,9 +55,12 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(monkeypatch: pytest.MonkeyPatch, *configs: EngineConfig) -> AsyncIterator[Rig]:
-    """configs: of the starts, one after the other; later ones are GOOD."""
-    monkeypatch.setattr(engine_client, "HEARTBEAT_CHECK_SECONDS", 0.01)
+async def rig(
+    monkeypatch: pytest.MonkeyPatch, *configs: EngineConfig, look_seconds: float = 0.01
+) -> AsyncIterator[Rig]:
+    """configs: of the starts, one after the other; later ones are GOOD. look_seconds: between two looks at whether it
+    is idle."""
+    monkeypatch.setattr(engine_client, "HEARTBEAT_CHECK_SECONDS", look_seconds)
     monkeypatch.setattr(engine_client, "BACKOFF_SECONDS", (0.01,))
     links: list[ProcessLink] = []
     skipped = [0.0]
@@ -159,6 +162,14 @@ async def test_an_open_stream_keeps_it_awake(monkeypatch: pytest.MonkeyPatch) ->
                 await anext(deltas)
             assert made.client.phase == "ready" and len(made.links) == 1
         await made.doze()
+
+
+async def test_a_request_between_two_looks_keeps_it_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig(monkeypatch, look_seconds=3600.0) as made:
+        made.skipped[0] += AFTER
+        assert made.client.sleep.due
+        assert await answer(made.client, chat("short", "hello")) == "hello"
+        assert not made.client.sleep.due
 
 
 async def test_a_request_that_is_being_prepared_keeps_it_awake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def publish(directory: Path, shape: Shape, tensors: Mapping[str, Tensor]) -> Non
             "eos_token": "<|im_end|>",
             "model_max_length": CONTEXT_LENGTH,
             "pad_token": "<|endoftext|>",
-            "tokenizer_class": "Qwen2Tokenizer",
+            "tokenizer_class": "PreTrainedTokenizerFast",  # as it is written: Qwen2Tokenizer would not know its words,
         },
     }
     for name, content in files.items():

@@ -1,7 +1,8 @@
 """What each API process of a server has admitted, in memory that all of them map: limits count all of it.
 
-A table of int64 [processes, kinds of work, 2]: requests in flight and bytes. Each process writes its own row alone,
-and single words, so there is no lock. Two processes that look at the same moment may both take the last place.
+A table of int64 [processes, kinds of work, 3]: requests in flight, their bytes, and how often both have changed. Each
+process writes its own row alone, and single words, so there is no lock. Two processes that look at the same moment may
+both take the last place.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import IO
 
 import numpy as np
 
+WORDS = 3
+
 
 class UsageTable:
     """The table in a mapped file without a name. kinds: those that have a limit of their own."""
 
     def __init__(self, file: int, processes: int, kinds: Sequence[str]) -> None:
         self._kinds = {kind: column for column, kind in enumerate(kinds)}
-        shape = (processes, len(kinds), 2)
+        shape = (processes, len(kinds), WORDS)
         size = int(np.prod(shape)) * np.dtype(np.int64).itemsize
         self._table = np.frombuffer(mmap.mmap(file, size), np.int64).reshape(shape)
 
@@ -28,12 +31,20 @@ class UsageTable:
     def make_file(processes: int, kinds: Sequence[str]) -> IO[bytes]:
         """A file of zeros for a table; it lasts as long as a process has it open."""
         file = tempfile.TemporaryFile()  # noqa: SIM115 - the server's process keeps it open
-        file.truncate(processes * len(kinds) * 2 * np.dtype(np.int64).itemsize)
+        file.truncate(processes * len(kinds) * WORDS * np.dtype(np.int64).itemsize)
         return file
 
     def clear(self, process: int) -> None:
         """That process has ended."""
         self._table[process] = 0
+
+    def requests(self) -> int:
+        """In flight, of all processes and kinds."""
+        return int(self._table[:, :, 0].sum())
+
+    def changes(self) -> int:
+        """Another number than before where there was a request since then, however short."""
+        return int(self._table[:, :, 2].sum())
 
     def row(self, process: int) -> UsageRow:
         return UsageRow(self._table, process, self._kinds)
@@ -58,4 +69,5 @@ class UsageRow:
         return Counter({kind: int(totals[column]) for kind, column in self._kinds.items()})
 
     def tell(self, kind: str, requests: int, size: int) -> None:
-        self._table[self._process, self._kinds[kind]] = (requests, size)
+        own = self._table[self._process, self._kinds[kind]]
+        own[:] = (requests, size, own[2] + 1)

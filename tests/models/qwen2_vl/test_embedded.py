@@ -6,6 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from transformers import AutoTokenizer
+
 from models.embedded.gates_qwen2_vl import NAMES, Scores
 from models.embedded.make_qwen2_vl import DIRECTORY, make
 from models.qwen2_vl.processor import load_processor
@@ -38,3 +40,11 @@ def test_any_text_survives_the_tokenizer() -> None:
     ids = processor.tokenize(text)
     assert b"".join(processor.detokenize([token]) for token in ids).decode() == text
     assert max(ids) < processor.vocab_size
+
+
+def test_others_read_the_tokenizer_as_the_server_does() -> None:
+    """As tools do that put a load on a server and count its tokens themselves."""
+    processor = load_processor(DIRECTORY)
+    text = "I only know simple shapes, colors, and 17 printed words."
+    ids = AutoTokenizer.from_pretrained(DIRECTORY)(text, add_special_tokens=False)["input_ids"]
+    assert ids == list(processor.tokenize(text)) and len(ids) < len(text) / 2
