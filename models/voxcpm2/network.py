@@ -115,6 +115,7 @@ class FlowSolver:
         """
         rows, frames = x.shape[:2]
         condition = self.dit.cond_proj(previous)
+        # Times and patches change from step to step; what lies in their places before the first does not matter.
         tokens = torch.cat((mu, mu[:, :1], condition, condition), dim=1).repeat(2, 1, 1)
         tokens[rows:, :2] = 0.0
         time_token, patch = tokens[:, 2], tokens.unflatten(0, (2, rows))[:, :, -frames:]
