@@ -25,9 +25,7 @@ def rotate_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.cat(
-        ((first * cos).addcmul_(second, sin, value=-1.0), (second * cos).addcmul_(first, sin)), dim=-1
-    )
+    return torch.cat(((first * cos).addcmul_(second, sin, value=-1.0), (second * cos).addcmul_(first, sin)), dim=-1)
 
 
 @cache
