@@ -1,5 +1,5 @@
-"""A local stack on the CPU: models.layers.block.run_rows for a few short sequences in float32, where a layer's GEMMs take
-no longer than what is between them. Queries and keys are rotated together, and nothing is dispatched in Python.
+"""A local stack on the CPU: models.layers.block.run_rows for a few short sequences in float32, where a layer's GEMMs
+take no longer than what is between them. Queries and keys are rotated together, and nothing is dispatched in Python.
 """
 
 from __future__ import annotations

@@ -7,15 +7,11 @@ order, and oneDNN's depthwise convolution needs no reordering. Shapes stay [rows
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.precision import Precision
-
-_NARROW = 32
 
 
 def residual_unit_host(
@@ -34,9 +30,10 @@ def residual_unit_host(
     """models.voxcpm2.vae_layers.residual_unit."""
     frames = _channels_last(x)
     pad = (depthwise_weight.shape[-1] - 1) * dilation
-    hidden = _extend_left(_snake(frames, alpha_in), pad, memory, slots).transpose(1, 2)[:, :, None]
+    hidden = _extended_snake(frames, alpha_in, pad, memory, slots).transpose(1, 2)[:, :, None]
     hidden = F.conv2d(hidden, depthwise_weight[:, :, None], depthwise_bias, dilation=(1, dilation), groups=x.shape[1])
-    hidden = _snake(_channels_last(hidden[:, :, 0]), alpha_out)
+    hidden = _channels_last(hidden[:, :, 0])
+    _snake(hidden, alpha_out, out=hidden)
     out = frames + pointwise_bias
     out.flatten(0, 1).addmm_(hidden.flatten(0, 1), pointwise_weight[:, :, 0].to(x.dtype).T)
     return out.transpose(1, 2)
@@ -55,7 +52,7 @@ def snake_upsample_host(
     precision: Precision | None = None,
 ) -> Tensor:
     """models.voxcpm2.vae_layers.snake_upsample."""
-    hidden = _extend_left(_snake(torch.addcmul(shift, _channels_last(x), scale), alpha), 1, memory, slots)
+    hidden = _extended_snake(torch.addcmul(shift, _channels_last(x), scale), alpha, 1, memory, slots)
     # The module's weight lies in memory as these rows of outputs.
     taps = weight.to(x.dtype).permute(2, 1, 0).flatten(0, 1)
     now, before = F.linear(hidden, taps).unflatten(-1, (2, stride, -1)).unbind(2)
@@ -72,7 +69,7 @@ def snake_samples_host(
 ) -> Tensor:
     """models.voxcpm2.vae_layers.snake_samples."""
     kernel = weight.shape[-1]
-    hidden = _extend_left(_snake(_channels_last(x), alpha), kernel - 1, memory, slots)
+    hidden = _extended_snake(_channels_last(x), alpha, kernel - 1, memory, slots)
     # Each frame's share in each of the samples that it reaches; a sample adds up a diagonal of them.
     shares, length = (hidden @ weight[0]).transpose(1, 2).contiguous(), x.shape[-1]
     out = shares[:, 0, :length] + bias
@@ -86,19 +83,19 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous()
 
 
-def _snake(x: Tensor, alpha: Tensor) -> Tensor:
-    """vae_layers.snake of x contiguous [rows, T, C]."""
-    # Rows of a few channels are short loops: several make one.
-    together = math.gcd(x.shape[0] * x.shape[1], 32) if alpha.shape[0] <= _NARROW else 1
-    alpha = alpha.repeat(together)
-    wide = x.view(-1, alpha.shape[0])
-    return torch.addcmul(wide, (wide * alpha).sin_().square_(), 1.0 / (alpha + 1e-9)).view(x.shape)
+def _snake(x: Tensor, alpha: Tensor, out: Tensor) -> None:
+    """vae_layers.snake of x [rows, T, C] into `out`, which may be x."""
+    torch.addcmul(x, (x * alpha).sin_().square_(), 1.0 / (alpha + 1e-9), out=out)
 
 
-def _extend_left(x: Tensor, pad: int, memory: Tensor | None, slots: Tensor | None) -> Tensor:
-    """vae_layers.extend_left of x [rows, T, C]; memory [slots, C, pad]."""
+def _extended_snake(x: Tensor, alpha: Tensor, pad: int, memory: Tensor | None, slots: Tensor | None) -> Tensor:
+    """vae_layers.extend_left of the snake of x [rows, T, C]; memory [slots, C, pad]."""
+    rows, length, channels = x.shape
+    extended = x.new_empty((rows, pad + length, channels))
+    _snake(x, alpha, extended[:, pad:])
     if memory is None or slots is None:
-        return F.pad(x, (0, 0, pad, 0))
-    extended = torch.cat((memory.index_select(0, slots).transpose(1, 2), x), dim=1)
-    memory.index_copy_(0, slots, extended[:, -pad:].transpose(1, 2))
+        extended[:, :pad] = 0.0
+    else:
+        extended[:, :pad] = memory.index_select(0, slots).transpose(1, 2)
+        memory.index_copy_(0, slots, extended[:, length:].transpose(1, 2))
     return extended
