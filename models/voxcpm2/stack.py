@@ -66,7 +66,7 @@ class LocalStack(nn.Module):
     def forward(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
         """normed: first_norm of the tokens, from a caller that has it."""
         if tokens.device.type == "cpu" and tokens.dtype == torch.float32:
-            return run_local_host(self.stack.blocks(), self.stack.norm, tokens, self.cos, self.sin, self.kept)
+            return run_local_host(self.stack.blocks(), self.stack.norm, tokens, normed, self.cos, self.sin, self.kept)
         return self.stack(tokens, self._attend, self.kept, first_norm=normed)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:

@@ -39,6 +39,9 @@ def test_equal_to_a_stack_of_another_dtype(calls: list[int], sequences: int) -> 
         assert out.shape == expected.shape == (sequences, ours.kept.stop - ours.kept.start, tokens.shape[-1])
         assert float((out - expected).norm() / expected.norm()) < 2e-6
         assert torch.equal(tokens, given)
+        # A norm that the caller has is read in place of the first block's own.
+        assert torch.equal(ours(tokens, ours.first_norm(tokens)), out)
+        assert not torch.allclose(ours(tokens, 2 * ours.first_norm(tokens)), out)
 
 
 def local_stacks(network) -> list[LocalStack]:
