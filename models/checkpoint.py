@@ -158,11 +158,8 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
         float32: frozenset[str] = getattr(owner, "float32_parameters", frozenset())
         for name, parameter in owner.named_parameters(recurse=False):
             chosen = torch.float32 if name in float32 else dtype
-            if device.type == "cpu":
-                values = torch.empty(parameter.shape, device=device, dtype=chosen)
-            else:
-                # Some weights lie in memory as their kernel reads them, which plain convolutions on a CPU do not like.
-                values = torch.empty_strided(parameter.shape, parameter.stride(), device=device, dtype=chosen)
+            # Strides stay: some weights lie in memory as their GEMM reads them.
+            values = torch.empty_strided(parameter.shape, parameter.stride(), device=device, dtype=chosen)
             setattr(owner, name, nn.Parameter(values, requires_grad=False))
         for name, buffer in owner.named_buffers(recurse=False):
             if buffer.is_meta:

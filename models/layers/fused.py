@@ -10,19 +10,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.attention import dense_attention
+from models.layers.host_fused import rms_norm_float32
 from models.layers.op import op
 from models.layers.precision import upcast
-from models.layers.rotary import rotate_half_split
+from models.layers.rotary import rotate_half_split, rotate_host
 
 
-@op(cuda="models.layers.kernels.norms:rms_norm")
+def _rms_norm_host(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if x.dtype == weight.dtype == torch.float32:
+        return rms_norm_float32(x, weight, eps)
+    return rms_norm.reference(x, weight, eps)
+
+
+@op(cuda="models.layers.kernels.norms:rms_norm", cpu=_rms_norm_host)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[..., width] -> like x: float32 statistics, cast to x's dtype, THEN times weight."""
     values = upcast(x)
     return (values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-@op(cuda="models.layers.kernels.norms:add_rms_norm")
+def add_rms_norm_host(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """add_rms_norm on the CPU."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+@op(cuda="models.layers.kernels.norms:add_rms_norm", cpu=add_rms_norm_host)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual); the sum is rounded to the dtype before its norm."""
     total = x + residual
@@ -48,7 +61,14 @@ def concatenate(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat((a, b), dim=-1)
 
 
-@op(cuda="models.layers.kernels.rotary:rotary_dense_attention")
+def _rotary_dense_attention_host(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int = 0
+) -> Tensor:
+    rows = slice(first_query, first_query + q.shape[1])
+    return dense_attention(rotate_host(q, cos[rows], sin[rows]), rotate_host(k, cos, sin), v)
+
+
+@op(cuda="models.layers.kernels.rotary:rotary_dense_attention", cpu=_rotary_dense_attention_host)
 def rotary_dense_attention(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, first_query: int = 0) -> Tensor:
     """Bidirectional attention over N short sequences of equal length L, q and k rotated on the way in.
 

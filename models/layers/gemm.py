@@ -10,15 +10,23 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.layers.deferred_norm import DeferredNorm, Normed
-from models.layers.fused import add_rms_norm, rms_norm, silu_mul
+from models.layers.fused import add_rms_norm, add_rms_norm_host, rms_norm, silu_mul
 from models.layers.op import op
 
 Epilogue = Literal["", "silu_mul", "quick_gelu"]
 """What follows x times weight plus bias: nothing; silu(gate) * up, with the weight's rows of gate first, then those of
 up; y * sigmoid(1.702 y)."""
+
+
+def lay_out_for_host(module: nn.Module) -> None:
+    """The weights of all linear layers -> the same values with outputs innermost in memory, which makes a float32 GEMM
+    of a few rows 3 to 25 % faster on a CPU."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32:
+            layer.weight.data = layer.weight.data.T.contiguous().T
 
 
 @op(cuda="models.layers.kernels.gemm:gemm")
@@ -39,7 +47,13 @@ def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return F.linear(x, weight, bias)
 
 
-@op(cuda="models.layers.kernels.gemm:gemm_add_norm")
+def _gemm_add_norm_host(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return add_rms_norm_host(F.linear(x, weight, bias), residual, norm_weight, eps)
+
+
+@op(cuda="models.layers.kernels.gemm:gemm_add_norm", cpu=_gemm_add_norm_host)
 def gemm_add_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -47,7 +61,7 @@ def gemm_add_norm(
     return add_rms_norm.reference(F.linear(x, weight, bias), residual, norm_weight, eps)
 
 
-@op(cuda="models.layers.kernels.gemm:gemm_add_deferrable_norm")
+@op(cuda="models.layers.kernels.gemm:gemm_add_deferrable_norm", cpu=_gemm_add_norm_host)
 def gemm_add_deferrable_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Normed, Tensor]:

@@ -69,14 +69,14 @@ def paged_decode_attention_host(
     """models.layers.attention.paged_decode_attention on the CPU. Reads the pages that hold a sequence and no other."""
     out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
     key_heads = k_cache.shape[1]
-    offsets = torch.arange(page_size)
+    k_pages, v_pages = (cache.unflatten(0, (-1, page_size)) for cache in (k_cache, v_cache))
     for row, length in enumerate(seq_lens.tolist()):
         if length:
-            pages = block_tables[row, : -(-length // page_size)].long()
-            rows = (pages[:, None] * page_size + offsets).flatten()[:length]
+            pages = block_tables[row, : -(-length // page_size)]
+            keys, values = (x.index_select(0, pages).flatten(0, 1)[:length] for x in (k_pages, v_pages))
             # One query each: those that share a key head are the queries of that head.
             queries = q[row].unflatten(0, (key_heads, -1)).transpose(0, 1)
-            attended = _attend(queries, k_cache[rows], v_cache[rows], scale, causal=False)
+            attended = _attend(queries, keys, values, scale, causal=False)
             out[row] = attended.transpose(0, 1).flatten(0, 1)
     return out
 

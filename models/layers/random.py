@@ -26,16 +26,19 @@ _MASK = 0xFFFFFFFF
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Four random words from a counter of four and a key of two words; words are int64 tensors in 0..2^32 - 1."""
     c0, c1, c2, c3 = counter
-    k0, k1 = key
+    # Two words at a time, since on a CPU an operation costs more than its numbers.
+    even, odd, round_key = torch.stack((c0, c2)), torch.stack((c1, c3)), torch.stack(key)
+    multipliers, key_steps = (
+        torch.stack([torch.full_like(key[0], word) for word in words]) for words in (_MULTIPLIERS, _KEY_STEPS)
+    )
     for _ in range(_ROUNDS):
-        high0, low0 = _multiply(_MULTIPLIERS[0], c0)
-        high1, low1 = _multiply(_MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    return c0, c1, c2, c3
+        high, low = _multiply(multipliers, even)
+        even, odd = high.flip(0) ^ odd ^ round_key, low.flip(0)
+        round_key = (round_key + key_steps) & _MASK
+    return even[0], odd[0], even[1], odd[1]
 
 
-def _multiply(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
+def _multiply(multiplier: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
     """High and low word of the product, in halves so that no int64 overflows."""
     low, high = multiplier * (word & 0xFFFF), multiplier * (word >> 16)
     return (high + (low >> 16)) >> 16, (((high & 0xFFFF) << 16) + low) & _MASK

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from models.layers.host_fused import rotate_float32
 from models.layers.op import op
 from models.layers.precision import upcast
 
@@ -84,7 +85,28 @@ def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-@op(cuda="models.layers.kernels.rotary:rotate_and_cache")
+def rotate_host(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """rotate_half_split on the CPU."""
+    return rotate_float32(x, cos, sin) if x.dtype == torch.float32 else rotate_half_split(x, cos, sin)
+
+
+def _rotate_and_cache_host(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    if rotary is not None:
+        q, k = rotate_host(q, *rotary), rotate_host(k, *rotary)
+    k_cache.index_copy_(0, slot_mapping, k)
+    v_cache.index_copy_(0, slot_mapping, v)
+    return q
+
+
+@op(cuda="models.layers.kernels.rotary:rotate_and_cache", cpu=_rotate_and_cache_host)
 def rotate_and_cache(
     q: Tensor,
     k: Tensor,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.checkpoint import LoadFormat, load_parameters, materialise, without_memory
+from models.layers.gemm import lay_out_for_host
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.random import Noise, philox_normal
 from models.protocol import BufferSpec
@@ -150,6 +151,8 @@ def load_model(
         randomise_audio_vae(vae, seed=0)
     else:
         load_audio_vae(vae, directory, config.vae, condition_rate=config.vae.out_sample_rate)
+    if device.type == "cpu":
+        lay_out_for_host(network)
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         round_product_weights(vae)
         # As precise as TF32 (docs/numerics.md), in half the bytes.

@@ -113,10 +113,16 @@ class FlowSolver:
 
         Conditional and unconditional rows go in one batch; the latter have mu = 0 and keep the previous patch.
         """
-        mu = torch.cat((mu, torch.zeros_like(mu)))
-        condition = self.dit.cond_proj(previous).repeat(2, 1, 1)
+        rows, frames = x.shape[:2]
+        condition = self.dit.cond_proj(previous)
+        # Times and patches change from step to step; what lies in their places before the first does not matter.
+        tokens = torch.cat((mu, mu[:, :1], condition, condition), dim=1).repeat(2, 1, 1)
+        tokens[rows:, :2] = 0.0
+        time_token, patch = tokens[:, 2], tokens.unflatten(0, (2, rows))[:, :, -frames:]
         for time, step_size in zip(self.time_table, self.schedule.step_sizes, strict=True):
-            velocity = self.dit.velocity(x.repeat(2, 1, 1), mu, time, condition)
+            time_token.copy_(time)
+            patch.copy_(self.dit.in_proj(x))
+            velocity = self.dit.velocity_of(tokens)
             x = guided_euler_step(x, velocity, cfg, step_size)
         return x
 

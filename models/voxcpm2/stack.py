@@ -13,6 +13,7 @@ from models.layers.block import Attend, Block, BlockConfig, run_rows
 from models.layers.fused import rotary_dense_attention
 from models.layers.norms import RMSNorm
 from models.voxcpm2.config import LanguageModelConfig, LocalConfig
+from models.voxcpm2.host_stack import run_local_host
 
 
 class Stack(nn.Module):
@@ -64,6 +65,8 @@ class LocalStack(nn.Module):
 
     def forward(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
         """normed: first_norm of the tokens, from a caller that has it."""
+        if tokens.device.type == "cpu" and tokens.dtype == torch.float32:
+            return run_local_host(self.stack.blocks(), self.stack.norm, tokens, normed, self.cos, self.sin, self.kept)
         return self.stack(tokens, self._attend, self.kept, first_norm=normed)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from models.layers.op import op
 from models.layers.precision import Precision
+from models.voxcpm2.host_vae import residual_unit_host, snake_samples_host, snake_upsample_host
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ def _has_samples_kernel(x: Tensor, alpha: Tensor, weight: Tensor, *rest: object,
     return _fits_kernels(x, x.shape[1]) and weight.shape[-1] == 7
 
 
-@op(cuda="models.voxcpm2.kernels.vae:residual_unit", takes=_has_kernel)
+@op(cuda="models.voxcpm2.kernels.vae:residual_unit", cpu=residual_unit_host, takes=_has_kernel)
 def residual_unit(
     x: Tensor,
     alpha_in: Tensor,
@@ -99,7 +100,7 @@ def causal_conv(
     return F.conv1d(x, weight, bias, stride=stride, groups=groups)
 
 
-@op(cuda="models.voxcpm2.kernels.vae:snake_upsample", takes=_has_kernel)
+@op(cuda="models.voxcpm2.kernels.vae:snake_upsample", cpu=snake_upsample_host, takes=_has_kernel)
 def snake_upsample(
     x: Tensor,
     scale: Tensor,
@@ -123,7 +124,7 @@ def snake_upsample(
     return out[..., stride:-stride]
 
 
-@op(cuda="models.voxcpm2.kernels.vae:snake_samples", takes=_has_samples_kernel)
+@op(cuda="models.voxcpm2.kernels.vae:snake_samples", cpu=snake_samples_host, takes=_has_samples_kernel)
 def snake_samples(
     x: Tensor,
     alpha: Tensor,

@@ -1,0 +1,34 @@
+"""Chains of small operations on the CPU, where each costs more to dispatch than to compute: those of
+models.layers.fused and models.layers.rotary in fewer operations, which round elsewhere in the last bits.
+
+Float32 alone, which is the default there. Other dtypes are rounded between operations, as the references say.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def rms_norm_float32(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """models.layers.fused.rms_norm: x * weight * sqrt(width) / sqrt(|x|^2 + width * eps)."""
+    width = x.shape[-1]
+    zero, floor = _scalar(0.0, x.device), _scalar((width * eps) ** 0.5, x.device)
+    lengths = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)
+    return torch.addcmul(zero, x, weight, value=width**0.5).div_(lengths)
+
+
+def rotate_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """models.layers.rotary.rotate_half_split."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat(((first * cos).addcmul_(second, sin, value=-1.0), (second * cos).addcmul_(first, sin)), dim=-1)
+
+
+@cache
+def _scalar(value: float, device: torch.device) -> Tensor:
+    with torch.inference_mode(mode=False):
+        return torch.tensor(value, dtype=torch.float32, device=device)

@@ -1,0 +1,108 @@
+"""What the CPU computes in fewer operations than the references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.layers.fused import add_rms_norm, rms_norm, rotary_dense_attention
+from models.layers.gemm import gemm_add_deferrable_norm, gemm_add_norm, lay_out_for_host
+from models.layers.norms import RMSNorm
+from models.layers.rotary import rotate_and_cache, rotate_half_split, rotate_host
+
+EPS = 1e-5
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-13}
+
+
+def assert_close(out: Tensor, expected: Tensor) -> None:
+    assert out.dtype in TOLERANCE
+    torch.testing.assert_close(out.double(), expected.double(), atol=TOLERANCE[out.dtype], rtol=TOLERANCE[out.dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e4])
+def test_norms(dtype: torch.dtype, scale: float) -> None:
+    """Rows of zeros and rows that eps outweighs too; what a sum is added to stays as it was."""
+    x, residual = (torch.randn(2, 11, 192).to(dtype) * scale for _ in range(2))
+    weight, given = torch.randn(192).to(dtype), residual.clone()
+    assert_close(rms_norm(x, weight, EPS), rms_norm.reference(x.double(), weight.double(), EPS))
+    normed, total = add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(total, x + residual)
+    assert_close(normed, rms_norm.reference(total.double(), weight.double(), EPS))
+    assert torch.equal(residual, given)
+
+
+@pytest.mark.parametrize("operation", [gemm_add_norm, gemm_add_deferrable_norm])
+@pytest.mark.parametrize("bias", [None, torch.randn(32)])
+def test_norm_behind_a_gemm(operation, bias: Tensor | None) -> None:
+    x, weight, residual, norm = torch.randn(5, 48), torch.randn(32, 48) / 7, torch.randn(5, 32), torch.randn(32)
+    normed, total = operation(x, weight, bias, residual, norm, EPS)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert_close(total, expected + residual.double())
+    assert_close(normed, rms_norm.reference(total.double(), norm.double(), EPS))
+
+
+def test_a_norm_of_bfloat16_rounds_as_the_reference() -> None:
+    x, weight = torch.randn(7, 64).bfloat16(), torch.randn(64).bfloat16()
+    assert torch.equal(rms_norm(x, weight, EPS), rms_norm.reference(x, weight, EPS))
+
+
+def test_a_norm_can_be_trained_outside_of_inference() -> None:
+    """Its constants may have been made in inference mode first."""
+    norm = RMSNorm(24, 3e-5)
+    with torch.inference_mode():
+        norm(torch.randn(2, 24))
+    x = torch.randn(2, 24)
+    norm(x).sum().backward()
+    expected = torch.autograd.grad(rms_norm.reference(x, norm.weight, 3e-5).sum(), norm.weight)[0]
+    assert norm.weight.grad is not None
+    torch.testing.assert_close(norm.weight.grad, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rotations(dtype: torch.dtype) -> None:
+    """Of heads that are views of something wider, [n, heads, D] and [N, n, heads, D]."""
+    angles = torch.randn(11, 8)
+    cos, sin = angles.cos(), angles.sin()
+    for shape in ((11, 9, 16), (2, 11, 9, 16)):
+        x = torch.randn(shape).to(dtype)[..., 2:7, :]
+        out, expected = rotate_host(x, cos, sin), rotate_half_split(x.double(), cos, sin)
+        assert out.dtype == dtype
+        if dtype == torch.bfloat16:
+            assert torch.equal(out, rotate_half_split(x, cos, sin))
+        else:
+            # float64 is rotated by cosines of float32, as the expectation is.
+            assert_close(out, expected)
+
+
+@pytest.mark.parametrize("first", [0, 7])
+def test_dense_attention(first: int) -> None:
+    qkv, angles = torch.randn(2, 11, 16, 32), torch.randn(11, 16)
+    q, k, v = qkv.split((8, 4, 4), dim=-2)
+    out = rotary_dense_attention(q[:, first:], k, v, angles.cos(), angles.sin(), first)
+    wide = (x.double() for x in (q[:, first:], k, v))
+    assert_close(out, rotary_dense_attention.reference(*wide, angles.cos(), angles.sin(), first))
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_new_keys_in_the_cache(rotate: bool) -> None:
+    q, k, v, angles = torch.randn(3, 8, 16), torch.randn(3, 2, 16), torch.randn(3, 2, 16), torch.randn(3, 8)
+    rotary, slots = (angles.cos(), angles.sin()) if rotate else None, torch.tensor([7, 2, 5])
+    (out, *caches), (expected, *others) = (
+        (operation(q, k, v, rotary, *made, slots), *made)
+        for operation in (rotate_and_cache, rotate_and_cache.reference)
+        for made in [(torch.zeros(9, 2, 16), torch.zeros(9, 2, 16))]
+    )
+    assert_close(out, expected)
+    for cache, other in zip(caches, others, strict=True):
+        assert_close(cache, other)
+
+
+def test_layout_for_gemms() -> None:
+    """Values stay; float32 alone moves."""
+    module = nn.Sequential(nn.Linear(6, 10), nn.LayerNorm(10), nn.Linear(10, 4).bfloat16())
+    before = [parameter.clone() for parameter in module.parameters()]
+    lay_out_for_host(module)
+    assert all(torch.equal(x, y) for x, y in zip(module.parameters(), before, strict=True))
+    assert (module[0].weight.stride(), module[2].weight.stride()) == ((1, 10), (10, 1))
