@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import lru_cache
 from typing import Protocol
 
 import llguidance
@@ -30,6 +31,8 @@ _MOST_KEPT = 64
 _MASK_THREADS = 8
 _LONGEST_REASON = 200
 _NO_TOKEN = "no token can follow"
+_FORCED_TEXTS = 16_384
+"""Forced texts whose tokens are remembered, the least recently used go first."""
 
 _SHORT_STRING = r'[^"\\\x00-\x1F\x7F]{1,5}'
 """Tokens that also fit near the end of a string of limited length, where all the others have to be tried one by one."""
@@ -268,13 +271,20 @@ class _Vocabulary:
         self.tokens = texts
         self.eos_token_id = min(ends)
         self._tokenize = processor.tokenize
+        self._forced = lru_cache(_FORCED_TEXTS)(self._tokens_of)
         special = set(self.special_token_ids)
         self._ids = {text: token for token, text in enumerate(texts) if token not in special}
         self._longest = max(map(len, self._ids))
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of text that a grammar forces, as the model would write them. Tokenizers that begin every text with a
-        blank would add one here: then the longest tokens are taken that spell the text itself."""
+        """Tokens of text that a grammar forces, as the model would write them. The library's threads ask for them in
+        the midst of masks, under the interpreter lock, and mostly for the same: names of a schema, and what is left of
+        them."""
+        return self._forced(text)
+
+    def _tokens_of(self, text: str) -> list[int]:
+        """Tokenizers that begin every text with a blank would add one here: then the longest tokens are taken that
+        spell the text itself."""
         ids = self._tokenize(text)
         raw = text.encode()
         return ids if b"".join(self.tokens[token] for token in ids) == raw else spelled(raw, self._ids, self._longest)
