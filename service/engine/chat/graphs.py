@@ -32,11 +32,6 @@ _CPU_PAGES = (8, 64)
 """Block table widths of a CPU's buckets: its attention reads whole tables, so short sequences use narrow ones."""
 
 
-def mask_words(vocab_limit: int) -> int:
-    """32-bit words of a guided row's mask."""
-    return -(-vocab_limit // 32)
-
-
 @dataclass(frozen=True)
 class StepSizes:
     """max_pages: of one sequence."""
@@ -118,9 +113,7 @@ class ChatGraphs:
 
     def _sample_runner(self, rows: list[int], *, full: bool, guided: bool = False) -> GraphRunner:
         sampling = Sampling(self._decoder, self._state, self._sizes.vocab_limit, full=full)
-        step = SampleStep(
-            sampling, self._sizes.hidden_size, self._context.dtype, mask_words(self._sizes.vocab_limit) if guided else 0
-        )
+        step = SampleStep(sampling, self._sizes.hidden_size, self._context.dtype, guided=guided)
         kind = "guided_sample" if guided else "sample"
         return self._runner(kind, step, [{"rows": count} for count in rows], full=full, guided=guided)
 

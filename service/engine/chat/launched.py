@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from service.engine.chat.encoder import Encoded
-from service.engine.chat.guidance import MaskJob
+from service.engine.chat.masks import MaskJob, Unread
 from service.engine.chat.pacing import ChunkWork
 from service.engine.chat.scheduler import Chunk, SamplerNeeds
 from service.engine.chat.sequence import ChatSequence
@@ -52,7 +52,7 @@ class InFlightStep:
     """A launch whose results have not been read. Rows of the results: decode rows, then last chunks.
 
     size: tokens, or patches of an encoder pass; work: of the prefill chunks in it. held: its sampling, with the
-    masks that it waits for once they are asked for; then readback is None. alone: False for a held step with an
+    masks that it waits for; until it is launched, readback is None. alone: False for a held step with an
     encoder pass between its layers and its sampling, whose seconds are not its own.
     """
 
@@ -110,10 +110,18 @@ class InFlight:
         last = self._steps[-1] if self._steps else None
         return last if last is not None and last.readback is None else None
 
-    @property
-    def waits_for_masks(self) -> bool:
-        """And they do not take long."""
-        return (held := self.held) is not None and held.masks is not None and not held.masks.late
+    def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
+        """Where tokens of these will be that are on their way."""
+        places: dict[ChatSequence, list[tuple[Readback, int]]] = {}
+        for step in self._steps:
+            if step.readback is not None:
+                for row, sequence in enumerate(step.sequences):
+                    places.setdefault(sequence, []).append((step.readback, row))
+        return [places.get(sequence, ()) for sequence in sequences]
+
+    def holds(self, readbacks: Sequence[Readback]) -> bool:
+        """A launch with one of these has not been read."""
+        return any(step.readback is readback for step in self._steps for readback in readbacks)
 
     def add(self, step: InFlightStep) -> None:
         self._steps.append(step)
@@ -140,9 +148,9 @@ class InFlight:
         return max(0.0, sum(step.predicted for step in self._steps) - (now - started))
 
     def wait(self) -> None:
-        """Until the masks of a held step are there, or else the oldest results."""
+        """Until the masks of a held step are there; the oldest results, where there is none or they are late."""
         held = self.held
-        (self._steps[0] if held is None or held.masks is None else held).wait()
+        (self._steps[0] if held is None or held.masks is None or held.masks.late else held).wait()
 
 
 def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> tuple[TokenInfo, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from service.engine.chat.masks import COMPLETE
+from service.engine.chat.sequence import ChatSequence
 from service.link.messages import ChatDelta, Failed, Outputs
 
 _NOTHING = Outputs()
@@ -27,6 +29,14 @@ class Outbox:
             chat, failed = (*self._due.chat, *self.deltas), (*self._due.failed, *self.failed)
             self._due = Outputs(chat=chat, failed=failed)
             self.deltas, self.failed = [], []
+
+    def end_guided(self, sequence: ChatSequence, verdict: str) -> None:
+        """The end of an answer that its grammar ends (service.engine.chat.masks)."""
+        if verdict == COMPLETE:
+            self.deltas.append(sequence.delta((), (), "stop"))
+        else:
+            message = f"the answer cannot match its grammar: {verdict}"
+            self.failed.append(Failed(sequence.request_id, 400, "grammar_failed", message))
 
     def take(self, *, keep_back: bool) -> Outputs:
         if not (keep_back and self._keeps):

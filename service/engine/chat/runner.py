@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Bucket, ChatModel, Plan
-from service.engine.chat.graphs import ChatGraphs, StepSizes, mask_words
+from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.inputs import admission_arrays, chunk_arrays, cu_seqlens, required_prefill
 from service.engine.chat.launched import HeldSampling, LaunchedStep, StepKind
+from service.engine.chat.masks import MaskTable
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import Choice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
@@ -71,6 +73,7 @@ class ChatRunner:
             for spec in self._decoder.cache_specs()
         ]
         self._state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
+        self.masks = MaskTable(self._state.allowed)
         sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
         graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, sizes, self._context)
         self._graphs, self._decode, self._sample = graphs, graphs.decode, graphs.sample
@@ -83,11 +86,6 @@ class ChatRunner:
     @property
     def graph_runners(self) -> list[GraphRunner]:
         return self._graphs.all
-
-    @property
-    def mask_words(self) -> int:
-        """Words of a guided row's mask."""
-        return mask_words(self._vocab_limit)
 
     def measure(self) -> MemoryRequirements:
         """Peak of the largest step with a prefill and of a decode step of all slots, over scratch pages."""
@@ -110,7 +108,7 @@ class ChatRunner:
         # Fewer tokens may take more memory: their keys are split, and the parts kept (paged_prefill).
         for size in powers_of_two(tokens):
             prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.max_running}))
-        guided = SampleStep(sampling, self._hidden_size, self._context.dtype, self.mask_words)
+        guided = SampleStep(sampling, self._hidden_size, self._context.dtype, guided=True)
         num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit)
         most = max(prefill, decode, self._peak_of(guided, {"rows": config.max_running}))
         return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
@@ -303,12 +301,14 @@ class ChatRunner:
             return LaunchedStep({}, route, kind, held)
         return LaunchedStep(self.sample(held), route, kind)
 
-    def sample(self, held: HeldSampling, forbidden: np.ndarray | None = None) -> dict[str, Tensor]:
-        """Results as in LaunchedStep. forbidden int32 [rows, mask_words], see sampler.mask_logits."""
-        arrays = {"slots": held.slots} | ({} if forbidden is None else {"forbidden": forbidden})
+    def sample(self, held: HeldSampling, mask_rows: np.ndarray | None = None) -> dict[str, Tensor]:
+        """Results as in LaunchedStep. mask_rows int64 [rows]: where a step with guided rows has its masks, which
+        `masks` has sent (MaskJob.rows)."""
+        arrays = {"slots": held.slots} | ({} if mask_rows is None else {"mask_rows": mask_rows})
         plan = Plan(arrays=arrays, tensors={"hidden": [held.hidden]}, required={"rows": len(held.slots)})
-        runners = self._sample if forbidden is None else self._guided_sample
-        run = runners[held.needs.full].run(plan)
+        runners = self._sample if mask_rows is None else self._guided_sample
+        with nullcontext() if mask_rows is None else self.masks.reading():
+            run = runners[held.needs.full].run(plan)
         return self._results(run.outputs, len(held.slots), held.needs.logprobs)
 
     def _results(self, outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> dict[str, Tensor]:

@@ -31,11 +31,12 @@ class Sampling:
         self._vocab_limit = vocab_limit
         self.full = full
 
-    def __call__(self, slots: Tensor, hidden: Tensor, forbidden: Tensor | None = None) -> dict[str, Tensor]:
-        """slots int64 [rows], hidden [rows, hidden_size], forbidden int32 [rows, words] (sampler.mask_logits) ->
-        "results" int32 [rows, 2] (token, 1 where it stopped); the full variant adds "logits" float32 [rows,
-        vocabulary], the model's own."""
+    def __call__(self, slots: Tensor, hidden: Tensor, mask_rows: Tensor | None = None) -> dict[str, Tensor]:
+        """slots int64 [rows], hidden [rows, hidden_size], mask_rows int64 [rows] (of SlotState.allowed) -> "results"
+        int32 [rows, 2] (token, 1 where it stopped); the full variant adds "logits" float32 [rows, vocabulary], the
+        model's own."""
         state = self._state
+        forbidden = None if mask_rows is None else state.allowed[mask_rows].bitwise_not_()
         # Rows past the tokenizer's vocabulary only pad the embedding.
         logits = self._decoder.logits(hidden)[:, : self._vocab_limit]
         if not self.full:
@@ -237,15 +238,15 @@ def _chunk_specs(decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torc
 class SampleStep:
     """Sampling for the rows of a mixed batch that end in a token, or of a batch with guided rows. Bucket: rows.
 
-    mask_words: words of a guided row's mask; 0 where no row is guided. The filler 0 bars nothing.
+    The masks of a batch with guided rows lie in slot state; of a row without one, as of padding, row 0 is taken.
     """
 
-    def __init__(self, sampling: Sampling, hidden_size: int, dtype: torch.dtype, mask_words: int = 0) -> None:
-        self.name = ("guided_" if mask_words else "") + ("sample_full" if sampling.full else "sample")
+    def __init__(self, sampling: Sampling, hidden_size: int, dtype: torch.dtype, *, guided: bool = False) -> None:
+        self.name = ("guided_" if guided else "") + ("sample_full" if sampling.full else "sample")
         self._sampling = sampling
         self._hidden_size = hidden_size
         self._dtype = dtype
-        self._mask_words = mask_words
+        self._guided = guided
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         rows = bucket["rows"]
@@ -253,7 +254,7 @@ class SampleStep:
             "slots": BufferSpec((rows,), torch.int64),
             "hidden": BufferSpec((rows, self._hidden_size), self._dtype),
         }
-        return specs | ({"forbidden": BufferSpec((rows, self._mask_words), torch.int32)} if self._mask_words else {})
+        return specs | ({"mask_rows": BufferSpec((rows,), torch.int64)} if self._guided else {})
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        return self._sampling(buffers["slots"], buffers["hidden"], buffers.get("forbidden"))
+        return self._sampling(buffers["slots"], buffers["hidden"], buffers.get("mask_rows"))

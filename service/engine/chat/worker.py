@@ -1,7 +1,7 @@
 """The worker of a chat model: from requests to tokens.
 
 A tick launches an encoder pass or a step. While it runs, the results of the launch before it are read. Where a row of
-the step is guided its sampling is held: masks are computed once those results are known, and then it is launched.
+the step is guided its sampling is held until a thread has computed masks from those results; they are read behind it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import time
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
-from service.engine.chat.guidance import COMPLETE, GOES_ON, Guidance
+from service.engine.chat.guidance import Guidance
 from service.engine.chat.launched import InFlight, InFlightStep, token_infos, with_times
 from service.engine.chat.limits import RequestLimits, timed_out
+from service.engine.chat.masks import GOES_ON, MaskJob
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.pacing import ITL_TARGET, LEAST_TOKENS, ChunkWork, Pacing
 from service.engine.chat.runner import ChatRunner
@@ -30,7 +32,7 @@ from service.engine.readback import Readback
 from service.engine.slots import SlotPool
 from service.engine.worker import Control, MemoryRequirements, Request, WorkerContext
 from service.graphs.runner import GraphRunner
-from service.link.messages import Abort, ChatDelta, ChatRequest, Failed, ModelState, Outputs, PhaseTimes
+from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs, PhaseTimes
 
 log = logging.getLogger(__name__)
 
@@ -222,8 +224,13 @@ class ChatWorker:
             work = ChunkWork(budget.padded(budget.used), budget.pairs, decode)
             predicted += budget.predicted
             self._pacing.spend(rows, budget.predicted)
+        sequences = step.sampled if step.chunks else step.sequences
+        readback = masks = None
         if launched.held is None:
             self._pacing.gaps.close(decode)
+            readback = Readback(launched.results, self._context.device)
+        else:
+            masks = self._guidance.masks(sequences, self._in_flight.unread(sequences), self._runner.masks)
         self._in_flight.add(
             InFlightStep(
                 kind=launched.kind,
@@ -232,11 +239,12 @@ class ChatWorker:
                 launched_at=now,
                 host_seconds=time.perf_counter() - started,
                 predicted=predicted,
-                readback=Readback(launched.results, self._context.device) if launched.held is None else None,
-                sequences=step.sampled if step.chunks else step.sequences,
+                readback=readback,
+                sequences=sequences,
                 chunks=step.chunks,
                 work=work,
                 held=launched.held,
+                masks=masks,
             )
         )
         return True
@@ -270,50 +278,45 @@ class ChatWorker:
             self._guidance.wait(_BUILD_WAIT)
 
     def collect(self) -> Outputs:
+        if (held := self._in_flight.held) is not None and held.masks is not None and held.masks.done():
+            self._go_on(held, held.masks)
         while self._in_flight and self._in_flight[0].arrived:
             self._read()
         for guide in self._guidance.take_built():
             self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
-        if (held := self._in_flight.held) is not None:
-            self._go_on(held)
         sampled, self._just_sampled = self._just_sampled, False
-        waits = self._in_flight.waits_for_masks or (sampled and self._scheduler.has_work())
-        return self._outbox.take(keep_back=waits)
+        return self._outbox.take(keep_back=sampled and self._scheduler.has_work())
 
-    def _go_on(self, step: InFlightStep) -> None:
-        """Asks for the masks of a held step once the tokens before it were read, and samples once they are there."""
-        if step.masks is None:
-            guided = {row: s for row, s in enumerate(step.sequences) if s.guide is not None and not s.finished}
-            unread = {s for launch in self._in_flight if launch is not step for s in launch.sequences}
-            if unread.isdisjoint(guided.values()):
-                step.masks = self._guidance.masks(guided, len(step.sequences))
-        elif step.masks.done():
-            self._observations.observe("guided_mask_duration_seconds", step.masks.seconds, model=self.name)
-            for row, verdict in step.masks.verdicts.items():
-                if verdict != GOES_ON and not step.sequences[row].finished:
-                    self._end_guided(step.sequences[row], verdict)
-            self._sample(step)
+    def _go_on(self, step: InFlightStep, masks: MaskJob) -> None:
+        """Samples a held step, whose masks are there, and then reads the tokens that they were computed from: all but
+        the launch itself can wait until the GPU has something to do."""
+        self._observations.observe("guided_mask_duration_seconds", masks.seconds, model=self.name)
+        problem = self._sample(step, masks)
+        while self._in_flight.holds(masks.awaited):
+            self._in_flight[0].wait()
+            self._read()
+        for row, verdict in masks.verdicts.items():
+            if verdict != GOES_ON and not step.sequences[row].finished:
+                self._outbox.end_guided(step.sequences[row], verdict)
+                self._finish(step.sequences[row])
+        if problem is not None:
+            self._fail([sequence for sequence in step.sequences if not sequence.finished], problem)
+            step.sequences = ()
 
-    def _end_guided(self, sequence: ChatSequence, verdict: str) -> None:
-        if verdict == COMPLETE:
-            self._outbox.deltas.append(sequence.delta((), (), "stop"))
-        else:
-            message = f"the answer cannot match its grammar: {verdict}"
-            self._outbox.failed.append(Failed(sequence.request_id, 400, "grammar_failed", message))
-        self._finish(sequence)
-
-    def _sample(self, step: InFlightStep) -> None:
-        assert step.held is not None and step.masks is not None
+    def _sample(self, step: InFlightStep, masks: MaskJob) -> Exception | None:
+        """Launches the sampling of a held step; what it raised, unless that ends the engine."""
+        assert step.held is not None
         self._pacing.gaps.close(self._pacing.decode_seconds(len(step.sequences)))
+        problem, results = None, dict[str, Tensor]()
         try:
-            results = self._runner.sample(step.held, step.masks.forbidden)
+            results = self._runner.sample(step.held, masks.rows)
         except torch.AcceleratorError:
             raise
         except LAUNCH_ERRORS as error:
-            self._fail([sequence for sequence in step.sequences if not sequence.finished], error)
-            step.sequences, results = (), {}
+            problem = error
         step.readback = Readback(results, self._context.device)
         self._just_sampled = True
+        return problem
 
     def _read(self) -> None:
         now, started = self._context.clock(), time.perf_counter()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from service.engine.chat import guidance
+from service.engine.chat import guidance, masks
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.sampler import mask_logits
 from tests.support.devices import DEVICES
@@ -275,13 +275,13 @@ def test_min_tokens_and_a_grammar_exclude_each_other() -> None:
 
 
 def test_masks_that_cannot_be_computed_end_the_guided_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(job: guidance.MaskJob) -> None:
+    def broken(job: masks.MaskJob) -> None:
         raise ValueError("no masks today")
 
     engine = InlineEngine()
     ask(engine, "free", max_tokens=20)
     ask(engine, "guided", grammar=GRAMMAR)
-    monkeypatch.setattr(guidance.MaskJob, "_compute", broken)
+    monkeypatch.setattr(masks.MaskJob, "_compute", broken)
     engine.run()
     engine.assert_nothing_left()
     assert set(engine.failures()) == {"guided"}
