@@ -125,6 +125,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("the sampler by parameters of a request, without the model", "sampler", "python -m benchmarks.sampler"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
+    Command("128 chats with pictures at once over a simulated GPU, on a CPU", "burst", "python -m benchmarks.burst"),
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")

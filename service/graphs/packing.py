@@ -2,16 +2,24 @@
 
 Several groupings are tried (first fit into every bucket, even splits) and the cheapest is used: greedy packing into the
 largest bucket alone would pay for padding that two smaller buckets do not have.
+
+An engine packs before every encoder pass, in a burst 32 items at a time: what is tried for each of them compares
+tuples, and only with groups that have room left.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import le
 
 from models.protocol import Bucket
-from service.graphs.buckets import cheapest, cost_of, fits, primary_size
+from service.graphs.buckets import cost_of
+
+Size = tuple[int, ...]
+"""Of a bucket, in the order of the buckets' own names. The first is the primary one, which adds up."""
 
 LAUNCH_COST = 256
 """Fixed cost of a replay, in patches. The GEMMs of an encoder layer take 34 / 68 / 239 us for 256 / 1024 / 4096 patches
@@ -38,56 +46,109 @@ def combine(sizes: Iterable[Bucket]) -> dict[str, int]:
     return total
 
 
+@dataclass(eq=False)
+class _Open:
+    """A group in the making, and what it needs."""
+
+    items: list[int]
+    size: Size
+
+
+class _Ladder:
+    """The buckets in order of their cost, with sizes as tuples in the order of their names."""
+
+    def __init__(self, bucket_list: Sequence[Bucket]) -> None:
+        self.buckets = sorted(bucket_list, key=cost_of)
+        self.limits = [cost_of(bucket) for bucket in self.buckets]
+        self._names = tuple(self.buckets[0]) if self.buckets else ()
+        self._primaries = [limit[0] for limit in self.limits]
+        self._maxima = [name.startswith("max_") for name in self._names]
+        self._cheapest: dict[Size, int | None] = {}
+
+    def size(self, required: Bucket) -> Size | None:
+        """None where it names other sizes than the buckets."""
+        if required.keys() != set(self._names):
+            return None
+        return tuple(required[name] for name in self._names)
+
+    def together(self, first: Size, second: Size) -> Size:
+        """As `combine`."""
+        return tuple([max(a, b) if most else a + b for a, b, most in zip(first, second, self._maxima, strict=True)])
+
+    def cheapest(self, size: Size) -> int | None:
+        """Index of the least costly bucket that holds `size`. The groupings that are tried have many groups in
+        common."""
+        if size not in self._cheapest:
+            larger = range(bisect_left(self._primaries, size[0]), len(self.limits))
+            self._cheapest[size] = next((index for index in larger if _holds(self.limits[index], size)), None)
+        return self._cheapest[size]
+
+    def bucket(self, size: Size) -> Bucket | None:
+        index = self.cheapest(size)
+        return None if index is None else self.buckets[index]
+
+    def cost(self, size: Size) -> float:
+        """Infinite where no bucket holds it: each of its items alone has one."""
+        index = self.cheapest(size)
+        return math.inf if index is None else LAUNCH_COST + self._primaries[index]
+
+
+def _holds(limit: Size, size: Size) -> bool:
+    return all(map(le, size, limit))
+
+
 def pack(sizes: Sequence[Bucket], bucket_list: Sequence[Bucket]) -> list[Group]:
     """Groups that hold every item once, the group of item 0 first. An item that no bucket holds is alone."""
-    if len(sizes) == 1:  # the usual case, in which all groupings below are one
-        return [_group((0,), sizes, bucket_list)]
-    lonely = [index for index, size in enumerate(sizes) if cheapest(bucket_list, size) is None]
-    rest = sorted(set(range(len(sizes))) - set(lonely), key=lambda index: cost_of(sizes[index]), reverse=True)
-    groupings = [_first_fit(rest, sizes, bucket_list, target) for target in bucket_list]
-    groupings += [_split_evenly(rest, sizes, count) for count in range(1, min(len(rest), _MOST_EVEN_GROUPS) + 1)]
-    packed = [[_group(items, sizes, bucket_list) for items in grouping] for grouping in groupings]
-    best = min(packed, key=lambda groups: sum(map(_cost, groups)), default=[])
-    groups = best + [Group((index,), None) for index in lonely]
+    ladder = _Ladder(bucket_list)
+    known = {index: size for index, required in enumerate(sizes) if (size := ladder.size(required)) is not None}
+    own = {index: bucket for index, size in known.items() if (bucket := ladder.cheapest(size)) is not None}
+    order = sorted(own, key=lambda index: known[index], reverse=True)
+    # Of one item, the usual case, all groupings are one.
+    targets = range(len(ladder.limits) if len(order) > 1 else 0)
+    groupings = [_first_fit(order, known, own, ladder, target) for target in targets]
+    most = min(len(order), _MOST_EVEN_GROUPS)
+    groupings += [_split_evenly(order, known, ladder, count) for count in range(1, most + 1)]
+    best = min(groupings, key=lambda groups: sum(ladder.cost(group.size) for group in groups), default=[])
+    groups = [Group(tuple(sorted(group.items)), ladder.bucket(group.size)) for group in best]
+    groups += [Group((index,), None) for index in range(len(sizes)) if index not in own]
     return sorted(groups, key=lambda group: min(group.items))
 
 
 def _first_fit(
-    order: Sequence[int], sizes: Sequence[Bucket], bucket_list: Sequence[Bucket], target: Bucket
-) -> list[list[int]]:
-    """First fit into groups of at most `target`; a larger item opens a group of the bucket that holds it."""
-    groups: list[list[int]] = []
-    filled: list[tuple[Bucket, Bucket]] = []
+    order: Sequence[int], sizes: Mapping[int, Size], own: Mapping[int, int], ladder: _Ladder, target: int
+) -> list[_Open]:
+    """First fit into groups of at most bucket `target`; a larger item opens a group of `own`, the bucket that holds
+    it."""
+    groups: list[_Open] = []
+    limits: list[Size] = []
+    left: list[int] = []
+    """Of the primary size, which alone rules out most groups."""
     for index in order:
-        for position, (limit, used) in enumerate(filled):
-            together = combine((used, sizes[index]))
-            if fits(limit, together):
-                groups[position].append(index)
-                filled[position] = (limit, together)
+        size = sizes[index]
+        primary = size[0]
+        for place, room in enumerate(left):
+            if room < primary:
+                continue
+            together = ladder.together(groups[place].size, size)
+            if _holds(limits[place], together):
+                groups[place].items.append(index)
+                groups[place].size = together
+                left[place] -= primary
                 break
         else:
-            own = target if fits(target, sizes[index]) else cheapest(bucket_list, sizes[index])
-            assert own is not None
-            groups.append([index])
-            filled.append((own, sizes[index]))
+            limit = ladder.limits[target]
+            limit = limit if _holds(limit, size) else ladder.limits[own[index]]
+            groups.append(_Open([index], size))
+            limits.append(limit)
+            left.append(limit[0] - primary)
     return groups
 
 
-def _split_evenly(order: Sequence[int], sizes: Sequence[Bucket], count: int) -> list[list[int]]:
+def _split_evenly(order: Sequence[int], sizes: Mapping[int, Size], ladder: _Ladder, count: int) -> list[_Open]:
     """Into `count` groups of about equal primary size, largest items first."""
-    groups: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for index in order:
-        lightest = loads.index(min(loads))
-        groups[lightest].append(index)
-        loads[lightest] += sizes[index][primary_size(sizes[index])]
+    groups: list[_Open] = [_Open([index], sizes[index]) for index in order[:count]]
+    for index in order[count:]:
+        lightest = min(groups, key=lambda group: group.size[0])
+        lightest.items.append(index)
+        lightest.size = ladder.together(lightest.size, sizes[index])
     return groups
-
-
-def _group(items: Sequence[int], sizes: Sequence[Bucket], bucket_list: Sequence[Bucket]) -> Group:
-    return Group(tuple(sorted(items)), cheapest(bucket_list, combine(sizes[index] for index in items)))
-
-
-def _cost(group: Group) -> float:
-    """Infinite for a group that no bucket holds, since each of its items alone has a bucket."""
-    return LAUNCH_COST + group.bucket[primary_size(group.bucket)] if group.bucket else math.inf

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.protocol import Bucket
+from service.graphs import packing
 from service.graphs.buckets import cheapest, fits
 from service.graphs.packing import LAUNCH_COST, Group, combine, pack
 
@@ -87,3 +88,21 @@ def test_nothing_to_pack(bucket_list: list[Bucket]) -> None:
 
 def test_without_captured_graphs_everything_is_alone() -> None:
     assert pack([size(10), size(20)], []) == [Group((0,), None), Group((1,), None)]
+
+
+def test_a_burst_of_pictures_is_packed_with_few_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine packs before every pass: 32 items took 29 ms with a comparison of every item with every group."""
+    compared = 0
+    holds = packing._holds
+
+    def counted(limit: tuple[int, ...], needed: tuple[int, ...]) -> bool:
+        nonlocal compared
+        compared += 1
+        return holds(limit, needed)
+
+    monkeypatch.setattr(packing, "_holds", counted)
+    ladder: list[Bucket] = [{"patches": p, "sequences": p // 64, "max_seqlen": p} for p in range(256, 16_385, 768)]
+    for sizes in ([size(1024)] * 32, [size(64 * index) for index in range(8, 40)]):
+        compared = 0
+        pack(sizes, ladder)
+        assert compared < 3 * len(sizes) * len(ladder)

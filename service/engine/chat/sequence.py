@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +70,7 @@ class ChatSequence:
         self.request_id = self.request.request_id
         self.num_prompt_tokens = len(self.request.prompt.token_ids)
         self.needs_penalties_or_filters = needs_penalties_or_filters(self.request.sampling)
+        self._items: tuple[int, Mapping[int, MediaItem]] = (-1, {})
 
     @property
     def prompt(self) -> Prompt:
@@ -123,9 +124,12 @@ class ChatSequence:
                 yield MediaRows(run.item, first, offsets[run.item] + first - run.start, last - first)
             offsets[run.item] += run.length
 
-    def items_from(self, start: int) -> dict[int, MediaItem]:
-        """Items with a position at or after `start`, by index."""
-        return {rows.item: self.prompt.items[rows.item] for rows in self.media_rows(start)}
+    def items_from(self, start: int) -> Mapping[int, MediaItem]:
+        """Items with a position at or after `start`, by index. Kept for the next call: every launch asks it of every
+        sequence that waits, and `start`, the end of its prefix hit, seldom changes."""
+        if self._items[0] != start:
+            self._items = start, {rows.item: self.prompt.items[rows.item] for rows in self.media_rows(start)}
+        return self._items[1]
 
     def last_position(self, item: int) -> int:
         """The last prompt position whose embedding comes from the item."""

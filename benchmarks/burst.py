@@ -1,0 +1,138 @@
+"""128 chats with pictures that begin at once, over a simulated GPU: when the last of them has its first token.
+
+    python -m benchmarks.burst [--dilation 4] [--api-processes 1] [--rounds 3] [--name burst]
+
+Real clients, API processes, pictures and tokenizer, and the real engine but for its GPU (benchmarks.simulated_gpu),
+whose launches take published times. So the result holds for what the processors do, and says nothing more of a GPU.
+Times are divided by the dilation, processor seconds are not. New chats follow those that end, as in
+`benchmarks.serving closed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from benchmarks.checkpoints import GOLDEN
+from benchmarks.footprint import processor_seconds
+from benchmarks.raw_client import Answer, Errand, collect, started
+from benchmarks.record import Row, record
+from benchmarks.server import Server, random_weights, serve
+from benchmarks.tokenizers import PUBLISHED, grow_file
+from service.cli.bench.spec import ChatLoad
+from service.cli.bench.traffic import payload
+from service.cli.bench.words import WORDS
+
+MODEL = "qwen2_vl"
+STREAMS = 128
+SIDE, TEXT_WORDS, SYSTEM_TOKENS, TOKENS = 448, 128, 500, 128
+FOLLOWING = 2
+"""Chats for each stream."""
+VOCABULARY = 151_936
+PIXELS = {"min_pixels": 3136, "max_pixels": 12_845_056}
+SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", str(STREAMS), "--media-threads", "8")
+POSITIONS = "262144"
+PASSES = ("encoder", "mixed", "decode")
+
+
+def directory_of(parent: Path) -> Path:
+    """The miniature Qwen2-VL with a tokenizer and limits of published size."""
+    directory = parent / MODEL
+    left_out = shutil.ignore_patterns("*.safetensors", "vocab.json", "merges.txt")
+    shutil.copytree(GOLDEN / MODEL, directory, ignore=left_out)
+    grow_file(directory / "tokenizer.json", PUBLISHED, WORDS)
+    for name, values in (("config.json", {"vocab_size": VOCABULARY}), ("preprocessor_config.json", PIXELS)):
+        path = directory / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return directory
+
+
+def bodies(count: int, seed: int, *, tokens: int = TOKENS) -> list[bytes]:
+    load = ChatLoad(
+        url="",
+        model=MODEL,
+        requests=count,
+        seed=seed,
+        width=SIDE,
+        height=SIDE,
+        text_words=TEXT_WORDS,
+        system_tokens=SYSTEM_TOKENS,
+        output_tokens=tokens,
+    )
+    rng = np.random.default_rng(seed)
+    return [msgspec.json.encode(payload(load, rng)) for _ in range(count)]
+
+
+def answers(server: Server, sent: list[bytes], lanes: int) -> list[Answer]:
+    """In the order in which they were asked for."""
+    address = urlsplit(server.url)
+    assert address.hostname is not None and address.port is not None
+    errand = Errand(address.hostname, address.port, "/v1/chat/completions", sent, lanes, len(sent))
+    with started(errand) as process:
+        return sorted(collect(process), key=lambda answer: answer.began)
+
+
+def burst(server: Server, seed: int, dilation: float, streams: int = STREAMS) -> Row:
+    """first: of the burst's chats, since its beginning; later: of the chats that follow, since each was sent."""
+    sent = bodies(FOLLOWING * streams, seed)
+    before, took = processor_seconds(server.pid), _launches(server)
+    got = answers(server, sent, streams)
+    after, now = processor_seconds(server.pid), _launches(server)
+    began = got[0].began
+    first = sorted((answer.began + answer.first - began) / dilation for answer in got[:streams])
+    later = [answer.first / dilation for answer in got[streams:]]
+    seconds = (max(answer.ended for answer in got) - began) / dilation
+    return {
+        "first_p50_ms": 1e3 * statistics.median(first),
+        "first_last_ms": 1e3 * first[-1],
+        "later_p50_ms": 1e3 * statistics.median(later),
+        "later_max_ms": 1e3 * max(later),
+        "requests_per_s": len(got) / seconds,
+        **{f"{role}_cpu_s": after[role] - before.get(role, 0.0) for role in sorted(after)},
+        **{f"{kind}_launches": now[kind] - took.get(kind, 0.0) for kind in PASSES if kind in now},
+    }
+
+
+def _launches(server: Server) -> dict[str, float]:
+    """Of the engine, by kind, so far."""
+    return server.samples("reprise_step_duration_seconds_count", "kind")
+
+
+def measured(dilation: float, processes: int, rounds: int, streams: int) -> Iterator[tuple[Row, dict[str, Any]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [*random_weights([directory_of(Path(folder))]), *SETTINGS, "--kv-cache-tokens", POSITIONS]
+        flags += ["--api-processes", str(processes), "--log-level", "warning"]
+        program = ["benchmarks.simulated_gpu"]
+        with serve(*flags, environment={"REPRISE_DILATION": str(dilation)}, program=program) as server:
+            answers(server, bodies(4, 1, tokens=2), 4)  # The system prompt is cached from now on.
+            for index in range(rounds):
+                yield {"streams": streams, "round": index, **burst(server, 100 + index, dilation, streams)}, {}
+
+
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.burst", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dilation", type=float, default=4.0, help="times the seconds of every launch")
+    parser.add_argument("--api-processes", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--name", default="burst", help="of the result")
+    chosen = parser.parse_args(words)
+    facts = {"simulated": "NVIDIA H100", "dilation": chosen.dilation, "api_processes": chosen.api_processes}
+    rows = measured(chosen.dilation, chosen.api_processes, chosen.rounds, chosen.streams)
+    return record(chosen.name, rows, flags=list(SETTINGS), **facts)
+
+
+if __name__ == "__main__":
+    main()
