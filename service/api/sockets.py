@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import msgspec
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
-from service.api.context import ServerContext
+from service.api.context import LARGE_BODY, ServerContext
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +42,22 @@ async def read_into(socket: WebSocket, messages: asyncio.Queue[str | bytes | Non
         await messages.put(message.get("text") or message.get("bytes") or b"")
 
 
-async def send(context: ServerContext, socket: WebSocket, message: msgspec.Struct | bytes) -> None:
+def as_text(message: msgspec.Struct) -> str:
+    return msgspec.json.encode(message).decode()
+
+
+async def send(context: ServerContext, socket: WebSocket, message: msgspec.Struct | bytes, size: int = 0) -> None:
     """A struct as JSON, bytes as a binary frame. WebSocketDisconnect when the client has gone, StreamClosed when it
-    reads nothing for the write timeout."""
+    reads nothing for the write timeout. size: bytes of a struct that may be large, about: the JSON of such a one is
+    written in a thread."""
     try:
         async with asyncio.timeout(context.settings.write_timeout):
             if isinstance(message, bytes):
                 await socket.send_bytes(message)
             else:
-                await socket.send_text(msgspec.json.encode(message).decode())
+                large = size > LARGE_BODY
+                text = await context.in_thread(partial(as_text, message)) if large else as_text(message)
+                await socket.send_text(text)
     except TimeoutError:
         raise StreamClosed(POLICY, "the client reads too slowly") from None
     except (RuntimeError, OSError):

@@ -52,6 +52,10 @@ class Conversation:
     def item(self, id: str) -> ConversationItem:
         return self._entry(id).item
 
+    def size(self, id: str) -> int:
+        """Bytes of an item, about."""
+        return self._entry(id).size
+
     def messages(self, *, shortened: bool) -> list[Message]:
         """shortened: without what `leave_out` left out."""
         return as_messages(self._shown(shortened))
@@ -186,4 +190,5 @@ def max_items(settings: Settings) -> int:
 def _size(item: ConversationItem) -> int:
     texts = [text for part in item.content or () for text in (part.text, part.image_url, part.transcript)]
     texts += [item.call_id, item.name, item.arguments, item.output]
-    return ITEM_BYTES + sum(len(text.encode()) for text in texts if text)
+    # Base64 of a picture is ASCII, and has megabytes that need no copy to be counted.
+    return ITEM_BYTES + sum(len(text) if text.isascii() else len(text.encode()) for text in texts if text)

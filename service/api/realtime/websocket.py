@@ -208,9 +208,10 @@ class Session:
             case SessionUpdate():
                 await self._update(event.session)
             case ItemCreate():
-                await self._create_item(event)
+                await self._create_item(event, size)
             case ItemRetrieve():
-                await self._emit(ItemRetrieved(item=self._conversation.item(event.item_id)))
+                item = self._conversation.item(event.item_id)
+                await self._emit(ItemRetrieved(item=item), self._conversation.size(event.item_id))
             case ItemDelete():
                 self._conversation.delete(event.item_id)
                 await self._emit(ItemDeleted(item_id=event.item_id))
@@ -244,14 +245,14 @@ class Session:
         except ApiError as error:
             raise renamed(error, "session") from error
 
-    async def _create_item(self, event: ItemCreate) -> None:
+    async def _create_item(self, event: ItemCreate, size: int) -> None:
         check_counts([event.item], self._context.settings, "item")
         item = created_item(event.item, "item")
         self._conversation.check_room(item)
         await check_pictures(self._context, self._model.chat_processor, item, "item")
         previous = self._conversation.add(item, event.previous_item_id)
-        await self._emit(ItemAdded(item=item, previous_item_id=previous))
-        await self._emit(ItemDone(item=item, previous_item_id=previous))
+        await self._emit(ItemAdded(item=item, previous_item_id=previous), size)
+        await self._emit(ItemDone(item=item, previous_item_id=previous), size)
 
     async def _truncate(self, event: ItemTruncate) -> None:
         self._conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
@@ -321,8 +322,9 @@ class Session:
             raise bad_request("There is no such response in progress.", code="response_cancel_not_active")
         await answer.cancel()
 
-    async def _emit(self, event: AnyServerEvent) -> None:
-        await send(self._context, self._socket, event)
+    async def _emit(self, event: AnyServerEvent, size: int = 0) -> None:
+        """size: bytes of what the event shows of a client's, about."""
+        await send(self._context, self._socket, event, size)
 
     async def send_error(self, error: ApiError, event_id: str | None) -> None:
         await self._emit(error_event(error, event_id))

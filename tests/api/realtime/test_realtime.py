@@ -16,6 +16,8 @@ from openai import AsyncOpenAI
 from websockets import Subprotocol
 from websockets.asyncio.client import ClientConnection, connect
 
+from service.api import sockets
+from service.api.context import LARGE_BODY
 from service.api.http.errors import ApiError
 from service.api.realtime import websocket
 from service.api.realtime.events import OutputItemAdded, OutputTextDelta
@@ -163,11 +165,11 @@ async def test_an_event_that_waits_for_a_slow_client_is_not_lost_by_a_cancel(
     waits, cancelled = threading.Event(), threading.Event()
     cancel, send = Session._cancel, websocket.send
 
-    async def slow(context: Any, to: Any, event: Any) -> None:
+    async def slow(context: Any, to: Any, event: Any, size: int) -> None:
         if isinstance(event, kind) and not waits.is_set():
             waits.set()
             await asyncio.to_thread(cancelled.wait, GENEROUS)
-        await send(context, to, event)
+        await send(context, to, event, size)
 
     async def cancelling(self: Session, response_id: str | None) -> None:
         cancelled.set()
@@ -796,3 +798,42 @@ async def test_openai_python_converses(conversing: Conversing) -> None:
         await connection.input_audio_buffer.clear(event_id="ears")
         error: Any = await connection.recv()
         assert error.type == "error" and error.error.event_id == "ears" and error.error.code == "unsupported_event"
+
+
+async def test_a_large_event_is_read_and_shown_outside_the_event_loop(
+    conversing: Conversing, socket: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And keeps its place before a small one that comes while a thread has it."""
+    worked: list[tuple[str, int, bool]] = []
+    thread = asyncio.run_coroutine_threadsafe(identity(), conversing.server.loop).result(GENEROUS)
+    parse, as_text = websocket.parse, sockets.as_text
+
+    def parsing(raw: str | bytes, kind: Any) -> Any:
+        worked.append(("parse", len(raw), threading.get_ident() == thread))
+        return parse(raw, kind)
+
+    def showing(shown: Any) -> str:
+        text = as_text(shown)
+        worked.append(("show", len(text), threading.get_ident() == thread))
+        return text
+
+    monkeypatch.setattr(websocket, "parse", parsing)
+    monkeypatch.setattr(sockets, "as_text", showing)
+    long = "x" * (LARGE_BODY + 1)
+    await tell(socket, "conversation.item.create", item=message(long, id="large"))
+    await tell(socket, "conversation.item.create", item=message("short", id="small"))
+    await tell(socket, "conversation.item.retrieve", item_id="large")
+    events = [await said(socket) for _ in range(5)]
+    assert [(event["type"].rpartition(".")[2], event["item"]["id"]) for event in events] == [
+        *(("added", "large"), ("done", "large")),
+        *(("added", "small"), ("done", "small")),
+        ("retrieved", "large"),
+    ]
+    assert {event["item"]["content"][0]["text"] for event in events} == {long, "short"}
+    large = [(step, in_loop) for step, size, in_loop in worked if size > LARGE_BODY]
+    assert large == [("parse", False), ("parse", False), ("show", False), ("show", False), ("show", False)]
+    assert all(in_loop for _, size, in_loop in worked if size <= LARGE_BODY)
+
+
+async def identity() -> int:
+    return threading.get_ident()
