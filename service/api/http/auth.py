@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.http.errors import ApiError
+from service.api.http.errors import ApiError, refuse_socket
 from service.api.http.record import RequestRecord
 
 KEY_PROTOCOL = "openai-insecure-api-key."
@@ -55,14 +55,14 @@ class AuthMiddleware:
                 record.client = _digest(key).hex()
             await self._app(scope, receive, send)
             return
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": "API key missing or invalid"})
-            return
         problem = (
             "The API key is invalid." if key else "An API key is required: send the header Authorization: Bearer KEY."
         )
-        await ApiError(401, problem, code="invalid_api_key").response()(scope, receive, send)
+        error = ApiError(401, problem, code="invalid_api_key")
+        if scope["type"] == "websocket":
+            await refuse_socket(error, scope, receive, send)
+        else:
+            await error.response()(scope, receive, send)
 
 
 def _bearer(scope: Scope) -> bytes | None:

@@ -66,7 +66,9 @@ async def test_websockets_need_a_key_too(locked: RunningServer) -> None:
     for headers in ({}, {"authorization": "Bearer wrong"}):
         with pytest.raises(InvalidStatus) as refusal:
             await connect(url, additional_headers=headers)
-        assert refusal.value.response.status_code == 403
+        response = refusal.value.response
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
+        assert b"invalid_api_key" in (response.body or b"")
     async with connect(url, additional_headers={"authorization": "Bearer first"}):
         pass
 
