@@ -29,9 +29,8 @@ METRICS = f"""# Metrics
 `GET /metrics` is in Prometheus' text format. All times are seconds. `model` is the first served name of a hosted model,
 or `unknown`. Where a server has several engines (`--gpus`), what each tells of itself (steps, graphs, caches, load,
 starts, its process) has the label `engine`, its index from 0. Histograms have the suffixes `_bucket`, `_count` and
-`_sum`; they are not native ones, which the client library does not count, but a newer Prometheus turns them into native
-histograms of the same bounds where its scrape configuration says `convert_classic_histograms_to_nhcb: true`. Beside
-these come the usual `process_*` and `python_*`. What to look at, and the alerts, are in
+`_sum`; they are not native ones, which the client library does not count. Beside these come the usual `process_*` and
+`python_*`. What to look at, and the alerts, are in
 [operation.md](operation.md)."""
 
 
