@@ -546,3 +546,12 @@ async def test_a_request_between_two_looks_counts(monkeypatch: pytest.MonkeyPatc
         assert made.processes.worked() and not made.processes.worked()
         made.members[0].report.accepts = False
         assert made.processes.worked(), "a process that starts is not left without engines"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models"])
+async def test_who_only_looks_at_the_server_lets_it_sleep(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    async with rig(monkeypatch) as made:
+        made.processes.worked()
+        for member in made.members:
+            assert (await member.get(path)).status_code == 200
+        assert not made.processes.worked()

@@ -97,6 +97,8 @@ class Admission:
         return max(1, int(self._shares.get(kind, 1.0) * most))
 
     def _hold(self, kind: str, requests: int, size: int) -> None:
+        if not (requests or size):
+            return  # a scrape or a health check: it is no work, and others are told of work alone
         self._requests[kind] += requests
         self._bytes[kind] += size
         if self._others is not None:
