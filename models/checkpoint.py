@@ -24,10 +24,13 @@ from torch.overrides import TorchFunctionMode
 
 from models import block_scaled
 from models.errors import CheckpointError
+from models.layers.e4m3 import E4M3, E4M3Weight, fill_rows
 
 log = logging.getLogger(__name__)
 
 LoadFormat = Literal["published", "random"]
+Quantization = Literal["none", "fp8"]
+"""fp8: linear layers of the language model in e4m3, one factor for each output (models.layers.e4m3)."""
 
 _INDEX = "model.safetensors.index.json"
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -43,6 +46,7 @@ class Rule:
     rows: the rows [start, stop) that the tensor fills; None for all (fused weights are filled part by part).
     shape: the published shape where it is not that of the place it fills (flattened convolution kernels).
     transposed: the last two axes are published in the other order; some writers keep ours, which the shape tells.
+    again: another rule reads the tensor, too (a table of embeddings that is the head's weight).
     """
 
     published: str
@@ -50,13 +54,17 @@ class Rule:
     rows: tuple[int, int] | None = None
     shape: tuple[int, ...] | None = None
     transposed: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class _Place:
+    """scale: the factors of a view in e4m3, which whole rows are quantised for."""
+
     view: Tensor
     shape: tuple[int, ...]
     transposed: bool = False
+    scale: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +133,7 @@ def load_parameters(
 
 def _fill_from_shards(
     directory: Path,
-    places: dict[str, _Place],
+    places: dict[str, list[_Place]],
     scales: _Scales,
     aliases: Sequence[tuple[str, str]],
     ignore: Sequence[str],
@@ -142,7 +150,8 @@ def _fill_from_shards(
                 raise CheckpointError(f"{path.name}: tensor {tensor.name} repeats {seen[name]}")
             seen[name] = f"{tensor.name} of {path.name}"
             if name in places:
-                _fill(places[name], scales.applied(name, tensor))
+                for place in places[name]:
+                    _fill(place, scales.applied(name, tensor))
             elif name in scales.by_name:
                 continue
             elif not any(pattern.fullmatch(name) for pattern in ignored):
@@ -157,7 +166,7 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     for owner in module.modules():
         float32: frozenset[str] = getattr(owner, "float32_parameters", frozenset())
         for name, parameter in owner.named_parameters(recurse=False):
-            chosen = torch.float32 if name in float32 else dtype
+            chosen = torch.float32 if name in float32 else E4M3 if parameter.dtype == E4M3 else dtype
             # Strides stay: some weights lie in memory as their GEMM reads them.
             values = torch.empty_strided(parameter.shape, parameter.stride(), device=device, dtype=chosen)
             setattr(owner, name, nn.Parameter(values, requires_grad=False))
@@ -170,18 +179,28 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 def fill_random(module: nn.Module, seed: int) -> None:
     """Values of a usual scale, made on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
     generators: dict[torch.device, torch.Generator] = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter, factors in _targets(module):
         if parameter.is_meta:  # a model whose shapes alone are asked for
             continue
         generator = generators.get(parameter.device)
         if generator is None:
             generator = generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
-        if parameter.dim() > 1:
+        if factors is not None:
+            for values, scale in zip(*(_stack(part, 2 - k) for k, part in enumerate((parameter, factors))), strict=True):
+                drawn = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
+                drawn.normal_(0.0, values.shape[-1] ** -0.5, generator=generator)
+                fill_rows(drawn, values, scale, name)
+        elif parameter.dim() > 1:
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
         elif name.endswith("weight"):
             parameter.normal_(1.0, 0.05, generator=generator)
         else:
             parameter.normal_(0.0, 0.02, generator=generator)
+
+
+def _stack(part: Tensor, dim: int) -> Tensor:
+    """A stack of matrices or of their factors; of a single one, of one."""
+    return part if part.dim() > dim else part[None]
 
 
 def shard_paths(directory: Path) -> list[Path]:
@@ -229,7 +248,11 @@ def _fill(place: _Place, tensor: _Published) -> None:
     if not place.view.is_meta:
         values = tensor.read()
         exchanged = place.transposed and tensor.shape == shape
-        place.view.copy_((values.mT if exchanged else values).reshape(place.view.shape))
+        values = (values.mT if exchanged else values).reshape(place.view.shape)
+        if place.scale is None:
+            place.view.copy_(values)
+        else:
+            fill_rows(values, place.view, place.scale, f"{tensor.file}: tensor {tensor.name}")
 
 
 def _published_shape(place: _Place) -> tuple[int, ...]:
@@ -293,11 +316,11 @@ def _tensors(path: Path) -> Iterator[_Published]:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
 
 
-def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, _Place]:
-    """Every published name that the module's parameters ask for, with the view that it fills."""
-    places: dict[str, _Place] = {}
+def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]:
+    """Every published name that the module's parameters ask for, with the views that it fills."""
+    places: dict[str, list[_Place]] = {}
     patterns = [(rule, _pattern(rule.ours)) for rule in rules]
-    for name, parameter in module.named_parameters():
+    for name, parameter, factors in _targets(module):
         filled = 0
         for rule, pattern in patterns:
             match = pattern.fullmatch(name)
@@ -305,24 +328,40 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, _Place]:
                 continue
             numbers = match.groupdict()
             stacked = [letter for letter in _wildcards(rule.published) if letter not in numbers]
-            views = enumerate(parameter) if stacked else [(0, parameter)]
-            for index, view in views:
+            for index in range(parameter.shape[0] if stacked else 1):
+                view, scale = (parameter[index], _item(factors, index)) if stacked else (parameter, factors)
                 numbers.update({letter: str(index) for letter in stacked})
                 if rule.rows is not None:
-                    view = view[slice(*rule.rows)]
+                    view, scale = view[slice(*rule.rows)], _item(scale, slice(*rule.rows))
                 published = rule.published.format(**numbers)
-                if published in places:
+                if published in places and not rule.again:
                     raise CheckpointError(f"two rules read tensor {published}")
-                places[published] = _Place(view, rule.shape or tuple(view.shape), rule.transposed)
+                place = _Place(view, rule.shape or tuple(view.shape), rule.transposed, scale)
+                places.setdefault(published, []).append(place)
                 filled += view.numel()
         if filled != parameter.numel():
             raise CheckpointError(f"parameter {name}: rules fill {filled} of {parameter.numel()} values")
     return places
 
 
+def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """The parameters of a module, one in e4m3 by the name of the weight that it stands for, with its factors."""
+    weights = {name: child for name, child in module.named_modules() if isinstance(child, E4M3Weight)}
+    for name, parameter in module.named_parameters():
+        owner, _, own = name.rpartition(".")
+        if owner not in weights:
+            yield name, parameter, None
+        elif own == "values":
+            yield owner, parameter, weights[owner].scale
+
+
+def _item(factors: Tensor | None, index: int | slice) -> Tensor | None:
+    return None if factors is None else factors[index]
+
+
 def published_shapes(module: nn.Module, rules: Sequence[Rule]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors that a checkpoint of `module` (which may be on the meta device) holds."""
-    return {name: _published_shape(place) for name, place in _places(module, rules).items()}
+    return {name: _published_shape(filled[0]) for name, filled in _places(module, rules).items()}
 
 
 def _wildcards(text: str) -> list[str]:

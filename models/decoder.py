@@ -13,6 +13,7 @@ from models.checkpoint import Rule
 from models.errors import CheckpointError
 from models.layers.attention import cached_attention
 from models.layers.block import Block, BlockConfig, ExpertsConfig, block_rules, run_blocks
+from models.layers.e4m3 import E4M3Weight, Weight, hold_in_e4m3
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
@@ -137,6 +138,7 @@ class CausalDecoder(nn.Module):
         self.layers = nn.ModuleList(Block(config.block) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
+        self.tied_head: E4M3Weight | None = None
         frequencies, self.rope_scale = _frequencies(config)
         axes = None
         if config.mrope_section:
@@ -163,8 +165,14 @@ class CausalDecoder(nn.Module):
         return run_blocks(layers, x.contiguous(), self.norm, attend, features)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        weight = self.embed_tokens.weight if self.head is None else self.head.weight
-        return gemm(hidden, weight)
+        weight: Weight = self.embed_tokens.weight if self.head is None else self.head.weight
+        return gemm(hidden, weight if self.tied_head is None else self.tied_head)
+
+    def hold_in_e4m3(self) -> None:
+        """Its linear layers, before they have memory. The table of embeddings stays, so that a tied head is a copy."""
+        hold_in_e4m3(self)
+        if self.head is None:
+            self.tied_head = E4M3Weight(*self.embed_tokens.weight.shape)
 
 
 def _frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
@@ -186,6 +194,7 @@ def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "de
     """Rules for a causal language model whose names begin with `published` ("", "llm.", "language_model.")."""
     return [
         Rule(f"{published}model.embed_tokens.weight", f"{ours}embed_tokens.weight"),
+        Rule(f"{published}model.embed_tokens.weight", f"{ours}tied_head", again=True),
         *block_rules(config.block, f"{published}model.layers.{{i}}.", f"{ours}layers.{{i}}."),
         Rule(f"{published}model.norm.weight", f"{ours}norm.weight"),
         Rule(f"{published}lm_head.weight", f"{ours}head.weight"),

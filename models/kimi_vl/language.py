@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.kimi_vl.config import TextConfig
+from models.layers.e4m3 import hold_in_e4m3
 from models.layers.fused import add_rms_norm
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
@@ -83,6 +84,10 @@ class LatentDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return gemm(hidden, self.head.weight)
+
+    def hold_in_e4m3(self) -> None:
+        """Its linear layers, before they have memory."""
+        hold_in_e4m3(self)
 
     def reorder_rotary_rows(self) -> None:
         """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, load_parameters, without_memory
+from models.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
 from models.kimi_vl.config import KimiVLConfig, load_config
 from models.kimi_vl.language import LatentDecoder, decoder_rules
 from models.kimi_vl.processor import ImageSettings, load_image_settings
@@ -25,11 +25,17 @@ class KimiVLModel(nn.Module):
 
 @torch.inference_mode()
 def load_model(
-    directory: Path, device: torch.device, dtype: torch.dtype, load_format: LoadFormat = "published"
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "published",
+    quantization: Quantization = "none",
 ) -> KimiVLModel:
     config = load_config(directory)
     with without_memory():
         model = KimiVLModel(config, load_image_settings(directory))
+        if quantization == "fp8":
+            model.decoder.hold_in_e4m3()
     load_parameters(
         model,
         directory,

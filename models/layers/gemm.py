@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.e4m3 import E4M3Weight, Weight
 from models.layers.fused import add_rms_norm, add_rms_norm_host, rms_norm, silu_mul
 from models.layers.op import op
 
@@ -29,10 +30,15 @@ def lay_out_for_host(module: nn.Module) -> None:
             layer.weight.data = layer.weight.data.T.contiguous().T
 
 
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """F.linear, of a weight in e4m3 with what it is multiplied out."""
+    return F.linear(x, weight.multiplied_out(x.dtype) if isinstance(weight, E4M3Weight) else weight, bias)
+
+
 @op(cuda="models.layers.kernels.gemm:gemm")
-def gemm(x: Normed, weight: Tensor, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
+def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
     """x [..., K] -> [..., N], with "silu_mul" [..., N / 2]."""
-    y = F.linear(x.normed() if isinstance(x, DeferredNorm) else x, weight, bias)
+    y = linear(x.normed() if isinstance(x, DeferredNorm) else x, weight, bias)
     match epilogue:
         case "silu_mul":
             return silu_mul.reference(y)
@@ -48,22 +54,22 @@ def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _gemm_add_norm_host(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    return add_rms_norm_host(F.linear(x, weight, bias), residual, norm_weight, eps)
+    return add_rms_norm_host(linear(x, weight, bias), residual, norm_weight, eps)
 
 
 @op(cuda="models.layers.kernels.gemm:gemm_add_norm", cpu=_gemm_add_norm_host)
 def gemm_add_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """(RMSNorm of the sum, the sum) of residual [..., N] and gemm(x, weight, bias)."""
-    return add_rms_norm.reference(F.linear(x, weight, bias), residual, norm_weight, eps)
+    return add_rms_norm.reference(linear(x, weight, bias), residual, norm_weight, eps)
 
 
 @op(cuda="models.layers.kernels.gemm:gemm_add_deferrable_norm", cpu=_gemm_add_norm_host)
 def gemm_add_deferrable_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Normed, Tensor]:
     """gemm_add_norm whose norm is read by `gemm` alone, so that its scale may wait."""
     return gemm_add_norm.reference(x, weight, bias, residual, norm_weight, eps)
@@ -72,7 +78,7 @@ def gemm_add_deferrable_norm(
 @op(cuda="models.layers.kernels.gemv:gemv")
 def gemv(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None = None,
     *,
     index: Tensor | None = None,
@@ -89,7 +95,8 @@ def gemv(
     """
     kind = out_dtype or x.dtype
     rows = rms_norm.reference(x, *norm) if norm is not None else x
-    rows, weight = rows.to(kind), weight.to(kind)
+    rows = rows.to(kind)
+    weight = weight.multiplied_out(kind) if isinstance(weight, E4M3Weight) else weight.to(kind)
     if index is None:
         out = F.linear(rows, weight)
     else:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.layers.attention import paged_decode_attention, paged_prefill_attention, varlen_attention
+from models.layers.e4m3 import E4M3Weight, Weight
 from models.layers.fused import rms_norm
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
@@ -48,6 +49,9 @@ class LatentAttention(nn.Module):
     """q [heads * (nope + rope), hidden_size]; kv_down [rank + rope, hidden_size]; kv_up [heads * (nope + value), rank]:
     the rows of a head lie together, nope before rope and keys before values. Rotary rows are in half-split order."""
 
+    sixteen_bit_layers = frozenset({"kv_up"})
+    """Decode rows multiply by its transpose, head by head."""
+
     def __init__(self, config: LatentAttentionConfig) -> None:
         super().__init__()
         self.config = config
@@ -78,7 +82,7 @@ class LatentAttention(nn.Module):
         if x.shape[0] > decodes:
             keys = rows[decodes:] if batch.context_slots is None else cache[batch.context_slots]
             outputs.append(self._prefill(q_nope[decodes:], q_rope[decodes:], keys, batch))
-        return self.out((outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(-2))
+        return gemm((outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(-2), self.out.weight)
 
     def _absorbed(self, q: Tensor, kv: Tensor, rotary: tuple[Tensor, Tensor], layer: int, batch: PagedBatch) -> Tensor:
         """q [n, heads, nope + rope] and kv [n, rank + rope], of decode rows alone or of chunks over pages -> [n, heads,
@@ -163,8 +167,12 @@ def rotate_and_cache_latent(
     cache.index_copy_(0, slot_mapping, rows)
 
 
-def half_split_rows(weight: Tensor, head_rows: int, rope_rows: int) -> None:
+def half_split_rows(weight: Weight, head_rows: int, rope_rows: int) -> None:
     """Reorder in place the last `rope_rows` of every `head_rows` rows from interleaved pairs to half-split order."""
+    if isinstance(weight, E4M3Weight):
+        for part in (weight.values.view(torch.uint8), weight.scale):
+            half_split_rows(part, head_rows, rope_rows)
+        return
     heads = weight.view(-1, head_rows, *weight.shape[1:])
     rope = heads[:, head_rows - rope_rows :]
     rope.copy_(torch.cat((rope[:, 0::2], rope[:, 1::2]), dim=1))

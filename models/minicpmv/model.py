@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, load_parameters, without_memory
+from models.checkpoint import LoadFormat, Quantization, load_parameters, without_memory
 from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.minicpmv.config import MiniCPMVConfig, load_config
 from models.minicpmv.encoder import MiniCPMVEncoder
@@ -26,11 +26,17 @@ class MiniCPMVModel(nn.Module):
 
 @torch.inference_mode()
 def load_model(
-    directory: Path, device: torch.device, dtype: torch.dtype, load_format: LoadFormat = "published"
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "published",
+    quantization: Quantization = "none",
 ) -> MiniCPMVModel:
     config = load_config(directory)
     with without_memory():
         model = MiniCPMVModel(config)
+        if quantization == "fp8":
+            model.decoder.hold_in_e4m3()
     decoder = model.decoder.config
     dropped = range(config.vision.num_layers, config.published_vision_layers)
     load_parameters(

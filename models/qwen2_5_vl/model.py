@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Rule, load_parameters, without_memory
+from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, without_memory
 from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.errors import CheckpointError
 from models.qwen2_5_vl.config import Qwen25VLConfig, load_config
@@ -26,7 +26,11 @@ class Qwen25VL(nn.Module):
 
 
 def load_model(
-    directory: Path, device: torch.device | str, dtype: torch.dtype, load_format: LoadFormat = "published"
+    directory: Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "published",
+    quantization: Quantization = "none",
 ) -> Qwen25VL:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     if dtype == torch.float16:
@@ -36,6 +40,8 @@ def load_model(
     decoder = DecoderConfig.from_published(config.shared.text, qkv_bias=True)
     with without_memory():
         model = Qwen25VL(config, decoder)
+        if quantization == "fp8":
+            model.decoder.hold_in_e4m3()
     load_parameters(
         model,
         directory,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Rule, load_parameters, without_memory
+from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, without_memory
 from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, load_config
 from models.qwen2_vl.vision import Qwen2VLEncoder
@@ -29,13 +29,19 @@ class Qwen2VL(nn.Module):
 
 
 def load_model(
-    directory: Path, device: torch.device | str, dtype: torch.dtype, load_format: LoadFormat = "published"
+    directory: Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "published",
+    quantization: Quantization = "none",
 ) -> Qwen2VL:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     decoder = DecoderConfig.from_published(config.text, qkv_bias=True)
     with without_memory():
         model = Qwen2VL(config, decoder)
+        if quantization == "fp8":
+            model.decoder.hold_in_e4m3()
     load_parameters(
         model,
         directory,

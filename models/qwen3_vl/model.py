@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Rule, load_parameters, without_memory
+from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, without_memory
 from models.decoder import CausalDecoder, DecoderConfig
 from models.layers.block import ExpertsConfig, block_rules
 from models.qwen3_vl.config import Qwen3VLConfig, TowerConfig, load_config
@@ -24,13 +24,19 @@ class Qwen3VL(nn.Module):
 
 
 def load_model(
-    directory: Path, device: torch.device | str, dtype: torch.dtype, load_format: LoadFormat = "published"
+    directory: Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    load_format: LoadFormat = "published",
+    quantization: Quantization = "none",
 ) -> Qwen3VL:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     decoder = decoder_config(config)
     with without_memory():
         model = Qwen3VL(config, decoder)
+        if quantization == "fp8":
+            model.decoder.hold_in_e4m3()
     load_parameters(
         model,
         directory,
@@ -83,6 +89,7 @@ def decoder_rules(config: DecoderConfig) -> list[Rule]:
     published, ours = "model.language_model.", "decoder."
     return [
         Rule(f"{published}embed_tokens.weight", f"{ours}embed_tokens.weight"),
+        Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", again=True),
         *block_rules(config.block, f"{published}layers.{{i}}.", f"{ours}layers.{{i}}."),
         Rule(f"{published}norm.weight", f"{ours}norm.weight"),
         Rule("lm_head.weight", f"{ours}head.weight"),

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.e4m3 import E4M3Weight, Weight
 from models.layers.gemm import Epilogue
+from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
-from models.layers.kernels.gemm_configs import config_for, fitted
+from models.layers.kernels.gemm_configs import config_for, default_split, e4m3_tile, fitted
 from models.layers.kernels.gemm_types import Kind, Tile, Variant
 from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
 from models.layers.kernels.norms import add_rms_norm, rms_norm
@@ -27,6 +29,8 @@ from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_
 BLOCK_K = 128
 _SMALL_WEIGHT = 8192 * 1024
 """The largest of VoxCPM2's local stacks: up to here 128 rows were measured, beyond it 64."""
+_MOST_STREAMED_E4M3 = 64
+"""Rows of 16 bits that a weight in e4m3 meets; more are in e4m3 themselves."""
 _VOCABULARY = 1 << 16
 """Outputs from which a layer is taken for a head over a vocabulary."""
 _MOST_VECTORS = 64
@@ -38,36 +42,51 @@ _NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
 class Way(NamedTuple):
     """How a GEMM is made: by which kernel, and with which tile (None: that of few rows) or measured variant."""
 
-    kernel: Literal["gemv", "tiled", "cublas"]
+    kernel: Literal["gemv", "tiled", "cublas", "eight_bit"]
     tile: Tile | None = None
     variant: Variant | None = None
 
 
-Rule = Callable[[Kind, Tensor, Tensor], Way | None]
+Rule = Callable[[Kind, Tensor, Weight], Way | None]
 """x [..., K] and weight [N, K] of a GEMM of this kind -> its way, None for the next rule to decide."""
 
 
-def one_vector(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
-    return Way("gemv") if is_vector(x) else None
+def one_vector(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    return Way("gemv") if is_vector(x) and e4m3.takes(weight) else None
 
 
-def measured(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+def measured(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     chosen = config_for(kind, x, weight)
     return Way("tiled", chosen.tile, chosen) if chosen else None
 
 
-def streamed(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+def streamed(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     return Way("tiled") if streams(x, weight) else None
 
 
-def streamed_alone(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+def streamed_alone(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """Without an epilogue to gain from, cuBLAS is faster at the larger weights (Qwen2-VL-7B's qkv)."""
     return Way("tiled") if weight.numel() <= _SMALL_WEIGHT and streams(x, weight) else None
 
 
-def vocabulary(kind: Kind, x: Tensor, weight: Tensor) -> Way | None:
+def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     tile = vocabulary_tile(x, weight)
     return Way("tiled", tile) if tile else None
+
+
+def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    """Few rows, as `streamed` of a weight of 16 bits."""
+    rows = x.numel() // x.shape[-1]
+    gated = kind == "silu_mul"
+    if not 0 < rows <= _MOST_STREAMED_E4M3 or not e4m3.takes(weight) or weight.shape[0] % (128 if gated else 64):
+        return None
+    return Way("tiled", e4m3_tile(rows, gated=gated))
+
+
+def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    """Many rows: activations in e4m3, too, where tensor cores multiply it."""
+    fits = x.dtype == torch.bfloat16 and e4m3.has_e4m3() and e4m3.takes(weight) and weight.shape[0] % 16 == 0
+    return Way("eight_bit") if fits and x.numel() else None
 
 
 RULES: Mapping[Kind, tuple[Rule, ...]] = {
@@ -78,30 +97,54 @@ RULES: Mapping[Kind, tuple[Rule, ...]] = {
 }
 
 
-def way_of(kind: Kind, x: Tensor, weight: Tensor) -> Way:
-    for rule in RULES[kind]:
+E4M3_RULES: tuple[Rule, ...] = (one_vector, measured, streamed_e4m3, eight_bit)
+"""Of a weight in e4m3; where none holds it is multiplied out."""
+
+
+def way_of(kind: Kind, x: Tensor, weight: Weight) -> Way:
+    for rule in E4M3_RULES if isinstance(weight, E4M3Weight) else RULES[kind]:
         if way := rule(kind, x, weight):
             return way
     return Way("cublas")
 
 
-def gemm(x: Normed, weight: Tensor, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
+def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
     """models.layers.gemm.gemm."""
     kind: Kind = epilogue or "plain"
     if isinstance(x, DeferredNorm):
-        chosen = config_for(kind, x.rows, weight)
-        return tiled_gemm(x, weight, bias, chosen.tile if chosen else None, epilogue)
+        chosen = config_for(kind, x.rows, weight) or _deferred_default(kind, x.rows, weight)
+        tile, narrow = (chosen.tile, chosen.eight_bit) if chosen else (None, False)
+        return tiled_gemm(x, weight, bias, tile, epilogue, eight_bit=narrow)
     way = way_of(kind, x, weight)
     if way.kernel == "gemv":
         return vector_gemm(x, weight, bias, silu_mul=epilogue == "silu_mul")
     if way.kernel == "tiled":
-        return tiled_gemm(x, weight, bias, way.tile, epilogue)
+        return tiled_gemm(x, weight, bias, way.tile, epilogue, eight_bit=_narrow(way))
     if epilogue == "quick_gelu":
         if bias is None:
             raise ValueError("gemm: the quick GELU's kernel needs a bias")
-        return add_quick_gelu(F.linear(x, weight), bias)
-    y = F.linear(x, weight, bias)
+        return add_quick_gelu(_product(way, x, weight), bias)
+    y = _product(way, x, weight, bias)
     return silu_mul(y) if epilogue == "silu_mul" else y
+
+
+def _product(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """x times a weight, and nothing else in the kernel."""
+    if not isinstance(weight, E4M3Weight):
+        return F.linear(x, weight, bias)
+    if way.kernel == "eight_bit":
+        return e4m3.eight_bit_gemm(x, weight, bias)
+    return F.linear(x, weight.multiplied_out(x.dtype), bias)
+
+
+def _deferred_default(kind: Kind, rows: Tensor, weight: Weight) -> Variant | None:
+    if not isinstance(weight, E4M3Weight):
+        return None
+    return Variant(e4m3_tile(rows.numel() // rows.shape[-1], gated=kind == "silu_mul"))
+
+
+def _narrow(way: Way) -> bool:
+    return way.variant is not None and way.variant.eight_bit
 
 
 def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -115,37 +158,42 @@ def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def gemm_add_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """models.layers.gemm.gemm_add_norm."""
     way = way_of("add_norm", x, weight)
     if way.kernel == "gemv":
         total = vector_gemm(x, weight, bias, residual=residual)
         return rms_norm(total, norm_weight, eps), total
-    if way.kernel == "cublas":
-        return add_rms_norm(F.linear(x, weight, bias), residual, norm_weight, eps)
+    after = residual, norm_weight, eps
+    if way.kernel in ("cublas", "eight_bit"):
+        return add_rms_norm(_product(way, x, weight, bias), *after)
     if way.variant is not None and way.variant.deferred:
-        _, total = gemm_add_deferred_norm(x, weight, bias, residual, norm_weight, eps, way.tile)
+        _, total = gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way))
         return rms_norm(total, norm_weight, eps), total
     split = way.variant.split if way.variant is not None else None
-    return split_gemm_add_norm(x, weight, bias, residual, norm_weight, eps, split=split, tile=way.tile)
+    if split is None and way.tile is not None:
+        split = default_split(weight.shape[0], weight.shape[1], way.tile.columns)
+    return split_gemm_add_norm(x, weight, bias, *after, split=split, tile=way.tile, eight_bit=_narrow(way))
 
 
 def gemm_add_deferrable_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Normed, Tensor]:
     """models.layers.gemm.gemm_add_deferrable_norm: deferred where that was measured to be faster."""
     way = way_of("add_norm", x, weight)
     if way.variant is not None and way.variant.deferred:
-        return gemm_add_deferred_norm(x, weight, bias, residual, norm_weight, eps, way.tile)
+        after = residual, norm_weight, eps
+        return gemm_add_deferred_norm(x, weight, bias, *after, way.tile, eight_bit=_narrow(way))
     return gemm_add_norm(x, weight, bias, residual, norm_weight, eps)
 
 
-def streams(x: Tensor, weight: Tensor) -> bool:
+def streams(x: Tensor, weight: Weight) -> bool:
     """Whether a stack of layers is faster with the kernels here than with cuBLAS (benchmarks/results/kernels)."""
     rows = x.numel() // x.shape[-1]
     return (
-        0 < rows <= (128 if weight.numel() <= _SMALL_WEIGHT else 64)
+        not isinstance(weight, E4M3Weight)
+        and 0 < rows <= (128 if weight.numel() <= _SMALL_WEIGHT else 64)
         and x.dtype in (torch.bfloat16, torch.float16)
         and weight.dtype == x.dtype
         and weight.stride(1) == 1
@@ -164,7 +212,7 @@ def streams_narrow(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def vocabulary_tile(x: Tensor, weight: Tensor) -> Tile | None:
+def vocabulary_tile(x: Tensor, weight: Weight) -> Tile | None:
     """For logits of few rows, which read hundreds of megabytes (benchmarks/results/kernels/heads.json): 8 rows of
     Qwen2-VL-2B take 157 us, with cuBLAS 170. None where cuBLAS is as fast or the tiles do not fit."""
     rows = x.numel() // x.shape[-1]

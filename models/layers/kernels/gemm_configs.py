@@ -15,6 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from models.layers.e4m3 import E4M3Weight, Weight
 from models.layers.kernels.gemm_table_sm90 import SM_90
 from models.layers.kernels.gemm_types import Kind, Shape, Table, Tile, Variant
 from models.layers.kernels.gpu import Gpu, current_gpu
@@ -55,13 +56,16 @@ def active() -> Table:
     return _tuned if _tuned is not None else table_of(current_gpu())
 
 
-def config_for(kind: Kind, x: Tensor, weight: Tensor) -> Variant | None:
+def config_for(kind: Kind, x: Tensor, weight: Weight) -> Variant | None:
     """The measured choice for x [..., K] times weight [N, K], None where the rules hold."""
-    if x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype or weight.stride(1) != 1:
+    e4m3 = isinstance(weight, E4M3Weight)
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    if not isinstance(weight, E4M3Weight) and (weight.dtype != x.dtype or weight.stride(1) != 1):
         return None
     outputs = weight.shape[0] // (2 if kind == "silu_mul" else 1)
     rows = x.numel() // x.shape[-1]
-    for choice in active().get(Shape(kind, weight.shape[1], outputs), ()):
+    for choice in active().get(Shape(kind, weight.shape[1], outputs, e4m3), ()):
         if choice.least <= rows <= choice.most:
             return choice.variant
     return None
@@ -104,8 +108,14 @@ def streaming_tile(rows: int, *, gated: bool = False) -> Tile:
     return fitted(Tile(64, 32, _DEPTH, stages=6) if rows <= 64 else Tile(128, 32, _DEPTH, stages=4), gated=gated)
 
 
-def default_split(width: int, inputs: int) -> int:
-    """Split-K partitions so that tiles of 32 columns fill the GPU about once."""
-    wanted = max(1, round(current_gpu().num_sms / (width // 32)))
+def e4m3_tile(rows: int, *, gated: bool = False) -> Tile:
+    """For few rows of a weight in e4m3, which is widened in registers: those are the tensor cores' first operand."""
+    least = min(64, max(16, 1 << (rows - 1).bit_length()))
+    return fitted(Tile(least, 64, _DEPTH, stages=4 if gated else 6, swap=True), gated=gated)
+
+
+def default_split(width: int, inputs: int, columns: int = 32) -> int:
+    """Split-K partitions so that tiles of `columns` fill the GPU about once."""
+    wanted = max(1, round(current_gpu().num_sms / (width // columns)))
     splits = [split for split in range(1, 9) if inputs % (split * _DEPTH) == 0]
     return min(splits, key=lambda split: (abs(split - wanted), split))

@@ -35,23 +35,26 @@ class Tile:
 @dataclass(frozen=True)
 class Variant:
     """A tile, and for "add_norm" how the norm is made: by the kernel that adds `split` split-K partitions, or
-    (`deferred`) by the next GEMM, which scales its rows."""
+    (`deferred`) by the next GEMM, which scales its rows. eight_bit: a weight in e4m3 meets activations in e4m3."""
 
     tile: Tile
     split: int = 1
     deferred: bool = False
+    eight_bit: bool = False
 
     def __str__(self) -> str:
-        return f"{self.tile}{f' split {self.split}' if self.split > 1 else ''}{' deferred' if self.deferred else ''}"
+        split = f" split {self.split}" if self.split > 1 else ""
+        return f"{self.tile}{split}{' deferred' * self.deferred}{' eight bits' * self.eight_bit}"
 
 
 @dataclass(frozen=True)
 class Shape:
-    """outputs: those of the result, half the weight's rows for "silu_mul"."""
+    """outputs: those of the result, half the weight's rows for "silu_mul". e4m3: the weight's dtype, else 16 bits."""
 
     kind: Kind
     inputs: int
     outputs: int
+    e4m3: bool = False
 
 
 @dataclass(frozen=True)

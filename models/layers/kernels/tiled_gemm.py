@@ -16,7 +16,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.e4m3 import GROUP, E4M3Weight, Weight
 from models.layers.gemm import Epilogue
+from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, narrow_halves, parts, quantise_rows
 from models.layers.kernels.gemm_configs import default_split, streaming_tile
 from models.layers.kernels.gemm_types import Tile
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
@@ -30,6 +32,8 @@ _ROW_TILES_TOGETHER = tl.constexpr(8)
 def _linear_kernel(
     x_source,
     weight_source,
+    scale_ptr,
+    row_scale_ptr,
     bias_ptr,
     residual_ptr,
     norm_ptr,
@@ -47,6 +51,9 @@ def _linear_kernel(
     SQUARES: tl.constexpr,
     PARTIAL: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    E4M3: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROW_SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -61,7 +68,9 @@ def _linear_kernel(
 
     SQUARES > 0: rows are scaled by the squares of their K inputs, [rows, SQUARES]. ACTIVATION "silu_mul": weight holds
     the rows of gate, then those of up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum
-    with the residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written.
+    with the residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written. E4M3: the
+    how the weight is widened where it is in e4m3, read in units of two. SCALED: it is in e4m3, times the factors of its
+    rows. ROW_SCALED: x is in e4m3, too, times the factors of its rows.
     """
     if ONE_ROW_TILE:
         first_row = 0
@@ -84,7 +93,32 @@ def _linear_kernel(
     if SWAP:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     acc_up = acc
-    if TMA:
+    if E4M3 != "":
+        UNITS: tl.constexpr = BLOCK_K // 2
+        KEEP: tl.constexpr = "evict_first" if ONE_ROW_TILE else ""
+        unit = tl.arange(0, UNITS)
+        if TMA:
+            for first in range(share * K_SHARE, share * K_SHARE + K_SHARE, BLOCK_K):
+                x_low = x_source.load([first_row, first])
+                x_high = x_source.load([first_row, first + HALF_GROUP])
+                gate = weight_source.load([first_column, first // 2]).T
+                acc = _accumulate_halves(x_low, x_high, gate, acc, E4M3, SWAP)
+                if ACTIVATION == "silu_mul":
+                    up = weight_source.load([N + first_column, first // 2]).T
+                    acc_up = _accumulate_halves(x_low, x_high, up, acc_up, E4M3, SWAP)
+        else:
+            x_rows = x_source + m[:, None] * stride_x + share * K_SHARE + low_inputs(unit)[None, :]
+            weight_rows = weight_source + n.to(tl.int64) * stride_weight + share * (K_SHARE // 2)
+            gate_rows = weight_rows[None, :] + unit[:, None]
+            for first in range(0, K_SHARE // 2, UNITS):
+                x_low = tl.load(x_rows + 2 * first, mask=x_here, other=0.0)
+                x_high = tl.load(x_rows + 2 * first + HALF_GROUP, mask=x_here, other=0.0)
+                gate = tl.load(gate_rows + first, eviction_policy=KEEP)
+                acc = _accumulate_halves(x_low, x_high, gate, acc, E4M3, SWAP)
+                if ACTIVATION == "silu_mul":
+                    up = tl.load(gate_rows + first + N * stride_weight, eviction_policy=KEEP)
+                    acc_up = _accumulate_halves(x_low, x_high, up, acc_up, E4M3, SWAP)
+    elif TMA:
         for first in range(share * K_SHARE, share * K_SHARE + K_SHARE, BLOCK_K):
             x = x_source.load([first_row, first])
             acc = _accumulate(x, weight_source.load([first_column, first]).T, acc, SWAP)
@@ -107,6 +141,14 @@ def _linear_kernel(
     if SWAP:
         acc = tl.trans(acc)
         acc_up = tl.trans(acc_up)
+    if SCALED:
+        acc *= tl.load(scale_ptr + n)[None, :]
+        if ACTIVATION == "silu_mul":
+            acc_up *= tl.load(scale_ptr + N + n)[None, :]
+    if ROW_SCALED:
+        row_scale = tl.load(row_scale_ptr + m, mask=m < rows, other=0.0)[:, None]
+        acc *= row_scale
+        acc_up *= row_scale
     if PARTIAL:
         out = out_ptr + (share * rows + m[:, None]).to(tl.int64) * N + n[None, :]
         tl.store(out, acc, mask=x_here)
@@ -146,21 +188,36 @@ def _accumulate(x, weight, acc, SWAP: tl.constexpr):
     return acc
 
 
+@triton.jit
+def _accumulate_halves(x_low, x_high, units, acc, E4M3: tl.constexpr, SWAP: tl.constexpr):
+    low, high = narrow_halves(units, x_low.dtype, E4M3)
+    acc = _accumulate(x_low, low, acc, SWAP)
+    return _accumulate(x_high, high, acc, SWAP)
+
+
 def tiled_gemm(
-    x: Normed, weight: Tensor, bias: Tensor | None = None, tile: Tile | None = None, epilogue: Epilogue = ""
+    x: Normed,
+    weight: Weight,
+    bias: Tensor | None = None,
+    tile: Tile | None = None,
+    epilogue: Epilogue = "",
+    *,
+    eight_bit: bool = False,
 ) -> Tensor:
-    """models.layers.gemm.gemm; tile: by default that of few rows. Rounded once but for "silu_mul", as its reference."""
-    before, x = (x, x.rows) if isinstance(x, DeferredNorm) else (None, x)
-    rows = _rows(x)
+    """models.layers.gemm.gemm; tile: by default that of few rows. Rounded once but for "silu_mul", as its reference.
+
+    eight_bit: x is quantised to e4m3 row by row, as the weight is already.
+    """
     columns = weight.shape[0] // (2 if epilogue == "silu_mul" else 1)
-    out = torch.empty((rows.shape[0], columns), device=rows.device, dtype=rows.dtype)
-    _launch(rows, weight, out, columns, tile, bias=bias, epilogue=epilogue, before=before)
-    return out.view(*x.shape[:-1], columns)
+    operand, shape, kind = _operand(x, eight_bit=eight_bit)
+    out = torch.empty((operand.rows.shape[0], columns), device=operand.rows.device, dtype=kind)
+    _launch(operand, weight, out, columns, tile, bias=bias, epilogue=epilogue)
+    return out.view(*shape[:-1], columns)
 
 
 def split_gemm_add_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,
@@ -168,34 +225,37 @@ def split_gemm_add_norm(
     *,
     split: int | None = None,
     tile: Tile | None = None,
+    eight_bit: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """models.layers.gemm.gemm_add_norm by split-K: the norm's kernel adds the `split` partial sums."""
-    rows = _rows(x)
+    operand, _, _ = _operand(x, eight_bit=eight_bit)
     width = weight.shape[0]
     split = split or default_split(width, weight.shape[1])
-    partial = torch.empty((split, rows.shape[0], width), device=x.device, dtype=torch.float32)
-    _launch(rows, weight, partial, width, tile, split=split)
+    partial = torch.empty((split, operand.rows.shape[0], width), device=x.device, dtype=torch.float32)
+    _launch(operand, weight, partial, width, tile, split=split)
     normed, total = sum_add_rms_norm(partial, bias, residual, norm_weight, eps)
     return normed.view(residual.shape), total.view(residual.shape)
 
 
 def gemm_add_deferred_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
     tile: Tile | None = None,
+    *,
+    eight_bit: bool = False,
 ) -> tuple[DeferredNorm, Tensor]:
     """models.layers.gemm.gemm_add_norm in one kernel, with the norm's scale left to the GEMMs that read it."""
-    rows = _rows(x)
-    width = weight.shape[0]
-    tile = tile or streaming_tile(rows.shape[0])
-    total, scaled = (torch.empty((rows.shape[0], width), device=x.device, dtype=x.dtype) for _ in range(2))
-    squares = torch.empty((rows.shape[0], width // tile.columns), device=x.device, dtype=torch.float32)
+    operand, _, kind = _operand(x, eight_bit=eight_bit)
+    rows, width = operand.rows.shape[0], weight.shape[0]
+    tile = tile or streaming_tile(rows)
+    total, scaled = (torch.empty((rows, width), device=x.device, dtype=kind) for _ in range(2))
+    squares = torch.empty((rows, width // tile.columns), device=x.device, dtype=torch.float32)
     add = AddNorm(residual.reshape(-1, width).contiguous(), norm_weight, scaled, squares)
-    _launch(rows, weight, total, width, tile, bias=bias, add=add)
+    _launch(operand, weight, total, width, tile, bias=bias, add=add)
     return DeferredNorm(scaled.view(residual.shape), squares, eps), total.view(residual.shape)
 
 
@@ -208,14 +268,31 @@ class AddNorm(NamedTuple):
     squares: Tensor
 
 
+class Operand(NamedTuple):
+    """x as a launch reads it: rows [n, K], in e4m3 with their factors [n, 1], or with a norm before them."""
+
+    rows: Tensor
+    row_scale: Tensor | None = None
+    before: DeferredNorm | None = None
+
+
+def _operand(x: Normed, *, eight_bit: bool) -> tuple[Operand, torch.Size, torch.dtype]:
+    """x's operand, shape and dtype."""
+    plain = x.rows if isinstance(x, DeferredNorm) else x
+    if eight_bit:
+        return Operand(*quantise_rows(x)), plain.shape, plain.dtype
+    before = x if isinstance(x, DeferredNorm) else None
+    return Operand(_rows(plain), before=before), plain.shape, plain.dtype
+
+
 def _rows(x: Tensor) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _launch(
-    x: Tensor,
-    weight: Tensor,
+    operand: Operand,
+    weight: Weight,
     out: Tensor,
     columns: int,
     tile: Tile | None,
@@ -223,9 +300,13 @@ def _launch(
     split: int = 1,
     bias: Tensor | None = None,
     epilogue: Epilogue = "",
-    before: DeferredNorm | None = None,
     add: AddNorm | None = None,
 ) -> None:
+    x, row_scale, before = operand
+    values, scale, form = parts(weight)
+    if row_scale is not None:
+        assert isinstance(weight, E4M3Weight)
+        values, form = weight.values, ""
     rows, inputs = x.shape
     if rows == 0:
         return
@@ -233,15 +314,20 @@ def _launch(
     if columns % tile.columns or inputs % (split * tile.depth):
         raise ValueError(f"linear: {columns} columns of {inputs} inputs are not whole tiles of {tile}, split {split}")
     row_tiles = triton.cdiv(rows, tile.rows)
-    sources: tuple[Any, Any] = (x, weight)
+    sources: tuple[Any, Any] = (x, values)
+    if form and tile.depth % GROUP or form and tile.tma and tile.depth != GROUP:
+        raise ValueError(f"linear: {tile} does not take {GROUP} inputs of a weight in e4m3 at a time")
     if tile.tma:
-        blocks = ([tile.rows, tile.depth], [tile.columns, tile.depth])
+        depth = tile.depth // 2 if form else tile.depth
+        blocks = ([tile.rows, depth], [tile.columns, depth])
         sources = tuple(TensorDescriptor.from_tensor(*pair) for pair in zip(sources, blocks, strict=True))
     squares = before.squares if before is not None else add.squares if add is not None else None
     launch(
         _linear_kernel,
         (columns // tile.columns * row_tiles, split),
         *sources,
+        scale if scale is not None else out,
+        row_scale if row_scale is not None else out,
         bias if bias is not None else x,
         add.residual if add is not None else x,
         add.norm_weight if add is not None else x,
@@ -250,7 +336,7 @@ def _launch(
         add.scaled if add is not None else out,
         rows,
         x.stride(0),
-        weight.stride(0),
+        values.stride(0),
         before.eps if before is not None else 0.0,
         N=columns,
         K=inputs,
@@ -259,6 +345,9 @@ def _launch(
         SQUARES=before.squares.shape[1] if before is not None else 0,
         PARTIAL=out.dtype == torch.float32,
         ACTIVATION=epilogue,
+        E4M3=form,
+        SCALED=scale is not None,
+        ROW_SCALED=row_scale is not None,
         BIAS=bias is not None,
         ADD=add is not None,
         BLOCK_M=tile.rows,
