@@ -18,6 +18,7 @@ from benchmarks import floors
 from benchmarks.full_size import captured, free, load, measure_each, show
 from benchmarks.record import Row, table
 from benchmarks.timing import host_milliseconds, milliseconds
+from models.checkpoint import Quantization
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.moe import MixtureOfExperts
 from models.protocol import Bucket, Decoder, Plan
@@ -43,7 +44,8 @@ def floor(decoder: Decoder, rows: int) -> float:
     chosen = {id(p): mixture.router.top_k for mixture in mixtures for p in mixture.experts.parameters()}
     num_bytes = 0.0
     for name, parameter in decoder.named_parameters():
-        if name == "embed_tokens.weight" and getattr(decoder, "head", None) is not None:
+        heads = (getattr(decoder, "head", None), getattr(decoder, "tied_head", None))
+        if name == "embed_tokens.weight" and any(head is not None for head in heads):
             continue
         share = 1.0
         if id(parameter) in chosen:
@@ -152,8 +154,8 @@ def measure_prefill(name: str, decoder: Decoder, tokens: int, device: torch.devi
     }
 
 
-def measure(name: str, directory: Path, device: torch.device) -> list[Row]:
-    decoder: Decoder = load(directory, device).decoder
+def measure(name: str, directory: Path, device: torch.device, quantization: Quantization = "none") -> list[Row]:
+    decoder: Decoder = load(directory, device, quantization=quantization).decoder
     rows = []
     for batch in BATCHES:
         rows.append(show(measure_decode(name, decoder, batch, GraphPool(device, POOL_BYTES))))

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.checkpoints import make
 from benchmarks.record import Row, table, write
+from models.checkpoint import Quantization
 from models.protocol import Bucket, Capturable
 from models.registry import family_of, resolve
 from service.engine.start import engine_stream
@@ -20,9 +21,15 @@ from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
 
-def load(directory: Path, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Any:
+def load(
+    directory: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    quantization: Quantization = "none",
+) -> Any:
     """ChatModel or SpeechModel of a directory, with random weights."""
-    return resolve(family_of(directory).model)(directory, device, dtype, "random")
+    options = {} if quantization == "none" else {"quantization": quantization}
+    return resolve(family_of(directory).model)(directory, device, dtype, "random", **options)
 
 
 def captured(

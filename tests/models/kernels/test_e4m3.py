@@ -1,0 +1,221 @@
+"""Weights in e4m3 in the GEMV and in tiles, against their multiplied-out values in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.layers import gemm as gemms
+from models.layers.e4m3 import E4M3Weight, fill_rows, ordered
+from models.layers.e4m3 import quantise_rows as quantise_rows_reference
+from models.layers.fused import add_rms_norm, rms_norm, silu_mul
+from models.layers.kernels import e4m3, gemm
+from models.layers.kernels.gemm_types import Tile
+from models.layers.kernels.gemv import Blocks, gemv
+from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
+from tests.models.kernels.checking import relative_error, replayed
+
+EPS = 1e-5
+LIMIT = 8e-3
+TILES = [
+    Tile(16, 64, 128, warps=4, stages=4, swap=True),
+    Tile(64, 64, 128, warps=4, stages=4, swap=True, tma=True),
+    Tile(64, 32, 256, warps=4, stages=3),
+    Tile(16, 16, 256, warps=4, stages=3),
+    Tile(128, 64, 128, warps=4, stages=3, swap=True),
+]
+SHAPES = [(2048, 1536), (1536, 1536), (1536, 8960), (4608, 3584), (3584, 18944)]
+"""Outputs and inputs of Qwen2-VL-2B's and 7B's layers."""
+
+
+def weight_of(device: torch.device, outputs: int, inputs: int) -> E4M3Weight:
+    """With a row of zeros and rows of very different sizes."""
+    drawn = torch.randn(outputs, inputs, device=device) * inputs**-0.5
+    drawn *= torch.logspace(-2, 1, outputs, device=device)[torch.randperm(outputs, device=device), None]
+    drawn[outputs // 2] = 0.0
+    with device:
+        weight = E4M3Weight(outputs, inputs)
+    fill_rows(drawn, weight.values, weight.scale, "drawn")
+    return weight
+
+
+class Operands:
+    def __init__(self, device: torch.device, rows: int, inputs: int = 256, width: int = 128) -> None:
+        # The interpreter has no bfloat16 arithmetic of its own; float16 takes the same paths.
+        kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+
+        def random(*shape: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(shape, device=device) * scale).to(kind)
+
+        self.x = random(rows, 2 * inputs)[:, inputs:]
+        self.gate_up, self.weight = weight_of(device, 2 * width, inputs), weight_of(device, width, inputs)
+        self.bias, self.residual, self.norm = random(width), random(rows, width, scale=3.0), random(width)
+        self.norm_before = random(inputs)
+
+    def product(self, weight: E4M3Weight) -> Tensor:
+        return self.x.double() @ weight.multiplied_out(torch.float64).T
+
+
+def test_every_value_is_widened_exactly(device: torch.device) -> None:
+    """All 254 finite values times 1, one for each output; the tensor cores add zeros."""
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    finite = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8, device=device)
+    with device:
+        weight = E4M3Weight(256, 256)
+    codes = torch.zeros(256, 256, dtype=torch.uint8, device=device)
+    places = torch.arange(254, device=device)
+    codes[places, places * 37 % 256] = finite
+    weight.values.copy_(codes.view(torch.float8_e4m3fn))
+    weight.scale.fill_(1.0)
+    expected = finite.view(torch.float8_e4m3fn).to(torch.float64).cpu()
+    ones = torch.ones(3, 256, dtype=kind, device=device)
+    for out in (
+        gemv(ones[:1], weight, out_dtype=torch.float32),
+        *(tiled_gemm(ones, weight, None, tile) for tile in TILES),
+    ):
+        assert torch.equal(out[0, :254].double().cpu(), expected)
+
+
+@pytest.mark.parametrize("blocks", [None, Blocks(4, 64), Blocks(16, 128, 8)], ids=str)
+def test_gemv(device: torch.device, blocks: Blocks | None) -> None:
+    given = Operands(device, 1)
+    out = replayed(
+        device,
+        lambda: gemv(
+            given.x,
+            given.weight,
+            given.bias,
+            norm=(given.norm_before, EPS),
+            residual=given.residual,
+            blocks=blocks,
+        ),
+    )
+    normed = rms_norm.reference(given.x.double(), given.norm_before.double(), EPS)
+    expected = normed @ given.weight.multiplied_out(torch.float64).T + given.bias.double() + given.residual.double()
+    assert relative_error(out, expected) < LIMIT
+    out = replayed(device, lambda: gemv(given.x, given.gate_up, silu_mul=True, blocks=blocks))
+    assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < LIMIT
+
+
+def test_gemv_of_chosen_experts(device: torch.device) -> None:
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    each = [weight_of(device, 64, 128) for _ in range(5)]
+    with device:
+        stack = E4M3Weight(5, 64, 128)
+    for place, weight in enumerate(each):
+        stack.values[place].copy_(weight.values)
+        stack.scale[place].copy_(weight.scale)
+    x = torch.randn(3, 128, device=device).to(kind)
+    index = torch.tensor([4, 0, 1, 1, 3, 4], device=device)
+    for silu in (False, True):
+        out = replayed(device, lambda silu=silu: gemv(x, stack, index=index, fan_out=2, silu_mul=silu))
+        wide = [each[int(e)].multiplied_out(torch.float64) @ x[i // 2].double() for i, e in enumerate(index)]
+        expected = torch.stack(wide)
+        assert relative_error(out, silu_mul.reference(expected) if silu else expected) < LIMIT
+
+
+@pytest.mark.parametrize("rows", [2, 16, 65, 129])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tiles_with_what_stands_behind(device: torch.device, rows: int, tile: Tile) -> None:
+    given = Operands(device, rows)
+    product = given.product(given.weight) + given.bias.double()
+    out = replayed(device, lambda: tiled_gemm(given.x, given.weight, given.bias, tile))
+    assert relative_error(out, product) < LIMIT
+    out = replayed(device, lambda: tiled_gemm(given.x, given.gate_up, None, tile, "silu_mul"))
+    assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < LIMIT
+    after = (given.residual.double(), given.norm.double(), EPS)
+    expected = add_rms_norm.reference(product, *after)
+    split = 1 if tile.depth > 128 else 2
+    normed, total = replayed(
+        device,
+        lambda: split_gemm_add_norm(
+            given.x, given.weight, given.bias, given.residual, given.norm, EPS, split=split, tile=tile
+        ),
+    )
+    assert relative_error(normed, expected[0]) < LIMIT
+    assert relative_error(total, expected[1]) < LIMIT
+    deferred, total = replayed(
+        device,
+        lambda: gemm_add_deferred_norm(
+            given.x, given.weight, given.bias, given.residual, given.norm, EPS, tile
+        ),
+    )
+    assert relative_error(deferred.normed(), expected[0]) < LIMIT
+    assert relative_error(total, expected[1]) < LIMIT
+
+
+@pytest.mark.parametrize("rows", [1, 7, 33])
+def test_padding_rows_do_not_leak(device: torch.device, rows: int) -> None:
+    """Rows of NaN and infinity behind the first: a row's result is its own."""
+    given = Operands(device, rows + 5)
+    clean = gemms.gemm.kernel(given.x, given.weight, given.bias)[:rows]
+    given.x[rows:] = torch.tensor(float("nan"))
+    given.x[-1] = torch.tensor(float("inf"))
+    poisoned = replayed(device, lambda: gemms.gemm.kernel(given.x, given.weight, given.bias))[:rows]
+    assert torch.equal(clean, poisoned)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(96, 64), (256, 40)])
+def test_shapes_that_no_kernel_takes_are_multiplied_out(device: torch.device, inputs: int, outputs: int) -> None:
+    given = Operands(device, 3, inputs, outputs)
+    out = gemms.gemm.kernel(given.x, given.weight, given.bias)
+    assert relative_error(out, given.product(given.weight) + given.bias.double()) < LIMIT
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64, 128, 384])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES, ids=str)
+def test_the_chosen_way_at_real_shapes(device: torch.device, rows: int, outputs: int, inputs: int) -> None:
+    """Replayed, in every bucket; more rows than are streamed are rounded to e4m3 themselves."""
+    given = Operands(device, rows, inputs, outputs)
+    eight_bit = gemm.way_of("plain", given.x, given.weight).kernel == "eight_bit"
+    limit = 4e-2 if eight_bit else LIMIT
+    product = given.product(given.weight) + given.bias.double()
+    out = replayed(device, lambda: gemms.gemm.kernel(given.x, given.weight, given.bias))
+    assert relative_error(out, product) < limit
+    eager = gemms.gemm.kernel(given.x, given.weight, given.bias)
+    assert torch.equal(out, eager)
+    out = replayed(device, lambda: gemms.gemm.kernel(given.x, given.gate_up, None, "silu_mul"))
+    assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < limit
+    normed, total = replayed(
+        device,
+        lambda: gemms.gemm_add_norm.kernel(given.x, given.weight, given.bias, given.residual, given.norm, EPS),
+    )
+    expected = add_rms_norm.reference(product, given.residual.double(), given.norm.double(), EPS)
+    assert relative_error(normed, expected[0]) < limit
+    assert relative_error(total, expected[1]) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 200])
+def test_rows_are_quantised_as_the_reference_does(device: torch.device, rows: int) -> None:
+    if not e4m3.has_e4m3():
+        pytest.skip("before compute capability 8.9 no kernel writes e4m3")
+    x = torch.randn(rows, 1536, device=device, dtype=torch.bfloat16) * 50
+    x[0] = 0.0
+    values, scale = replayed(device, lambda: e4m3.quantise_rows(x))
+    expected, factors = quantise_rows_reference(x)
+    assert torch.allclose(scale[:, 0], factors, rtol=1e-6, atol=0.0)
+    given = ordered(values).float() * scale
+    # A division and a multiplication by the inverse fall on both sides of a tie at times.
+    assert (given - ordered(expected).float() * factors[:, None]).abs().max() <= scale.max() * 32
+    assert relative_error(given, x) < 3e-2
+    assert (given[0] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [65, 128, 300])
+@pytest.mark.parametrize("tile", [Tile(64, 64, 128, 4, 4, tma=True), Tile(128, 128, 128, 8, 3, tma=True)], ids=str)
+def test_eight_bits_on_both_sides(device: torch.device, rows: int, tile: Tile) -> None:
+    if not e4m3.has_e4m3():
+        pytest.skip("tensor cores multiply e4m3 from compute capability 8.9 on")
+    given = Operands(device, rows, 1536, 512)
+    values, scale = e4m3.quantise_rows(given.x)
+    x = ordered(values).double() * scale.double()
+    expected = x @ given.weight.multiplied_out(torch.float64).T + given.bias.double()
+    for out in (
+        replayed(device, lambda: tiled_gemm(given.x, given.weight, given.bias, tile, eight_bit=True)),
+        replayed(device, lambda: e4m3.eight_bit_gemm(given.x, given.weight, given.bias)),
+    ):
+        assert relative_error(out, expected) < LIMIT
