@@ -186,7 +186,9 @@ def fill_random(module: nn.Module, seed: int) -> None:
         if generator is None:
             generator = generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
         if factors is not None:
-            for values, scale in zip(*(_stack(part, 2 - k) for k, part in enumerate((parameter, factors))), strict=True):
+            for values, scale in zip(
+                *(_stack(part, 2 - k) for k, part in enumerate((parameter, factors))), strict=True
+            ):
                 drawn = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
                 drawn.normal_(0.0, values.shape[-1] ** -0.5, generator=generator)
                 fill_rows(drawn, values, scale, name)

@@ -79,7 +79,11 @@ def _around(part: Part, rows: int, *, eight_bit: bool) -> Run:
     def run(index: int) -> object:
         weight = given.weights[index % len(given.weights)]
         assert isinstance(weight, E4M3Weight)
-        y = e4m3.eight_bit_gemm(given.x, weight) if eight_bit else F.linear(given.x, weight.multiplied_out(given.x.dtype))
+        y = (
+            e4m3.eight_bit_gemm(given.x, weight)
+            if eight_bit
+            else F.linear(given.x, weight.multiplied_out(given.x.dtype))
+        )
         if part.kind == "silu_mul":
             return silu_mul(y)
         return add_rms_norm(y, given.residual, given.norm, EPS) if part.kind == "add_norm" else y
@@ -163,6 +167,3 @@ def _of(shape: str, model: str, part: Part, rows: int) -> Iterator[Case]:
     if rows >= 64:
         yield case("scaled_mm", lambda: _around(part, rows, eight_bit=True))
         yield case("multiplied out", lambda: _around(part, rows, eight_bit=False))
-
-
-

@@ -1,7 +1,7 @@
 """Weights in e4m3, 8 bits each, with one factor for each output (channel) of their linear layer.
 
 A weight is made at load, from any dtype: factor = largest magnitude of its row / 448, value = nearest e4m3 of weight /
-factor, ties to even. A value is off by at most 1/16 of itself, or by half of e4m3's least step, 2^-10, times the factor.
+factor, ties to even. A value is off by 1/16 of itself, or by half of e4m3's least step, 2^-10, times the factor.
 
 In memory, inputs j and j + 64 of every 128 lie side by side. A kernel reads both as one 16-bit unit, as it reads a
 bfloat16, and has of a tile of units two tiles of weights, each of consecutive inputs.
@@ -98,7 +98,7 @@ def ordered(values: Tensor) -> Tensor:
 
 
 def widened(values: Tensor) -> Tensor:
-    """e4m3 -> float16, which holds every value of it. By bits: torch's own conversion takes a CPU seven times longer."""
+    """e4m3 -> float16, which holds every value of it. By bits: torch itself takes seven times longer on a CPU."""
     if not values.is_cpu:
         return values.to(torch.float16)
     bits = values.contiguous().view(torch.int8).to(torch.int16)

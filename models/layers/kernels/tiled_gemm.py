@@ -93,9 +93,10 @@ def _linear_kernel(
     if SWAP:
         acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     acc_up = acc
+    # Weights of one row tile are read once; several row tiles share them.
+    KEEP: tl.constexpr = "evict_first" if ONE_ROW_TILE else ""
     if E4M3 != "":
         UNITS: tl.constexpr = BLOCK_K // 2
-        KEEP: tl.constexpr = "evict_first" if ONE_ROW_TILE else ""
         unit = tl.arange(0, UNITS)
         if TMA:
             for first in range(share * K_SHARE, share * K_SHARE + K_SHARE, BLOCK_K):
@@ -125,8 +126,6 @@ def _linear_kernel(
             if ACTIVATION == "silu_mul":
                 acc_up = _accumulate(x, weight_source.load([N + first_column, first]).T, acc_up, SWAP)
     else:
-        # Weights of one row tile are read once; several row tiles share them.
-        KEEP: tl.constexpr = "evict_first" if ONE_ROW_TILE else ""
         k = tl.arange(0, BLOCK_K)
         x_rows = x_source + m[:, None] * stride_x + share * K_SHARE + k[None, :]
         weight_rows = weight_source + n.to(tl.int64) * stride_weight + share * K_SHARE
@@ -315,7 +314,7 @@ def _launch(
         raise ValueError(f"linear: {columns} columns of {inputs} inputs are not whole tiles of {tile}, split {split}")
     row_tiles = triton.cdiv(rows, tile.rows)
     sources: tuple[Any, Any] = (x, values)
-    if form and tile.depth % GROUP or form and tile.tma and tile.depth != GROUP:
+    if (form and tile.depth % GROUP) or (form and tile.tma and tile.depth != GROUP):
         raise ValueError(f"linear: {tile} does not take {GROUP} inputs of a weight in e4m3 at a time")
     if tile.tma:
         depth = tile.depth // 2 if form else tile.depth

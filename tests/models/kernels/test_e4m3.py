@@ -137,9 +137,7 @@ def test_tiles_with_what_stands_behind(device: torch.device, rows: int, tile: Ti
     assert relative_error(total, expected[1]) < LIMIT
     deferred, total = replayed(
         device,
-        lambda: gemm_add_deferred_norm(
-            given.x, given.weight, given.bias, given.residual, given.norm, EPS, tile
-        ),
+        lambda: gemm_add_deferred_norm(given.x, given.weight, given.bias, given.residual, given.norm, EPS, tile),
     )
     assert relative_error(deferred.normed(), expected[0]) < LIMIT
     assert relative_error(total, expected[1]) < LIMIT
