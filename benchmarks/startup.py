@@ -41,6 +41,7 @@ def measure(flags: list[str], kernels: Path) -> Row:
             "captured_s": server.ready_seconds + last - began,
             "load_s": server.metric("reprise_model_load_duration_seconds_sum"),
             "capture_s": server.metric("reprise_graph_capture_duration_seconds_sum"),
+            "phases_s": server.samples("reprise_start_phase_seconds", "phase"),
             "captures_at_ready": at_ready,
             "captures": server.captures(),
             "graph_bytes": server.metric("reprise_graph_bytes"),
@@ -81,6 +82,7 @@ def wake(flags: list[str], kernels: Path, model: str, side: int) -> Row:
             "gpu_used_bytes": {"awake": awake_bytes, "asleep": asleep_bytes},
             "first_s": answer.first,
             "captured_s": server.wait_for_captures() - began,
+            "phases_s": server.samples("reprise_start_phase_seconds", "phase"),
             "waking_s": server.metric("reprise_engine_wake_duration_seconds_sum"),
         }
 
