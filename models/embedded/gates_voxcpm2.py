@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.embedded.voices import training
 from models.embedded.voices.codec import Codec
 from models.embedded.voices.config import AUDIO_START, CONFIG, REFERENCE_END, REFERENCE_START, tokens
 from models.embedded.voices.corpus import Listener, Spoken, prepare
@@ -180,8 +181,7 @@ class Source:
 
 
 def run(options: argparse.Namespace) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    judge = load(None if options.natural else options.lm, options.codec, options.recogniser, device)
+    judge = load(None if options.natural else options.lm, options.codec, options.recogniser, training.device())
     source, other = Source(judge, options), dictionary(options.words)
     results: dict[str, object] = {}
     if options.checkpoint:

@@ -192,9 +192,8 @@ async def prepare(
     sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, settings.pcm_sample_rate)
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
     speed = 1.0 if options.speed is None else options.speed
-    StreamingEncoder(
-        name, processor.sample_rate, sample_rate, speed
-    )  # InputError for a rate or speed that the format cannot have
+    # InputError for a rate or speed that the format cannot have.
+    await context.encoders.prepare(StreamingEncoder(name, processor.sample_rate, sample_rate, speed))
     return SpeechJob(
         id=f"speech-{secrets.token_hex(16)}",
         model=model,
