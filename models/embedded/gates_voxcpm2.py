@@ -223,6 +223,10 @@ def generate(
             report(f"{kind} {mode} {seed}", score(done).as_json())
             for take in done[: options.show] if seed == options.first_seed else []:
                 print(f"  {take.spoken} | {take.heard}", flush=True)
+            for take in done:
+                if take.repeats_or_skips:
+                    lengths = f"{take.patches} patches, {take.natural_patches} in natural speech"
+                    print(f"  a run of words, seed {seed}: {take.spoken} | {take.heard} | {lengths}", flush=True)
 
 
 def main() -> None:
