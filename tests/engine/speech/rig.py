@@ -51,6 +51,9 @@ class WorkerRig:
         device: str = "cpu",
         capture_all: bool = False,
         solver_steps: tuple[int, ...] = (),
+        lora_voices: str = "",
+        lora_slots: int = 32,
+        lora_rank: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = EngineConfig(
@@ -63,6 +66,9 @@ class WorkerRig:
             max_step_tokens=step_tokens,
             graphs=graphs,
             solver_steps=solver_steps,
+            lora_voices=lora_voices,
+            lora_slots=lora_slots,
+            lora_rank=lora_rank,
         )
         where = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
