@@ -62,9 +62,7 @@ def survey(folder: Path, places: Mapping[str, LoraPlace]) -> LoraFile:
     return LoraFile(folder.name, weights, rank, alpha / rank, frozenset(groups))
 
 
-def layout_of(
-    files: Sequence[LoraFile], places: Mapping[str, LoraPlace], rank: int | None = None
-) -> LoraLayout:
+def layout_of(files: Sequence[LoraFile], places: Mapping[str, LoraPlace], rank: int | None = None) -> LoraLayout:
     """A slot that holds any of these adapters. rank: the most that one may have, by default that of the largest.
     CheckpointError for an adapter of a larger rank."""
     largest = max(files, key=lambda file: file.rank)

@@ -181,9 +181,7 @@ class VoxCPM2Network(nn.Module):
             return encoded.new_empty((0, self.enc_to_lm_proj.out_features))
         return project(self.enc_to_lm_proj, encoded)
 
-    def embed_encoder_tokens(
-        self, tokens: Tensor, normed: Tensor | None = None, lora: Lora | None = None
-    ) -> Tensor:
+    def embed_encoder_tokens(self, tokens: Tensor, normed: Tensor | None = None, lora: Lora | None = None) -> Tensor:
         """LocEnc's tokens of patches [n, 1 + P, h] -> [n, H]. normed: as LocalEncoder takes it."""
         return self._project("enc_to_lm_proj", self.feat_encoder(tokens, normed), lora)
 

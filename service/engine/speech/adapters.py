@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.protocol import SpeechModel
 from models.lora import LoraBank, LoraLayout
-from models.lora_folders import adapter_folders
 from models.lora_files import LoraFile, layout_of, read, survey
+from models.lora_folders import adapter_folders
+from models.protocol import SpeechModel
 from service.link.config import EngineConfig
 
 

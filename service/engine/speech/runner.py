@@ -21,9 +21,9 @@ from models.layers.kv_cache import PagedBatch
 from models.protocol import RESULT_FLAGS, Bucket, Plan, SpeechModel
 from service.engine.faults import prefill_errors
 from service.engine.readback import Readback
+from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import Kind
-from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.plans import (
     adapter_slots_of,
     pages_for,
@@ -40,6 +40,7 @@ from service.engine.worker import WorkerContext
 from service.graphs.buffers import upload
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
+
 
 @dataclass(frozen=True, eq=False)
 class Timing:
@@ -82,7 +83,8 @@ class Outcome:
 class SpeechRunner:
     """Owns caches, slot state and captured graphs of one speech model.
 
-    decode, tail: by number of solver steps, without adapters. What runs them before there are requests is in scratch.py.
+    decode, tail: by number of solver steps, without adapters. What runs them before there are requests is in
+    scratch.py.
     """
 
     def __init__(

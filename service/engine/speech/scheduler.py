@@ -75,7 +75,9 @@ class Refusal:
 class SpeechScheduler:
     """Holds every stream of one model from submission to release. forecast: of the same model and limits."""
 
-    def __init__(self, policy: Policy, forecast: Forecast, pages: PagePool, adapters: AdapterSlots | None = None) -> None:
+    def __init__(
+        self, policy: Policy, forecast: Forecast, pages: PagePool, adapters: AdapterSlots | None = None
+    ) -> None:
         self.policy = policy
         self.forecast = forecast
         self._pages = pages

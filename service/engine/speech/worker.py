@@ -135,9 +135,7 @@ class SpeechWorker:
         )
         self._scheduler = SpeechScheduler(policy, self._forecast, self._pages, self._runner.adapters)
         names = () if self._adapters is None else self._adapters.files
-        self._requests = SpeechRequests(
-            self.name, self._processor, self._model, self._scheduler, self._context, names
-        )
+        self._requests = SpeechRequests(self.name, self._processor, self._model, self._scheduler, self._context, names)
 
     def _make_runner(self, num_pages: int) -> SpeechRunner:
         return SpeechRunner(

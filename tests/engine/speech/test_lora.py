@@ -85,9 +85,7 @@ def merged_alone(device: str) -> dict[str, Heard]:
         rig = WorkerRig(model, golden.processor(), graphs=False, device=device)
         for one in requests():
             if one.adapter == name:
-                plain = request(
-                    one.request_id, *one.segments, seed=one.seed, solver_steps=one.solver_steps
-                )
+                plain = request(one.request_id, *one.segments, seed=one.seed, solver_steps=one.solver_steps)
                 heard[one.request_id] = rig.alone(plain)
     return heard
 
@@ -104,7 +102,9 @@ def assert_same(got: Heard, wanted: Heard) -> None:
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "replayed"])
 @pytest.mark.parametrize(
-    ("expected", "device"), [pytest.param(*param.values * 2, marks=param.marks) for param in DEVICES], indirect=["expected"]
+    ("expected", "device"),
+    [pytest.param(*param.values * 2, marks=param.marks) for param in DEVICES],
+    indirect=["expected"],
 )
 @pytest.mark.parametrize("slots", [2, 3])
 def test_mixed_batches_sound_like_merged_weights_alone(
@@ -249,7 +249,10 @@ A = "base_lm.layers.0.self_attn.q_proj.lora_A"
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({A: torch.zeros(16, 7)}, rf"bad/lora_weights.safetensors: {A} has shape \[16, 7\], this model needs \[16, 64\]"),
+        (
+            {A: torch.zeros(16, 7)},
+            rf"bad/lora_weights.safetensors: {A} has shape \[16, 7\], this model needs \[16, 64\]",
+        ),
         ({A: None}, r"q_proj.lora_B is there and .*q_proj.lora_A is missing"),
         ({"base_lm.layers.0.mlp.up_proj.lora_A": torch.zeros(16, 64)}, r"mlp.up_proj.lora_A is no adapter of a layer"),
         ({"base_lm.layers.77.self_attn.q_proj.lora_A": torch.zeros(16, 64)}, "layers.77.* is no adapter of a layer"),
