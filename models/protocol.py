@@ -152,8 +152,8 @@ class SpeechModel(Protocol):
     """Networks with several rows for each stream of a step; their GEMMs are tuned for more rows than the backbone's."""
 
     def lora_places(self) -> Mapping[str, LoraPlace]:
-        """What adapters may change. The steps below take a `bank` of them, and with it the buffers lora_slots, lora_order
-        and lora_tiles (models.layers.lora.LoraRows), with one unit a row or prompt position."""
+        """What adapters may change. The steps below take a `bank` of them, and with it the buffers lora_slots,
+        lora_order and lora_tiles (models.layers.lora.LoraRows), with one unit a row or prompt position."""
         ...
 
     def cache_specs(self) -> list[CacheSpec]: ...

@@ -190,7 +190,7 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
         SECOND=edges[0],
         THIRD=edges[1],
         BLOCK_N=block_n,
-        num_warps=4,
+        num_warps=4 if rank < 64 else 8,
         **tile,
     )
     return y

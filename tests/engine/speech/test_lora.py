@@ -290,7 +290,7 @@ def test_files_that_are_missing_or_pickled_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"lora_weights.ckpt: pickled weights are not read; convert them to"):
         start(tmp_path)
     weights.with_suffix(".ckpt").unlink()
-    with pytest.raises(CheckpointError, match="bad has no lora_weights.safetensors"):
+    with pytest.raises(CheckpointError, match="bad has no lora_weights"):
         start(tmp_path)
     with pytest.raises(CheckpointError, match="cannot be read"):
         start(tmp_path / "nowhere")
