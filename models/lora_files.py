@@ -62,14 +62,10 @@ def survey(folder: Path, places: Mapping[str, LoraPlace]) -> LoraFile:
     return LoraFile(folder.name, weights, rank, alpha / rank, frozenset(groups))
 
 
-def layout_of(files: Sequence[LoraFile], places: Mapping[str, LoraPlace], rank: int | None = None) -> LoraLayout:
-    """A slot that holds any of these adapters. rank: the most that one may have, by default that of the largest.
-    CheckpointError for an adapter of a larger rank."""
-    largest = max(files, key=lambda file: file.rank)
-    if rank is not None and largest.rank > rank:
-        raise CheckpointError(f"{largest.weights}: rank {largest.rank} is over lora_rank {rank}")
-    filled = max(LEAST_RANK, 1 << (max(rank or 0, largest.rank) - 1).bit_length())
-    return LoraLayout(places, {group for file in files for group in file.groups}, filled)
+def layout_of(files: Sequence[LoraFile], places: Mapping[str, LoraPlace]) -> LoraLayout:
+    """A slot that holds any of these adapters: as wide as the largest, and with the places that any of them changes."""
+    rank = max(LEAST_RANK, *(file.rank for file in files))
+    return LoraLayout(places, {group for file in files for group in file.groups}, 1 << (rank - 1).bit_length())
 
 
 def read(file: LoraFile, layout: LoraLayout, dtype: torch.dtype) -> torch.Tensor:

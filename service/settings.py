@@ -257,17 +257,9 @@ class Settings(BaseSettings):
         "Built-in voices that are made after the start, while nothing is asked, rather than when first asked for.",
     )
     lora_voices: Path | None = _knob(
-        None,
-        "Speech",
-        "Directory of LoRA adapters, one in each folder, as VoxCPM's fine-tuning writes them: each is a voice of its "
-        "folder's name.",
+        None, "Speech", "Directory of LoRA adapters in VoxCPM's format, a folder each, whose name is the voice's."
     )
-    lora_slots: int = _knob(
-        32, "Speech", "Adapters on the GPU at a time; others wait there until one is free.", ge=1, le=256
-    )
-    lora_rank: int | None = _knob(
-        None, "Speech", "Largest rank of an adapter, which sizes the slots; default: that of the largest.", ge=1, le=256
-    )
+    lora_slots: int = _knob(32, "Speech", "Adapters on the GPU at a time; others wait for a slot.", ge=1, le=256)
     speech_retries: int = _knob(
         3,
         "Speech",

@@ -84,8 +84,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Directory of adapters, one in each folder; empty: none."""
     lora_slots: int = 32
     """Adapters that are on the device at a time."""
-    lora_rank: int | None = None
-    """Most that an adapter may have; None: that of the largest."""
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
 

@@ -28,7 +28,8 @@ def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str])
         key = name_key(folder.name)
         if not NAME.fullmatch(folder.name) or ID.fullmatch(key):
             raise SettingsError(
-                f"lora_voices: {folder.name!r} cannot be a voice's name: 1 to 64 letters, digits, spaces or any of . - '"
+                f"lora_voices: {folder.name!r} cannot be a voice's name, which is 1 to 64 letters, digits, spaces or "
+                "any of . - '"
             )
         if key in reserved:
             raise SettingsError(f"lora_voices: {folder.name!r} is the name of a built-in voice")

@@ -304,8 +304,8 @@ def _voice_name(options: SpeechOptions) -> str:
 
 
 def find_voice(context: ServerContext, name: str, model: HostedModel | None) -> Voice | Adapter | str:
-    """An uploaded voice, an adapter, or the name of a built-in one. model: that is to speak in it, where that is known. ApiError
-    404 for an unknown voice, 400 for one of another model."""
+    """An uploaded voice, an adapter, or the name of a built-in one. model: that is to speak in it, where that is known.
+    ApiError 404 for an unknown voice, 400 for one of another model."""
     key = name_key(name) if len(name) <= LONGEST_NAME else ""
     if key == DEFAULT_VOICE or key in OPENAI_VOICES:
         return key

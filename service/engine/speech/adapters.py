@@ -72,9 +72,7 @@ class AdapterFiles:
         self.files: dict[str, LoraFile] = {
             folder.name: survey(folder, places) for folder in adapter_folders(Path(config.lora_voices))
         }
-        self.layout: LoraLayout | None = (
-            layout_of(list(self.files.values()), places, config.lora_rank) if self.files else None
-        )
+        self.layout: LoraLayout | None = layout_of(list(self.files.values()), places) if self.files else None
         self.num_slots = min(config.lora_slots, len(self.files))
         self._host: dict[str, Tensor] = {}
 

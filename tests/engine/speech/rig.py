@@ -53,7 +53,6 @@ class WorkerRig:
         solver_steps: tuple[int, ...] = (),
         lora_voices: str = "",
         lora_slots: int = 32,
-        lora_rank: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = EngineConfig(
@@ -68,7 +67,6 @@ class WorkerRig:
             solver_steps=solver_steps,
             lora_voices=lora_voices,
             lora_slots=lora_slots,
-            lora_rank=lora_rank,
         )
         where = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype
