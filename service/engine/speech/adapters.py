@@ -24,7 +24,6 @@ class AdapterSlots:
 
     def __init__(self, num_slots: int, load: Callable[[str, int], None]) -> None:
         self.num_slots = num_slots
-        self.loads = 0
         self._load = load
         self._resident: OrderedDict[str, int] = OrderedDict()
         self._free = list(range(num_slots - 1, -1, -1))
@@ -45,7 +44,6 @@ class AdapterSlots:
         if slot is None:
             slot = self._free.pop() if self._free else self._evict()
             self._load(name, slot)
-            self.loads += 1
             self._resident[name] = slot
         self._resident.move_to_end(name)
         self._used[name] += 1
@@ -92,10 +90,13 @@ class AdapterFiles:
         """New slots; None where there are no adapters."""
         return None if self.layout is None else LoraBank(self.layout, self.num_slots, device, dtype)
 
-    def slots(self, bank: LoraBank | None) -> AdapterSlots:
+    def slots(self, bank: LoraBank | None, loaded: Callable[[], None]) -> AdapterSlots:
+        """loaded: is told of each adapter that is copied to the device."""
+
         def load(name: str, slot: int) -> None:
             assert bank is not None
             # On the stream of the steps: those launched before read what was there, those after what comes.
             bank.table[slot].copy_(self._host[name], non_blocking=True)
+            loaded()
 
         return AdapterSlots(self.num_slots, load)

@@ -115,7 +115,9 @@ class SpeechRunner:
         """The codec's streaming state before the current segment, of later segments that may be drawn again."""
         self._codec_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.bank = None if adapters is None else adapters.bank(context.device, context.dtype)
-        self.adapters = AdapterSlots(0, _no_adapter) if adapters is None else adapters.slots(self.bank)
+        self.adapters = (
+            AdapterSlots(0, _no_adapter) if adapters is None else adapters.slots(self.bank, self._count_load)
+        )
         make = partial(Steps, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
         self._plain = make()
         self._adapted = None if self.bank is None else make(bank=self.bank)
@@ -148,6 +150,9 @@ class SpeechRunner:
     def variants(self) -> list[Steps]:
         """Steps without adapters, and with them where there are any."""
         return [self._plain] if self._adapted is None else [self._plain, self._adapted]
+
+    def _count_load(self) -> None:
+        self._context.observations.count("lora_loads_total", model=self._name)
 
     def _steps_of(self, slots: np.ndarray) -> Steps:
         """slots: of the adapters, -1 for none. Rows without one run with the others where any has one."""
