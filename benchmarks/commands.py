@@ -64,6 +64,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("tokens that a grammar forces", "forced_tokens", "python -m benchmarks.forced_tokens"),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
+    Command("decode steps of rows with adapters beside those without", "lora", "python -m benchmarks.lora"),
     Command(
         "what the codec's precisions leave of the signal", "codec_precision", "python -m benchmarks.codec_precision"
     ),
