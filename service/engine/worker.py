@@ -73,8 +73,7 @@ class WorkerContext:
 
 
 class ModelWorker(Protocol):
-    """One hosted model. Made of (name, processor, model, context) by what service.engine.start.WORKERS
-    names for its kind."""
+    """One hosted model. Made by create_worker(name, processor, model, context) of its kind's module."""
 
     name: str
     """The model name that requests carry."""

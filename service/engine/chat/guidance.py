@@ -134,12 +134,8 @@ class Guidance:
         """Begins to compute the masks of a step. sequences: its rows; unread: tokens of each that were sampled and have
         not been read."""
         wanted = {
-            # Tokens are copied: the engine's thread may read more of them. The matcher may be ahead of what was read.
-            row: Wanted(
-                guide,
-                sequence.generated[guide.num_consumed :],
-                places[max(0, guide.num_consumed - len(sequence.generated)) :],
-            )
+            # Tokens are copied: the engine's thread may read more of them.
+            row: Wanted(guide, sequence.generated[guide.num_consumed :], places)
             for row, (sequence, places) in enumerate(zip(sequences, unread, strict=True))
             if (guide := sequence.guide) is not None
         }

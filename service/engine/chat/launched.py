@@ -119,10 +119,9 @@ class InFlight:
                     places.setdefault(sequence, []).append((step.readback, row))
         return [places.get(sequence, ()) for sequence in sequences]
 
-    def num_holding(self, readbacks: Sequence[Readback]) -> int:
-        """Launches up to the last one that has one of these."""
-        places = (place for place, step in enumerate(self._steps, 1) if step.readback in readbacks)
-        return max(places, default=0)
+    def holds(self, readbacks: Sequence[Readback]) -> bool:
+        """A launch with one of these has not been read."""
+        return any(step.readback is readback for step in self._steps for readback in readbacks)
 
     def add(self, step: InFlightStep) -> None:
         self._steps.append(step)

@@ -1,8 +1,7 @@
 """The worker of a chat model: from requests to tokens.
 
 A tick launches an encoder pass or a step. While it runs, the results of the launch before it are read. Where a row of
-the step is guided its sampling is held until a thread has computed masks from those results; they are read behind the
-next launch.
+the step is guided its sampling is held until a thread has computed masks from those results; they are read behind it.
 """
 
 from __future__ import annotations
@@ -69,11 +68,10 @@ class ChatWorker:
         self._encoded_last = False
         self._chunks_put_off = False
         """The last step had decode rows alone, because the gap between their tokens had no room for chunks."""
-        self._outbox = Outbox()
-        self._reads_late = context.device.type == "cuda"
-        """Tokens before a guided step are read behind the next launch: meanwhile the GPU would have nothing to do."""
-        self._unsettled: tuple[InFlightStep, MaskJob] | None = None
-        """The guided step before which there are tokens to be read."""
+        self._outbox = Outbox(keeps=context.device.type == "cuda")
+        self._just_sampled = False  # A held step, since the last `collect`.
+
+    # Start
 
     def measure(self) -> MemoryRequirements:
         return self._runner.measure().beside(self._vision.measure())
@@ -98,6 +96,8 @@ class ChatWorker:
         self._runner.warm_up()
         self._vision.warm_up()
         self._runner.start_pacing(self._pacing, self._vision.runner)
+
+    # Commands
 
     def submit(self, request: Request) -> None:
         assert isinstance(request, ChatRequest), "speech was sent to a chat model"
@@ -124,9 +124,10 @@ class ChatWorker:
             self._outbox.failed.append(timed_out(sequence.request_id))
             self._finish(sequence)
 
+    # Stepping
+
     def has_work(self) -> bool:
-        arrived = 0 if self._unsettled is None else self._in_flight.num_holding(self._unsettled[1].awaited)
-        if len(self._in_flight) - arrived >= _IN_FLIGHT:
+        if len(self._in_flight) >= _IN_FLIGHT:
             return False
         return self._vision.has_work() or (self._scheduler.has_work() and self._in_flight.held is None)
 
@@ -212,6 +213,7 @@ class ChatWorker:
         except LAUNCH_ERRORS as error:
             self._fail([*(chunk.sequence for chunk in step.chunks), *step.sequences], error)
             return True
+        self._outbox.release()
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._after_chunk(chunk, now)
@@ -276,37 +278,30 @@ class ChatWorker:
             self._guidance.wait(_BUILD_WAIT)
 
     def collect(self) -> Outputs:
-        if self._unsettled is not None:
-            self._settle(*self._unsettled)
         if (held := self._in_flight.held) is not None and held.masks is not None and held.masks.done():
             self._go_on(held, held.masks)
-        while self._unsettled is None and self._in_flight and self._in_flight[0].arrived:
+        while self._in_flight and self._in_flight[0].arrived:
             self._read()
         for guide in self._guidance.take_built():
             self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
-        return self._outbox.take()
+        sampled, self._just_sampled = self._just_sampled, False
+        return self._outbox.take(keep_back=sampled and self._scheduler.has_work())
 
     def _go_on(self, step: InFlightStep, masks: MaskJob) -> None:
-        """Samples a held step, whose masks are there."""
+        """Samples a held step, whose masks are there, and then reads the tokens that they were computed from: all but
+        the launch itself can wait until the GPU has something to do."""
         self._observations.observe("guided_mask_duration_seconds", masks.seconds, model=self.name)
         problem = self._sample(step, masks)
-        self._unsettled = step, masks
-        if problem is not None or not self._reads_late:
-            self._settle(step, masks)
-        if problem is not None:
-            self._fail([sequence for sequence in step.sequences if not sequence.finished], problem)
-            step.sequences = ()
-
-    def _settle(self, step: InFlightStep, masks: MaskJob) -> None:
-        """Reads the tokens that a guided step's masks were computed from, and ends the rows whose grammar has ended."""
-        self._unsettled = None
-        while self._in_flight.num_holding(masks.awaited):
+        while self._in_flight.holds(masks.awaited):
             self._in_flight[0].wait()
             self._read()
         for row, verdict in masks.verdicts.items():
             if verdict != GOES_ON and not step.sequences[row].finished:
                 self._outbox.end_guided(step.sequences[row], verdict)
                 self._finish(step.sequences[row])
+        if problem is not None:
+            self._fail([sequence for sequence in step.sequences if not sequence.finished], problem)
+            step.sequences = ()
 
     def _sample(self, step: InFlightStep, masks: MaskJob) -> Exception | None:
         """Launches the sampling of a held step; what it raised, unless that ends the engine."""
@@ -320,6 +315,7 @@ class ChatWorker:
         except LAUNCH_ERRORS as error:
             problem = error
         step.readback = Readback(results, self._context.device)
+        self._just_sampled = True
         return problem
 
     def _read(self) -> None:
@@ -398,3 +394,7 @@ class ChatWorker:
             pages_cached=self._pages.num_cached,
             encoder_cache_bytes=self._vision.cache.num_bytes,
         )
+
+
+def create_worker(name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> ChatWorker:
+    return ChatWorker(name, processor, model, context)

@@ -81,12 +81,8 @@ def _alone(name: str, **fields: Any) -> tuple[list[int], str | None]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("settings", [{}, {"graphs": False}, {"overlapped": False}, {"num_pages": 44}], ids=str)
-@pytest.mark.parametrize("reads_late", [False, True])
-def test_guided_and_free_rows_share_steps_and_answer_as_alone(
-    device: str, settings: dict[str, Any], reads_late: bool
-) -> None:
+def test_guided_and_free_rows_share_steps_and_answer_as_alone(device: str, settings: dict[str, Any]) -> None:
     engine = InlineEngine(device=device, max_running=8, **settings)
-    engine.worker._reads_late = reads_late
     asked: dict[str, dict[str, Any]] = {}
     for kind, sampling in SAMPLINGS.items():
         asked[f"guided {kind}"] = {"grammar": GRAMMAR, **sampling}
@@ -106,9 +102,9 @@ def test_guided_and_free_rows_share_steps_and_answer_as_alone(
         assert engine.counter("preemptions_total") > 0
 
 
-def test_tokens_that_are_read_behind_the_next_launch_all_arrive() -> None:
+def test_tokens_that_are_kept_back_while_the_gpu_waits_all_arrive() -> None:
     engine = InlineEngine(max_running=8)
-    engine.worker._reads_late = True  # As on a GPU.
+    engine.worker._outbox._keeps = True  # As on a GPU.
     asked: dict[str, dict[str, Any]] = {**GUIDED, "free": {"max_tokens": 40, "prompt": PICTURE}}
     for name, fields in asked.items():
         ask(engine, name, **fields)

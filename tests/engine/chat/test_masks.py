@@ -193,7 +193,7 @@ def test_sampling_is_launched_before_the_tokens_of_the_step_before_are_read(monk
 def test_tokens_before_late_masks_are_read_and_sent_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masks, "_LATE", 0.0)
     engine = InlineEngine()
-    engine.worker._reads_late = True  # As on a GPU.
+    engine.worker._outbox._keeps = True  # As on a GPU.
     goes_on = threading.Event()
     send, sent = engine.worker._runner.masks.send, list[int]()
 

@@ -1,4 +1,4 @@
-"""What a chat worker has to say, in its order, and that nothing stays behind."""
+"""What a chat worker keeps back while the GPU waits for the host, and that nothing stays behind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,31 @@ from service.engine.chat.outbox import Outbox
 from service.link.messages import ChatDelta, Failed
 
 
-def test_tokens_go_out_with_the_failure_behind_them_and_once() -> None:
-    outbox = Outbox()
-    outbox.deltas.append(ChatDelta("one", (1,), (), None))
+def delta(token: int) -> ChatDelta:
+    return ChatDelta("one", (token,), (), None)
+
+
+def test_what_is_kept_back_goes_out_once_the_next_step_is_launched() -> None:
+    outbox = Outbox(keeps=True)
+    outbox.deltas.append(delta(1))
+    assert outbox.take(keep_back=True).chat == ()
+    outbox.release()
+    outbox.deltas.append(delta(2))
+    assert [d.token_ids for d in outbox.take(keep_back=True).chat] == [(1,)]
+    assert [d.token_ids for d in outbox.take(keep_back=False).chat] == [(2,)]
+    assert outbox.take(keep_back=False).chat == ()
+
+
+def test_tokens_go_out_before_the_failure_behind_them() -> None:
+    outbox = Outbox(keeps=True)
+    outbox.deltas.append(delta(1))
+    outbox.take(keep_back=True)
     outbox.failed.append(Failed("one", 400, "grammar_failed", "no token can follow"))
-    outputs = outbox.take()
+    outputs = outbox.take(keep_back=False)
     assert len(outputs.chat) == len(outputs.failed) == 1
-    assert outbox.take().chat == outbox.take().failed == ()
+
+
+def test_a_cpu_keeps_nothing_back() -> None:
+    outbox = Outbox(keeps=False)
+    outbox.deltas.append(delta(1))
+    assert len(outbox.take(keep_back=True).chat) == 1
