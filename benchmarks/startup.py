@@ -29,6 +29,8 @@ MODELS = {"qwen2_vl_2b": PUBLISHED, "voxcpm2": 73_440}
 """Entries of the published tokenizers."""
 SPEECH = "voxcpm2"
 SLEEP_AFTER = 5
+RELEASED = 2.0
+"""Seconds after which the driver has noticed that a process ended."""
 
 
 def measure(flags: list[str], kernels: Path) -> Row:
@@ -74,6 +76,7 @@ def wake(flags: list[str], kernels: Path, model: str, side: int) -> Row:
         awake_bytes = gpu_used_bytes()
         while server.metric("reprise_engine_asleep") < 1:
             time.sleep(0.25)
+        time.sleep(RELEASED)
         asleep_bytes, began = gpu_used_bytes(), time.monotonic()
         (answer,) = run_load(first_request(server, model, side))
         if answer.error:
