@@ -64,6 +64,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("tokens that a grammar forces", "forced_tokens", "python -m benchmarks.forced_tokens"),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
+    Command("decode steps of rows with adapters beside those without", "lora", "python -m benchmarks.lora"),
     Command(
         "what the codec's precisions leave of the signal", "codec_precision", "python -m benchmarks.codec_precision"
     ),
@@ -129,6 +130,14 @@ COMMANDS: tuple[Command, ...] = (
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")
+        for model in ("qwen2_vl_2b", "voxcpm2")
+    ),
+    *(
+        Command(
+            f"what the first request after sleep waits for, {model}",
+            f"waking_{model}",
+            f"python -m benchmarks.startup {model} --waking",
+        )
         for model in ("qwen2_vl_2b", "voxcpm2")
     ),
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.commands import COMMANDS
 from benchmarks.reading import Missing, Results
-from benchmarks.tables import NAMES
+from benchmarks.tables import NAMES, server_of
 
 Points = list[tuple[float, float]]
 Series = dict[str, Points]
@@ -186,6 +186,39 @@ def _roofline(results: Results) -> Panels:
     return {"encoders": encoders, "decode steps": decodes}
 
 
+_LOADS = {
+    "closed": ("requests at any time", "streams"),
+    "conversations": ("conversations at any time", "conversations"),
+}
+_LOADS["arrivals"] = ("requests/s", "rate")
+"""Of benchmarks.serving: what a row's load is counted in, and its key."""
+_PARTS = {"encoder passes": "encoder_share", "prefills": "prefill_share", "decode steps": "decode_share"}
+
+
+def _steps_share(results: Results) -> Panels:
+    """A panel for each load whose rows tell it, a line for each server; where there is one server, its parts, too."""
+    panels: Panels = {}
+    for kind, (_, load) in _LOADS.items():
+        lines: Series = {}
+        told = [
+            (result, rows)
+            for result in results.variants(f"serving_{kind}_qwen2_vl_2b")
+            if (rows := [row for row in result.rows if row.get("steps_share") is not None])
+        ]
+        for result, rows in told:
+            name = server_of(result)
+            if name in lines:  # measured before, or on another GPU
+                name += f", {result.facts['device']['name']}, {result.facts['commit'][:7]}"
+            lines[name] = [(float(row[load]), float(row["steps_share"])) for row in rows]
+        if len(told) == 1:
+            lines |= {part: [(float(row[load]), float(row[key])) for row in told[0][1]] for part, key in _PARTS.items()}
+        if lines:
+            panels[kind] = lines
+    if not panels:
+        raise Missing("serving_closed_qwen2_vl_2b", "steps_share")
+    return panels
+
+
 PLOTS = {
     plot.name: plot
     for plot in (
@@ -215,6 +248,15 @@ PLOTS = {
                 _TITLES["chat_http_arrivals_qwen2_vl_7b"]: Axes(
                     "prompts/s", "TTFT, ms", line=(300, "300 ms"), log_y=True
                 )
+            },
+        ),
+        Plot(
+            "steps_share",
+            "Vision chat, Qwen2-VL-2B: the rate reached, as a share of what the steps allow one after the other",
+            _steps_share,
+            {
+                kind: Axes(unit, "share of what the steps allow", log_x=kind != "arrivals", line=(1, "steps alone"))
+                for kind, (unit, _) in _LOADS.items()
             },
         ),
         Plot(

@@ -12,7 +12,10 @@ PEERS = "peers_h100.jsonl"
 
 
 class Missing(LookupError):
-    """A result that has not been measured; the argument is its name."""
+    """A result that has not been measured, or that was before its rows had a field."""
+
+    def __init__(self, name: str, field: str = "") -> None:
+        super().__init__(f"{name}.json has no {field}" if field else f"{name}.json is not measured")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Results:
         facts = json.loads(path.read_text())
         rows = facts.pop("rows")
         return Result(name, facts, rows)
+
+    def variants(self, name: str) -> list[Result]:
+        """`name`, where it is measured, and every `name_...`."""
+        paths = [self.folder / f"{name}.json", *sorted(self.folder.glob(f"{name}_*.json"))]
+        return [self[path.stem] for path in paths if path.exists()]
 
     def peer(self, engine: str, metric: str, **wanted: Any) -> dict[str, Any]:
         """The line of `engine` for `metric` that has these values; LookupError unless there is exactly one."""

@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("sizes", nargs="*", type=int)
     parser.add_argument("--encoder", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     name, encodes = arguments.model, arguments.encoder
     device = torch.device("cuda", 0)
     found: list[Row] = []

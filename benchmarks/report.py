@@ -10,6 +10,7 @@ region or a plot is not what the results give. Plots need the extra `report` (ma
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -28,28 +29,37 @@ def documents(root: Path) -> list[Path]:
     return [root / "README.md", root / "benchmarks/README.md", *sorted((root / "docs").glob("*.md"))]
 
 
-def filled(text: str, results: Results) -> str:
-    """`text` with every region replaced. Raises KeyError for a region of an unknown name."""
+def images_from(document: Path, root: Path) -> str:
+    """The folder of the plots as a document links to it."""
+    return os.path.relpath(root / IMAGES, document.parent)
+
+
+def filled(text: str, results: Results, images: str = "images") -> str:
+    """`text` with every region replaced. images: see images_from. Raises KeyError for a region of an unknown name."""
 
     def content(name: str) -> str:
         if name in PLOTS:
-            return _image(PLOTS[name], results)
+            return _image(PLOTS[name], results, images)
         return TABLES[name](results)
 
     return _REGION.sub(lambda match: f"{match[1]}{content(match[2])}\n{match[3]}", text)
 
 
-def _image(plot: Plot, results: Results) -> str:
+def _image(plot: Plot, results: Results, images: str) -> str:
     try:
         plot.series(results)
     except Missing as missing:
-        return f"No plot yet: {missing.args[0]}.json is not measured."
-    return f"![{plot.caption}](images/{plot.name}.svg)"
+        return f"No plot yet: {missing}."
+    return f"![{plot.caption}]({images}/{plot.name}.svg)"
+
+
+def _updated(document: Path, root: Path, results: Results) -> str:
+    return filled(document.read_text(), results, images_from(document, root))
 
 
 def stale(root: Path, results: Results) -> list[Path]:
     """Documents and plots that are not what the results give."""
-    found = [path for path in documents(root) if filled(path.read_text(), results) != path.read_text()]
+    found = [path for path in documents(root) if _updated(path, root, results) != path.read_text()]
     for plot in PLOTS.values():
         path = root / IMAGES / f"{plot.name}.svg"
         text = path.read_text() if path.exists() else ""
@@ -67,7 +77,7 @@ def write(root: Path, results: Results) -> list[Path]:
     changed = stale(root, results)
     for path in changed:
         if path.suffix == ".md":
-            path.write_text(filled(path.read_text(), results))
+            path.write_text(_updated(path, root, results))
             continue
         try:
             PLOTS[path.stem].draw(results, path)

@@ -128,10 +128,11 @@ def serve(
 
 
 def gpu_used_bytes() -> int | None:
-    """Of the first GPU, all processes together; None without one."""
+    """Of the first GPU that programs here are shown, all processes together; None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
-    query = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+    query = ["nvidia-smi", f"--id={first}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     done = subprocess.run(query, capture_output=True, text=True, check=False)
     return int(done.stdout) << 20 if done.returncode == 0 else None
 

@@ -454,20 +454,24 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
 
 
+def server_of(result: Result) -> str:
+    """What was under a load of benchmarks.serving: the engine, its version, its API processes where there are more."""
+    engine = " ".join(filter(None, (result.facts["engine"], result.facts["engine_version"])))
+    flags = result.facts.get("flags", [])
+    asked = flags[flags.index("--api-processes") + 1] if "--api-processes" in flags else "1"
+    count = int(result.facts.get("api_processes") or asked)
+    return f"{engine}, {count} API processes" if count > 1 else engine
+
+
 def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) -> Callable[[Results], str]:
     """A table of benchmarks.serving, with every engine that was measured. what: heading and key of a row's load."""
     name = f"serving_{kind}_qwen2_vl_2b"
     shares = ["steps_share"] if kind != "long" else []
 
     def block(result: Result) -> list[list[str]]:
-        engine = " ".join(filter(None, (result.facts["engine"], result.facts["engine_version"])))
-        flags = result.facts.get("flags", [])
-        asked = flags[flags.index("--api-processes") + 1] if "--api-processes" in flags else "1"
-        if (count := int(result.facts.get("api_processes") or asked)) > 1:
-            engine += f", {count} API processes"
         return [
             [
-                engine,
+                server_of(result),
                 number(row[what[1]]),
                 *(number(row[key]) if key in row else "" for _, key in columns),
                 str(row["requests"] - row["succeeded"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,11 @@ class ChatProcessor(Protocol):
 
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         """Bytes of generated ids, special tokens left out; joins over any split of the ids."""
+        ...
+
+    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
+        """A tokenizer.json with which other libraries do what `tokenize` does, without `special_ids`; None where they
+        would not (models.tokenizer.Tokenizer.without_specials)."""
         ...
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:

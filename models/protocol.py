@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.lora import LoraBank, LoraPlace
 from models.media import MediaItem
 
 Bucket = Mapping[str, int]
@@ -150,6 +151,11 @@ class SpeechModel(Protocol):
     local_networks: Sequence[nn.Module]
     """Networks with several rows for each stream of a step; their GEMMs are tuned for more rows than the backbone's."""
 
+    def lora_places(self) -> Mapping[str, LoraPlace]:
+        """What adapters may change. The steps below take a `bank` of them, and with it the buffers lora_slots,
+        lora_order and lora_tiles (models.layers.lora.LoraRows), with one unit a row or prompt position."""
+        ...
+
     def cache_specs(self) -> list[CacheSpec]: ...
 
     def state_specs(self) -> dict[str, BufferSpec]:
@@ -164,7 +170,7 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
+    def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
         """Ragged backbone over packed prompt rows -> conditioning [rows, conditioning_width] of the rows in `last`.
 
         plan: token_ids and positions int64 [n]; patches [a, frames, channels]; patch_index int64 [n], which of them a
@@ -173,7 +179,9 @@ class SpeechModel(Protocol):
         """
         ...
 
-    def prefill_step(self, caches: Sequence[Mapping[str, Tensor]], page_size: int) -> Capturable:
+    def prefill_step(
+        self, caches: Sequence[Mapping[str, Tensor]], page_size: int, bank: LoraBank | None = None
+    ) -> Capturable:
         """prefill of chunks without cached context, each from its prompt's first position on.
 
         Bucket: tokens; audio (0: for text alone, without the work of patches); sequences. Buffers: those of
@@ -183,16 +191,21 @@ class SpeechModel(Protocol):
         ...
 
     def mixed(
-        self, plan: Mapping[str, Tensor], batch: PagedBatch, state: Mapping[str, Tensor], slots: Tensor
+        self,
+        plan: Mapping[str, Tensor],
+        batch: PagedBatch,
+        state: Mapping[str, Tensor],
+        slots: Tensor,
+        bank: LoraBank | None = None,
     ) -> Tensor:
         """prefill with one decode row for each of `slots` int64 [k] in the same pass, its length advanced.
 
-        plan and batch describe the prefills alone. Returns conditioning [k + rows, conditioning_width]; `tail` makes
-        the patches of all of them.
+        plan and batch describe the prefills alone, but for the adapters' buffers: there the decode rows come first.
+        Returns conditioning [k + rows, conditioning_width]; `tail` makes the patches of all of them.
         """
         ...
 
-    def tail(self, solver_steps: int, state: Mapping[str, Tensor]) -> Capturable:
+    def tail(self, solver_steps: int, state: Mapping[str, Tensor], bank: LoraBank | None = None) -> Capturable:
         """Conditioning of a backbone pass -> the rows' next patches.
 
         Buffers: slots, conditioning [rows, conditioning_width]. Output: that of decode_step.
@@ -205,6 +218,7 @@ class SpeechModel(Protocol):
         state: Mapping[str, Tensor],
         caches: Sequence[Mapping[str, Tensor]],
         page_size: int,
+        bank: LoraBank | None = None,
     ) -> Capturable:
         """One whole step for the rows in `slots`: the next patch, state advanced.
 

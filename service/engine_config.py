@@ -13,9 +13,9 @@ from service.gpus import GpuError, chosen_gpus, visible_gpus
 from service.link.config import EngineConfig, ModelConfig
 from service.settings import Settings, SettingsError
 
-COMPUTED = frozenset({"models", "log_format", "gpu", "index", "sharers", "restarted"})
+COMPUTED = frozenset({"models", "log_format", "gpu", "index", "sharers", "restarted", "lora_voices"})
 """Fields of EngineConfig that are not copied: the catalog's models, the format that "auto" stands for, what
-distinguishes one of several engines, and whether it is a later life of the engine."""
+distinguishes one of several engines, whether it is a later life of the engine, and a path as text."""
 
 
 def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
@@ -25,7 +25,8 @@ def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["tex
         for model in catalog.models
     )
     copied = {name: getattr(settings, name) for name in EngineConfig.__struct_fields__ if name not in COMPUTED}
-    return EngineConfig(models=models, log_format=log_format, **copied)
+    lora_voices = "" if settings.lora_voices is None else str(settings.lora_voices.expanduser().absolute())
+    return EngineConfig(models=models, log_format=log_format, lora_voices=lora_voices, **copied)
 
 
 def supervised(settings: Settings) -> bool:

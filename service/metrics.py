@@ -244,11 +244,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("audio_generated_seconds_total", "Seconds of audio made.", "model"),
         _counter("speech_characters_total", "Characters spoken.", "model"),
         _counter("speech_truncated_total", "Segments that ended at their cap, not by themselves.", "model"),
-        _counter(
-            "speech_retries_total",
-            "Segments that ran to their cap unheard and were drawn again.",
-            "model",
-        ),
+        _counter("speech_retries_total", "Segments that ran to their cap unheard and were drawn again.", "model"),
+        _counter("lora_loads_total", "Adapters copied to a slot of the device; with enough slots, once each.", "model"),
         _counter("built_in_voices_made_total", "Built-in voices made, at start or when first asked for.", "model"),
         _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
         _histogram("step_prediction_ratio", "Actual by predicted step time.", PREDICTION, "model", "kind"),

@@ -256,6 +256,10 @@ class Settings(BaseSettings):
         "Speech",
         "Built-in voices that are made after the start, while nothing is asked, rather than when first asked for.",
     )
+    lora_voices: Path | None = _knob(
+        None, "Speech", "Directory of LoRA adapters in VoxCPM's format, a folder each, whose name is the voice's."
+    )
+    lora_slots: int = _knob(32, "Speech", "Adapters on the GPU at a time; others wait for a slot.", ge=1, le=256)
     speech_retries: int = _knob(
         3,
         "Speech",

@@ -46,6 +46,7 @@ TENSORS = frozenset({"reference", "prompt"})
 LONGEST_NAME = 64
 """Characters of a voice's name, before it is normalised; ids are shorter."""
 ID = re.compile(r"voice_[0-9a-f]{24}")
+NAME = re.compile(r"\w(?:[\w .'-]{0,62}[\w.'])?")
 
 
 class Voice(msgspec.Struct, frozen=True):

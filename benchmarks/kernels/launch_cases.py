@@ -6,15 +6,18 @@ What compiles or counts kernels puts something of its own in their place first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from models.layers.deferred_norm import DeferredNorm
 from models.layers.kernels import (
     elementwise,
     gemm,
     gemv,
     latent,
+    lora,
     moe,
     norms,
     packed,
@@ -24,6 +27,7 @@ from models.layers.kernels import (
     rotary,
     varlen,
 )
+from models.layers.lora import LoraPair, LoraRows, num_tiles
 from models.layers.norms import RMSNorm
 from models.layers.precision import Precision
 from models.voxcpm2.kernels import flow_solver as speech_solve
@@ -203,6 +207,24 @@ def around_speech(rows: int) -> None:
     speech_solve.settle(state, slots, flow.x, velocity, 0.1, empty(rows, 2048), empty(2, 2048))
 
 
+def adapters(rows: int, rank: int) -> None:
+    """Of VoxCPM2's language models and its local decoder, whose last layer keeps 4 of 11 tokens, in 32 slots."""
+    tiles = empty(num_tiles(rows, 32), 3, dtype=torch.int32)
+    index = empty(rows, dtype=torch.int32)
+    of_rows = LoraRows(index, index, tiles)
+    for count, width in ((rows, 2048), (22 * rows, 1024)):
+        x = empty(count, width)
+        pair = LoraPair(empty(32, 3 * rank, width), empty(32, 2560, rank), (2048, 256, 256))
+        lora.add_lora(empty(count, 2560), x, pair, of_rows)
+        waiting = DeferredNorm(x, empty(count, width // 64, dtype=torch.float32), EPS)
+        lora.add_lora(empty(count, 2560), waiting, pair, of_rows)
+    out = LoraPair(empty(32, rank, 2048), empty(32, 1024, rank), (1024,))
+    for count in (22 * rows, 8 * rows):
+        lora.add_lora(empty(count, 1024), empty(count, 2048), out, of_rows)
+    same = LoraPair(empty(32, rank, 2048), empty(32, 2048, rank), (2048,))
+    lora.add_lora(empty(rows, 2048), empty(rows, 2048), same, of_rows)
+
+
 def sampling(rows: int) -> None:
     state = SlotState(64, 2048, 1000, META)
     slots = rows_of_int64(rows)
@@ -240,6 +262,7 @@ CASES: dict[str, Callable[[int], object]] = {
     "codec in tf32": lambda rows: codec(rows, "tf32"),
     "codec in float16": lambda rows: codec(rows, "float16"),
     "speech step": around_speech,
+    **{f"adapters of rank {rank}": partial(adapters, rank=rank) for rank in (16, 32, 64, 128)},
     "sampling": sampling,
 }
 

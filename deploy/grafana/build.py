@@ -420,6 +420,12 @@ SPEECH = Dashboard(
                     width=12,
                 ),
                 Panel(
+                    "Adapters loaded / s",
+                    ((rate("lora_loads_total", "model", SPEECH_MODEL), "{{model}}"),),
+                    "short",
+                    width=12,
+                ),
+                Panel(
                     "Speech that ran to its cap / s",
                     (
                         (rate("speech_truncated_total", "model", SPEECH_MODEL), "{{model}} ended"),

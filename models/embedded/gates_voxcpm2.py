@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.embedded.voices import training
 from models.embedded.voices.codec import Codec
 from models.embedded.voices.config import AUDIO_START, CONFIG, REFERENCE_END, REFERENCE_START, tokens
 from models.embedded.voices.corpus import Listener, Spoken, prepare
@@ -180,8 +181,7 @@ class Source:
 
 
 def run(options: argparse.Namespace) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    judge = load(None if options.natural else options.lm, options.codec, options.recogniser, device)
+    judge = load(None if options.natural else options.lm, options.codec, options.recogniser, training.device())
     source, other = Source(judge, options), dictionary(options.words)
     results: dict[str, object] = {}
     if options.checkpoint:
@@ -196,7 +196,7 @@ def run(options: argparse.Namespace) -> None:
     for kind in options.kinds:
         chosen = texts(kind, options.sentences, other)
         natural, heard = source.speak(chosen)
-        if kind == options.kinds[0] or options.natural:
+        if options.natural or (kind == options.kinds[0] and options.codec_alone):
             copies = (judge.encode(clip.wave) for clip in natural)
             codec = (Speech(patches, judge.sound(patches), True) for patches in copies)
             report(f"{kind} codec", score(takes(judge, codec, natural, heard)).as_json())
@@ -216,12 +216,17 @@ def generate(
     chosen, natural, heard = material
     voice = Voice(judge, Settings(options.cfg, options.steps, options.temperature), options.served)
     for mode in options.modes if kind == options.kinds[0] else MODES[:1]:
-        for seed in range(options.seeds if (mode, kind) == (MODES[0], options.kinds[0]) else 1):
+        count = options.seeds if (mode, kind) == (MODES[0], options.kinds[0]) else 1
+        for seed in range(options.first_seed, options.first_seed + count):
             asked = prompts(judge, mode, chosen, natural, "a young woman, speaking softly", seed)
             done = takes(judge, voice.speak(asked), natural, heard)
             report(f"{kind} {mode} {seed}", score(done).as_json())
-            for take in done[: options.show] if seed == 0 else []:
+            for take in done[: options.show] if seed == options.first_seed else []:
                 print(f"  {take.spoken} | {take.heard}", flush=True)
+            for take in done:
+                if take.repeats_or_skips:
+                    lengths = f"{take.patches} patches, {take.natural_patches} in natural speech"
+                    print(f"  a run of words, seed {seed}: {take.spoken} | {take.heard} | {lengths}", flush=True)
 
 
 def main() -> None:
@@ -238,6 +243,8 @@ def main() -> None:
     parser.add_argument("--natural", action="store_true", help="natural speech alone, without a language model")
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0, help="processes side by side take some seeds each")
+    parser.add_argument("--no-codec-alone", dest="codec_alone", action="store_false", help="nor exchanged words")
     parser.add_argument("--cfg", type=float, default=2.0)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--temperature", type=float, default=1.0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
 import math
 import time
 from pathlib import Path
@@ -19,13 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.embedded.voices import corpus
+from models.embedded.voices import corpus, training
 from models.embedded.voices.codec import Codec, Conv, Head, compile_snakes
 from models.embedded.voices.config import CONFIG
 from models.embedded.voices.corpus import Reader
 from models.embedded.voices.distances import NEAR, WIDE, SpectralDistance, sample_distance
 from models.embedded.voices.latents import HOP, LATENT_DIM, Basis
 from models.embedded.voices.resampling import down
+from models.embedded.voices.training import Average, Clock, Record
 from models.embedded.voices.vocoder import Vocoder
 
 _CONTEXT = 6
@@ -43,7 +43,7 @@ class Waves:
         self.frames = 0
 
     def take_in(self, reader: Reader, most: int) -> None:
-        for number, path in enumerate(reader.new()):
+        for path in itertools.islice(reader.new(), most):
             file = corpus.read(path)
             count = len(file.latents)
             if len(file.wave) == count * HOP and self.frames + count <= len(self.latents):
@@ -51,8 +51,6 @@ class Waves:
                 self.wave[begin * HOP : end * HOP] = torch.from_numpy(file.wave)
                 self.latents[begin:end] = torch.from_numpy(file.latents)
                 self.frames = end
-            if number + 1 >= most:
-                return
 
     def crops(self, count: int, frames: int) -> tuple[Tensor, Tensor]:
         """-> samples [count, frames * HOP] and latents [count, D, frames]."""
@@ -70,9 +68,7 @@ class Learner:
         self.parameters = list(module.parameters())
         fused = self.parameters[0].device.type == "cuda"
         self._adam = torch.optim.AdamW(self.parameters, betas=(0.9, 0.98), fused=fused, weight_decay=0.0)
-        self._limit, self._weight = limit, 1.0 - average
-        self.average = [parameter.detach().clone() for parameter in self.parameters]
-        self.steps = 0
+        self._limit, self.average = limit, Average(module, average)
 
     def step(self, loss: Tensor, rate: float) -> Tensor:
         """-> the gradients' norm."""
@@ -82,19 +78,8 @@ class Learner:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self._limit)
         self._adam.step()
         self._adam.zero_grad()
-        self.steps += 1
-        weight = max(self._weight, 1.0 / (1 + self.steps))
-        torch._foreach_lerp_(self.average, [parameter.detach() for parameter in self.parameters], weight)
+        self.average.step()
         return norm
-
-    @torch.no_grad()
-    def take_average(self) -> None:
-        weights: list[Tensor] = list(self.parameters)
-        torch._foreach_copy_(weights, self.average)
-
-    def forget(self) -> None:
-        """The average begins with the parameters as they are."""
-        torch._foreach_copy_(self.average, [parameter.detach() for parameter in self.parameters])
 
 
 class Trainer:
@@ -115,7 +100,7 @@ class Trainer:
 
     def finish_head(self) -> None:
         """From here on the decoder's last stage takes part."""
-        self.sounding.take_average()
+        self.sounding.average.copy_to(nn.ModuleList((self.codec.decoder, self.head)))
         self.head.hand_over(self.codec.decoder)
         self.train_whole()
 
@@ -147,12 +132,9 @@ class Trainer:
 
 
 def train(options: argparse.Namespace) -> None:
-    begun = time.monotonic()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(options.seed)
+    clock, device = Clock(options.seconds), training.prepare(options.seed)
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = True
-    torch.set_float32_matmul_precision("high")
     trainer, steps = Trainer(options, device), 0
     if options.resume:
         steps = resume(options.resume, trainer)
@@ -162,25 +144,18 @@ def train(options: argparse.Namespace) -> None:
         time.sleep(0.2)
     if device.type == "cuda":
         choose_arithmetic(trainer, waves)
-    reported = saved = time.monotonic()
-    first, log = steps, (options.out / "codec.jsonl").open("a")
-    while (spent := time.monotonic() - begun) < options.seconds:
-        share = spent / options.seconds
-        if share > 1.0 - options.whole and not trainer.whole:
+    report, keep = clock.every(10), clock.every(60)
+    first, record = steps, Record(options.out / "codec.jsonl")
+    while clock.running():
+        if clock.share > 1.0 - options.whole and not trainer.whole:
             trainer.finish_head()
-        parts = trainer.step(waves, rate_at(share, steps - first, options.rate))
+        parts = trainer.step(waves, rate_at(clock.share, steps - first, options.rate))
         steps += 1
         if steps % 20 == 0:
             waves.take_in(reader, 4)
-        if (now := time.monotonic()) - reported > 10 or steps - first == 1:
-            reported = now
-            values = {name: round(value.item(), 4) for name, value in parts.items()}
-            entry = {"s": round(spent, 1), "step": steps, "hours": round(waves.frames / 90000, 2), **values}
-            print(json.dumps(entry), flush=True)
-            log.write(json.dumps(entry) + "\n")
-            log.flush()
-        if now - saved > 60:
-            saved = now
+        if report.due(anyway=steps - first == 1):
+            record.write(clock, steps, waves.frames / 90000, parts)
+        if keep.due():
             save(options.out, trainer, steps)
     save(options.out, trainer, steps)
 
@@ -204,7 +179,7 @@ def choose_arithmetic(trainer: Trainer, waves: Waves) -> None:
         seconds[choice] = (time.monotonic() - begun) / count
     Conv.shifts, trainer.half = min(seconds, key=lambda choice: seconds[choice])
     timed = {f"shifts {shifts}, half {half}": round(value, 4) for (shifts, half), value in seconds.items()}
-    print(json.dumps({"seconds a step": timed, "shifts": Conv.shifts, "half": trainer.half}), flush=True)
+    training.say({"seconds a step": timed, "shifts": Conv.shifts, "half": trainer.half})
 
 
 def save(out: Path, trainer: Trainer, steps: int) -> None:
@@ -212,17 +187,13 @@ def save(out: Path, trainer: Trainer, steps: int) -> None:
     does, so that every state can be listened to."""
     codec, head = copy.deepcopy(trainer.codec), copy.deepcopy(trainer.head)
     sounding = codec.decoder if trainer.whole else nn.ModuleList((codec.decoder, head))
-    with torch.no_grad():
-        for module, learner in ((codec.encoder, trainer.hearing), (sounding, trainer.sounding)):
-            for parameter, value in zip(module.parameters(), learner.average, strict=True):
-                parameter.copy_(value)
+    trainer.hearing.average.copy_to(codec.encoder)
+    trainer.sounding.average.copy_to(sounding)
     if not trainer.whole:
         head.hand_over(codec.decoder)
     state = {name: (v.half() if v.is_floating_point() else v).cpu() for name, v in codec.state_dict().items()}
     plain = {name: v.cpu() for name, v in head.state_dict().items()}
-    hidden = out / "codec.part"
-    torch.save({"codec": state, "head": plain, "whole": trainer.whole, "steps": steps}, hidden)
-    hidden.rename(out / "codec.pt")
+    training.save(out / "codec.pt", {"codec": state, "head": plain, "whole": trainer.whole, "steps": steps})
 
 
 def resume(path: Path, trainer: Trainer) -> int:
@@ -233,32 +204,24 @@ def resume(path: Path, trainer: Trainer) -> int:
     )
     trainer.head.load_state_dict(state["head"])
     for learner in (trainer.hearing, trainer.sounding):
-        learner.forget()
+        learner.average.restart()
     if state["whole"]:
         trainer.train_whole()
     return int(state["steps"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=400.0)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--rate", type=float, default=1.5e-3)
+    parser = training.arguments(__doc__, seconds=400.0, rate=1.5e-3)
+    training.resumable(parser, frames=2_500_000)
     parser.add_argument("--whole", type=float, default=0.2, help="share of the time, at the end, with the last stage")
     parser.add_argument("--average", type=float, default=0.998, help="of the weights, for each step")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--crop", type=int, default=16, help="latent frames")
     parser.add_argument("--noise", type=float, default=0.3, help="most noise on latents")
     parser.add_argument("--least", type=float, default=600.0, help="seconds of speech to begin with")
-    parser.add_argument("--frames", type=int, default=2_500_000, help="room for latent frames (25 a second)")
     parser.add_argument("--basis", type=Path, default=Path(corpus.__file__).parent / "basis.npz")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true", help="the snakes")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    train(options)
+    train(training.parsed(parser))
 
 
 if __name__ == "__main__":

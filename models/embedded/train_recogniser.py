@@ -6,7 +6,6 @@ python -m models.embedded.train_recogniser DATA OUT --seconds 600 --test DIRECTO
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import random
 import time
@@ -19,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.embedded.voices import corpus
+from models.embedded.voices import corpus, training
 from models.embedded.voices.corpus import Reader
 from models.embedded.voices.decoder import Phones, learn_language, learn_phones
 from models.embedded.voices.disguise import disguise
@@ -27,9 +26,10 @@ from models.embedded.voices.flite import Flite
 from models.embedded.voices.latents import PATCH
 from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, distance, load
 from models.embedded.voices.sentences import Writer
+from models.embedded.voices.training import Average, Clock, say
 
-_AVERAGE = 0.001
-"""Share of a step's weights in their moving average, which is kept."""
+_AVERAGE = 0.999
+"""Of the weights, for each step."""
 _COUNTED = 60_000
 """Sentences that tell what follows what."""
 
@@ -83,7 +83,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.net = options, PhoneNet().to(device)
         self.optimiser = torch.optim.AdamW(self.net.parameters(), lr=options.rate, weight_decay=0.02, betas=(0.9, 0.98))
-        self.average = [parameter.detach().clone() for parameter in self.net.parameters()]
+        self.average = Average(self.net, _AVERAGE)
         self.steps = 0
 
     def step(self, utterances: Utterances, share: float) -> Tensor:
@@ -102,46 +102,39 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         self.optimiser.step()
         self.optimiser.zero_grad()
-        torch._foreach_lerp_(
-            self.average, [p.detach() for p in self.net.parameters()], max(_AVERAGE, 1 / (self.steps + 1))
-        )
+        self.average.step()
         self.steps += 1
         return loss.detach()
 
     def save(self, path: Path, phones: Phones) -> None:
-        """The moving average, in half precision. A run that is cut short leaves a whole file."""
-        names = [name for name, _ in self.net.named_parameters()]
-        state = {name: value.half().cpu() for name, value in zip(names, self.average, strict=True)}
+        """The moving average, in half precision."""
         known = {name: torch.from_numpy(value) for name, value in vars(phones).items()}
-        torch.save({**state, **known}, path.with_suffix(".part"))
-        path.with_suffix(".part").rename(path)
+        training.save(path, {**self.average.state(torch.half), **known})
 
 
 def train(options: argparse.Namespace, device: torch.device, words: BaseProcess) -> None:
     """Reports how the average does on the first directory of --test while it is being trained.
 
     words: writes the lexicon, without which nothing can be tested."""
-    begun = time.monotonic()
+    clock = Clock(options.seconds)
     random.seed(0)
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
     trainer, utterances, reader = Trainer(options, device), Utterances(device, options.room), Reader(options.data)
     while utterances.count < options.least:
         utterances.take_in(reader)
         time.sleep(0.5)
-    reported, path = begun, options.out / "phones.pt"
-    while (spent := time.monotonic() - begun) < options.seconds:
-        loss = trainer.step(utterances, spent / options.seconds)
+    report, path = clock.every(options.report), options.out / "phones.pt"
+    while clock.running():
+        loss = trainer.step(utterances, clock.share)
         if trainer.steps % 50 == 0:
             utterances.take_in(reader)
-        if time.monotonic() - reported > options.report:
+        if report.due():
             trainer.save(path, utterances.phones())
-            values = {"s": round(spent, 1), "step": trainer.steps, "n": utterances.count, "loss": round(loss.item(), 4)}
+            values: dict[str, float] = {"s": round(clock.spent, 1), "step": trainer.steps}
+            values |= {"n": utterances.count, "loss": round(loss.item(), 4)}
             if options.test and words.exitcode == 0:
                 recogniser = load(options.out, device)
                 values |= test(recogniser, hear(recogniser, options.test[0], device, 30, feigned=False), 30)
-            print(json.dumps(values), flush=True)
-            reported = time.monotonic()
+            say(values)
     trainer.save(path, utterances.phones())
 
 
@@ -154,7 +147,7 @@ def write_lexicon(options: argparse.Namespace) -> None:
     speaker.set("duration_stretch", 0.2)
     language = learn_language(speaker, texts, [writer.sentence() for _ in range(_COUNTED)])
     language.save(options.out / "lexicon.json")
-    print(json.dumps({"words": len(language.words), "kinds": len(language.follows)}), flush=True)
+    say({"words": len(language.words), "kinds": len(language.follows)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,11 +208,7 @@ def test(recogniser: Recogniser, heard: list[Hearing], decoded: int, show: int =
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser = training.arguments(__doc__, seconds=600.0, rate=2e-3)
     parser.add_argument("--batch", type=int, default=192, help="seconds of speech")
     parser.add_argument("--room", type=int, default=90_000, help="most seconds of speech")
     parser.add_argument("--report", type=float, default=60.0, help="seconds between two reports")
@@ -238,9 +227,7 @@ def main() -> None:
     )
     parser.add_argument("--most", type=int, default=200, help="utterances of each directory to hear")
     parser.add_argument("--decoded", type=int, default=200, help="utterances of each directory to find words in")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options, device = training.parsed(parser), training.prepare(seed=0)
     # Beside the training's begin, which waits for the first files anyway.
     words = multiprocessing.get_context("spawn").Process(target=write_lexicon, args=(options,))
     words.start()
@@ -253,7 +240,7 @@ def main() -> None:
         name = "-".join(directory.parts[-2:])
         heard = hear(recogniser, directory, device, options.most, feigned=directory in options.own)
         keep(options.out / f"heard-{name}.npz", heard)
-        print(json.dumps({"heard": name, **test(recogniser, heard, options.decoded, show=8)}), flush=True)
+        say({"heard": name, **test(recogniser, heard, options.decoded, show=8)})
 
 
 if __name__ == "__main__":

@@ -6,21 +6,23 @@ python -m models.embedded.train_voxcpm2 DATA OUT --seconds 540 [--resume STATE]
 from __future__ import annotations
 
 import argparse
-import json
 import queue
 import threading
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import torch
 
+from models.embedded.voices import training
 from models.embedded.voices.config import CONFIG
 from models.embedded.voices.corpus import Reader
 from models.embedded.voices.losses import Objective, Weights
 from models.embedded.voices.network import Block, Network
 from models.embedded.voices.optimiser import Optimiser
 from models.embedded.voices.packing import Batch, Mixture, Packer, Shape, Store
+from models.embedded.voices.training import Clock, Record
 
 WARM_UP = 150
 """Steps."""
@@ -58,9 +60,9 @@ class Feed:
     def _take_in(self, most: int) -> None:
         if self._store.full:
             return
-        for number, path in enumerate(self._reader.new()):
+        for path in islice(self._reader.new(), most):
             self._store.add(path)
-            if number + 1 >= most or self._store.full:
+            if self._store.full:
                 return
 
 
@@ -70,10 +72,7 @@ def rate_at(options: argparse.Namespace, step: int, share: float) -> float:
 
 
 def train(options: argparse.Namespace) -> None:
-    begun = time.monotonic()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(options.seed)
-    torch.set_float32_matmul_precision("high")
+    clock, device = Clock(options.seconds), training.prepare(options.seed)
     objective = Objective(Network(CONFIG), draws=options.draws).to(device)
     optimiser = Optimiser(objective, muon=not options.adam)
     steps = 0
@@ -85,62 +84,45 @@ def train(options: argparse.Namespace) -> None:
     store = Store(options.frames, device)
     shape = Shape(options.rows, options.length, options.patches)
     feed = Feed(store, Packer(store, shape, Mixture(), options.seed), Reader(options.data))
-    first, reported, log = steps, begun, (options.out / "lm.jsonl").open("a")
-    while (spent := time.monotonic() - begun) < options.seconds:
-        share = spent / options.seconds
-        guidance = max(0.0, 0.3 * (1.0 - (options.guided + share) / 0.8))
+    first, report, record = steps, clock.every(10), Record(options.out / "lm.jsonl")
+    while clock.running():
+        guidance = max(0.0, 0.3 * (1.0 - (options.guided + clock.share) / 0.8))
         weights = replace(Weights(), guidance=guidance)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss, parts = objective(feed.next().to(device), store, weights)
         loss.backward()
-        norm = optimiser.step(rate_at(options, steps - first, share))
+        norm = optimiser.step(rate_at(options, steps - first, clock.share))
         steps += 1
-        if steps % 100 == 0 or time.monotonic() - reported > 10:
-            reported = time.monotonic()
-            values = {name: round(value.item(), 4) for name, value in {**parts, "norm": norm}.items()}
-            entry = {"s": round(spent, 1), "step": steps, "hours": round(store.patches * 0.16 / 3600, 2), **values}
-            print(json.dumps(entry), flush=True)
-            log.write(json.dumps(entry) + "\n")
-            log.flush()
-    save(options.out, objective, optimiser, steps)
+        if report.due(anyway=steps % 100 == 0):
+            record.write(clock, steps, store.patches * 0.16 / 3600, {**parts, "norm": norm})
+    save(options.out, optimiser, steps)
 
 
 def restore(path: Path, objective: Objective, optimiser: Optimiser, device: torch.device) -> int:
     """The moving average of an earlier run; momenta begin anew."""
     state = torch.load(path, map_location=device, weights_only=True)
     objective.load_state_dict({name: value.float() for name, value in state["model"].items()})
-    for own, parameter in zip(optimiser.average, objective.parameters(), strict=True):
-        own.copy_(parameter)
+    optimiser.average.restart()
     return int(state["steps"])
 
 
-def save(out: Path, objective: Objective, optimiser: Optimiser, steps: int) -> None:
+def save(out: Path, optimiser: Optimiser, steps: int) -> None:
     """The moving average, in the precision that is shipped."""
-    names = [name for name, _ in objective.named_parameters()]
-    model = {name: value.bfloat16().cpu() for name, value in zip(names, optimiser.average, strict=True)}
-    torch.save({"model": model, "steps": steps}, out / "lm.pt")
+    training.save(out / "lm.pt", {"model": optimiser.average.state(torch.bfloat16), "steps": steps})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=540.0)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser = training.arguments(__doc__, seconds=540.0, rate=2e-3)
+    training.resumable(parser, frames=24_000_000)
     parser.add_argument("--last-rate", type=float, default=2e-5)
     parser.add_argument("--guided", type=float, default=0.0, help="share of the guided time that is already over")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--patches", type=int, default=5120)
-    parser.add_argument("--frames", type=int, default=24_000_000, help="room for latent frames (25 a second)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--adam", action="store_true", help="AdamW for everything")
     parser.add_argument("--compile", action="store_true")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    train(options)
+    train(training.parsed(parser))
 
 
 if __name__ == "__main__":

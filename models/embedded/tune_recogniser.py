@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from models.embedded.voices.decoder import Decoder, Language, Phones, Weighing
 from models.embedded.voices.recogniser import distance, homophones, load_phones, same
+from models.embedded.voices.training import Clock, say
 
 Heard = list[tuple[np.ndarray, str]]
 """Log-probabilities [frames, phones] and what was said."""
@@ -103,16 +103,16 @@ def tune(options: argparse.Namespace) -> None:
         sums = np.array(parts).reshape(len(asked), count, 2).sum(1)
         return [float(wrong / of) for wrong, of in sums]
 
-    begun, best, usual = time.monotonic(), Weighing(), Weighing()
+    clock, best, usual = Clock(options.seconds), Weighing(), Weighing()
     for best, least in climb(usual, lambda asked: measure(heard, asked), options.rounds):
-        values = dataclasses.asdict(best)
-        print(json.dumps({"s": round(time.monotonic() - begun, 1), "words": round(least, 4), **values}), flush=True)
+        values, goes_on = dataclasses.asdict(best), clock.running()
+        say({"s": round(clock.spent, 1), "words": round(least, 4), **values})
         (options.recogniser / "weighing.json").write_text(json.dumps(values) + "\n", encoding="utf-8")
-        if time.monotonic() - begun > options.seconds:
+        if not goes_on:
             break
     for path in options.judge:
         before, after = measure(read([path], options.judged), [Weighing(), best])
-        print(json.dumps({"judged": path.name, "before": round(before, 4), "after": round(after, 4)}), flush=True)
+        say({"judged": path.name, "before": round(before, 4), "after": round(after, 4)})
 
 
 def main() -> None:

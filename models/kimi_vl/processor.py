@@ -7,7 +7,7 @@ docs/models/kimi_vl.md has the rules in words.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,9 @@ class KimiVLProcessor:
 
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return self.tokenizer.decode(token_ids)
+
+    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
+        return None  # Pieces of text are cut before the library encodes them.
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """detail "low" allows a quarter of the patches."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, gemm_add_deferrable_norm, gemm_add_norm, gemv
+from models.layers.lora import StackLora, add_lora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import RMSNorm
@@ -60,9 +62,14 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, normed: Normed, attend: Attend, layer: int, keep: slice | None = None) -> Tensor:
+    def forward(
+        self, normed: Normed, attend: Attend, layer: int, keep: slice | None = None, lora: StackLora | None = None
+    ) -> Tensor:
         """[..., n, hidden_size] -> what each head attended [..., n, heads * head_dim], of all rows or of `keep`."""
-        q, k, v = self.split(gemm(normed, self.qkv.weight, self.qkv.bias))
+        qkv = gemm(normed, self.qkv.weight, self.qkv.bias)
+        if lora is not None:
+            add_lora(qkv, normed, lora.layers[layer].qkv, lora.rows)
+        q, k, v = self.split(qkv)
         return attend(q if keep is None else q[..., keep, :, :], k, v, layer).flatten(-2)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,21 +124,26 @@ def run_rows(
     *,
     first_norm: Tensor | None = None,
     features: Sequence[Tensor] = (),
+    lora: StackLora | None = None,
 ) -> Tensor:
     """run_blocks for any number of rows. Every residual sum is made together with the norm that reads it.
 
     keep: the rows of the result; the last layer computes queries for every row, all else behind them for these only.
-    first_norm: the first layer's attention_norm of x, from a caller that has it.
+    first_norm: the first layer's attention_norm of x, from a caller that has it. lora: adapters of the attentions.
     """
     *front, last = layers
     normed: Normed = layers[0].attention_norm(x) if first_norm is None else first_norm
     for index, (block, following) in enumerate(zip(front, layers[1:], strict=True)):
-        attended = block.attention(normed, attend, index)
+        attended = block.attention(normed, attend, index, lora=lora)
+        if lora is not None:
+            x = _adapted(x, attended, lora, index)
         normed, x = _attention_added(block, attended, x)
         normed, x = _mlp_added(block, normed, _with_features(x, features, index), following.attention_norm)
-    attended = last.attention(normed, attend, len(front), keep)
+    attended = last.attention(normed, attend, len(front), keep, lora)
     if keep is not None:
         x = x[..., keep, :]
+    if lora is not None:
+        x = _adapted(x, attended, lora, len(front))
     normed, x = _attention_added(last, attended, x)
     x = _with_features(x, features, len(front))
     if isinstance(last.mlp, MixtureOfExperts):
@@ -139,6 +151,14 @@ def run_rows(
         return final_norm(last.mlp.added_to(x, normed))
     down = last.mlp.down
     return gemm_add_norm(last.mlp.gated(normed), down.weight, down.bias, x, final_norm.weight, final_norm.eps)[0]
+
+
+def _adapted(x: Tensor, attended: Tensor, lora: StackLora, layer: int) -> Tensor:
+    """x with what the adapters add to the attention's output projection. Behind the first layer x is this stack's own
+    and is written in place."""
+    if layer == 0 or not x.is_contiguous():
+        x = x.clone(memory_format=torch.contiguous_format)
+    return add_lora(x, attended, lora.layers[layer].out, lora.rows)
 
 
 def _attention_added(block: Block, attended: Tensor, x: Tensor) -> tuple[Normed, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,9 @@ class Qwen3VLProcessor:
 
     def detokenize(self, token_ids: Sequence[int]) -> bytes:
         return self.tokenizer.decode(token_ids)
+
+    def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
+        return self.tokenizer.without_specials(special_ids)
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """picture: upright, alpha already flattened."""

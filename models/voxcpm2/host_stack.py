@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.layers.block import Block
 from models.layers.host_fused import rms_norm_float32
+from models.layers.lora import StackLora, add_lora
 from models.layers.mlp import SwiGLU
 from models.layers.norms import RMSNorm
 
@@ -24,6 +25,7 @@ def run_local_host(
     cos: Tensor,
     sin: Tensor,
     kept: slice,
+    lora: StackLora | None = None,
 ) -> Tensor:
     """Tokens float32 [N, L, h] through blocks without biases -> their final norm at the tokens `kept`, [N, kept, h].
 
@@ -34,13 +36,16 @@ def run_local_host(
     cosines, sines = torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
     x, last = tokens.flatten(0, 1), blocks[-1]
     given = None if normed is None else normed.flatten(0, 1)
-    for block in blocks:
+    for index, block in enumerate(blocks):
         attention, mlp, norms = block.attention, block.mlp, (block.attention_norm, block.mlp_norm)
         assert isinstance(mlp, SwiGLU)
         heads, kv_heads, width = attention.config.num_heads, attention.config.num_kv_heads, attention.config.head_dim
         read = rms_norm_float32(x, norms[0].weight, norms[0].eps) if given is None else given
         given = None
-        qkv = F.linear(read, attention.qkv.weight).view(sequences, length, -1, width)
+        qkv = F.linear(read, attention.qkv.weight)
+        if lora is not None:
+            add_lora(qkv, read, lora.layers[index].qkv, lora.rows)
+        qkv = qkv.view(sequences, length, -1, width)
         turned = qkv[:, :, : heads + kv_heads]
         # Each half in the place of the other, with the sine's sign in its table.
         turned = torch.roll(turned, width // 2, -1).mul_(sines).addcmul_(turned, cosines)
@@ -50,7 +55,11 @@ def run_local_host(
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=heads != kv_heads
         )
-        x = F.linear(attended.transpose(1, 2).reshape(x.shape[0], -1), attention.out.weight).add_(x)
+        attended = attended.transpose(1, 2).reshape(x.shape[0], -1)
+        out = F.linear(attended, attention.out.weight)
+        if lora is not None:
+            add_lora(out, attended, lora.layers[index].out, lora.rows)
+        x = out.add_(x)
         read = rms_norm_float32(x, norms[1].weight, norms[1].eps)
         gate, up = F.linear(read, mlp.gate_up.weight).chunk(2, dim=-1)
         x = F.linear(F.silu(gate).mul_(up), mlp.down.weight).add_(x)

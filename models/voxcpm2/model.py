@@ -16,13 +16,15 @@ from models.checkpoint import LoadFormat, load_parameters, materialise, without_
 from models.layers.gemm import lay_out_for_host
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.random import Noise, philox_normal
+from models.lora import LoraBank, LoraPlace
 from models.protocol import BufferSpec
 from models.voxcpm2.audio_vae import AudioVAE
 from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
+from models.voxcpm2.lora import lora_places
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, network_rules
 from models.voxcpm2.patch import PatchMaker
 from models.voxcpm2.rows import State, advance_length, decode_rows
-from models.voxcpm2.steps import DecodeStep, PrefillStep, Tail, VAEStep
+from models.voxcpm2.steps import DecodeStep, PrefillStep, Tail, VAEStep, lora_of
 from models.voxcpm2.vae_weights import load_audio_vae, randomise_audio_vae, round_product_weights
 
 
@@ -34,6 +36,7 @@ class VoxCPM2:
     priming_patches = 3
 
     def __init__(self, config: VoxCPM2Config, network: VoxCPM2Network, vae: AudioVAE) -> None:
+        self._config = config
         self.network = network
         self.vae = vae
         self.local_networks = (network.feat_encoder, network.feat_decoder)
@@ -46,6 +49,9 @@ class VoxCPM2:
         self.dtype = network.enc_to_lm_proj.weight.dtype
         self.noise: Noise = self._philox_noise
         self._solvers: dict[int, FlowSolver] = {}
+
+    def lora_places(self) -> dict[str, LoraPlace]:
+        return lora_places(self._config)
 
     def cache_specs(self) -> list[CacheSpec]:
         return self.network.cache_specs()
@@ -71,22 +77,37 @@ class VoxCPM2:
         for latent in self.vae.encode_pieces(wave, frames):
             yield latent.T.reshape(-1, frames, channels)
 
-    def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor:
-        embeds = self.network.embed_patches(plan["patches"].to(self.dtype))
+    def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
+        encoded = self.network.encode_patches(plan["patches"].to(self.dtype))
         lm, residual = self.network.prompt_backbone(
-            plan["token_ids"], plan["patch_index"], embeds, plan["positions"], batch
+            plan["token_ids"],
+            plan["patch_index"],
+            self.network.project_encoded(encoded),
+            plan["positions"],
+            batch,
+            lora_of(bank, plan),
+            encoded,
         )
         last = plan["last"]
         return torch.cat((lm.index_select(0, last), residual.index_select(0, last)), dim=-1)
 
-    def prefill_step(self, caches: Sequence[Mapping[str, Tensor]], page_size: int) -> PrefillStep:
-        return PrefillStep("prefill", self.prefill, caches, page_size, self.patch_shape)
+    def prefill_step(
+        self, caches: Sequence[Mapping[str, Tensor]], page_size: int, bank: LoraBank | None = None
+    ) -> PrefillStep:
+        return PrefillStep(_named("prefill", bank), self.prefill, caches, page_size, self.patch_shape, bank)
 
-    def mixed(self, plan: Mapping[str, Tensor], batch: PagedBatch, state: State, slots: Tensor) -> Tensor:
+    def mixed(
+        self,
+        plan: Mapping[str, Tensor],
+        batch: PagedBatch,
+        state: State,
+        slots: Tensor,
+        bank: LoraBank | None = None,
+    ) -> Tensor:
         rows = decode_rows(state, slots, batch.page_size)
         count = slots.shape[0]
         front, index = torch.arange(count, device=slots.device), plan["patch_index"]
-        joint = {
+        joint = dict(plan) | {
             "token_ids": torch.cat((torch.zeros_like(slots), plan["token_ids"])),
             "positions": torch.cat((rows.positions, plan["positions"])),
             "patches": torch.cat((rows.patches, plan["patches"].to(self.dtype))),
@@ -100,23 +121,30 @@ class VoxCPM2:
             block_tables=rows.block_tables,
             seq_lens=rows.seq_lens,
         )
-        conditioning = self.prefill(joint, batch)
+        conditioning = self.prefill(joint, batch, bank)
         advance_length(state, slots, rows)
         return conditioning
 
-    def tail(self, solver_steps: int, state: State) -> Tail:
-        return Tail(f"tail_{solver_steps}", self._patch_maker(solver_steps), state, self.conditioning_width, self.dtype)
+    def tail(self, solver_steps: int, state: State, bank: LoraBank | None = None) -> Tail:
+        name = _named(f"tail_{solver_steps}", bank)
+        return Tail(name, self._patch_maker(solver_steps), state, self.conditioning_width, self.dtype, bank)
 
     def decode_step(
-        self, solver_steps: int, state: State, caches: Sequence[Mapping[str, Tensor]], page_size: int
+        self,
+        solver_steps: int,
+        state: State,
+        caches: Sequence[Mapping[str, Tensor]],
+        page_size: int,
+        bank: LoraBank | None = None,
     ) -> DecodeStep:
         return DecodeStep(
-            f"decode_step_{solver_steps}",
+            _named(f"decode_step_{solver_steps}", bank),
             self.network,
             self._patch_maker(solver_steps),
             state,
             caches,
             page_size,
+            bank,
         )
 
     def vae_step(self, state: State) -> VAEStep:
@@ -134,6 +162,10 @@ class VoxCPM2:
     def _philox_noise(self, seeds: Tensor, steps: Tensor) -> Tensor:
         frames, channels = self.patch_shape
         return philox_normal(seeds, steps, prod(self.patch_shape)).unflatten(1, (channels, frames))
+
+
+def _named(name: str, bank: LoraBank | None) -> str:
+    return name if bank is None else f"{name}_lora"
 
 
 def load_model(

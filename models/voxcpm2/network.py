@@ -5,6 +5,8 @@ P latent frames of D channels make a patch [P, D]; H is the language models' hid
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +17,8 @@ from models.layers.block import block_rules
 from models.layers.fused import concatenate, quantize
 from models.layers.gemm import gemm, narrow_gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
+from models.layers.lora import StackLora
+from models.lora import Lora
 from models.voxcpm2.config import VoxCPM2Config
 from models.voxcpm2.solver import Schedule, guided_euler_step, schedule, sinusoid
 from models.voxcpm2.stack import LocalStack, Stack, language_block, local_block, longrope_table
@@ -93,10 +97,10 @@ class LocalDiT(nn.Module):
         """x [n, P, D], mu [n, 2, h], time [h] or [n, 1, h], condition [n, P, h] (projected) -> [n, P, D]."""
         return self.velocity_of(torch.cat((mu, time.expand(x.shape[0], 1, -1), condition, self.in_proj(x)), dim=1))
 
-    def velocity_of(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
+    def velocity_of(self, tokens: Tensor, normed: Tensor | None = None, lora: StackLora | None = None) -> Tensor:
         """Tokens [n, 3 + 2 P, h] -> [n, P, D]. normed: the tokens after decoder.first_norm, from a caller that has
-        them."""
-        return narrow_gemm(self.decoder(tokens, normed), self.out_proj.weight, self.out_proj.bias)
+        them. lora: of n units, or of the consecutive pairs of them."""
+        return narrow_gemm(self.decoder(tokens, normed, lora), self.out_proj.weight, self.out_proj.bias)
 
 
 class FlowSolver:
@@ -108,12 +112,13 @@ class FlowSolver:
         self.schedule: Schedule = schedule(solver_steps, weight.dtype)
         self.time_table = dit.time_embedding(torch.tensor(self.schedule.times, dtype=weight.dtype))
 
-    def solve(self, x: Tensor, mu: Tensor, previous: Tensor, cfg: Tensor) -> Tensor:
+    def solve(self, x: Tensor, mu: Tensor, previous: Tensor, cfg: Tensor, lora: Lora | None = None) -> Tensor:
         """Noise x [rows, P, D], mu [rows, 2, h], previous patch [rows, P, D], cfg [rows] -> patch [rows, P, D].
 
         Conditional and unconditional rows go in one batch; the latter have mu = 0 and keep the previous patch.
         """
         rows, frames = x.shape[:2]
+        adapters = None if lora is None else lora.twice().stack("feat_decoder")
         condition = self.dit.cond_proj(previous)
         # Times and patches change from step to step; what lies in their places before the first does not matter.
         tokens = torch.cat((mu, mu[:, :1], condition, condition), dim=1).repeat(2, 1, 1)
@@ -122,7 +127,7 @@ class FlowSolver:
         for time, step_size in zip(self.time_table, self.schedule.step_sizes, strict=True):
             time_token.copy_(time)
             patch.copy_(self.dit.in_proj(x))
-            velocity = self.dit.velocity_of(tokens)
+            velocity = self.dit.velocity_of(tokens, lora=adapters)
             x = guided_euler_step(x, velocity, cfg, step_size)
         return x
 
@@ -161,63 +166,92 @@ class VoxCPM2Network(nn.Module):
         return [CacheSpec({"k": row, "v": row}) for row in rows]
 
     def embed_patches(self, patches: Tensor) -> Tensor:
-        """[n, P, D] -> [n, H]; n may be 0, which kernels of the stack need not know."""
-        if patches.shape[0] == 0:
-            return self.enc_to_lm_proj.weight.new_empty((0, self.enc_to_lm_proj.out_features))
-        return self.embed_encoder_tokens(self.feat_encoder.tokens(patches))
+        """[n, P, D] -> [n, H]; n may be 0."""
+        return self.project_encoded(self.encode_patches(patches))
 
-    def embed_encoder_tokens(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
+    def encode_patches(self, patches: Tensor) -> Tensor:
+        """LocEnc: [n, P, D] -> [n, h]; n may be 0, which kernels of the stack need not know."""
+        if patches.shape[0] == 0:
+            return self.enc_to_lm_proj.weight.new_empty((0, self.enc_to_lm_proj.in_features))
+        return cast("Tensor", self.feat_encoder(self.feat_encoder.tokens(patches)))
+
+    def project_encoded(self, encoded: Tensor) -> Tensor:
+        """LocEnc's vectors [n, h] -> [n, H]."""
+        if encoded.shape[0] == 0:
+            return encoded.new_empty((0, self.enc_to_lm_proj.out_features))
+        return project(self.enc_to_lm_proj, encoded)
+
+    def embed_encoder_tokens(self, tokens: Tensor, normed: Tensor | None = None, lora: Lora | None = None) -> Tensor:
         """LocEnc's tokens of patches [n, 1 + P, h] -> [n, H]. normed: as LocalEncoder takes it."""
-        return project(self.enc_to_lm_proj, self.feat_encoder(tokens, normed))
+        return self._project("enc_to_lm_proj", self.feat_encoder(tokens, normed), lora)
+
+    def _project(self, name: str, x: Tensor, lora: Lora | None) -> Tensor:
+        y = project(getattr(self, name), x)
+        return y if lora is None else lora.project(name, y, x)
 
     def rotary(self, positions: Tensor) -> Rotary:
         """positions int64 [n] -> the TSLM's cosines and sines there."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
-    def audio_backbone(self, embeds: Tensor, rotary: Rotary, batch: PagedBatch) -> tuple[Tensor, Tensor]:
+    def audio_backbone(
+        self, embeds: Tensor, rotary: Rotary, batch: PagedBatch, lora: Lora | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Patches alone, embedded [n, H] -> TSLM after FSQ and RALM, each [n, H]."""
-        lm = self.fsq_layer(self.semantic(embeds, rotary, batch))
-        return lm, self.residual(self.fuse(lm, embeds), batch)
+        lm = self.fsq_layer(self.semantic(embeds, rotary, batch, lora))
+        return lm, self.residual(self.fuse(lm, embeds, lora), batch, lora)
 
     def prompt_backbone(
-        self, token_ids: Tensor, patch_index: Tensor, embeds: Tensor, positions: Tensor, batch: PagedBatch
+        self,
+        token_ids: Tensor,
+        patch_index: Tensor,
+        embeds: Tensor,
+        positions: Tensor,
+        batch: PagedBatch,
+        lora: Lora | None = None,
+        encoded: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Rows of text, and of patches: patch_index int64 [n] is a row's in `embeds` [a, H], -1 at text. FSQ and the
-        RALM's second input are for patches alone. -> like audio_backbone."""
+        RALM's second input are for patches alone. -> like audio_backbone.
+
+        lora: of the rows. encoded [a, h]: what `embeds` were projected from, for its adapters.
+        """
         tokens = self.embed_tokens(token_ids)
         if embeds.shape[0] == 0:
-            lm = self.semantic(tokens, self.rotary(positions), batch)
-            return lm, self.residual(self.fuse(lm, torch.zeros_like(lm)), batch)
+            lm = self.semantic(tokens, self.rotary(positions), batch, lora)
+            return lm, self.residual(self.fuse(lm, torch.zeros_like(lm), lora), batch, lora)
         is_patch = (patch_index >= 0)[:, None]
-        patches = embeds.index_select(0, patch_index.clamp(min=0))
-        hidden = self.semantic(torch.where(is_patch, patches, tokens), self.rotary(positions), batch)
+        at = patch_index.clamp(min=0)
+        patches = embeds.index_select(0, at)
+        if lora is not None and encoded is not None:
+            lora.project("enc_to_lm_proj", patches, encoded.index_select(0, at))
+        hidden = self.semantic(torch.where(is_patch, patches, tokens), self.rotary(positions), batch, lora)
         lm = torch.where(is_patch, self.fsq_layer(hidden), hidden)
-        return lm, self.residual(self.fuse(lm, torch.where(is_patch, patches, 0.0)), batch)
+        return lm, self.residual(self.fuse(lm, torch.where(is_patch, patches, 0.0), lora), batch, lora)
 
-    def semantic(self, embeds: Tensor, rotary: Rotary, batch: PagedBatch) -> Tensor:
+    def semantic(self, embeds: Tensor, rotary: Rotary, batch: PagedBatch, lora: Lora | None = None) -> Tensor:
         """TSLM: [n, H] -> [n, H]."""
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
             return cached_attention(q, k, v, layer, batch, rotary)
 
-        return self.base_lm(embeds, attend)
+        return self.base_lm(embeds, attend, lora=None if lora is None else lora.stack("base_lm"))
 
-    def fuse(self, lm: Tensor, embeds: Tensor) -> Tensor:
+    def fuse(self, lm: Tensor, embeds: Tensor, lora: Lora | None = None) -> Tensor:
         """TSLM output and patch embeddings (0 at text), [n, H] each -> the RALM's input [n, H]."""
-        return project(self.fusion_concat_proj, concatenate(lm, embeds))
+        return self._project("fusion_concat_proj", concatenate(lm, embeds), lora)
 
-    def residual(self, embeds: Tensor, batch: PagedBatch) -> Tensor:
+    def residual(self, embeds: Tensor, batch: PagedBatch, lora: Lora | None = None) -> Tensor:
         """RALM, which has no rotation: [n, H] -> [n, H]."""
         first = len(self.base_lm.layers)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
             return cached_attention(q, k, v, first + layer, batch)
 
-        return self.residual_lm(embeds, attend)
+        return self.residual_lm(embeds, attend, lora=None if lora is None else lora.stack("residual_lm"))
 
-    def condition(self, lm: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def condition(self, lm: Tensor, residual: Tensor, lora: Lora | None = None) -> tuple[Tensor, Tensor]:
         """Hidden vectors [rows, H] each -> mu_lm and mu_res [rows, h]."""
-        return project(self.lm_to_dit_proj, lm), project(self.res_to_dit_proj, residual)
+        return self._project("lm_to_dit_proj", lm, lora), self._project("res_to_dit_proj", residual, lora)
 
     def stop_logits(self, lm: Tensor) -> Tensor:
         """[rows, H] -> [rows, 2]; the second says stop."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.layers.op import op
 from models.layers.random import Noise
+from models.lora import Lora
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network
 from models.voxcpm2.rows import Draw, State
 
@@ -19,10 +20,12 @@ class PatchMaker:
     solver: FlowSolver
     noise: Noise
 
-    def __call__(self, state: State, slots: Tensor, draw: Draw, lm: Tensor, residual: Tensor) -> Tensor:
+    def __call__(
+        self, state: State, slots: Tensor, draw: Draw, lm: Tensor, residual: Tensor, lora: Lora | None = None
+    ) -> Tensor:
         """TSLM and RALM of the rows [rows, H] each -> results float32 [rows, P * D + 3], as
         models.protocol.SpeechModel.decode_step has them; the slots are ready for their next step."""
-        return make_patch(slots, self.network, self.solver, state, self.noise(*draw), lm, residual)
+        return make_patch(slots, self.network, self.solver, state, self.noise(*draw), lm, residual, lora)
 
 
 @op(cuda="models.voxcpm2.kernels.flow_solver:make_patch")
@@ -34,6 +37,7 @@ def make_patch(
     noise: Tensor,
     lm: Tensor,
     residual: Tensor,
+    lora: Lora | None = None,
 ) -> Tensor:
     """noise float32 [rows, D, P]."""
 
@@ -43,8 +47,8 @@ def make_patch(
     active, step, previous = read("active"), read("step"), read("last_patch")
     dtype = previous.dtype
     noise = noise.to(dtype) * read("temperature").to(dtype)[:, None, None]
-    mu = torch.stack(network.condition(lm, residual), dim=1)
-    patch = solver.solve(noise.transpose(1, 2), mu, previous, read("cfg").to(dtype))
+    mu = torch.stack(network.condition(lm, residual, lora), dim=1)
+    patch = solver.solve(noise.transpose(1, 2), mu, previous, read("cfg").to(dtype), lora)
 
     logits = network.stop_logits(lm)
     # A tie goes on, as argmax has it; so does a stop flag before the least length.

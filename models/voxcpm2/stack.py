@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from models.layers.block import Attend, Block, BlockConfig, run_rows
 from models.layers.fused import rotary_dense_attention
+from models.layers.lora import StackLora
 from models.layers.norms import RMSNorm
 from models.voxcpm2.config import LanguageModelConfig, LocalConfig
 from models.voxcpm2.host_stack import run_local_host
@@ -28,10 +29,16 @@ class Stack(nn.Module):
         return cast("Sequence[Block]", self.layers)
 
     def forward(
-        self, x: Tensor, attend: Attend, keep: slice | None = None, *, first_norm: Tensor | None = None
+        self,
+        x: Tensor,
+        attend: Attend,
+        keep: slice | None = None,
+        *,
+        first_norm: Tensor | None = None,
+        lora: StackLora | None = None,
     ) -> Tensor:
-        """[..., n, hidden_size] -> like x, or its rows `keep` alone. first_norm: as run_rows takes it."""
-        return run_rows(self.blocks(), x, self.norm, attend, keep, first_norm=first_norm)
+        """[..., n, hidden_size] -> like x, or its rows `keep` alone. first_norm, lora: as run_rows takes them."""
+        return run_rows(self.blocks(), x, self.norm, attend, keep, first_norm=first_norm, lora=lora)
 
 
 class LocalStack(nn.Module):
@@ -63,11 +70,13 @@ class LocalStack(nn.Module):
     def first_norm(self) -> RMSNorm:
         return self.stack.blocks()[0].attention_norm
 
-    def forward(self, tokens: Tensor, normed: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, normed: Tensor | None = None, lora: StackLora | None = None) -> Tensor:
         """normed: first_norm of the tokens, from a caller that has it."""
         if tokens.device.type == "cpu" and tokens.dtype == torch.float32:
-            return run_local_host(self.stack.blocks(), self.stack.norm, tokens, normed, self.cos, self.sin, self.kept)
-        return self.stack(tokens, self._attend, self.kept, first_norm=normed)
+            return run_local_host(
+                self.stack.blocks(), self.stack.norm, tokens, normed, self.cos, self.sin, self.kept, lora
+            )
+        return self.stack(tokens, self._attend, self.kept, first_norm=normed, lora=lora)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         first_query = 0 if q.shape[1] == self.length else self.kept.start

@@ -17,12 +17,31 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
+from models.layers.lora import LoraRows, num_tiles
+from models.lora import Lora, LoraBank
 from models.protocol import RESULT_FLAGS, Bucket, BufferSpec
 from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import VoxCPM2Network
 from models.voxcpm2.patch import PatchMaker
 from models.voxcpm2.rows import State, draw_of, step_inputs
 from models.voxcpm2.vae_layers import Streams
+
+
+def lora_specs(bank: LoraBank | None, units: int) -> dict[str, BufferSpec]:
+    """Buffers of a step that runs with adapters, for so many rows or prompt positions."""
+    if bank is None:
+        return {}
+    return {
+        "lora_slots": BufferSpec((units,), torch.int32),
+        "lora_order": BufferSpec((units,), torch.int32),
+        "lora_tiles": BufferSpec((num_tiles(units, bank.num_slots), 3), torch.int32),
+    }
+
+
+def lora_of(bank: LoraBank | None, buffers: Mapping[str, Tensor]) -> Lora | None:
+    if bank is None:
+        return None
+    return Lora(bank, LoraRows(buffers["lora_slots"], buffers["lora_order"], buffers["lora_tiles"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,25 +54,26 @@ class DecodeStep:
     state: State
     caches: Sequence[Mapping[str, Tensor]]
     page_size: int
+    bank: LoraBank | None = None
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        return {"slots": BufferSpec((bucket["rows"],), torch.int64)}
+        return {"slots": BufferSpec((bucket["rows"],), torch.int64), **lora_specs(self.bank, bucket["rows"])}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        slots = buffers["slots"]
+        slots, lora = buffers["slots"], lora_of(self.bank, buffers)
         rows = step_inputs(slots, self.network, self.state, self.page_size)
         batch = PagedBatch.of_decode_rows(
             self.caches, self.page_size, rows.slot_mapping, rows.block_tables, rows.seq_lens
         )
-        embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed)
-        lm, residual = self.network.audio_backbone(embeds, rows.rotary, batch)
-        return {"results": self.make_patch(self.state, slots, rows.draw, lm, residual)}
+        embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed, lora)
+        lm, residual = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
+        return {"results": self.make_patch(self.state, slots, rows.draw, lm, residual, lora)}
 
 
 class Prefill(Protocol):
     """models.protocol.SpeechModel.prefill."""
 
-    def __call__(self, plan: Mapping[str, Tensor], batch: PagedBatch) -> Tensor: ...
+    def __call__(self, plan: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +85,7 @@ class PrefillStep:
     caches: Sequence[Mapping[str, Tensor]]
     page_size: int
     patch_shape: tuple[int, int]
+    bank: LoraBank | None = None
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         tokens, sequences = bucket["tokens"], bucket["sequences"]
@@ -76,13 +97,14 @@ class PrefillStep:
             "slot_mapping": BufferSpec((tokens,), torch.int64),
             "cu_seqlens": BufferSpec((sequences + 1,), torch.int32),
             "last": BufferSpec((sequences,), torch.int64),
+            **lora_specs(self.bank, tokens),
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         batch = PagedBatch.of_new_prompts(
             self.caches, self.page_size, buffers["slot_mapping"], buffers["cu_seqlens"], bucket["tokens"]
         )
-        return {"conditioning": self.prefill(buffers, batch)}
+        return {"conditioning": self.prefill(buffers, batch, self.bank)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,18 +116,20 @@ class Tail:
     state: State
     conditioning_width: int
     dtype: torch.dtype
+    bank: LoraBank | None = None
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         rows = bucket["rows"]
         return {
             "slots": BufferSpec((rows,), torch.int64),
             "conditioning": BufferSpec((rows, self.conditioning_width), self.dtype),
+            **lora_specs(self.bank, rows),
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         lm, residual = buffers["conditioning"].chunk(2, dim=-1)
-        slots = buffers["slots"]
-        return {"results": self.make_patch(self.state, slots, draw_of(self.state, slots), lm, residual)}
+        slots, lora = buffers["slots"], lora_of(self.bank, buffers)
+        return {"results": self.make_patch(self.state, slots, draw_of(self.state, slots), lm, residual, lora)}
 
 
 @dataclass(frozen=True, eq=False)

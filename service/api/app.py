@@ -33,6 +33,7 @@ from service.api.speech import route as speech
 from service.api.speech import voices
 from service.api.speech import websocket as speech_stream
 from service.api.speech.lexicon import Lexicon, load_lexicon
+from service.api.speech.lora_voices import lora_voices
 from service.api.speech.voices_at_start import make_voices
 from service.api.tracing import tracing_from
 from service.catalog import Catalog
@@ -104,7 +105,7 @@ def create_context(
     others: OtherProcesses | None = None,
 ) -> ServerContext:
     """What routes share. Starts nothing: the application's lifespan does. SettingsError for an unusable voices_dir,
-    lexicon or OTEL_ variable.
+    lora_voices, lexicon or OTEL_ variable.
 
     metrics: the engine's, too. others: API processes that the limits are shared with."""
     workers = WorkerPool(settings.media_workers, WorkerLimits())
@@ -132,6 +133,7 @@ def create_context(
         ThreadPoolExecutor(media_threads, thread_name_prefix="work"),
         tracing_from(server_version()),
         lexicon=server_lexicon(settings),
+        lora_voices=lora_voices(settings, catalog, voices.RESERVED),
     )
     if isinstance(engine, EngineClient):
         engine.in_use = lambda: context.admission.in_flight > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -58,6 +58,8 @@ class ServerContext:
     """The setting's."""
     named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
     """References of built-in voices, made or in the making, by model and name."""
+    lora_voices: Mapping[str, str] = field(default_factory=dict)
+    """Folder of each adapter by the name_key of its voice."""
     makes_voices: bool = True
     """Built-in voices are made after the start; by one process of a server."""
     grammars: GrammarChecks = field(default_factory=GrammarChecks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -32,10 +33,15 @@ log = logging.getLogger(__name__)
 WORKERS = {"chat": "service.engine.chat.worker:create_worker", "speech": "service.engine.speech.worker:create_worker"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+SWITCH_INTERVAL = 1e-4
+"""Seconds after which a thread that computes in Python gives the interpreter lock to one that waits for it: masks of a
+step and what messages bring are waited for, and steps last milliseconds."""
+
 
 def serve(config: EngineConfig, channel: Channel) -> None:
     """Loads, captures and runs until Stop: the engine process's whole life."""
     device = resolve_device(config)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     torch.set_num_threads(num_threads(config))
     log.info("threads on the host: %d", torch.get_num_threads())
     observations = Observations()

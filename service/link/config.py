@@ -80,6 +80,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_speech_load: float | None = None
     """Share of real time that the steps of all live streams may take; speech that would exceed it is refused. None:
     0.8 (CUDA), no refusal (CPU)."""
+    lora_voices: str = ""
+    """Directory of adapters, one in each folder; empty: none."""
+    lora_slots: int = 32
+    """Adapters that are on the device at a time."""
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
 

@@ -84,6 +84,8 @@ class SpeechRequest(Struct, frozen=True):
     """Seconds of the audio that a live listener hears in a second."""
     retries: int = 0
     """Times that a segment which runs to its cap is drawn again with another seed, where none of it has been sent."""
+    adapter: str = ""
+    """The low-rank adapter that the voice is, by its folder's name; empty: none."""
 
 
 class SpeechAppend(Struct, frozen=True):

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,7 +71,8 @@ class StreamingEncoder:
 
     At speed 1 less than 100 ms of audio is held back. The concatenated outputs are a complete file; the sizes in a wav
     header are 0xFFFFFFFF (unknown). pcm is 16 bits, little endian. speed changes the tempo and keeps the pitch.
-    Non-finite samples become silence, the others are clipped to -1..1.
+    Non-finite samples become silence, the others are clipped to -1..1. FFmpeg is imported and set up by the first call
+    of encode() or finish(), which may take half a second.
 
     Raises InputError that names response_format, sample_rate or speed.
     """
@@ -85,19 +87,27 @@ class StreamingEncoder:
         if not MIN_SPEED <= speed <= MAX_SPEED:
             raise InputError("speed", f"{speed} given, must be between {MIN_SPEED} and {MAX_SPEED}")
         self.content_type = content_type(name, sample_rate_out)
-        unchanged = speed == 1.0 and sample_rate_in == sample_rate_out
-        self._filter = None if unchanged else _tempo_and_rate(sample_rate_in, sample_rate_out, speed)
-        self._codec: Codec | _Raw
-        if chosen.codec:
-            self._codec = _codec(chosen, sample_rate_out)
-        else:
-            self._codec = _Raw(wav_header(sample_rate_out) if name == "wav" else b"")
+        self._name = name
+        self._rate_in = sample_rate_in
+        self._rate_out = sample_rate_out
+        self._speed = speed
+        self._unchanged = speed == 1.0 and sample_rate_in == sample_rate_out
         self._finished = False
 
     @property
     def copies(self) -> bool:
         """Samples are only converted to integers, neither filtered nor compressed."""
-        return self._filter is None and isinstance(self._codec, _Raw)
+        return self._unchanged and not FORMATS[self._name].codec
+
+    @cached_property
+    def _filter(self) -> TempoAndRate | None:
+        return None if self._unchanged else _tempo_and_rate(self._rate_in, self._rate_out, self._speed)
+
+    @cached_property
+    def _codec(self) -> Codec | _Raw:
+        if FORMATS[self._name].codec:
+            return _codec(FORMATS[self._name], self._rate_out)
+        return _Raw(wav_header(self._rate_out) if self._name == "wav" else b"")
 
     def encode(self, samples: np.ndarray) -> bytes:
         """float32 [n] -> the bytes that are ready now, possibly none."""
@@ -126,6 +136,14 @@ class EncoderPool:
 
     def __init__(self, size: int) -> None:
         self._threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="encode")
+        self._imported = False
+
+    async def prepare(self, encoder: StreamingEncoder) -> None:
+        """Imports FFmpeg in a thread where an encoder of these settings needs it. What is missing is then known before
+        an answer has begun, and the first audio does not wait for the import."""
+        if not encoder.copies and not self._imported:
+            await asyncio.get_running_loop().run_in_executor(self._threads, _import_ffmpeg)
+            self._imported = True
 
     async def encode(self, encoder: StreamingEncoder, samples: np.ndarray) -> bytes:
         """`encoder.encode(samples)`. At most one call at a time per encoder."""
@@ -170,6 +188,10 @@ class _Raw:
 
 
 # Imported when first used: FFmpeg's libraries are large, and raw formats do not need them.
+def _import_ffmpeg() -> None:
+    import service.media.ffmpeg_audio  # noqa: F401
+
+
 def _codec(chosen: AudioFormat, sample_rate: int) -> Codec:
     from service.media.ffmpeg_audio import Codec
 

@@ -6,13 +6,15 @@ import { several } from "./models.js";
 
 export const voices = { all: [] };
 
+const GROUPS = { builtin: "Built in", lora: "Adapters", uploaded: "Kept here" };
+
 /** Fills every list of voices. */
 export async function loadVoices() {
   voices.all = (await getJson("v1/audio/voices")).data;
   const options = voices.all.map(({ id, name, type, model }) => ({
     value: id,
     label: type === "builtin" ? name : marked(name, model),
-    group: type === "builtin" ? "Built in" : "Kept here",
+    group: GROUPS[type],
   }));
   for (const select of document.querySelectorAll("select.voices")) setOptions(select, options);
 }

@@ -21,6 +21,7 @@ from service.engine.dry_run import CONTEXT_BYTES, dry_run
 from service.engine.live_bytes import LiveBytes
 from service.engine.memory import MemoryPlanError, peak_bytes
 from service.link.config import EngineConfig, ModelConfig
+from tests.support.lora import random_adapter, write_adapter
 
 GIB = 1 << 30
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -110,6 +111,18 @@ def test_a_published_speech_model(tmp_path: Path) -> None:
     assert hosted.context == 8192 and hosted.at_once(1024) == 64
     assert _documented("VoxCPM2")[1] == pytest.approx(hosted.positions, rel=0.05)
     assert 0.1 * GIB < found.memory.workspace < 2 * GIB
+
+
+def test_slots_of_adapters_are_counted(tmp_path: Path) -> None:
+    directory = next(path for path in DIRECTORIES if family_of(path).kind == "speech")
+    for seed in range(3):
+        write_adapter(tmp_path / f"{seed}", random_adapter(directory, 24, seed, ("lm",)), 24, 24.0)
+    without = dry_run(config(directory), 24 * GIB).memory.state
+    tensors = random_adapter(directory, 32, 0, ("lm",)).values()  # ranks are filled up to a power of two
+    for slots, resident in ((2, 2), (32, 3)):
+        found = dry_run(config(directory, lora_voices=str(tmp_path), lora_slots=slots), 24 * GIB)
+        bytes_of_one = 2 * sum(tensor.numel() for tensor in tensors)
+        assert found.memory.state - without == pytest.approx(resident * bytes_of_one, rel=0.02)
 
 
 def test_graph_memory_that_no_start_would_get_by_with(tmp_path: Path) -> None:

@@ -88,10 +88,13 @@ def write(
     save_file(network, directory / "model.safetensors")
     save_file(codec, directory / "audiovae.safetensors")
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    # LlamaTokenizer, the published models' class, puts its own steps in the place of tokenizer.json's: capitals, which
+    # have no token, would be lost.
+    tokens_config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     for name, content in (
         ("config.json", config),
         ("tokenizer.json", tokens),
-        ("tokenizer_config.json", {"add_bos_token": True, "tokenizer_class": "LlamaTokenizer", **special}),
+        ("tokenizer_config.json", tokens_config),
         ("special_tokens_map.json", special),
     ):
         (directory / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -22,6 +22,10 @@ class Take:
     natural_heard: str
     natural_patches: int
 
+    @property
+    def repeats_or_skips(self) -> bool:
+        return longest_run(plain(self.spoken).split(), self.heard.split()) >= 2
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -70,8 +74,7 @@ def score(takes: list[Take]) -> Scores:
         natural_words=errors(natural, True),
         faultless=sum(plain(take.spoken) == take.heard for take in takes) / count,
         stop_failures=sum(not take.stopped for take in takes) / count,
-        repeats_and_skips=sum(longest_run(plain(take.spoken).split(), take.heard.split()) >= 2 for take in takes)
-        / count,
+        repeats_and_skips=sum(take.repeats_or_skips for take in takes) / count,
         length=sum(take.patches for take in takes) / sum(take.natural_patches for take in takes),
         shortest=ratios[0],
         longest=ratios[-1],

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from models.embedded.voices.training import Average
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -63,9 +65,7 @@ class Optimiser:
         groups = [{"params": wide, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), eps=1e-9, fused=device.type == "cuda")
         self._parameters = list(network.parameters())
-        self.average = [parameter.detach().clone() for parameter in self._parameters]
-        self._average_weight = 1.0 - average
-        self._steps = 0
+        self.average = Average(network, average)
 
     def step(self, rate: float) -> Tensor:
         """-> the norm of the gradients, which are cut to 1 and forgotten."""
@@ -79,22 +79,5 @@ class Optimiser:
         self.adam.zero_grad()
         for parameter in self._parameters:
             parameter.grad = None
-        self._steps += 1
-        weight = max(self._average_weight, 1.0 / (self._steps + 1))
-        torch._foreach_lerp_(self.average, [parameter.detach() for parameter in self._parameters], weight)
+        self.average.step()
         return norm
-
-    def state(self) -> dict[str, object]:
-        return {
-            "muon": self.muon.momentum,
-            "adam": self.adam.state_dict(),
-            "average": self.average,
-            "steps": self._steps,
-        }
-
-    def load(self, state: dict[str, object]) -> None:
-        for own, saved in ((self.muon.momentum, state["muon"]), (self.average, state["average"])):
-            for tensor, value in zip(own, saved, strict=True):  # type: ignore[call-overload]
-                tensor.copy_(value)
-        self.adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
-        self._steps = int(state["steps"])  # type: ignore[call-overload]

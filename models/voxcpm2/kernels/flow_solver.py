@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 from models.layers.norms import RMSNorm
+from models.lora import Lora
 from models.voxcpm2.kernels.step_inputs import PROJECTION_WARPS, normed_row, projected, projection_of
 from models.voxcpm2.network import FlowSolver, VoxCPM2Network, project
 
@@ -312,13 +313,16 @@ def make_patch(
     noise: Tensor,
     lm: Tensor,
     residual: Tensor,
+    lora: Lora | None = None,
 ) -> Tensor:
     """models.voxcpm2.patch.make_patch with one kernel between two evaluations of LocDiT, and one behind the last."""
     dit, times, step_sizes = solver.dit, solver.time_table, solver.schedule.step_sizes
     hidden = project(network.stop_proj, lm)
     flow = FlowTokens(state, slots, dit.cond_proj, dit.in_proj, dit.decoder.first_norm)
-    flow.start(noise, *network.condition(lm, residual), times[0])
+    # The two halves of a stream lie side by side here, so that a unit of its adapters is both.
+    adapters = None if lora is None else lora.stack("feat_decoder")
+    flow.start(noise, *network.condition(lm, residual, lora), times[0])
     for step_size, time in zip(step_sizes[:-1], times[1:], strict=True):
-        flow.advance(dit.velocity_of(flow.tokens, flow.normed), step_size, time)
-    velocity = dit.velocity_of(flow.tokens, flow.normed)
+        flow.advance(dit.velocity_of(flow.tokens, flow.normed, adapters), step_size, time)
+    velocity = dit.velocity_of(flow.tokens, flow.normed, adapters)
     return settle(state, slots, flow.x, velocity, step_sizes[-1], hidden, network.stop_head.weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,12 +73,21 @@ def most_spoken(context: ServerContext) -> int:
 @dataclass(frozen=True, eq=False)
 class Speaker:
     """The voice. reference, prompt: encoded audio, float32 [patches, frames, channels]. transcript: of the prompt.
-    design: description of the voice or manner, put in front of each text."""
+    design: description of the voice or manner, put in front of each text. adapter: of the model, by its folder's
+    name."""
 
     reference: np.ndarray | None = None
     prompt: np.ndarray | None = None
     transcript: str = ""
     design: str = ""
+    adapter: str = ""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A voice that is an adapter of the model, by its folder's name."""
+
+    folder: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +178,7 @@ class SpeechJob:
             prompt=self.speaker.prompt,
             speed=self.speed,
             retries=self.retries,
+            adapter=self.speaker.adapter,
         )
 
 
@@ -192,9 +202,8 @@ async def prepare(
     sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, settings.pcm_sample_rate)
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
     speed = 1.0 if options.speed is None else options.speed
-    StreamingEncoder(
-        name, processor.sample_rate, sample_rate, speed
-    )  # InputError for a rate or speed that the format cannot have
+    # InputError for a rate or speed that the format cannot have.
+    await context.encoders.prepare(StreamingEncoder(name, processor.sample_rate, sample_rate, speed))
     return SpeechJob(
         id=f"speech-{secrets.token_hex(16)}",
         model=model,
@@ -262,18 +271,22 @@ async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model
         raise bad_request(message, "instructions")
     if options.ref_audio:
         speaker = await _reference_speaker(context, options.ref_audio, options.ref_text, model, design)
+        adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
+        speaker = replace(speaker, adapter=adapter)
     else:
         speaker = await _named_speaker(context, options, model, design)
     if not options.prompt_audio or not options.prompt_text:
         return speaker
     check_text(model, options.prompt_text, "prompt_text")
     wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio")
-    return Speaker(speaker.reference, await encode(context, model, wave, "left"), options.prompt_text)
+    prompt = await encode(context, model, wave, "left")
+    return Speaker(speaker.reference, prompt, options.prompt_text, adapter=speaker.adapter)
 
 
 async def _named_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, design: str) -> Speaker:
-    name = options.voice if isinstance(options.voice, str) or options.voice is None else options.voice.id
-    voice = find_voice(context, name or DEFAULT_VOICE, model)
+    voice = find_voice(context, _voice_name(options) or DEFAULT_VOICE, model)
+    if isinstance(voice, Adapter):
+        return Speaker(design=design, adapter=voice.folder)
     if isinstance(voice, Voice):
         return await _stored_speaker(context, voice, model, design)
     if voice == DEFAULT_VOICE and (design or options.prompt_audio):
@@ -284,12 +297,19 @@ async def _named_speaker(context: ServerContext, options: SpeechOptions, model: 
     return Speaker(await named_reference(context, model, voice, description), design=design)
 
 
-def find_voice(context: ServerContext, name: str, model: HostedModel | None) -> Voice | str:
-    """An uploaded voice, or the name of a built-in one. model: that is to speak in it, where that is known. ApiError
-    404 for an unknown voice, 400 for one of another model."""
+def _voice_name(options: SpeechOptions) -> str:
+    voice = options.voice
+    return voice if isinstance(voice, str) else "" if voice is None else voice.id
+
+
+def find_voice(context: ServerContext, name: str, model: HostedModel | None) -> Voice | Adapter | str:
+    """An uploaded voice, an adapter, or the name of a built-in one. model: that is to speak in it, where that is known.
+    ApiError 404 for an unknown voice, 400 for one of another model."""
     key = name_key(name) if len(name) <= LONGEST_NAME else ""
     if key == DEFAULT_VOICE or key in OPENAI_VOICES:
         return key
+    if key in context.lora_voices:
+        return Adapter(context.lora_voices[key])
     voice = context.voices.find(name)
     if voice is None:
         raise _no_voice()

@@ -120,13 +120,13 @@ class SpeechAudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="speech
 
 
 class VoiceObject(msgspec.Struct, frozen=True, omit_defaults=True):
-    """type: "builtin" (default and OpenAI's names) or "uploaded". model: the speech model that an uploaded voice speaks
-    through; null where none that is served can."""
+    """type: "builtin" (default and OpenAI's names), "lora" (an adapter of the server) or "uploaded". model: the speech
+    model that an adapter or an uploaded voice speaks through; null where none that is served can."""
 
     id: str
     name: str
     object: Literal["audio.voice"]
-    type: Literal["builtin", "uploaded"]
+    type: Literal["builtin", "lora", "uploaded"]
     created_at: int | None = None
     seconds: float | None = None
     ref_text: str | None = None

@@ -65,12 +65,6 @@ def spoken_length(text: str) -> int:
     return len(text) if text.isascii() else len(text) + (WIDE_LENGTH - 1) * len(WIDE.findall(text))
 
 
-def split_text(text: str, *, max_length: int, granularity: Granularity = "none") -> list[str]:
-    """Segments of a whole text; see TextSplitter."""
-    splitter = TextSplitter(granularity, max_length=max_length)
-    return [*splitter.feed(text), *splitter.flush()]
-
-
 class TextSplitter:
     """Splits a text that arrives in chunks.
 

@@ -23,12 +23,11 @@ from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES, PARENTHESES
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
 from service.catalog import HostedModel
 from service.media.reference_level import level_reference
-from service.voice_store import ID, Voice, VoiceStoreError, name_key
+from service.voice_store import ID, NAME, Voice, VoiceStoreError, name_key
 
 router = APIRouter()
 
 PATH = "/v1/audio/voices"
-NAME = re.compile(r"\w(?:[\w .'-]{0,62}[\w.'])?")
 NO_CONSENT = {"false", "no", "0", "off", "none", "null"}
 """Values of `consent` that mean no."""
 SEED = re.compile(r"[0-9]{1,18}")
@@ -39,14 +38,18 @@ CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insu
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
 
 
-@router.get(PATH, openapi_extra=operation("List built-in and uploaded voices.", {JSON: VoiceList}))
+@router.get(PATH, openapi_extra=operation("List built-in voices, adapters and uploaded voices.", {JSON: VoiceList}))
 async def list_voices(request: Request) -> Response:
     context = context_of(request)
     builtin = [
         VoiceObject(name, name, "audio.voice", "builtin", description=OPENAI_VOICES.get(name))
         for name in (DEFAULT_VOICE, *OPENAI_VOICES)
     ]
-    voices = builtin + [_object(context, voice) for voice in context.voices.voices()]
+    adapters = [
+        VoiceObject(name, name, "audio.voice", "lora", model=_speech_name(context))
+        for name in context.lora_voices.values()
+    ]
+    voices = builtin + adapters + [_object(context, voice) for voice in context.voices.voices()]
     return _json(VoiceList(voices, voices))
 
 
@@ -99,6 +102,8 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
         raise bad_request("name: must be 1 to 64 letters, digits, spaces or any of . - '", "name")
     if name_key(name) in RESERVED:
         raise bad_request("name: this is the name of a built-in voice.", "name")
+    if name_key(name) in context.lora_voices:
+        raise bad_request("name: this is the name of a voice of the server, an adapter.", "name")
     if ID.fullmatch(name_key(name)):
         # Requests that still ask for a deleted voice by its id would get this one.
         raise bad_request("name: must not have the form of a voice's id.", "name")
@@ -232,6 +237,11 @@ def _object(context: ServerContext, voice: Voice) -> VoiceObject:
         consent=voice.consent,
         model=next(speaks, None),
     )
+
+
+def _speech_name(context: ServerContext) -> str:
+    """Of the one speech model that adapters are of."""
+    return next(model.name for model in context.catalog.models if model.kind == "speech")
 
 
 def _json(payload: msgspec.Struct) -> Response:

@@ -24,8 +24,8 @@ from service.engine.readback import Readback
 
 log = logging.getLogger(__name__)
 
-_MANY_ROWS = 48
-"""Tokens of fewer rows are consumed sooner by one thread than several threads are woken."""
+_MANY_ROWS = 4
+"""Tokens of fewer rows are consumed by one thread: each may then have to wait for the interpreter lock."""
 _LATE = 0.004
 """Seconds after which nothing waits for masks any more that need not."""
 _LONGEST_REASON = 200

@@ -32,6 +32,14 @@ def slots_of(sequences: Sequence[SpeechSequence]) -> np.ndarray:
     return np.array([sequence.stream.slot for sequence in sequences], dtype=np.int64)
 
 
+def adapter_slots_of(
+    rows: Sequence[SpeechSequence], chunks: Sequence[tuple[PrefillChunk, SpeechSequence]] = ()
+) -> np.ndarray:
+    """Of each row, then of each prompt position: the slot of its adapter, -1 for none."""
+    prompts = [np.full(chunk.length, sequence.stream.adapter_slot) for chunk, sequence in chunks]
+    return np.concatenate([[sequence.stream.adapter_slot for sequence in rows], *prompts]).astype(np.int32)
+
+
 def slots_plan(slots: np.ndarray) -> Plan:
     return Plan(arrays={"slots": slots}, required={"rows": len(slots)})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -29,12 +29,15 @@ class SpeechRequests:
         model: SpeechModel,
         scheduler: SpeechScheduler,
         context: WorkerContext,
+        adapters: Collection[str] = (),
     ) -> None:
+        """adapters: their names."""
         self._name = name
         self._processor = processor
         self._model = model
         self._scheduler = scheduler
         self._context = context
+        self._adapters = adapters
         self._patch_seconds = model.samples_per_patch / model.sample_rate
         self._sequences: dict[str, SpeechSequence] = {}
         self._unsent = UnsentAudio()
@@ -61,6 +64,10 @@ class SpeechRequests:
     def submit(self, request: SpeechRequest) -> None:
         """Admits a request or fails it; a bad one never raises."""
         model = self._model
+        if request.adapter and request.adapter not in self._adapters:
+            message = f"model {self._name!r} has no adapter {request.adapter!r}"
+            self.fail(request.request_id, 404, "voice_not_found", message, field="voice")
+            return
         try:
             sequence = SpeechSequence(request, self._processor, model.patch_shape, model.priming_patches)
         except InputError as error:

@@ -7,9 +7,10 @@ stream: a step's patches are decoded to audio while the next step runs. One uplo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,27 +18,28 @@ import torch
 from torch import Tensor
 
 from models.layers.kv_cache import PagedBatch
-from models.protocol import RESULT_FLAGS, Bucket, Capturable, Plan, SpeechModel
+from models.protocol import RESULT_FLAGS, Bucket, Plan, SpeechModel
 from service.engine.faults import prefill_errors
 from service.engine.readback import Readback
+from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import Kind
-from service.engine.speech.plans import pages_for, ragged_plan, slot_state, slot_state_arrays, slots_of, slots_plan
+from service.engine.speech.plans import (
+    adapter_slots_of,
+    pages_for,
+    ragged_plan,
+    slot_state,
+    slot_state_arrays,
+    slots_of,
+    slots_plan,
+)
 from service.engine.speech.prefill import PrefillChunk, eager_prefill, replayed_prefill, required_prefill
 from service.engine.speech.sequence import SpeechSequence
+from service.engine.speech.steps import Steps, make_runner
 from service.engine.worker import WorkerContext
 from service.graphs.buffers import upload
 from service.graphs.observations import EagerReason, Route
 from service.graphs.runner import GraphRunner, Run
-
-_PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
-"""Buckets of captured prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens
-kernel launches, not the GPU, bound an eager prefill."""
-_PREFILLS_BEFORE_READY = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
-"""Tokens of the buckets that are captured before readiness: for text alone, with patches."""
-_PREFILL_SEQUENCES = 16
-_RARE_STRIDE = 4
-"""For numbers of solver steps other than the default, the bucket list holds only every fourth batch size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,8 @@ class Outcome:
 class SpeechRunner:
     """Owns caches, slot state and captured graphs of one speech model.
 
-    decode, tail: by number of solver steps. What runs them before there are requests is in scratch.py.
+    decode, tail: by number of solver steps, without adapters. What runs them before there are requests is in
+    scratch.py.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class SpeechRunner:
         num_pages: int,
         max_streams: int,
         buckets: Sequence[int],
+        adapters: AdapterFiles | None = None,
     ) -> None:
         self.model = model
         self.buckets = tuple(buckets)
@@ -110,49 +114,16 @@ class SpeechRunner:
         self._codec_starts: WeakKeyDictionary[SpeechSequence, Tensor] = WeakKeyDictionary()
         """The codec's streaming state before the current segment, of later segments that may be drawn again."""
         self._codec_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.bank = None if adapters is None else adapters.bank(context.device, context.dtype)
+        self.adapters = (
+            AdapterSlots(0, _no_adapter) if adapters is None else adapters.slots(self.bank, self._count_load)
+        )
+        make = partial(Steps, name, model, context, self.state, self.caches, self.buckets, self.solver_steps)
+        self._plain = make()
+        self._adapted = None if self.bank is None else make(bank=self.bank)
+        self.decode, self.tail, self.prefill = self._plain.decode, self._plain.tail, self._plain.prefill
         rows = [{"rows": bucket} for bucket in self.buckets]
-        default, rare = self.solver_steps[0], rows[::-_RARE_STRIDE]
-
-        def by_steps(kind: str, step: Callable[[int], Capturable]) -> dict[int, GraphRunner]:
-            return {
-                steps: self._runner(kind, step(steps), rows, before_ready=None)
-                if steps == default
-                else self._runner(kind, step(steps), rare, before_ready=())
-                for steps in self.solver_steps
-            }
-
-        self.decode = by_steps(
-            "decode", lambda steps: model.decode_step(steps, self.state, self.caches, self.page_size)
-        )
-        self.tail = by_steps("tail", lambda steps: model.tail(steps, self.state))
-        self.vae = self._runner("vae", model.vae_step(self.state), rows, before_ready=None, stream=self._codec_stream)
-        bucket_list, before_ready = prefill_buckets(
-            "cpu" if context.device.type == "cpu" else "cuda", context.config.max_step_tokens
-        )
-        self.prefill = self._runner(
-            "prefill", model.prefill_step(self.caches, self.page_size), bucket_list, before_ready=before_ready
-        )
-
-    def _runner(
-        self,
-        kind: str,
-        capturable: Capturable,
-        bucket_list: Sequence[Bucket],
-        before_ready: Sequence[Bucket] | None,
-        stream: torch.cuda.Stream | None = None,
-    ) -> GraphRunner:
-        context = self._context
-        return GraphRunner(
-            self._name,
-            kind,
-            capturable,
-            bucket_list,
-            context.pool,
-            context.observations,
-            enabled=context.config.graphs,
-            before_ready=before_ready,
-            stream=stream,
-        )
+        self.vae = make_runner(name, "vae", model.vae_step(self.state), rows, context, None, self._codec_stream)
 
     @property
     def codec_beside(self) -> bool:
@@ -172,7 +143,20 @@ class SpeechRunner:
 
     @property
     def graph_runners(self) -> list[GraphRunner]:
-        return [*self.decode.values(), *self.tail.values(), self.vae, self.prefill]
+        adapted = [] if self._adapted is None else self._adapted.runners
+        return [*self._plain.runners, self.vae, *adapted]
+
+    @property
+    def variants(self) -> list[Steps]:
+        """Steps without adapters, and with them where there are any."""
+        return [self._plain] if self._adapted is None else [self._plain, self._adapted]
+
+    def _count_load(self) -> None:
+        self._context.observations.count("lora_loads_total", model=self._name)
+
+    def _steps_of(self, slots: np.ndarray) -> Steps:
+        """slots: of the adapters, -1 for none. Rows without one run with the others where any has one."""
+        return self._plain if self._adapted is None or (slots < 0).all() else self._adapted
 
     def captured_prefill(self, required: Bucket) -> Bucket | None:
         """Bucket of the captured graph that would replay this prefill."""
@@ -187,7 +171,9 @@ class SpeechRunner:
         """One decode step of all rows and their audio. Rows share the number of solver steps."""
         slots = slots_of(sequences)
         start = self.clock.mark()
-        run = self.decode[solver_steps].run(slots_plan(slots))
+        adapters = adapter_slots_of(sequences)
+        steps = self._steps_of(adapters)
+        run = steps.decode[solver_steps].run(steps.plan(slots, adapters))
         timings = [Timing("decode", solver_steps, self._bucket(len(slots)), start, self.clock.mark())]
         rows = list(range(len(sequences)))
         return self._deliver(sequences, slots, [(run, rows)], timings, predicted, now, "decode", run.route)
@@ -205,14 +191,17 @@ class SpeechRunner:
         Raises PrefillError when the pass failed: the decode rows are unchanged.
         """
         required = required_prefill([chunk for chunk, _ in chunks])
-        bucket = None if required is None or decodes else self.captured_prefill(required)
+        adapters = adapter_slots_of(decodes, chunks)
+        steps = self._steps_of(adapters)
+        graph = None if required is None or decodes else steps.prefill.graph_for(required)
+        bucket = None if graph is None else graph.bucket
         start = self.clock.mark()
         with prefill_errors():
             self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
             if required is None or bucket is None:
-                conditioning = self._backbone(chunks, decodes)
+                conditioning = self._backbone(chunks, decodes, steps, adapters)
             else:
-                conditioning = self._replay_prompts(chunks, required)
+                conditioning = self._replay_prompts(chunks, required, steps, adapters)
         ready = [sequence for chunk, sequence in chunks if chunk.last]
         self._initialise_slots(ready)
         kind = "mixed" if decodes else "prefill"
@@ -228,9 +217,12 @@ class SpeechRunner:
         runs: list[tuple[Run, list[int]]] = []
         for solver_steps in sorted({sequence.request.solver_steps for sequence in emitting}):
             rows = [i for i, sequence in enumerate(emitting) if sequence.request.solver_steps == solver_steps]
-            plan = slots_plan(slots_of([emitting[i] for i in rows]))
+            group = [emitting[i] for i in rows]
+            adapters = adapter_slots_of(group)
+            steps = self._steps_of(adapters)
+            plan = steps.plan(slots_of(group), adapters)
             plan.tensors["conditioning"] = consecutive(conditioning, rows)
-            runs.append((self.tail[solver_steps].run(plan), rows))
+            runs.append((steps.tail[solver_steps].run(plan), rows))
             timings.append(self._timing("tail", solver_steps, len(rows), timings))
         return self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
 
@@ -322,17 +314,29 @@ class SpeechRunner:
                 self.vae.run(plan)
 
     def _backbone(
-        self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], decodes: Sequence[SpeechSequence]
+        self,
+        chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
+        decodes: Sequence[SpeechSequence],
+        steps: Steps,
+        adapters: np.ndarray,
     ) -> Tensor:
         """Conditioning [decodes + prompts that end, width]."""
         plan, batch_arrays, max_q, max_k = ragged_plan(chunks, self.page_size, self.model.patch_shape)
+        plan |= steps.lora_arrays(adapters)
         return self.ragged(plan | batch_arrays | {"decode_slots": slots_of(decodes)}, plan.keys(), max_q, max_k)
 
-    def _replay_prompts(self, chunks: Sequence[tuple[PrefillChunk, SpeechSequence]], required: Bucket) -> Tensor:
+    def _replay_prompts(
+        self,
+        chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
+        required: Bucket,
+        steps: Steps,
+        adapters: np.ndarray,
+    ) -> Tensor:
         """Conditioning of the prompts that end, in the leading rows."""
         inputs, batch, _, _ = ragged_plan(chunks, self.page_size, self.model.patch_shape)
         arrays = inputs | {"slot_mapping": batch["slot_mapping"], "cu_seqlens": batch["cu_seqlens_q"]}
-        return self.prefill.run(prefill_plan(arrays, required)).outputs["conditioning"]
+        arrays |= steps.lora_arrays(adapters)
+        return steps.prefill.run(prefill_plan(arrays, required)).outputs["conditioning"]
 
     def ragged(self, arrays: Mapping[str, np.ndarray], inputs: Iterable[str], max_q: int, max_k: int) -> Tensor:
         """The model's pass over these arrays; `inputs` names those of its plan, the others describe the batch."""
@@ -349,9 +353,10 @@ class SpeechRunner:
             max_seqlen_k=max_k,
         )
         plan = {name: device[name] for name in inputs}
+        bank = self.bank if "lora_slots" in plan else None
         if len(device["decode_slots"]):
-            return self.model.mixed(plan, batch, self.state, device["decode_slots"])
-        return self.model.prefill(plan, batch)
+            return self.model.mixed(plan, batch, self.state, device["decode_slots"], bank)
+        return self.model.prefill(plan, batch, bank)
 
     def _initialise_slots(self, sequences: Sequence[SpeechSequence]) -> None:
         """Writes the slot state of streams whose prefill is complete; their first patch comes next."""
@@ -368,6 +373,10 @@ class SpeechRunner:
         return next((bucket for bucket in self.buckets if bucket >= rows), rows)
 
 
+def _no_adapter(name: str, slot: int) -> None:
+    raise AssertionError(f"adapter {name} is not there")
+
+
 def emitted(patches: np.ndarray) -> np.ndarray:
     """Step results that hold these patches float32 [n, frames, channels] and did not stop."""
     flags = np.array([name == "emitted" for name in RESULT_FLAGS], dtype=np.float32)
@@ -381,17 +390,5 @@ def consecutive(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
     return [x[row : row + 1] for row in rows]
 
 
-def prefill_buckets(device: str, most: int) -> tuple[list[Bucket], list[Bucket]]:
-    """Buckets of captured prefills of at most `most` tokens, and those to capture before readiness."""
-
-    def buckets(tokens: Sequence[int], *, audio: bool) -> list[Bucket]:
-        sizes = sorted({min(size, most) for size in tokens})
-        return [{"tokens": n, "audio": n if audio else 0, "sequences": min(n, _PREFILL_SEQUENCES)} for n in sizes]
-
-    bucket_list = [bucket for audio in (False, True) for bucket in buckets(_PREFILL_TOKENS[device], audio=audio)]
-    text, patches = _PREFILLS_BEFORE_READY[device]
-    return bucket_list, [*buckets(text, audio=False), *buckets(patches, audio=True)]
-
-
 def prefill_plan(arrays: dict[str, np.ndarray], required: Bucket) -> Plan:
-    return Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"]})
+    return Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})

@@ -18,6 +18,7 @@ from typing import Literal
 
 from service.engine.pages import PagePool
 from service.engine.slots import SlotPool
+from service.engine.speech.adapters import AdapterSlots
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.stream import Phase, Stream
@@ -74,10 +75,13 @@ class Refusal:
 class SpeechScheduler:
     """Holds every stream of one model from submission to release. forecast: of the same model and limits."""
 
-    def __init__(self, policy: Policy, forecast: Forecast, pages: PagePool) -> None:
+    def __init__(
+        self, policy: Policy, forecast: Forecast, pages: PagePool, adapters: AdapterSlots | None = None
+    ) -> None:
         self.policy = policy
         self.forecast = forecast
         self._pages = pages
+        self._adapters = adapters
         self._slots = SlotPool(policy.max_streams)
         self._waiting: list[Stream] = []
         self._running: list[Stream] = []
@@ -210,17 +214,23 @@ class SpeechScheduler:
         """Streams with prompt positions to compute, most urgent first; only live ones if there are any.
 
         Waiting streams follow in order of arrival while slots and pages (to the length cap) suffice. A quarter of the
-        slots is reserved for live streams.
+        slots is reserved for live streams. A stream whose adapter finds no slot is passed by those without one only, so
+        that its turn comes.
         """
         begun = [s for s in self._running if s.phase is Phase.PREFILL and not s.paused]
         begun.sort(key=lambda s: (not s.live, slacks.get(s, s.arrival + self.policy.first_audio_target - start)))
         waiting = sorted(self._waiting, key=lambda s: (not s.live, s.arrival))
         candidates = begun
         slots, pages = self._slots.num_free, self._pages.num_available
+        adapters: set[str] = set()
         for stream in waiting:
             needed = self._pages_for(stream.positions)
             if slots < (1 if stream.live else 1 + self.policy.max_streams // 4) or pages < needed:
                 break
+            if stream.adapter and self._adapters is not None:
+                adapters.add(stream.adapter)
+                if not self._adapters.fits(adapters):
+                    continue
             slots, pages = slots - 1, pages - needed
             candidates.append(stream)
         live = [s for s in candidates if s.live]
@@ -335,6 +345,8 @@ class SpeechScheduler:
         self._running.append(stream)
         stream.slot = self._slots.take()
         stream.pages = self._pages.allocate(self._pages_for(stream.positions))
+        if stream.adapter and self._adapters is not None:
+            stream.adapter_slot = self._adapters.take(stream.adapter)
         stream.phase = Phase.PREFILL
 
     def reserve(self, stream: Stream, positions: int) -> bool:
@@ -378,7 +390,9 @@ class SpeechScheduler:
         self._running.remove(stream)
         self._slots.give_back(stream.slot)
         self._pages.release(stream.pages)
-        stream.slot, stream.pages = 0, []
+        if stream.adapter and self._adapters is not None:
+            self._adapters.give_back(stream.adapter)
+        stream.slot, stream.pages, stream.adapter_slot = 0, [], -1
 
     def _pages_for(self, positions: int) -> int:
         return math.ceil(positions / self._pages.page_size)

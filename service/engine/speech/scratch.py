@@ -15,6 +15,7 @@ from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.plans import slots_plan
 from service.engine.speech.prefill import replayed_prefill
 from service.engine.speech.runner import SpeechRunner, prefill_plan
+from service.engine.speech.steps import Steps
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
 
@@ -52,32 +53,38 @@ def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> None:
     prompts, and beside decode rows. All numbers of solver steps use the same kernels."""
     steps = runner.solver_steps[0]
     rows = powers_of_two(max_rows)
-    for part in (runner.decode[steps], runner.tail[steps], runner.vae):
-        part.warm_up({"rows": count} for count in rows)
-    for length in powers_of_two(min(step_tokens, WARM_TOKENS)):
-        scratch_prefill(runner, [length])
-    scratch_prefill(runner, [1, 2], cached=runner.page_size)
-    scratch_prefill(runner, [1] * WARM_SEQUENCES)
-    for count in rows:
-        scratch_prefill(runner, [1], decodes=count)
+    runner.vae.warm_up({"rows": count} for count in rows)
+    for variant in runner.variants:
+        for part in (variant.decode[steps], variant.tail[steps]):
+            part.warm_up({"rows": count} for count in rows)
+    for variant in runner.variants:
+        for length in powers_of_two(min(step_tokens, WARM_TOKENS)):
+            scratch_prefill(runner, [length], variant=variant)
+        scratch_prefill(runner, [1, 2], cached=runner.page_size, variant=variant)
+        scratch_prefill(runner, [1] * WARM_SEQUENCES, variant=variant)
+        for count in rows:
+            scratch_prefill(runner, [1], decodes=count, variant=variant)
 
 
 def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) -> None:
     """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a piece of reference
     audio."""
     plan, tail = _rows(runner.buckets[-1]), _tail_rows(runner, runner.buckets[-1])
-    scratch_prefill(runner, [tokens])
-    steps = runner.solver_steps[0]
-    runner.decode[steps].run(plan, eager="disabled")
-    runner.tail[steps].run(tail, eager="disabled")
+    steps, variant = runner.solver_steps[0], runner.variants[-1]
+    scratch_prefill(runner, [tokens], variant=variant)
+    variant.decode[steps].run(plan, eager="disabled")
+    variant.tail[steps].run(tail, eager="disabled")
     with runner.codec_turn():
         runner.vae.run(plan, eager="disabled")
     wave = torch.zeros(reference_samples, device=runner.device)
     next(iter(runner.model.encode_reference_pieces(wave, "right")))
 
 
-def scratch_prefill(runner: SpeechRunner, lengths: Sequence[int], *, cached: int = 0, decodes: int = 0) -> Tensor:
-    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys, with decode rows."""
+def scratch_prefill(
+    runner: SpeechRunner, lengths: Sequence[int], *, cached: int = 0, decodes: int = 0, variant: Steps | None = None
+) -> Tensor:
+    """A prefill of prompts of audio positions only, the costliest, each after `cached` keys, with decode rows. variant:
+    of the runner, whose adapters no row has."""
     model, sizes = runner.model, np.array(lengths)
     length = int(sizes.sum())
     inputs: dict[str, np.ndarray] = {
@@ -87,6 +94,8 @@ def scratch_prefill(runner: SpeechRunner, lengths: Sequence[int], *, cached: int
         "patches": np.zeros((length, *model.patch_shape), dtype=np.float32),
         "last": np.cumsum(sizes) - 1,
     }
+    if variant is not None:
+        inputs |= variant.lora_arrays(np.full(decodes + length, -1))
     arrays = inputs | {
         "slot_mapping": np.zeros(length, dtype=np.int64),
         "cu_seqlens_q": np.cumsum([0, *sizes], dtype=np.int32),

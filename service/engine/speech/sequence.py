@@ -101,6 +101,7 @@ class SpeechSequence:
             max_patches=self.prompt.max_patches,
             prompt_audio=len(self.prompt.patches),
             playback=Playback(request.speed),
+            adapter=request.adapter,
             positions=max([self.prompt.positions, *map(self.later_positions, self.segments)]),
         )
 

@@ -91,8 +91,10 @@ class Stream:
     max_patches: int
     positions: int
     prompt_audio: int = 0
+    adapter: str = ""
     phase: Phase = Phase.WAITING
     slot: int = 0
+    adapter_slot: int = -1
     pages: list[int] = field(default_factory=list)
     prefilled: int = 0
     launched: int = 0

@@ -22,6 +22,7 @@ from service.engine.memory import peak_bytes
 from service.engine.pages import PagePool
 from service.engine.readback import Readback
 from service.engine.speech import scratch
+from service.engine.speech.adapters import AdapterFiles
 from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.plans import pages_for, slot_state
@@ -74,6 +75,7 @@ class SpeechWorker:
         context_pages = pages_for(model.max_positions, config.page_size)
         row_bytes = sum(spec.bytes_per_token(context.dtype) for spec in model.cache_specs())
         self.page_bytes = row_bytes * config.page_size
+        self._adapters = AdapterFiles(config, model) if config.lora_voices else None
         self.max_pages = 1 + config.max_running * context_pages
         self.min_pages = 1 + context_pages
         self._costs = SpeechCosts()
@@ -96,6 +98,8 @@ class SpeechWorker:
             torch.device("meta"),
         )
         state_bytes = sum(table.numel() * table.element_size() for table in state.values())
+        if self._adapters is not None:
+            state_bytes += self._adapters.num_bytes(self._context.dtype)
         if device.type == "cpu":
             return MemoryRequirements(state=state_bytes)
         runner, samples = self._make_runner(num_pages=2), self._processor.reference_sample_rate * 4
@@ -107,6 +111,8 @@ class SpeechWorker:
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
         on_gpu = self._context.device.type == "cuda"
+        if self._adapters is not None:
+            self._adapters.read(self._context.dtype, pinned=on_gpu)
         self._pages = PagePool(num_pages, config.page_size)
         self._runner = self._make_runner(num_pages)
         policy = Policy(
@@ -127,8 +133,9 @@ class SpeechWorker:
             prefill_tokens=policy.prefill_tokens,
             codec_beside=self._runner.codec_beside,
         )
-        self._scheduler = SpeechScheduler(policy, self._forecast, self._pages)
-        self._requests = SpeechRequests(self.name, self._processor, self._model, self._scheduler, self._context)
+        self._scheduler = SpeechScheduler(policy, self._forecast, self._pages, self._runner.adapters)
+        names = () if self._adapters is None else self._adapters.files
+        self._requests = SpeechRequests(self.name, self._processor, self._model, self._scheduler, self._context, names)
 
     def _make_runner(self, num_pages: int) -> SpeechRunner:
         return SpeechRunner(
@@ -138,6 +145,7 @@ class SpeechWorker:
             num_pages=num_pages,
             max_streams=self._context.config.max_running,
             buckets=self._buckets,
+            adapters=self._adapters,
         )
 
     @property

@@ -14,7 +14,7 @@ from service.api.speech.lexicon import Lexicon
 from service.api.speech.normalising.text import normalise
 from service.api.speech.request import Speaker, SpeechJob
 from service.api.speech.script import Line, Script, read_script
-from service.api.speech.text_splitting import split_text
+from tests.support.splitting import split_text
 
 
 def job(**changes: Any) -> SpeechJob:

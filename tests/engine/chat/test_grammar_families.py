@@ -14,6 +14,7 @@ import pytest
 from models.processor import ChatProcessor
 from models.registry import family_of, resolve
 from service.api.chat.grammar import json_schema_grammar
+from service.engine.chat import guidance
 from service.engine.chat.guidance import build_tokenizer
 from service.link.grammar_limits import LIMITS
 from tests.support.schemas import random_schema
@@ -50,3 +51,40 @@ def test_answers_fit_whatever_the_vocabulary_is(directory: Path) -> None:
             value = json.loads(processor.detokenize(tokens))
             jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker())
     assert fitting > 12
+
+
+BYTE_LEVEL = [path for path in FAMILIES if path.name not in ("kimi_vl", "minicpmv_4_0")]
+TEXTS = ('"quantity": ', '{"a b": [1, 2', "  x\n\t", "naïve 日本 🙂", "<|im_end|>", "<think>", "5 kg/m", "")
+
+
+@pytest.mark.parametrize("directory", FAMILIES, ids=lambda path: path.parent.name + "-" + path.name)
+def test_the_library_reads_a_byte_level_tokenizer_by_itself(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has the same tokens, of which no text leads to a special one."""
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    asked = list[str]()
+
+    def ask(self: guidance._Vocabulary, text: str) -> list[int]:
+        asked.append(text)
+        return processor.tokenize(text)
+
+    monkeypatch.setattr(guidance._Vocabulary, "__call__", ask)
+    tokenizer = build_tokenizer(processor, processor.vocab_size)
+    asked.clear()  # The wrapper tries whether bytes are taken.
+    for text in TEXTS:
+        tokens = tokenizer.tokenize_str(text)
+        assert not any(map(tokenizer.is_special_token, tokens))
+        if directory in BYTE_LEVEL:
+            assert tokens == processor.tokenize(text) and processor.detokenize(tokens) == text.encode()
+    assert bool(asked) == (directory not in BYTE_LEVEL)
+
+
+def test_a_tokenizer_that_the_library_reads_differently_is_not_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    processor: ChatProcessor = resolve(family_of(EMBEDDED).processor)(EMBEDDED)
+    published = json.loads(processor.tokenizer_json([]) or "")
+    one, other = list(published["model"]["vocab"])[300:302]
+    ids = published["model"]["vocab"]
+    ids[one], ids[other] = ids[other], ids[one]
+    processor.tokenizer_json = lambda special_ids: json.dumps(published)  # type: ignore[method-assign]
+    tokenizer = build_tokenizer(processor, processor.vocab_size)
+    assert tokenizer.decode_bytes([300]) == processor.detokenize([300])
+    assert "reads the tokenizer differently" in caplog.text

@@ -51,6 +51,8 @@ class WorkerRig:
         device: str = "cpu",
         capture_all: bool = False,
         solver_steps: tuple[int, ...] = (),
+        lora_voices: str = "",
+        lora_slots: int = 32,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = EngineConfig(
@@ -63,6 +65,8 @@ class WorkerRig:
             max_step_tokens=step_tokens,
             graphs=graphs,
             solver_steps=solver_steps,
+            lora_voices=lora_voices,
+            lora_slots=lora_slots,
         )
         where = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype

@@ -382,10 +382,10 @@ def test_a_step_that_fails_ends_its_own_requests_alone(
     runner = rig.worker._runner
     launch = getattr(runner, name)
 
-    def failing(chunks, rest):  # type: ignore[no-untyped-def]
+    def failing(chunks, *rest):  # type: ignore[no-untyped-def]
         if any(sequence.request.request_id == "bad" for _, sequence in chunks):
             raise torch.OutOfMemoryError("no memory")
-        return launch(chunks, rest)
+        return launch(chunks, *rest)
 
     whole = rig.alone(request("good alone"))
     monkeypatch.setattr(runner, name, failing)

@@ -44,7 +44,7 @@ def test_a_state_goes_on_where_it_was_left(options: argparse.Namespace, waves: W
     again = Trainer(options, CPU)
     assert resume(tmp_path / "codec.pt", again) == 7
     assert not again.whole
-    for mine, kept in zip(again.sounding.parameters[-2:], trainer.sounding.average[-2:], strict=True):
+    for mine, kept in zip(again.sounding.parameters[-2:], trainer.sounding.average.values[-2:], strict=True):
         torch.testing.assert_close(mine.detach(), kept)
     again.finish_head()
     again.step(waves, 1e-3)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,9 @@ from torch import Tensor
 from models.layers.fused import concatenate, quantize
 from models.layers.gemm import gemv
 from models.layers.kernels.gemm import narrow_gemm
+from models.layers.lora import LoraRows, rows_arrays
 from models.layers.random import philox_normal
+from models.lora import Lora, LoraBank, LoraLayout
 from models.protocol import RESULT_FLAGS
 from models.voxcpm2.kernels.flow_solver import FlowTokens, settle
 from models.voxcpm2.model import VoxCPM2, load_model
@@ -176,15 +180,33 @@ def test_patches(device: torch.device, dtype: torch.dtype, rows: str) -> None:
     compare_patches(device, dtype, 4, ROWS[rows])
 
 
-def compare_patches(device: torch.device, dtype: torch.dtype, solver_steps: int, slots: list[int]) -> None:
+@pytest.mark.parametrize("rows", ROWS)
+@torch.inference_mode()
+def test_patches_of_rows_with_adapters(device: torch.device, dtype: torch.dtype, rows: str) -> None:
+    """The two halves of a stream lie side by side here and far apart in the reference."""
+    compare_patches(device, dtype, 4, ROWS[rows], adapters=[1, -1, 2, 1, 0, -1, 0])
+
+
+def lora_of(model: VoxCPM2, device: torch.device, dtype: torch.dtype, adapters: Sequence[int]) -> Lora:
+    bank = LoraBank(LoraLayout(model.lora_places(), ("dit", "lm_to_dit_proj"), 16), 3, device, dtype)
+    bank.table.normal_(std=0.1)
+    arrays = rows_arrays(np.array(adapters), bank.num_slots)
+    return Lora(bank, LoraRows(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()}))
+
+
+def compare_patches(
+    device: torch.device, dtype: torch.dtype, solver_steps: int, slots: list[int], adapters: Sequence[int] = ()
+) -> None:
     model = voice(device, dtype)
     network, solver = model.network, model.solver(solver_steps)
     state, index = random_state(model, device), torch.tensor(slots, device=device)
     noise = torch.randn(len(slots), *model.patch_shape[::-1], device=device)
     lm, residual = torch.randn(len(slots), model.conditioning_width, device=device).to(dtype).chunk(2, dim=-1)
+    lora = lora_of(model, device, dtype, adapters[: len(slots)]) if adapters else None
+    rest = noise, lm, residual, lora
     expected_state = copied(state)
-    ours = replayed_once(state, device, lambda: make_patch.kernel(index, network, solver, state, noise, lm, residual))
-    plain = make_patch.reference(index, network, solver, expected_state, noise, lm, residual)
+    ours = replayed_once(state, device, lambda: make_patch.kernel(index, network, solver, state, *rest))
+    plain = make_patch.reference(index, network, solver, expected_state, *rest)
     flags = len(RESULT_FLAGS)
     assert ours.dtype == torch.float32 and torch.equal(ours[:, -flags:], plain[:, -flags:])
     live = [row for row, slot in enumerate(slots) if slot]

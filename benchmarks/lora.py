@@ -1,0 +1,119 @@
+"""VoxCPM2 at full size with random weights: the decode step of rows with adapters, beside that of rows without.
+
+python -m benchmarks.lora [--rank 32] [ROWS ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.checkpoints import make
+from benchmarks.full_size import captured, free, load, show
+from benchmarks.record import Row, table, write
+from benchmarks.speech_steps import CONTEXT, MODEL, PAGE_SIZE, live_state
+from benchmarks.timing import milliseconds
+from models.layers.lora import rows_arrays
+from models.lora import LoraBank, LoraLayout
+from models.protocol import Plan, SpeechModel
+from service.engine.speech.runner import pages_for
+from service.engine.start import engine_stream
+from service.graphs.pool import GraphPool
+
+ROWS = (1, 8, 64)
+ADAPTERS = (0, 1, 11, 32)
+SLOTS = 32
+RUNS = 5
+REPEATS = 20
+GROUPS = ("lm", "dit")
+"""What the published fine-tuning changes by default."""
+
+
+def filled_bank(model: SpeechModel, rank: int, device: torch.device) -> LoraBank:
+    layout = LoraLayout(model.lora_places(), GROUPS, rank)
+    bank = LoraBank(layout, SLOTS, device, torch.bfloat16)
+    bank.table.normal_(std=0.01)
+    return bank
+
+
+def adapters_of(rows: int, distinct: int) -> np.ndarray:
+    """Of each row; every adapter has about as many, mixed as arrivals mix them. 0: no row has one."""
+    if distinct == 0:
+        return np.full(rows, -1)
+    return np.random.default_rng(0).permutation(np.arange(rows) % distinct)
+
+
+def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool) -> list[Row]:
+    """One state for all variants; in each of the runs they take turns."""
+    state, steps = live_state(model, rows, pool.device), model.solver_steps[0]
+    pages = 1 + rows * pages_for(CONTEXT + 512, PAGE_SIZE)
+    caches = [spec.allocate(pages, PAGE_SIZE, pool.device, torch.bfloat16) for spec in model.cache_specs()]
+    for cache in caches:
+        for values in cache.values():
+            values.normal_()
+    required = {"rows": rows}
+    plain = captured(MODEL, "decode", model.decode_step(steps, state, caches, PAGE_SIZE), [required], pool)
+    adapted = captured(MODEL, "decode", model.decode_step(steps, state, caches, PAGE_SIZE, bank), [required], pool)
+    slots = {"slots": np.arange(1, rows + 1, dtype=np.int64)}
+    variants = {"base graph": (plain, Plan(slots, required))}
+    for distinct in ADAPTERS:
+        if distinct <= rows:
+            arrays = rows_arrays(adapters_of(rows, distinct), SLOTS)
+            plan = Plan(slots | {f"lora_{name}": array for name, array in arrays.items()}, required)
+            variants[f"{distinct} adapters"] = adapted, plan
+    medians: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(RUNS):
+        for name, (runner, plan) in variants.items():
+            state["length"].fill_(CONTEXT)
+            medians[name].append(milliseconds(lambda r=runner, p=plan: r.run(p), repeats=REPEATS)["median"])  # type: ignore[misc]
+    base = statistics.median(medians["base graph"])
+    return [
+        show(
+            {
+                "streams": rows,
+                "variant": name,
+                "rank": bank.layout.rank,
+                "decode_ms": (median := statistics.median(taken)),
+                "least_ms": min(taken),
+                "most_ms": max(taken),
+                "over_base": median / base - 1,
+                "bank_bytes": bank.table.numel() * bank.table.element_size(),
+                "graph_bytes": pool.graph_bytes,
+            }
+        )
+        for name, taken in medians.items()
+    ]
+
+
+def load_ms(bank: LoraBank) -> float:
+    """One adapter from pinned memory into its slot."""
+    host = torch.zeros(bank.layout.size, dtype=torch.bfloat16).pin_memory()
+    return milliseconds(lambda: bank.table[0].copy_(host, non_blocking=True))["median"]
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lora", description=__doc__)
+    parser.add_argument("rows", nargs="*", type=int, default=list(ROWS), metavar="ROWS")
+    parser.add_argument("--rank", type=int, default=32)
+    arguments = parser.parse_args()
+    device = torch.device("cuda", 0)
+    name = "lora" if arguments.rank == 32 else f"lora_rank_{arguments.rank}"
+    with tempfile.TemporaryDirectory() as folder, engine_stream(device):
+        model: SpeechModel = load(make(MODEL, Path(folder)), device)
+        bank = filled_bank(model, arguments.rank, device)
+        rows: list[Row] = []
+        for count in sorted(arguments.rows, reverse=True):
+            rows = measure(model, bank, count, GraphPool(device, 24 << 30)) + rows
+            free()
+            write(name, rows, adapter_load_ms=load_ms(bank))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685) of linear layers, several in one batch: y += B (A x), where each row has
+the A and B of its own slot or none.
+
+Slots are rows of stacked tensors at fixed addresses, so that captured graphs stay while adapters come and go. A row
+without an adapter is not touched. The factor alpha / r is in B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.layers.deferred_norm import DeferredNorm, Normed
+from models.layers.op import op
+
+TILE_UNITS = 16
+"""Most units of one adapter that a tile holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoraPair:
+    """Of linear layers that read the same x and whose outputs lie one after the other, `widths` each (q, k and v).
+
+    a [slots, len(widths) * rank, K], the layers' own A one after the other; b [slots, sum(widths), rank]. Both have any
+    stride between slots and are contiguous inside one. Ranks below `rank` are filled with zeros.
+    """
+
+    a: Tensor
+    b: Tensor
+    widths: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return self.b.shape[2]
+
+
+@dataclass(frozen=True, eq=False)
+class LoraRows:
+    """Which slot each unit of a batch uses. A unit is as many consecutive rows of x as there are rows for each entry.
+
+    slots int32 [units], -1 for none. For kernels: order int32 [units], units sorted by slot; tiles int32 [tiles, 3],
+    (first, count, slot) of each run in `order`, of TILE_UNITS units at most; unused tiles have count 0.
+    """
+
+    slots: Tensor
+    order: Tensor
+    tiles: Tensor
+
+    def twice(self) -> LoraRows:
+        """For a batch behind which the same units follow once more."""
+        units = self.slots.shape[0]
+        behind = self.tiles.clone()
+        behind[:, 0] += units
+        return LoraRows(
+            self.slots.repeat(2),
+            torch.cat((self.order, self.order + units)),
+            torch.cat((self.tiles, behind)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LoraLayer:
+    """Adapters of an attention's projections."""
+
+    qkv: LoraPair
+    out: LoraPair
+
+
+@dataclass(frozen=True, eq=False)
+class StackLora:
+    """Adapters of a stack's layers, and the rows of the batch that runs through it."""
+
+    layers: Sequence[LoraLayer]
+    rows: LoraRows
+
+
+def num_tiles(units: int, slots: int) -> int:
+    """Tiles that any batch of so many units needs at most."""
+    return min(units, slots) + units // TILE_UNITS
+
+
+def rows_arrays(slots: np.ndarray, num_slots: int) -> dict[str, np.ndarray]:
+    """LoraRows of units on the host, by field: slots int32 [units], -1 for none."""
+    slots = slots.astype(np.int32)
+    order = np.argsort(slots, kind="stable").astype(np.int32)
+    tiles = np.zeros((num_tiles(len(slots), num_slots), 3), dtype=np.int32)
+    made, first = 0, int((slots < 0).sum())
+    for slot, count in zip(*np.unique(slots[slots >= 0], return_counts=True), strict=True):
+        for start in range(first, first + count, TILE_UNITS):
+            tiles[made] = start, min(TILE_UNITS, first + count - start), slot
+            made += 1
+        first += count
+    return {"slots": slots, "order": order, "tiles": tiles}
+
+
+def _add_lora_host(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
+    """Each adapter once, over its own rows; on the meta device, whose rows have none, nothing."""
+    if y.is_meta:
+        return y
+    inputs, outputs, of_row = _flat(y, x, rows)
+    for slot in of_row.unique().tolist():
+        if slot >= 0:
+            index = (of_row == slot).nonzero()[:, 0]
+            outputs[index] += _delta(inputs[index], pair, slot)
+    return y
+
+
+@op(cuda="models.layers.kernels.lora:add_lora", cpu=_add_lora_host)
+def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
+    """y [..., N], contiguous, += the adapters' B (A x) of x [..., K], in place; returns y. A x is rounded to x's dtype,
+    as in the published layer."""
+    inputs, outputs, of_row = _flat(y, x, rows)
+    for slot in range(pair.a.shape[0]):
+        outputs.copy_(torch.where((of_row == slot)[:, None], outputs + _delta(inputs, pair, slot), outputs))
+    return y
+
+
+def _flat(y: Tensor, x: Normed, rows: LoraRows) -> tuple[Tensor, Tensor, Tensor]:
+    """x [n, K], y [n, N] as a view, and the slot of every row [n]."""
+    x = x.normed() if isinstance(x, DeferredNorm) else x
+    inputs, outputs = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+    units = rows.slots.shape[0]
+    return inputs, outputs, rows.slots.repeat_interleave(inputs.shape[0] // units if units else 1)
+
+
+def _delta(x: Tensor, pair: LoraPair, slot: int) -> Tensor:
+    hidden = (x @ pair.a[slot].T).split(pair.rank, dim=1)
+    parts = pair.b[slot].split(pair.widths)
+    return torch.cat([h @ b.T for h, b in zip(hidden, parts, strict=True)], dim=1)

@@ -1,0 +1,102 @@
+"""Adapters of a speech model: all of them in the host's memory, those in use in slots on the device."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.lora import LoraBank, LoraLayout
+from models.lora_files import LoraFile, layout_of, read, survey
+from models.lora_folders import adapter_folders
+from models.protocol import SpeechModel
+from service.link.config import EngineConfig
+
+
+class AdapterSlots:
+    """Which adapter is in which slot. One in use stays; of the others the one that was used longest ago makes room.
+
+    load: puts an adapter into a slot, in the order of launches.
+    """
+
+    def __init__(self, num_slots: int, load: Callable[[str, int], None]) -> None:
+        self.num_slots = num_slots
+        self._load = load
+        self._resident: OrderedDict[str, int] = OrderedDict()
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._used: Counter[str] = Counter()
+
+    @property
+    def resident(self) -> Mapping[str, int]:
+        """Slot by adapter; those used longest ago first."""
+        return self._resident
+
+    def fits(self, coming: Collection[str]) -> bool:
+        """These adapters and those in use can be resident together."""
+        return len(self._used.keys() | set(coming)) <= self.num_slots
+
+    def take(self, name: str) -> int:
+        """The adapter's slot, for one more stream; loaded if it is not resident. `fits` must have said that it can."""
+        slot = self._resident.get(name)
+        if slot is None:
+            slot = self._free.pop() if self._free else self._evict()
+            self._load(name, slot)
+            self._resident[name] = slot
+        self._resident.move_to_end(name)
+        self._used[name] += 1
+        return slot
+
+    def give_back(self, name: str) -> None:
+        """A stream of this adapter has ended."""
+        self._used[name] -= 1
+        assert self._used[name] >= 0, name
+        if not self._used[name]:
+            del self._used[name]
+
+    def _evict(self) -> int:
+        name = next(name for name in self._resident if name not in self._used)
+        return self._resident.pop(name)
+
+
+class AdapterFiles:
+    """The adapters of a directory: checked, and the layout of a slot that holds any of them."""
+
+    def __init__(self, config: EngineConfig, model: SpeechModel) -> None:
+        """CheckpointError names the file and what is wrong in it."""
+        places = model.lora_places()
+        self.files: dict[str, LoraFile] = {
+            folder.name: survey(folder, places) for folder in adapter_folders(Path(config.lora_voices))
+        }
+        self.layout: LoraLayout | None = layout_of(list(self.files.values()), places) if self.files else None
+        self.num_slots = min(config.lora_slots, len(self.files))
+        self._host: dict[str, Tensor] = {}
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Of the slots on the device."""
+        return 0 if self.layout is None else self.num_slots * self.layout.size * dtype.itemsize
+
+    def read(self, dtype: torch.dtype, *, pinned: bool) -> None:
+        """All of them to the host's memory. CheckpointError for values that are not finite."""
+        if self.layout is None:
+            return
+        for name, file in self.files.items():
+            slot = read(file, self.layout, dtype)
+            self._host[name] = slot.pin_memory() if pinned else slot
+
+    def bank(self, device: torch.device, dtype: torch.dtype) -> LoraBank | None:
+        """New slots; None where there are no adapters."""
+        return None if self.layout is None else LoraBank(self.layout, self.num_slots, device, dtype)
+
+    def slots(self, bank: LoraBank | None, loaded: Callable[[], None]) -> AdapterSlots:
+        """loaded: is told of each adapter that is copied to the device."""
+
+        def load(name: str, slot: int) -> None:
+            assert bank is not None
+            # On the stream of the steps: those launched before read what was there, those after what comes.
+            bank.table[slot].copy_(self._host[name], non_blocking=True)
+            loaded()
+
+        return AdapterSlots(self.num_slots, load)

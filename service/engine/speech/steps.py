@@ -1,0 +1,110 @@
+"""The captured computations of a speech model whose rows may have adapters, one set with and one without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.layers.lora import rows_arrays
+from models.lora import LoraBank
+from models.protocol import Bucket, Capturable, Plan, SpeechModel
+from service.engine.worker import WorkerContext
+from service.graphs.runner import GraphRunner
+
+_PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
+"""Buckets of captured prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens
+kernel launches, not the GPU, bound an eager prefill."""
+_PREFILLS_BEFORE_READY = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
+"""Tokens of the buckets that are captured before readiness: for text alone, with patches."""
+_PREFILL_SEQUENCES = 16
+_RARE_STRIDE = 4
+"""For numbers of solver steps other than the default, the bucket list holds only every fourth batch size."""
+
+
+class Steps:
+    """decode, tail: by number of solver steps. bank: the adapters' slots; None: of rows without adapters, which pay
+    nothing for them."""
+
+    def __init__(
+        self,
+        name: str,
+        model: SpeechModel,
+        context: WorkerContext,
+        state: Mapping[str, Tensor],
+        caches: Sequence[Mapping[str, Tensor]],
+        buckets: Sequence[int],
+        solver_steps: Sequence[int],
+        *,
+        bank: LoraBank | None = None,
+    ) -> None:
+        self._bank = bank
+        page_size = context.config.page_size
+        rows = [{"rows": bucket} for bucket in buckets]
+        default, rare = solver_steps[0], rows[::-_RARE_STRIDE]
+
+        def by_steps(kind: str, step: Callable[[int], Capturable]) -> dict[int, GraphRunner]:
+            return {
+                steps: make_runner(name, kind, step(steps), rows, context)
+                if steps == default
+                else make_runner(name, kind, step(steps), rare, context, ())
+                for steps in solver_steps
+            }
+
+        self.decode = by_steps("decode", lambda steps: model.decode_step(steps, state, caches, page_size, bank))
+        self.tail = by_steps("tail", lambda steps: model.tail(steps, state, bank))
+        device = "cpu" if context.device.type == "cpu" else "cuda"
+        bucket_list, before_ready = prefill_buckets(device, context.config.max_step_tokens)
+        prefill = model.prefill_step(caches, page_size, bank)
+        self.prefill = make_runner(name, "prefill", prefill, bucket_list, context, before_ready)
+
+    @property
+    def runners(self) -> list[GraphRunner]:
+        return [*self.decode.values(), *self.tail.values(), self.prefill]
+
+    def plan(self, slots: np.ndarray, adapters: np.ndarray) -> Plan:
+        """Of a step over rows of these request slots and adapters' slots."""
+        arrays = {"slots": slots} | self.lora_arrays(adapters)
+        return Plan(arrays=arrays, required={"rows": len(slots)}, fills={"lora_slots": -1})
+
+    def lora_arrays(self, adapters: np.ndarray) -> dict[str, np.ndarray]:
+        """Of rows or prompt positions with these adapters' slots, -1 for none."""
+        if self._bank is None:
+            return {}
+        return {f"lora_{name}": array for name, array in rows_arrays(adapters, self._bank.num_slots).items()}
+
+
+def make_runner(
+    name: str,
+    kind: str,
+    capturable: Capturable,
+    bucket_list: Sequence[Bucket],
+    context: WorkerContext,
+    before_ready: Sequence[Bucket] | None = None,
+    stream: torch.cuda.Stream | None = None,
+) -> GraphRunner:
+    return GraphRunner(
+        name,
+        kind,
+        capturable,
+        bucket_list,
+        context.pool,
+        context.observations,
+        enabled=context.config.graphs,
+        before_ready=before_ready,
+        stream=stream,
+    )
+
+
+def prefill_buckets(device: str, most: int) -> tuple[list[Bucket], list[Bucket]]:
+    """Buckets of captured prefills of at most `most` tokens, and those to capture before readiness."""
+
+    def buckets(tokens: Sequence[int], *, audio: bool) -> list[Bucket]:
+        sizes = sorted({min(size, most) for size in tokens})
+        return [{"tokens": n, "audio": n if audio else 0, "sequences": min(n, _PREFILL_SEQUENCES)} for n in sizes]
+
+    bucket_list = [bucket for audio in (False, True) for bucket in buckets(_PREFILL_TOKENS[device], audio=audio)]
+    text, patches = _PREFILLS_BEFORE_READY[device]
+    return bucket_list, [*buckets(text, audio=False), *buckets(patches, audio=True)]

@@ -1,0 +1,134 @@
+"""Adapters as voices through the real server and the embedded voice: listed, chosen for each request, each its own."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from service.api.speech.lora_voices import lora_voices
+from service.catalog import EMBEDDED, load_catalog
+from service.settings import SettingsError, load_settings
+from tests.support.lora import random_adapter, write_adapter
+from tests.support.processes import ServerProcess, served
+
+CHECKPOINT = EMBEDDED / "voxcpm2"
+MODEL = "reprise/voxcpm2"
+SPEECH = {"model": MODEL, "input": "Hello there.", "response_format": "pcm", "seed": 5, "max_len": 6, "min_len": 6}
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("Anna", "bela 2")):
+        write_adapter(folder / name, random_adapter(CHECKPOINT, 8, seed), 8, 8.0)
+    home = str(tmp_path_factory.mktemp("home"))
+    with served("--lora-voices", str(folder), "--max-frames", "16", HOME=home) as running:
+        yield running
+
+
+def speak(server: ServerProcess, **fields: object) -> np.ndarray:
+    answer = httpx.post(f"{server.url}/v1/audio/speech", json=SPEECH | fields, timeout=600)
+    assert answer.status_code == 200, answer.text
+    return np.frombuffer(answer.content, dtype=np.int16) / 32768
+
+
+def test_adapters_are_listed_with_the_model_that_they_are_of(server: ServerProcess) -> None:
+    listed = httpx.get(f"{server.url}/v1/audio/voices", timeout=60).json()["data"]
+    own = [voice for voice in listed if voice["type"] == "lora"]
+    assert own == [
+        {"id": name, "name": name, "object": "audio.voice", "type": "lora", "model": MODEL}
+        for name in ("Anna", "bela 2")
+    ]
+
+
+def test_each_voice_sounds_as_itself_alone_and_beside_the_others(server: ServerProcess) -> None:
+    voices = ("Anna", "bela 2", "default", "anna", "bela 2", "default")
+    alone = {voice: speak(server, voice=voice) for voice in set(voices)}
+    assert len(alone["Anna"]) == 6 * 7680
+    np.testing.assert_allclose(alone["anna"], alone["Anna"], atol=1e-3)
+    assert np.abs(alone["Anna"] - alone["bela 2"]).max() > 0.01
+    assert np.abs(alone["Anna"] - alone["default"]).max() > 0.01
+    with ThreadPoolExecutor(len(voices)) as pool:
+        together = list(pool.map(lambda voice: speak(server, voice=voice), voices))
+    for voice, heard in zip(voices, together, strict=True):
+        np.testing.assert_allclose(heard, alone[voice], atol=2e-3)
+
+
+def test_an_adapter_is_kept_beside_reference_audio(server: ServerProcess) -> None:
+    """What a clip conditions and what an adapter changes are two things."""
+    clip = httpx.post(f"{server.url}/v1/audio/speech", json=SPEECH | {"response_format": "wav"}, timeout=600).content
+    reference = {"ref_audio": "data:audio/wav;base64," + base64.b64encode(clip).decode()}
+    plain, adapted = speak(server, **reference), speak(server, voice="Anna", **reference)
+    assert np.abs(plain - adapted).max() > 0.01
+
+
+def test_a_chat_answer_is_spoken_by_an_adapter(server: ServerProcess) -> None:
+    def spoken(voice: str) -> np.ndarray:
+        body = {
+            "model": "reprise/qwen2_vl",
+            "messages": [{"role": "user", "content": "Hello"}],
+            "modalities": ["text", "audio"],
+            "audio": {"voice": voice, "format": "wav", "max_len": 3},
+            "temperature": 0,
+            "seed": 3,
+        }
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)
+        assert answer.status_code == 200, answer.text
+        data = base64.b64decode(answer.json()["choices"][0]["message"]["audio"]["data"])
+        return np.frombuffer(data[44:], dtype=np.int16) / 32768
+
+    anna, bela = spoken("Anna"), spoken("bela 2")
+    shorter = min(len(anna), len(bela))
+    assert shorter >= 3 * 7680 - 7680 and np.abs(anna[:shorter] - bela[:shorter]).max() > 0.01
+
+
+def test_unknown_names_and_names_that_are_taken(server: ServerProcess) -> None:
+    unknown = httpx.post(f"{server.url}/v1/audio/speech", json=SPEECH | {"voice": "cora"}, timeout=60)
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "voice_not_found")
+    form = {"name": (None, "ANNA"), "speaker_description": (None, "A calm voice")}
+    taken = httpx.post(f"{server.url}/v1/audio/voices", files=form, timeout=60)
+    assert (taken.status_code, taken.json()["error"]["param"]) == (400, "name")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("Nova",), "'Nova' is the name of a built-in voice"),
+        (("anna", "Anna"), "'Anna' and 'anna' are the same name"),
+        (("voice_0123456789abcdef01234567",), "cannot be a voice's name"),
+        (("a/b",), "a has no lora_config.json"),
+        (("-x",), "'-x' cannot be a voice's name"),
+    ],
+)
+def test_folders_that_cannot_be_voices_are_refused(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
+    for name in names:
+        write_adapter(tmp_path / name, random_adapter(CHECKPOINT, 4, 0, ("lm_to_dit_proj",)), 4, 4.0)
+    settings = load_settings({"lora_voices": tmp_path, "model": (str(CHECKPOINT),)})
+    with pytest.raises(SettingsError, match=said):
+        lora_voices(settings, load_catalog(settings), {"nova"})
+
+
+def test_adapters_need_one_speech_model(tmp_path: Path) -> None:
+    settings = load_settings({"lora_voices": tmp_path, "model": (str(EMBEDDED / "qwen2_vl"),)})
+    with pytest.raises(SettingsError, match="adapters are of one speech model, and 0 are hosted"):
+        lora_voices(settings, load_catalog(settings), ())
+
+
+def test_a_bad_adapter_ends_the_start_with_its_name(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "bad", random_adapter(CHECKPOINT, 4, 0, ("lm_to_dit_proj",)), 4, 4.0)
+    config = tmp_path / "bad" / "lora_config.json"
+    config.write_text(json.dumps({"lora_config": {"r": 5, "alpha": 5}}))
+    with (
+        pytest.raises(AssertionError, match=r"bad/lora_weights.safetensors: lm_to_dit_proj.lora_A has shape"),
+        served("--model", str(CHECKPOINT), "--lora-voices", str(tmp_path)),
+    ):
+        pass

@@ -1,0 +1,300 @@
+"""Adapters through the worker: the audio of weights that were merged by hand, in any mixture of rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from models.errors import CheckpointError
+from models.voxcpm2.model import VoxCPM2, load_model
+from service.engine.speech.adapters import AdapterSlots
+from service.link.messages import SpeechRequest
+from tests.engine.speech.rig import Heard, WorkerRig
+from tests.engine.speech.test_worker import AUDIO, HIDDEN, TEXTS, request, segment
+from tests.models.voxcpm2 import golden
+from tests.support.devices import DEVICES
+from tests.support.lora import GROUPS, merge, random_adapter, write_adapter
+
+ADAPTERS = {
+    "anna": {"rank": 4, "alpha": 8.0, "seed": 1, "groups": GROUPS},
+    "bela": {"rank": 16, "alpha": 16.0, "seed": 2, "groups": ("lm", "dit")},
+    "cora": {"rank": 20, "alpha": 5.0, "seed": 3, "groups": ("dit", "lm_to_dit_proj")},
+}
+
+
+def tensors_of(name: str) -> dict[str, torch.Tensor]:
+    made = ADAPTERS[name]
+    return random_adapter(golden.DIRECTORY, made["rank"], made["seed"], made["groups"])  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters")
+    for name, made in ADAPTERS.items():
+        write_adapter(folder / name, tensors_of(name), made["rank"], made["alpha"])  # type: ignore[arg-type]
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact_products() -> Iterator[None]:
+    """The codec without TF32, so that what else could differ shows."""
+    allowed, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    yield
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def load(device: str) -> VoxCPM2:
+    model = load_model(golden.DIRECTORY, torch.device(device), torch.float32)
+    model.network.stop_head.weight.data.zero_()
+    return model
+
+
+def requests(count: int = 8) -> list[SpeechRequest]:
+    """Each adapter, and none, in turn; two numbers of solver steps; one in two segments."""
+    names = ("anna", "", "bela", "anna", "cora", "", "bela", "cora")
+    return [
+        request(
+            f"{i}",
+            segment(TEXTS[i % 5], 4 + i % 3),
+            *([segment(TEXTS[3], 3)] if i == 3 else []),
+            adapter=names[i % 8],
+            seed=i,
+            solver_steps=(10, 4)[i == 6],
+        )
+        for i in range(count)
+    ]
+
+
+def merged_alone(device: str) -> dict[str, Heard]:
+    """Every request on a model of its own weights, without any adapter, eagerly."""
+    heard: dict[str, Heard] = {}
+    for name in ("", *ADAPTERS):
+        model = load(device)
+        if name:
+            merge(model, tensors_of(name), ADAPTERS[name]["alpha"] / ADAPTERS[name]["rank"])  # type: ignore[operator]
+        rig = WorkerRig(model, golden.processor(), graphs=False, device=device)
+        for one in requests():
+            if one.adapter == name:
+                plain = request(one.request_id, *one.segments, seed=one.seed, solver_steps=one.solver_steps)
+                heard[one.request_id] = rig.alone(plain)
+    return heard
+
+
+@pytest.fixture(scope="module")
+def expected(request: pytest.FixtureRequest) -> dict[str, Heard]:
+    return merged_alone(request.param)
+
+
+def loads(rig: WorkerRig) -> float:
+    return sum(event.value for event in rig.observations.drain() if event.name == "lora_loads_total")
+
+
+def assert_same(got: Heard, wanted: Heard) -> None:
+    np.testing.assert_allclose(np.stack(got.patches), np.stack(wanted.patches), atol=HIDDEN, rtol=0)
+    np.testing.assert_allclose(got.audio, wanted.audio, atol=AUDIO, rtol=0)
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "replayed"])
+@pytest.mark.parametrize(
+    ("expected", "device"),
+    [pytest.param(*param.values * 2, marks=param.marks) for param in DEVICES],
+    indirect=["expected"],
+)
+@pytest.mark.parametrize("slots", [2, 3])
+def test_mixed_batches_sound_like_merged_weights_alone(
+    folder: Path, expected: dict[str, Heard], device: str, graphs: bool, slots: int
+) -> None:
+    """With two slots for three adapters they take turns."""
+    rig = WorkerRig(
+        load(device),
+        golden.processor(),
+        graphs=graphs,
+        max_running=8,
+        buckets=(1, 4, 8),
+        device=device,
+        capture_all=True,
+        lora_voices=str(folder),
+        lora_slots=slots,
+    )
+    rig.observations.drain()
+    arrivals = requests()
+    heard = rig.run({i: [one] for i, one in enumerate(arrivals)})
+    assert len(heard) == len(arrivals)
+    for name, got in heard.items():
+        assert got.failed is None
+        assert_same(got, expected[name])
+    voices = {name: expected[name].patches[0].tobytes() for name in ("0", "1", "2", "4")}
+    assert len(set(voices.values())) == 4
+    rig.assert_clean()
+    routes = Counter(
+        event.labels["route"]
+        for event in rig.observations.drain()
+        if event.name == "steps_total" and event.labels["kind"] in ("decode", "tail")
+    )
+    assert set(routes) == ({"replay"} if graphs else {"eager"})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_without_an_adapter_are_the_same_to_the_bit_beside_rows_with_one(folder: Path, device: str) -> None:
+    base = request("base", segment(TEXTS[0], 6))
+
+    def patches(*others: SpeechRequest) -> np.ndarray:
+        rig = WorkerRig(
+            load(device), golden.processor(), buckets=(4,), device=device, capture_all=True, lora_voices=str(folder)
+        )
+        return np.stack(rig.run({0: [base, *others]})["base"].patches)
+
+    with_anna = request("other", segment(TEXTS[1], 6), adapter="anna")
+    without = request("other", segment(TEXTS[1], 6))
+    np.testing.assert_array_equal(patches(with_anna), patches(without))
+
+
+def test_a_batch_without_adapters_replays_the_graph_of_a_server_without_them(folder: Path) -> None:
+    rig = WorkerRig(load("cpu"), golden.processor(), capture_all=True, lora_voices=str(folder))
+    runner = rig.worker._runner
+    adapted = runner.variants[1]
+
+    def refused(*args: object, **kwargs: object) -> None:
+        raise AssertionError("no row has an adapter")
+
+    for graphs in adapted.runners:
+        graphs.run = refused  # type: ignore[method-assign]
+    assert rig.alone(request("plain")).failed is None
+    assert not runner.adapters.resident and loads(rig) == 0
+
+
+def test_an_adapter_that_is_not_there(folder: Path) -> None:
+    for directory in (str(folder), ""):
+        failed = WorkerRig(load("cpu"), golden.processor(), lora_voices=directory).alone(request("x", adapter="dora"))
+        assert failed.failed is not None and failed.failed.status == 404 and failed.failed.code == "voice_not_found"
+
+
+def test_streams_wait_for_a_slot_and_those_without_an_adapter_pass_them(folder: Path) -> None:
+    rig = WorkerRig(load("cpu"), golden.processor(), max_running=8, lora_voices=str(folder), lora_slots=1)
+    worker = rig.worker
+    first = request("first", segment(TEXTS[0], 8), adapter="anna", live=False)
+    waits = request("waits", segment(TEXTS[0], 3), adapter="bela", live=False)
+    late = request("late", segment(TEXTS[0], 3), adapter="bela", live=False)
+    plain = request("plain", segment(TEXTS[0], 3), live=False)
+    for one in (first, waits, late, plain):
+        worker.submit(one)
+    order: list[str] = []
+    while rig.turn():
+        running = {stream.request_id for stream in worker._scheduler.running}
+        assert len({stream.adapter for stream in worker._scheduler.running} - {""}) <= 1
+        order += sorted(running - set(order))
+    assert order[:2] == ["first", "plain"] and set(order[2:]) == {"waits", "late"}
+    assert all(heard.failed is None for heard in rig.heard.values())
+    assert loads(rig) == 2
+    rig.assert_clean()
+
+
+# Slots
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 4), st.randoms(use_true_random=False))
+def test_slots_hold_what_streams_use(num_slots: int, draw: random.Random) -> None:
+    held: dict[int, str] = {}
+    running: list[tuple[str, int]] = []
+    last_use: list[str] = []
+
+    def load(name: str, slot: int) -> None:
+        in_use = {used for _, used in running}
+        assert slot not in in_use and 0 <= slot < num_slots
+        if slot in held:
+            idle = [other for other in held.values() if other not in {one for one, _ in running}]
+            assert min(idle, key=lambda other: max(i for i, one in enumerate(last_use) if one == other)) == held[slot]
+        held[slot] = name
+
+    slots = AdapterSlots(num_slots, load)
+    for _ in range(60):
+        name = draw.choice("abcdef")
+        if draw.random() < 0.6 and slots.fits({name}):
+            assert len({one for one, _ in running} | {name}) <= num_slots
+            running.append((name, slots.take(name)))
+            last_use.append(name)
+        elif running:
+            slots.give_back(running.pop(draw.randrange(len(running)))[0])
+        assert all(held[slot] == name for name, slot in running)
+        assert {name: slot for slot, name in held.items()} == dict(slots.resident)
+
+
+# Files
+
+
+def changed(folder: Path, **changes: object) -> Path:
+    """A good adapter, then what the changes say; None removes a tensor."""
+    write_adapter(folder / "bad", tensors_of("bela"), 16, 16.0)
+    weights = folder / "bad" / "lora_weights.safetensors"
+    tensors: dict[str, object] = load_file(weights) | {}
+    tensors |= changes
+    save_file({name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}, weights)
+    return folder
+
+
+def start(folder: Path) -> None:
+    WorkerRig(load("cpu"), golden.processor(), lora_voices=str(folder))
+
+
+A = "base_lm.layers.0.self_attn.q_proj.lora_A"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {A: torch.zeros(16, 7)},
+            rf"bad/lora_weights.safetensors: {A} has shape \[16, 7\], this model needs \[16, 64\]",
+        ),
+        ({A: None}, r"q_proj.lora_B is there and .*q_proj.lora_A is missing"),
+        ({"base_lm.layers.0.mlp.up_proj.lora_A": torch.zeros(16, 64)}, r"mlp.up_proj.lora_A is no adapter of a layer"),
+        ({"base_lm.layers.77.self_attn.q_proj.lora_A": torch.zeros(16, 64)}, "layers.77.* is no adapter of a layer"),
+        ({A: torch.full((16, 64), float("nan"))}, rf"{A} has values that are not finite in torch.float32"),
+    ],
+)
+def test_bad_tensors_are_refused_by_name(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        start(changed(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{", "lora_config.json: cannot be read as JSON"),
+        ("[]", "lora_config must be an object"),
+        (json.dumps({"lora_config": {"r": 0, "alpha": 1}}), "lora_config.r must be an integer from 1 to 256, not 0"),
+        (json.dumps({"lora_config": {"r": 512, "alpha": 1}}), "from 1 to 256, not 512"),
+        (json.dumps({"lora_config": {"r": 16, "alpha": "x"}}), "lora_config.alpha must be a number, not 'x'"),
+        (json.dumps({"lora_config": {"r": 8, "alpha": 8}}), r"has shape \[16, .*, this model needs \[8, "),
+    ],
+)
+def test_bad_configurations_are_refused_by_name(tmp_path: Path, config: str, said: str) -> None:
+    (changed(tmp_path) / "bad" / "lora_config.json").write_text(config)
+    with pytest.raises(CheckpointError, match=said):
+        start(tmp_path)
+
+
+def test_files_that_are_missing_or_pickled_are_refused(tmp_path: Path) -> None:
+    weights = changed(tmp_path) / "bad" / "lora_weights.safetensors"
+    weights.write_bytes(b"no safetensors")
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+        start(tmp_path)
+    weights.rename(weights.with_suffix(".ckpt"))
+    with pytest.raises(CheckpointError, match=r"lora_weights.ckpt: pickled weights are not read; convert them to"):
+        start(tmp_path)
+    weights.with_suffix(".ckpt").unlink()
+    with pytest.raises(CheckpointError, match="bad has no lora_weights"):
+        start(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        start(tmp_path / "nowhere")

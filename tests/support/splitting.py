@@ -1,0 +1,11 @@
+"""A whole text split at once."""
+
+from __future__ import annotations
+
+from service.api.speech.text_splitting import Granularity, TextSplitter
+
+
+def split_text(text: str, *, max_length: int, granularity: Granularity = "none") -> list[str]:
+    """Segments of a whole text; see TextSplitter."""
+    splitter = TextSplitter(granularity, max_length=max_length)
+    return [*splitter.feed(text), *splitter.flush()]
