@@ -31,7 +31,7 @@ GAIN = 0.98
 def read(folder: Path, name: str) -> Times:
     """All results of `name`: those of name.json, and those of single stacks (name_*.json), measured later."""
     times: dict[tuple[str, str], dict[str, Any]] = {}
-    for file in (folder / f"{name}.json", *sorted(folder.glob(f"{name}_*.json"))):
+    for file in (*folder.glob(f"{name}.json"), *sorted(folder.glob(f"{name}_*.json"))):
         times |= {(row["shape"], row["variant"]): row for row in json.loads(file.read_text())["rows"]}
     return times
 

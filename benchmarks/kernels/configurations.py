@@ -27,6 +27,7 @@ SIZES: dict[str, set[str]] = {
     "_prefill_combine_kernel": {"HEADS"},
     "_local_attention_kernel": {"Q_HEAD", "K_HEAD", "V_HEAD", "HEADS", "KV_HEADS", "FIRST"},
     "_rms_norm_kernel": {"WIDTH", "GROUP"},
+    "_quantise_rows_kernel": {"WIDTH"},
     "_silu_mul_kernel": {"INNER"},
     "_product_kernel": {"LENGTH", "INPUTS", "OUTPUTS", "CHANNELS"},
     "_snake_kernel": {"LENGTH", "WIDTH"},

@@ -19,8 +19,8 @@ from benchmarks.kernels.timing import Case, Run
 from models.layers.e4m3 import E4M3Weight
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
-from models.layers.kernels.gemm_types import Shape, Tile, Variant
-from models.layers.kernels.gemv import Blocks, gemv
+from models.layers.kernels.gemm_types import Blocks, Shape, Tile, Variant
+from models.layers.kernels.gemv import gemv
 from models.layers.kernels.norms import add_rms_norm
 from service.tuning.gemms import EPS, Operands
 
@@ -30,7 +30,7 @@ MODELS = {
 }
 ROWS = (1, 8, 32, 128, 384)
 _MOST_OF_A_HEAD = 128
-_BLOCKS = (
+BLOCKS = (
     Blocks(4, 256),
     Blocks(8, 256),
     Blocks(8, 256, 8),
@@ -136,6 +136,10 @@ def variants(part: Part, rows: int) -> Iterator[Variant]:
         yield Variant(tile, split=split, eight_bit=variant.eight_bit)
 
 
+def blocks_name(blocks: Blocks) -> str:
+    return f"gemv {blocks.outputs}x{blocks.depth}w{blocks.warps}"
+
+
 def cases() -> list[Case]:
     found: list[Case] = []
     for model, parts in MODELS.items():
@@ -156,10 +160,9 @@ def _of(shape: str, model: str, part: Part, rows: int) -> Iterator[Case]:
 
     if rows == 1:
         yield case("bfloat16", lambda: _vector(part, None, False))
-        for blocks in _BLOCKS:
+        for blocks in BLOCKS:
             if not part.outputs % blocks.outputs:
-                text = f"gemv {blocks.outputs}x{blocks.depth}w{blocks.warps}"
-                yield case(text, lambda blocks=blocks: _vector(part, blocks, True))
+                yield case(blocks_name(blocks), lambda blocks=blocks: _vector(part, blocks, True))
         return
     yield case("bfloat16", lambda: _tiled(part, rows, None, False))
     for variant in variants(part, rows):

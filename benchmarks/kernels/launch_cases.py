@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.deferred_norm import DeferredNorm
+from models.layers.e4m3 import E4M3Weight
 from models.layers.kernels import (
+    e4m3,
     elementwise,
     gemm,
     gemv,
@@ -27,6 +29,7 @@ from models.layers.kernels import (
     rotary,
     varlen,
 )
+from models.layers.kernels.gemm_types import Kind
 from models.layers.lora import LoraPair, LoraRows, num_tiles
 from models.layers.norms import RMSNorm
 from models.layers.precision import Precision
@@ -64,6 +67,40 @@ def stack(rows: int, width: int, inner: int, heads: int, kv_heads: int = 2) -> N
     normed, _ = gemm.gemm_add_deferrable_norm(attended, empty(width, attended.shape[1]), None, *after)
     hidden = gemm.gemm(normed, gate_up, None, "silu_mul")
     gemm.gemm(gemm.gemm_add_deferrable_norm(hidden, down, None, *after)[0], qkv, None)
+
+
+def e4m3_weight(*shape: int) -> E4M3Weight:
+    with META:
+        return E4M3Weight(*shape)
+
+
+def e4m3_stack(rows: int, width: int, inner: int, heads: int, kv_heads: int, vocabulary: int) -> None:
+    """The GEMMs of a block and the head with weights in e4m3; what cuBLAS multiplies is quantised alone."""
+    x, residual, norm = empty(rows, width), empty(rows, width), empty(width)
+    qkv, out = e4m3_weight(heads * 128, width), e4m3_weight(width, (heads - 2 * kv_heads) * 128)
+    gate_up, down = e4m3_weight(2 * inner, width), e4m3_weight(width, inner)
+    if rows == 1:
+        gemv.gemv(x, qkv, empty(heads * 128), norm=(norm, EPS))
+        hidden = gemv.gemv(x, gate_up, norm=(norm, EPS), silu_mul=True)
+        gemv.gemv(hidden, down, residual=residual)
+        gemv.gemv(empty(rows, out.shape[1]), out, residual=residual)
+        gemv.gemv(x, e4m3_weight(vocabulary, width))
+        return
+    _e4m3_gemm("plain", x, qkv)
+    _e4m3_gemm("add_norm", empty(rows, out.shape[1]), out, residual)
+    _e4m3_gemm("silu_mul", x, gate_up)
+    _e4m3_gemm("add_norm", empty(rows, inner), down, residual)
+    if rows <= 64:
+        _e4m3_gemm("plain", x, e4m3_weight(vocabulary, width))
+
+
+def _e4m3_gemm(kind: Kind, x: Tensor, weight: E4M3Weight, residual: Tensor | None = None) -> None:
+    if gemm.way_of(kind, x, weight).kernel == "eight_bit":
+        e4m3.quantise_rows(x)
+    elif residual is not None:
+        gemm.gemm_add_deferrable_norm(x, weight, None, residual, empty(weight.shape[0]), EPS)
+    else:
+        gemm.gemm(x, weight, None, "silu_mul" if kind == "silu_mul" else "")
 
 
 def decode_attention(rows: int, heads: int, kv_heads: int, pages: int) -> None:
@@ -240,6 +277,9 @@ CASES: dict[str, Callable[[int], object]] = {
     "Qwen2-VL-2B": lambda rows: stack(rows, 1536, 8960, 16),
     "Qwen2-VL-7B": lambda rows: stack(rows, 3584, 18944, 36, 4),
     "Qwen2.5-VL-3B": lambda rows: stack(rows, 2048, 11008, 20),
+    "Qwen2-VL-2B in e4m3": lambda rows: e4m3_stack(rows, 1536, 8960, 16, 2, 151936),
+    "Qwen2-VL-7B in e4m3": lambda rows: e4m3_stack(rows, 3584, 18944, 36, 4, 152064),
+    "Qwen2.5-VL-3B in e4m3": lambda rows: e4m3_stack(rows, 2048, 11008, 20, 2, 151936),
     "VoxCPM2 language model": lambda rows: stack(rows, 2048, 6144, 20),
     "VoxCPM2 local encoder": lambda rows: stack(5 * rows, 1024, 4096, 20),
     "VoxCPM2 local decoder": lambda rows: stack(22 * rows, 1024, 4096, 20),
@@ -361,4 +401,12 @@ def launch_all(rows: tuple[int, ...]) -> None:
     attention_of_every_kind()
 
 
-STACKS_OF_PREFILLS = ("Qwen2-VL-2B", "Qwen2-VL-7B", "Qwen2.5-VL-3B", "VoxCPM2 language model")
+STACKS_OF_PREFILLS = (
+    "Qwen2-VL-2B",
+    "Qwen2-VL-7B",
+    "Qwen2.5-VL-3B",
+    "Qwen2-VL-2B in e4m3",
+    "Qwen2-VL-7B in e4m3",
+    "Qwen2.5-VL-3B in e4m3",
+    "VoxCPM2 language model",
+)

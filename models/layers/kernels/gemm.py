@@ -75,10 +75,12 @@ def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 
 def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
-    """Few rows, as `streamed` of a weight of 16 bits."""
+    """Few rows, as `streamed` of a weight of 16 bits; any number where tensor cores do not multiply e4m3."""
     rows = x.numel() // x.shape[-1]
     gated = kind == "silu_mul"
-    if not 0 < rows <= _MOST_STREAMED_E4M3 or not e4m3.takes(weight) or weight.shape[0] % (128 if gated else 64):
+    if not rows or x.dtype not in (torch.bfloat16, torch.float16) or not e4m3.takes(weight):
+        return None
+    if weight.shape[0] % (128 if gated else 64) or (rows > _MOST_STREAMED_E4M3 and e4m3.has_e4m3()):
         return None
     return Way("tiled", e4m3_tile(rows, gated=gated))
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from models.layers.e4m3 import E4M3Weight, Weight
 from models.layers.kernels.gemm_table_sm90 import SM_90
-from models.layers.kernels.gemm_types import Kind, Shape, Table, Tile, Variant
+from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3, SM_90_E4M3_BLOCKS
+from models.layers.kernels.gemm_types import Blocks, Kind, Shape, Table, Tile, Variant
 from models.layers.kernels.gpu import Gpu, current_gpu
 
 _VALUE_BYTES = 2
@@ -51,8 +52,14 @@ def table_of(gpu: Gpu) -> Table:
     return SM_90 if gpu.capability == (9, 0) else {}
 
 
+@cache
+def e4m3_table_of(gpu: Gpu) -> Table:
+    """table_of, of weights in e4m3."""
+    return SM_90_E4M3 if gpu.capability == (9, 0) else {}
+
+
 def active() -> Table:
-    """What `config_for` reads."""
+    """What `config_for` reads of weights of 16 bits."""
     return _tuned if _tuned is not None else table_of(current_gpu())
 
 
@@ -65,7 +72,9 @@ def config_for(kind: Kind, x: Tensor, weight: Weight) -> Variant | None:
         return None
     outputs = weight.shape[0] // (2 if kind == "silu_mul" else 1)
     rows = x.numel() // x.shape[-1]
-    for choice in active().get(Shape(kind, weight.shape[1], outputs, e4m3), ()):
+    # `reprise tune` measures weights of 16 bits alone.
+    table = e4m3_table_of(current_gpu()) if e4m3 else active()
+    for choice in table.get(Shape(kind, weight.shape[1], outputs, e4m3), ()):
         if choice.least <= rows <= choice.most:
             return choice.variant
     return None
@@ -109,9 +118,21 @@ def streaming_tile(rows: int, *, gated: bool = False) -> Tile:
 
 
 def e4m3_tile(rows: int, *, gated: bool = False) -> Tile:
-    """For few rows of a weight in e4m3, which is widened in registers: those are the tensor cores' first operand."""
+    """For a weight in e4m3, which is widened in registers: those are the tensor cores' first operand."""
+    if rows > 64 and not gated:
+        return fitted(Tile(128, 64, _DEPTH, stages=4, swap=True))
     least = min(64, max(16, 1 << (rows - 1).bit_length()))
     return fitted(Tile(least, 64, _DEPTH, stages=4 if gated else 6, swap=True), gated=gated)
+
+
+def e4m3_blocks(inputs: int, outputs: int, *, gated: bool = False) -> Blocks:
+    """Of the GEMV with a weight in e4m3: as measured on this GPU, else so that it has two programs and more for each
+    multiprocessor (benchmarks/results/kernels/e4m3_*.json: within a ninth of the best everywhere)."""
+    gpu = current_gpu()
+    measured = SM_90_E4M3_BLOCKS.get(Shape("silu_mul" if gated else "plain", inputs, outputs, True))
+    if measured is not None and gpu.capability == (9, 0):
+        return measured
+    return Blocks(8 if outputs >= 16 * gpu.num_sms else 4, 256)
 
 
 def default_split(width: int, inputs: int, columns: int = 32) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["plain", "silu_mul", "quick_gelu", "add_norm"]
 """What follows the GEMM: nothing but a bias; SiLU of one half times the other; bias and GELU; residual and norm."""
@@ -45,6 +45,14 @@ class Variant:
     def __str__(self) -> str:
         split = f" split {self.split}" if self.split > 1 else ""
         return f"{self.tile}{split}{' deferred' * self.deferred}{' eight bits' * self.eight_bit}"
+
+
+class Blocks(NamedTuple):
+    """What one program of a GEMV reads at a time: of so many outputs so many weights, or units of two in e4m3."""
+
+    outputs: int
+    depth: int
+    warps: int = 4
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ A vector may take its weight from a stack by an index that is read on the device
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +14,8 @@ from torch import Tensor
 
 from models.layers.e4m3 import Weight
 from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, parts, wide_halves
+from models.layers.kernels.gemm_configs import e4m3_blocks
+from models.layers.kernels.gemm_types import Blocks
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
 
 
@@ -134,18 +134,8 @@ def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
     return x.to(tl.float32)
 
 
-class Blocks(NamedTuple):
-    """What one program of a GEMV reads at a time: of so many outputs so many weights, or units of two in e4m3."""
-
-    outputs: int
-    depth: int
-    warps: int = 4
-
-
-def _blocks(inputs: int, *, silu_mul: bool, e4m3: bool) -> Blocks:
+def _blocks(inputs: int, *, silu_mul: bool) -> Blocks:
     """8 KiB of weights at a time."""
-    if e4m3:
-        return Blocks(8 // (2 if silu_mul else 1), 512)
     block_k = 1024 if inputs % 1024 == 0 or inputs > 2048 else 512
     return Blocks(4096 // block_k // (2 if silu_mul else 1), block_k)
 
@@ -193,7 +183,9 @@ def gemv(
     out = torch.empty((vectors, outputs), device=x.device, dtype=out_dtype or x.dtype)
     if vectors == 0:
         return out
-    blocks = blocks or _blocks(inputs, silu_mul=silu_mul, e4m3=scale is not None)
+    if blocks is None and scale is not None:
+        blocks = e4m3_blocks(inputs, outputs, gated=silu_mul)
+    blocks = blocks or _blocks(inputs, silu_mul=silu_mul)
     block_n = blocks.outputs
     while outputs % block_n:
         block_n //= 2

@@ -1,0 +1,100 @@
+"""The best configurations of GEMMs with weights in e4m3.
+
+python -m benchmarks.kernels.choose_e4m3 [FOLDER] [--write]
+    prints them from the results of `e4m3` in FOLDER; --write puts them into
+    models.layers.kernels.gemm_table_sm90_e4m3
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernels import choose
+from benchmarks.kernels.e4m3 import BLOCKS, MODELS, blocks_name, variants
+from benchmarks.kernels.gemms import Part
+from models.layers.kernels import gemm_table_sm90_e4m3
+from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Variant
+
+SPANS: Mapping[int, tuple[int, int]] = {8: (2, 16), 32: (17, 32), 128: (65, 192), 384: (193, 512)}
+"""Measured rows -> for which the choice holds. Between 33 and 64 and beyond 512 the rules hold."""
+
+
+def table(times: choose.Times) -> dict[Shape, tuple[Choice, ...]]:
+    """The fastest tile of each shape and number of rows; none where cuBLAS is faster in e4m3."""
+    found: dict[Shape, tuple[Choice, ...]] = {}
+    for model, part in _parts():
+        choices = []
+        for rows, span in SPANS.items():
+            shape = f"{model} {part.name}, {rows} rows"
+            measured = [(variant, times.get((shape, str(variant)))) for variant in variants(part, rows)]
+            by_time = {_time(row): variant for variant, row in measured if row is not None}
+            if by_time and min(by_time) < _time(times.get((shape, "scaled_mm"))):
+                choices.append(Choice(*span, by_time[min(by_time)]))
+        found[Shape(part.kind, part.inputs, part.outputs, True)] = tuple(choices)
+    return found
+
+
+def blocks(times: choose.Times) -> dict[Shape, Blocks]:
+    """The fastest blocks of each shape's GEMV."""
+    found = {}
+    for model, part in _parts():
+        shape = f"{model} {part.name}, 1 rows"
+        kind = "silu_mul" if part.kind == "silu_mul" else "plain"
+        found[Shape(kind, part.inputs, part.outputs, True)] = min(
+            BLOCKS, key=lambda one: _time(times.get((shape, blocks_name(one))))
+        )
+    return found
+
+
+def _parts() -> Iterator[tuple[str, Part]]:
+    yield from ((model, part) for model, parts in MODELS.items() for part in parts)
+
+
+def _time(row: dict[str, Any] | None) -> float:
+    return float("inf") if row is None or row["median_us"] is None else float(row["median_us"])
+
+
+def source(tiles: Mapping[Shape, tuple[Choice, ...]], vectors: Mapping[Shape, Blocks]) -> str:
+    """Both as they stand in gemm_table_sm90_e4m3.py."""
+    lines = ["SM_90_E4M3: Table = {"]
+    for shape, choices in tiles.items():
+        lines.append(f"    {_shape(shape)}: (")
+        lines += (f"        Choice({one.least}, {one.most}, {_variant(one.variant)})," for one in choices)
+        lines.append("    ),")
+    lines += ["}", "", "SM_90_E4M3_BLOCKS: Mapping[Shape, Blocks] = {"]
+    lines += (f"    {_shape(shape)}: Blocks{tuple(one)}," for shape, one in vectors.items())
+    return "\n".join([*lines, "}"])
+
+
+def _shape(shape: Shape) -> str:
+    return f'Shape("{shape.kind}", {shape.inputs}, {shape.outputs}, e4m3=True)'
+
+
+def _variant(variant: Variant) -> str:
+    tile = variant.tile
+    sizes = f"{tile.rows}, {tile.columns}, {tile.depth}, {tile.warps}, {tile.stages}"
+    extras = ", swap=True" * tile.swap + ", tma=True" * tile.tma
+    more = f", split={variant.split}" * (variant.split > 1) + ", eight_bit=True" * variant.eight_bit
+    return f"Variant(Tile({sizes}{extras}){more})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("benchmarks/results/kernels"))
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    times = choose.read(arguments.folder, "e4m3")
+    found = source(table(times), blocks(times))
+    print(found)
+    if arguments.write:
+        path = Path(gemm_table_sm90_e4m3.__file__)
+        text = path.read_text()
+        path.write_text(re.sub(r"^SM_90_E4M3: .*", lambda _: found + "\n", text, flags=re.M | re.S))
+
+
+if __name__ == "__main__":
+    main()
