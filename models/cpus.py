@@ -22,6 +22,11 @@ def available() -> int:
     return count if quota is None else max(1, min(count, int(quota)))
 
 
+def default_threads() -> int:
+    """Half of the CPUs that may be used, 2 to 8, of one CPU 1: the engine and the decode workers want the others."""
+    return min(8, max(2, available() // 2), available())
+
+
 def group_quota(root: Path = Path("/")) -> float | None:
     """Processors that the control groups of this process allow, the least of them and their parents; None: no limit.
 

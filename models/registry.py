@@ -19,7 +19,8 @@ class Family:
     processor: load_processor(directory: Path) -> ChatProcessor | SpeechProcessor, torch-free.
     model: load_model(directory: Path, device, dtype, load_format) -> ChatModel | SpeechModel, strict: a missing,
         unexpected or misshapen tensor raises CheckpointError that names it. load_format "random" fills parameters on
-        the device from a fixed seed instead of reading tensors; "published" reads the files.
+        the device from a fixed seed instead of reading tensors; "published" reads the files. Chat models take a fifth,
+        quantization: "fp8" holds linear layers of the language model in e4m3.
     """
 
     name: str

@@ -97,6 +97,11 @@ def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line
         load = partial(resolve(family.processor), checkpoint.directory)
         names = aliases.get(source) or (_default_name(checkpoint, demo),)
         hosted.append(HostedModel(names, family.kind, checkpoint, load, int(time.time()), demo))
+    if settings.quantization != "none" and all(model.kind == "speech" for model in hosted):
+        raise CheckpointError(
+            f"quantization: {settings.quantization} is for chat models, and speech models stay in 16 bits; host a chat "
+            "model or leave it out"
+        )
     catalog = Catalog(hosted, openai_names=settings.openai_speech_names)
     if (voice := settings.spoken_answer_model) is not None:
         model = catalog.get(voice)

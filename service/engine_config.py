@@ -21,7 +21,13 @@ distinguishes one of several engines, whether it is a later life of the engine, 
 def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
     """Of the only engine. Copies the settings that EngineConfig has a field of the same name for."""
     models = tuple(
-        ModelConfig(model.name, str(model.checkpoint.directory), settings.dtype, settings.load_format)
+        ModelConfig(
+            model.name,
+            str(model.checkpoint.directory),
+            settings.dtype,
+            settings.load_format,
+            settings.quantization if model.kind == "chat" else "none",
+        )
         for model in catalog.models
     )
     copied = {name: getattr(settings, name) for name in EngineConfig.__struct_fields__ if name not in COMPUTED}

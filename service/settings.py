@@ -22,11 +22,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from models import cpus
 from service.access import is_loopback, keys_in
 from service.byte_sizes import GIB, MIB
 from service.gpus import engines_problem
-from service.link.config import Device, DType, LoadFormat, MixedRoute
+from service.link.config import Device, DType, LoadFormat, MixedRoute, Quantization
 from service.setting_types import ApiCount, Bytes, Count, Gpus, Integers, Seconds, Secrets, Share, SolverSteps, Words
 
 ENV_PREFIX = "REPRISE_"
@@ -65,6 +64,11 @@ class Settings(BaseSettings):
     )
     revision: str | None = _knob(None, "Models", "Revision of a single --model from the hub.")
     dtype: DType = _knob("auto", "Models", "Type of weights and caches; auto is bfloat16 on CUDA and float32 on a CPU.")
+    quantization: Quantization = _knob(
+        "none",
+        "Models",
+        "fp8 makes weights of 8 bits (e4m3) of a chat model's language layers as they are loaded; speech stays as it is.",
+    )
     load_format: LoadFormat = _knob(
         "published", "Models", "random fills the weights on the device and reads only the configuration: benchmarks."
     )
@@ -344,11 +348,6 @@ class Settings(BaseSettings):
             EnvSettingsSource(settings_cls),
             InitSettingsSource(settings_cls, file),
         )
-
-
-def default_threads() -> int:
-    """Half of the CPUs that may be used, 2 to 8, of one CPU 1: the engine and the decode workers want the others."""
-    return min(8, max(2, cpus.available() // 2), cpus.available())
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:

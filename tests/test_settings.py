@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from models.cpus import default_threads
 from service.cli.setting_texts import describe, panel
-from service.settings import Settings, SettingsError, default_threads, load_settings, unknown_variables
+from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
 
 @pytest.fixture(autouse=True)

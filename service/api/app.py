@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from models import resizing
+from models.cpus import default_threads
 from models.errors import CheckpointError
 from service.api import operations
 from service.api.chat import route as chat
@@ -52,7 +53,7 @@ from service.media.limits import (
 from service.media.loader import MediaLoader
 from service.media.workers import WorkerPool
 from service.metrics import Metrics
-from service.settings import Settings, SettingsError, default_threads
+from service.settings import Settings, SettingsError
 from service.versions import server_version, version_of
 from service.voice_store import VoiceStore
 

@@ -50,6 +50,7 @@ def examine() -> list[Finding]:
         *_torch(),
         *_engines(settings),
         *_api_processes(settings),
+        *_quantization(settings),
         _codecs(),
         _embedded(),
         *_namesakes(),
@@ -113,6 +114,21 @@ def _engines(settings: Settings) -> Iterator[Finding]:
         return
     where = f"one each on GPU {', '.join(gpus)}" if settings.gpus is not None else "on the CPU"
     yield Finding("engines", f"{len(gpus)}, {where}", True)
+
+
+def _quantization(settings: Settings) -> Iterator[Finding]:
+    """What --quantization comes to here, where it is asked for."""
+    if settings.quantization == "none":
+        return
+    capability = current_gpu().capability
+    if settings.device == "cpu" or capability < LEAST_CAPABILITY:
+        advice = "On a CPU it saves memory, and each step multiplies the weights out: leave it out for speed."
+        yield Finding("quantization", f"{settings.quantization}, on the CPU", None, advice)
+    elif capability < (8, 9):
+        advice = "It was not measured on GPUs like this one: compare `reprise bench chat` with it and without."
+        yield Finding("quantization", f"{settings.quantization}, widened in the kernels: no e4m3 here", None, advice)
+    else:
+        yield Finding("quantization", settings.quantization, True)
 
 
 def _api_processes(settings: Settings) -> Iterator[Finding]:

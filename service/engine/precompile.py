@@ -24,7 +24,7 @@ import models
 import service
 from models import cpus
 from service.engine.worker import ModelWorker
-from service.link.config import EngineConfig
+from service.link.config import EngineConfig, ModelConfig
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ _ALLOCATIONS = (
 )
 
 
-def stamp_file(directory: Path, dtype: torch.dtype, config: EngineConfig, device_name: str) -> Path:
-    """The file in Triton's cache that says that the kernels of the model in `directory` are in it, for these sources,
+def stamp_file(model: ModelConfig, dtype: torch.dtype, config: EngineConfig, device_name: str) -> Path:
+    """The file in Triton's cache that says that the kernels of this model are in it, for these sources,
     versions, device and engine settings. Emptying the cache removes it, too."""
     import triton
     from triton import knobs
@@ -51,11 +51,16 @@ def stamp_file(directory: Path, dtype: torch.dtype, config: EngineConfig, device
 
     sources = [Path(folder) for package in (models, service) for folder in package.__path__]
     digest = hashlib.sha256()
-    for path in [*(path for folder in sources for path in sorted(folder.rglob("*.py"))), directory / "config.json"]:
+    for path in [
+        *(path for folder in sources for path in sorted(folder.rglob("*.py"))),
+        Path(model.directory) / "config.json",
+    ]:
         digest.update(path.read_bytes())
     others = msgspec.structs.replace(config, models=(), threads=None)
     chosen = gemm_configs.active()
-    digest.update(repr((torch.__version__, triton.__version__, device_name, dtype, others, chosen)).encode())
+    digest.update(
+        repr((torch.__version__, triton.__version__, device_name, dtype, model.quantization, others, chosen)).encode()
+    )
     return Path(knobs.cache.dir) / f"reprise-{digest.hexdigest()[:32]}.precompiled"
 
 

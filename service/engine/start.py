@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
-from models.registry import family_of, resolve
+from models.registry import Family, family_of, resolve
 from service.engine.compilations import Compilations
 from service.engine.engine import Engine
 from service.engine.memory import device_name, device_room, plan_pages
@@ -86,19 +86,33 @@ def load_worker(
     family = family_of(directory)
     default = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = DTYPES.get(model.dtype, default)
+    options = _quantised(model, family, device, dtype)
     # A published tokenizer takes seconds to read: another thread does it while the weights are loaded.
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as reader:
         processor = reader.submit(resolve(family.processor), directory)
-        network = resolve(family.model)(directory, device, dtype, model.load_format)
+        network = resolve(family.model)(directory, device, dtype, model.load_format, **options)
     create = partial(resolve(WORKERS[family.kind]), model.name, processor.result(), network)
     context = WorkerContext(config, device, dtype, pool, observations, time.monotonic)
-    if device.type == "cuda" and not (stamp := stamp_file(directory, dtype, config, device_name(device))).exists():
+    if device.type == "cuda" and not (stamp := stamp_file(model, dtype, config, device_name(device))).exists():
         apart = replace(context, pool=GraphPool(device, config.graph_memory), observations=Observations())
         precompile(create(apart), stamp)
         gc.collect()
         torch.cuda.empty_cache()
     worker: ModelWorker = create(context)
     return worker
+
+
+def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """What load_model is given besides. ConfigurationError where a model or its dtype is not quantised."""
+    if model.quantization == "none":
+        return {}
+    if family.kind != "chat":
+        raise ConfigurationError(f"quantization: {model.name} is a speech model, which stays in 16 bits")
+    if device.type == "cuda" and dtype == torch.float32:
+        raise ConfigurationError(
+            f"quantization: kernels for {model.quantization} take bfloat16 or float16, not float32"
+        )
+    return {"quantization": model.quantization}
 
 
 def resolve_device(config: EngineConfig) -> torch.device:

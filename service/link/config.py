@@ -15,6 +15,7 @@ from service.link.messages import Command, Outputs
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["published", "random"]
+Quantization = Literal["none", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 MixedRoute = Literal["auto", "eager"]
 
@@ -31,6 +32,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     dtype: DType = "auto"
     """auto: bfloat16 on CUDA, float32 on a CPU."""
     load_format: LoadFormat = "published"
+    quantization: Quantization = "none"
+    """fp8: weights of the language layers in e4m3; of chat models alone."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True):

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from models.cpus import default_threads
 from models.registry import family_of, resolve
 from service.api.app import ENDPOINTS
 from service.api.http.admission import KINDS
 from service.catalog import Catalog, HostedModel
 from service.hub import Checkpoint
-from service.settings import Settings, default_threads, load_settings
+from service.settings import Settings, load_settings
 
 WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.values()}), "other")
 """Columns of the table of admitted work."""

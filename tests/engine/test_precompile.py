@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from service.engine.precompile import ZeroAllocations, compiling, precompile, stamp_file
-from service.link.config import EngineConfig, ModelConfig
+from service.link.config import EngineConfig, ModelConfig, Quantization
 from tests.engine.speech.rig import WorkerRig
 from tests.engine.speech.test_worker import request, segment
 from tests.models.voxcpm2 import golden
@@ -88,20 +88,24 @@ def test_what_was_precompiled_is_known_by_all_that_decides_its_kernels(
         (folder / "config.json").write_text(json.dumps({"num_hidden_layers": layers}))
 
     def config(path: Path, **settings: Any) -> EngineConfig:
-        return EngineConfig((ModelConfig("name", str(path)),), **settings)
+        return EngineConfig((model(path),), **settings)
 
-    mark = stamp_file(here, torch.bfloat16, config(here), "one GPU")
+    def model(path: Path, quantization: Quantization = "none") -> ModelConfig:
+        return ModelConfig("name", str(path), quantization=quantization)
+
+    mark = stamp_file(model(here), torch.bfloat16, config(here), "one GPU")
     assert mark.parent == tmp_path / "cache"
-    assert mark == stamp_file(here, torch.bfloat16, config(there), "one GPU")
+    assert mark == stamp_file(model(here), torch.bfloat16, config(there), "one GPU")
     others = [
-        stamp_file(there, torch.bfloat16, config(here), "one GPU"),
-        stamp_file(here, torch.float16, config(here), "one GPU"),
-        stamp_file(here, torch.bfloat16, config(here, max_running=65), "one GPU"),
-        stamp_file(here, torch.bfloat16, config(here), "another GPU"),
+        stamp_file(model(there), torch.bfloat16, config(here), "one GPU"),
+        stamp_file(model(here), torch.float16, config(here), "one GPU"),
+        stamp_file(model(here), torch.bfloat16, config(here, max_running=65), "one GPU"),
+        stamp_file(model(here), torch.bfloat16, config(here), "another GPU"),
+        stamp_file(model(here, "fp8"), torch.bfloat16, config(here), "one GPU"),
     ]
     monkeypatch.setattr(torch, "__version__", "3.0")
-    others.append(stamp_file(here, torch.bfloat16, config(here), "one GPU"))
-    assert len({mark, *others}) == 6
+    others.append(stamp_file(model(here), torch.bfloat16, config(here), "one GPU"))
+    assert len({mark, *others}) == 7
 
 
 def test_a_precompilation_leaves_its_mark(tmp_path: Path) -> None:
