@@ -67,7 +67,7 @@ class Settings(BaseSettings):
     quantization: Quantization = _knob(
         "none",
         "Models",
-        "fp8 makes weights of 8 bits (e4m3) of a chat model's language layers as they are loaded; speech stays as it is.",
+        "fp8 holds linear layers of chat models' language parts in 8 bits (e4m3), made at load; speech stays in 16.",
     )
     load_format: LoadFormat = _knob(
         "published", "Models", "random fills the weights on the device and reads only the configuration: benchmarks."

@@ -17,7 +17,7 @@ from benchmarks.kernels import choose
 from benchmarks.kernels.e4m3 import BLOCKS, MODELS, blocks_name, variants
 from benchmarks.kernels.gemms import Part
 from models.layers.kernels import gemm_table_sm90_e4m3
-from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Variant
+from models.layers.kernels.gemm_types import Blocks, Choice, Kind, Shape, Variant
 
 SPANS: Mapping[int, tuple[int, int]] = {8: (2, 16), 32: (17, 32), 128: (65, 192), 384: (193, 512)}
 """Measured rows -> for which the choice holds. Between 33 and 64 and beyond 512 the rules hold."""
@@ -43,7 +43,7 @@ def blocks(times: choose.Times) -> dict[Shape, Blocks]:
     found = {}
     for model, part in _parts():
         shape = f"{model} {part.name}, 1 rows"
-        kind = "silu_mul" if part.kind == "silu_mul" else "plain"
+        kind: Kind = "silu_mul" if part.kind == "silu_mul" else "plain"
         found[Shape(kind, part.inputs, part.outputs, True)] = min(
             BLOCKS, key=lambda one: _time(times.get((shape, blocks_name(one))))
         )

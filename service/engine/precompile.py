@@ -51,16 +51,13 @@ def stamp_file(model: ModelConfig, dtype: torch.dtype, config: EngineConfig, dev
 
     sources = [Path(folder) for package in (models, service) for folder in package.__path__]
     digest = hashlib.sha256()
-    for path in [
-        *(path for folder in sources for path in sorted(folder.rglob("*.py"))),
-        Path(model.directory) / "config.json",
-    ]:
+    files = [path for folder in sources for path in sorted(folder.rglob("*.py"))]
+    for path in [*files, Path(model.directory) / "config.json"]:
         digest.update(path.read_bytes())
     others = msgspec.structs.replace(config, models=(), threads=None)
     chosen = gemm_configs.active()
-    digest.update(
-        repr((torch.__version__, triton.__version__, device_name, dtype, model.quantization, others, chosen)).encode()
-    )
+    kinds = dtype, model.quantization
+    digest.update(repr((torch.__version__, triton.__version__, device_name, kinds, others, chosen)).encode())
     return Path(knobs.cache.dir) / f"reprise-{digest.hexdigest()[:32]}.precompiled"
 
 
