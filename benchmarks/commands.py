@@ -45,6 +45,19 @@ COMMANDS: tuple[Command, ...] = (
     ),
     *(
         Command(
+            f"the same of {name} with weights in e4m3 beside bfloat16",
+            f"quantization_decode_{name}",
+            f"python -m benchmarks.quantization decode {name}",
+        )
+        for name in ("qwen2_vl_2b", "qwen2_vl_7b")
+    ),
+    Command(
+        "what weights in e4m3 leave of the answers, on a CPU",
+        "quantization_quality",
+        "REPRISE_WORLD_FONTS=build/fonts python -m benchmarks.quantization quality",
+    ),
+    *(
+        Command(
             f"prefills of {name} with cached context, the chosen route beside eager",
             f"cached_prefill_{name}",
             f"python -m benchmarks.cached_prefill {name}",

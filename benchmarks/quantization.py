@@ -1,20 +1,47 @@
 """What weights in e4m3 (`--quantization fp8`) take and what they leave of the answers, beside bfloat16.
 
 python -m benchmarks.quantization decode [qwen2_vl_2b qwen2_vl_7b ...]   steps and prefills at full size, on a GPU
+REPRISE_WORLD_FONTS=build/fonts python -m benchmarks.quantization quality [--number N]   on a CPU
+
+`quality` follows the greedy answers of the weights in float32: by token, the Kullback-Leibler divergence from their
+distribution, and whether the most probable token is the same. Questions are those of the embedded chat model's gates,
+N of each, and the prompts of the golden miniatures, whose weights are random.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+from unittest.mock import patch
 
 import torch
+from PIL import Image
+from torch import Tensor
 
 from benchmarks import decode
 from benchmarks.full_size import free, measure_each
-from benchmarks.record import Row, table
+from benchmarks.record import Row, record, table
 from models.checkpoint import Quantization
+from models.embedded.gates_qwen2_vl import DIRECTORY, NAMES, examples
+from models.embedded.world.conversations import Example
+from models.embedded.world.pictures import Picture
+from models.layers import gemm
+from models.layers.e4m3 import E4M3Weight, Weight, ordered, quantise_rows
+from models.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
+from models.processor import ChatProcessor
+from models.protocol import ChatModel
+from models.registry import family_of, resolve
+from tests.support.chat_golden import generate, golden_prompt
+from tests.support.golden import GOLDEN, inputs, prompts
+from tests.support.prompts import prompt_of
+
+CPU = torch.device("cpu")
+MOST_ROWS_OF_16_BITS = 64
+"""As on a GPU that multiplies e4m3 (models.layers.kernels.gemm), there for most layers and here for all."""
 
 
 def both(name: str, directory: Path, device: torch.device) -> list[Row]:
@@ -28,11 +55,158 @@ def both(name: str, directory: Path, device: torch.device) -> list[Row]:
     return [{**row, "of_bfloat16": row["graph_ms"] / plain[row["kind"], row["rows"]]} for row in rows]
 
 
-def main() -> None:
-    what, *names = sys.argv[1:]
-    if what != "decode":
-        raise SystemExit(__doc__)
-    print(table(measure_each("quantization_decode", names or ["qwen2_vl_2b"], both)))
+@dataclass(frozen=True)
+class Asked:
+    """wanted: tokens of the right answer, empty where none is right. limit: of the answer's tokens, its end included."""
+
+    prompt: Prompt
+    limit: int
+    wanted: tuple[int, ...] = ()
+
+
+@dataclass
+class Kept:
+    """What a variant keeps of the answers in float32, by token and by answer."""
+
+    divergences: list[Tensor] = field(default_factory=list)
+    same_tokens: list[Tensor] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+
+    def row(self) -> Row:
+        divergence, same = torch.cat(self.divergences), torch.cat(self.same_tokens)
+        return {
+            "answers": len(self.same_tokens),
+            "tokens": len(same),
+            "kl_mean": float(divergence.mean()),
+            "kl_p99": float(divergence.quantile(0.99)),
+            "kl_most": float(divergence.max()),
+            "same_tokens": float(same.double().mean()),
+            "same_answers": sum(bool(one.all()) for one in self.same_tokens) / len(self.same_tokens),
+            "right_answers": sum(self.right) / len(self.right) if self.right else None,
+        }
+
+
+@dataclass(frozen=True)
+class Variant:
+    """dtype: of activations, and of weights that are not quantised."""
+
+    name: str
+    dtype: torch.dtype
+    quantization: Quantization
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def eight_bit_prefills() -> AbstractContextManager[Any]:
+    """Activations of many rows are rounded to e4m3, too, in every linear layer of the language model."""
+    plain = gemm.linear
+
+    def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+        if isinstance(weight, E4M3Weight) and x.numel() > MOST_ROWS_OF_16_BITS * x.shape[-1]:
+            values, scale = quantise_rows(x)
+            x = (ordered(values).to(torch.float32) * scale[..., None]).to(x.dtype)
+        return plain(x, weight, bias)
+
+    return patch.object(gemm, "linear", linear)
+
+
+VARIANTS = (
+    Variant("float32", torch.float32, "none"),
+    Variant("bfloat16", torch.bfloat16, "none"),
+    Variant("fp8", torch.float32, "fp8"),
+    Variant("fp8, prefills in 8 bits", torch.float32, "fp8", eight_bit_prefills),
+)
+"""The first is what the others are held against."""
+
+
+def compare(directory: Path, asked: Sequence[Asked], stops: frozenset[int]) -> Iterator[Row]:
+    """A row for each variant of the model in `directory`, and what its decoder's parameters take in bfloat16."""
+    load = resolve(family_of(directory).model)
+    reference: list[tuple[list[int], Tensor]] = []
+    for variant in VARIANTS:
+        model: ChatModel = load(directory, CPU, variant.dtype, "published", variant.quantization)
+        kept = Kept()
+        with variant.within():
+            for index, one in enumerate(asked):
+                if variant is VARIANTS[0]:
+                    _, logits, ids = generate(model, one.prompt, one.limit)
+                    length = next((n + 1 for n, token in enumerate(ids) if token in stops), len(ids))
+                    reference.append((ids[:length], logits[:length].double().log_softmax(-1)))
+                _add(kept, model, one, *reference[index], stops)
+        yield {"variant": variant.name, **kept.row(), "decoder_bytes": _bytes_in_bfloat16(model)}
+
+
+def _add(kept: Kept, model: ChatModel, one: Asked, ids: list[int], expected: Tensor, stops: frozenset[int]) -> None:
+    _, logits, _ = generate(model, one.prompt, len(ids), forced=ids)
+    found = logits.double().log_softmax(-1)
+    kept.divergences.append((expected.exp() * (expected - found)).nan_to_num(0.0).sum(-1))
+    same = found.argmax(-1) == torch.tensor(ids)
+    kept.same_tokens.append(same)
+    if one.wanted:
+        said = ids if same.all() else generate(model, one.prompt, one.limit)[2]
+        end = next((index for index, token in enumerate(said) if token in stops), None)
+        kept.right.append(end is not None and tuple(said[:end]) == one.wanted)
+
+
+def _bytes_in_bfloat16(model: ChatModel) -> int:
+    """Factors and norms in float32 stay."""
+    parameters = dict(model.decoder.named_parameters())  # type: ignore[attr-defined]
+    small = {name for name, one in parameters.items() if one.element_size() == 1}
+    factors = {name for name in parameters if f"{name.removesuffix('scale')}values" in small}
+    return sum(one.numel() * (1 if n in small else 4 if n in factors else 2) for n, one in parameters.items())
+
+
+def of_gates(processor: ChatProcessor, number: int) -> Iterator[tuple[str, Asked]]:
+    for name in NAMES:
+        for example in examples(name, number):
+            yield name, _asked(processor, example)
+
+
+def _asked(processor: ChatProcessor, example: Example) -> Asked:
+    items = [_item(processor, picture) for picture in example.pictures]
+    messages = []
+    for index, turn in enumerate(example.conversations[0]):
+        shown = [ContentPart(item=number) for number in range(len(items))] if index == 0 else []
+        messages.append(ChatMessage("user", (*shown, ContentPart(text=turn.question))))
+        messages.append(ChatMessage("assistant", (ContentPart(text=turn.answer),)))
+    wanted = tuple(processor.tokenize(example.conversations[0][-1].answer))
+    return Asked(prompt_of(processor, messages[:-1], items), len(wanted) + 1, wanted)
+
+
+def _item(processor: ChatProcessor, picture: Picture) -> MediaItem:
+    frames = tuple(picture.frames)
+    if len(frames) == 1:
+        return processor.image(Image.fromarray(frames[0]))
+    height, width, _ = frames[0].shape
+    metadata = VideoMetadata(len(frames), 2.0, len(frames) / 2, height, width)
+    indices = tuple(range(len(frames)))
+    return processor.video(VideoFrames(frames, indices, tuple(index / 2 for index in indices), metadata))
+
+
+def quality(number: int) -> Iterator[tuple[Row, dict[str, Any]]]:
+    processor: ChatProcessor = resolve(family_of(DIRECTORY).processor)(DIRECTORY)
+    asked = [one for _, one in of_gates(processor, number)]
+    for row in compare(DIRECTORY, asked, frozenset(processor.stop_token_ids)):
+        yield {"model": "embedded", **row}, {"questions_of_each_gate": number, "gates": len(NAMES)}
+    for directory in sorted(config.parent for config in GOLDEN.glob("*/config.json")):
+        if family_of(directory).kind != "chat":
+            continue
+        processor, limit = resolve(family_of(directory).processor)(directory), inputs(directory)["max_new_tokens"]
+        asked = [Asked(golden_prompt(processor, directory, name), limit) for name in prompts(directory)]
+        for row in compare(directory, asked, frozenset()):
+            yield {"model": directory.name, **row}, {"questions_of_each_gate": number, "gates": len(NAMES)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_subparsers(dest="what", required=True)
+    what.add_parser("decode").add_argument("names", nargs="*", default=["qwen2_vl_2b"])
+    what.add_parser("quality").add_argument("--number", type=int, default=20, help="questions of each gate")
+    options = parser.parse_args(arguments)
+    if options.what == "quality":
+        with torch.inference_mode():
+            record("quantization_quality", quality(options.number))
+    else:
+        print(table(measure_each("quantization_decode", options.names, both)))
 
 
 if __name__ == "__main__":

@@ -103,6 +103,33 @@ def test_a_published_chat_model_on_small_and_large_gpus(tmp_path: Path) -> None:
     assert "weights" in "\n".join(tight.lines()) and "KV cache of" not in "\n".join(tight.lines())
 
 
+def linear_bytes(width: int, inner: int, qkv: int, layers: int, vocabulary: int) -> int:
+    """What e4m3 saves of a decoder with a tied head beside bfloat16: a byte of each weight; less the factors, of 4
+    bytes an output, and the head's copy."""
+    weights = layers * width * (qkv + width + 3 * inner)
+    outputs = layers * (qkv + width + 2 * inner + width) + vocabulary
+    return weights - 4 * outputs - vocabulary * width
+
+
+def test_weights_in_e4m3_are_counted(tmp_path: Path) -> None:
+    for directory, saved in (
+        (DIRECTORIES[0], linear_bytes(192, 512, 320, 6, 1024)),
+        (make("qwen2_vl_2b", tmp_path), linear_bytes(1536, 8960, 2048, 28, 151_936)),
+    ):
+        plain, quantised = (weights_of(directory, quantization) for quantization in ("none", "fp8"))
+        assert plain - quantised == saved
+
+
+def weights_of(directory: Path, quantization: str) -> int:
+    """As `dry_run` counts them, without the passes."""
+    with LiveBytes() as counted:
+        model = resolve(family_of(directory).model)(
+            directory, torch.device("meta"), torch.bfloat16, "random", quantization
+        )
+    assert model.decoder is not None
+    return counted.live
+
+
 def test_a_published_speech_model(tmp_path: Path) -> None:
     """2,290,004,544 parameters in bfloat16, and a codec of 94 million in float32."""
     found = dry_run(config(make("voxcpm2", tmp_path), "random"), 24 * GIB)

@@ -1,0 +1,68 @@
+"""`reprise serve --quantization fp8` with the embedded models: right answers of weights in 8 bits; speech refuses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from typer.testing import CliRunner
+
+from service.cli.main import app
+from tests.api.test_meaning import MODEL, MOST_WRONG, SEEN, first_of_each_gate, request_of, shapes_part
+from tests.support.processes import ROOT, ServerProcess, served
+
+CHAT, SPEECH = (str(ROOT / "models/embedded" / name) for name in ("qwen2_vl", "voxcpm2"))
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    home = str(tmp_path_factory.mktemp("home"))
+    with served("--quantization", "fp8", "--max-frames", "16", HOME=home) as running:
+        yield running
+
+
+async def test_answers_among_others_are_right(server: ServerProcess) -> None:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600) as client:
+
+        async def one(entry: dict[str, Any]) -> tuple[str, str]:
+            choice = (await client.chat.completions.create(**request_of(entry))).choices[0]
+            return choice.message.content or "", choice.finish_reason
+
+        entries = first_of_each_gate()
+        answers = await asyncio.gather(*map(one, entries))
+    wrong = [
+        (entry["gate"], answer)
+        for entry, answer in zip(entries, answers, strict=True)
+        if answer != (entry["turns"][-1][1], "stop")
+    ]
+    assert len(wrong) <= MOST_WRONG * len(entries), wrong
+
+
+def test_the_answer_is_that_of_the_plain_server_and_its_weights_are_not(
+    server: ServerProcess, embedded_server: ServerProcess
+) -> None:
+    message: Any = {"role": "user", "content": [shapes_part(), {"type": "text", "text": "What is in this picture?"}]}
+    chances = []
+    for url in (server.url, embedded_server.url):
+        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600) as client:
+            choice = client.chat.completions.create(model=MODEL, messages=[message], logprobs=True).choices[0]
+        assert choice.message.content == SEEN
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        chances.append([token.logprob for token in choice.logprobs.content])
+    assert chances[0] != chances[1]
+
+
+def dry_run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["serve", "--dry-run", "--gpu-memory", "24G", *arguments])
+
+
+def test_speech_alone_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    done = dry_run("--quantization", "fp8", "--model", SPEECH)
+    assert done.exit_code == 2
+    assert "quantization: fp8 is for chat models, and speech models stay in 16 bits" in caplog.text + done.output
+    assert dry_run("--quantization", "fp8", "--model", SPEECH, "--model", CHAT).exit_code == 0

@@ -1,0 +1,121 @@
+"""Weights in e4m3 as they are made and multiplied out, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.errors import CheckpointError
+from models.layers.e4m3 import (
+    E4M3,
+    LARGEST,
+    E4M3Linear,
+    E4M3Weight,
+    fill_rows,
+    hold_in_e4m3,
+    interleaved,
+    ordered,
+    quantise,
+    quantise_rows,
+    widened,
+)
+
+ROUNDING = 1 + 2**-20
+"""Of float32's own divisions and products."""
+
+
+def made(weight: Tensor) -> E4M3Weight:
+    stored = E4M3Weight(*weight.shape)
+    fill_rows(weight, stored.values, stored.scale, "made")
+    return stored
+
+
+def assert_near(weight: Tensor, stored: E4M3Weight) -> None:
+    """Off by half a step of e4m3: a sixteenth of the value, of small values half the least step."""
+    least = stored.scale.double()[:, None] * 2**-10
+    allowed = torch.maximum(weight.double().abs() / 16, least) * ROUNDING
+    # Rows too small for a factor are zeros.
+    allowed = torch.where(stored.scale[:, None] == 0, LARGEST * torch.finfo(torch.float32).tiny, allowed)
+    assert ((stored.multiplied_out(torch.float64) - weight.double()).abs() <= allowed).all()
+
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(rows=st.lists(st.lists(FLOATS, min_size=5, max_size=5), min_size=1, max_size=4))
+def test_every_value_is_within_half_a_step(rows: list[list[float]]) -> None:
+    """Of any floats: subnormal, the largest there are, and zeros."""
+    weight = torch.tensor(rows)
+    stored = made(weight)
+    assert_near(weight, stored)
+    wide = stored.multiplied_out(torch.float64)
+    assert torch.equal(wide.sign() * weight.double().sign(), (wide != 0).double())
+
+
+@given(seed=st.integers(0, 1 << 30), inputs=st.sampled_from([128, 192, 384]), exponent=st.integers(-120, 120))
+def test_rows_of_very_different_sizes_do_not_disturb_each_other(seed: int, inputs: int, exponent: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(3, inputs, generator=generator)
+    weight[1] *= 2.0**exponent
+    weight[2] = 0.0
+    stored = made(weight)
+    assert_near(weight, stored)
+    assert torch.equal(stored.values[0].float(), made(weight[:1]).values[0].float())
+    assert stored.scale[2] == 0 and (stored.multiplied_out(torch.float32)[2] == 0).all()
+
+
+def test_the_largest_of_a_row_is_kept_and_values_of_e4m3_stay() -> None:
+    weight = torch.tensor([[LARGEST, 1.0, -0.5, 2**-9], [-3.5e38 / 2, 0.0, 0.0, 1.0]])
+    stored = made(weight)
+    assert torch.equal(stored.multiplied_out(torch.float32)[0], weight[0])
+    assert stored.multiplied_out(torch.float64)[1, 0] == pytest.approx(float(weight[1, 0]), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_refused_by_name(value: float) -> None:
+    weight = torch.ones(5000, 4)
+    weight[4500, 3] = value
+    with pytest.raises(CheckpointError, match=r"layers\.3\.gate: .*not finite"):
+        fill_rows(weight, torch.empty(5000, 4, dtype=E4M3), torch.empty(5000), "layers.3.gate")
+
+
+@pytest.mark.parametrize("width", [64, 128, 512])
+def test_the_order_in_memory_is_undone(width: int) -> None:
+    values = torch.arange(3 * width).view(3, width)
+    there = interleaved(values)
+    assert torch.equal(ordered(there), values)
+    if width == 512:
+        assert there[0, :4].tolist() == [0, 64, 1, 65] and there[0, 128:131].tolist() == [128, 192, 129]
+
+
+def test_every_code_is_widened_exactly() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    finite = codes[(codes & 0x7F) != 0x7F].view(E4M3)
+    assert torch.equal(widened(finite).float(), finite.float())
+
+
+@given(seed=st.integers(0, 1 << 30), size=st.sampled_from([1e-20, 1.0, 1e20]))
+def test_rows_of_activations_keep_their_direction(seed: int, size: float) -> None:
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(seed)) * size
+    values, scale = quantise_rows(x)
+    again = ordered(values).double() * scale.double()[:, None]
+    assert ((again - x.double()).norm(dim=1) <= x.double().norm(dim=1) * 0.04).all()
+
+
+def test_layers_that_their_owner_names_stay() -> None:
+    class Owner(torch.nn.Module):
+        sixteen_bit_layers = frozenset({"kept"})
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept, self.given = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+
+    with torch.device("meta"):
+        owner = Owner()
+        hold_in_e4m3(owner)
+    assert isinstance(owner.kept, torch.nn.Linear)
+    assert isinstance(owner.given, E4M3Linear) and owner.given.bias is not None
+    assert quantise(torch.zeros(2, 3))[1].tolist() == [0, 0]
