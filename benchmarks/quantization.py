@@ -57,7 +57,7 @@ def both(name: str, directory: Path, device: torch.device) -> list[Row]:
 
 @dataclass(frozen=True)
 class Asked:
-    """wanted: tokens of the right answer, empty where none is right. limit: of the answer's tokens, its end included."""
+    """wanted: tokens of the right answer, empty where none is. limit: of the answer's tokens, its end included."""
 
     prompt: Prompt
     limit: int

@@ -120,7 +120,9 @@ def _quantization(settings: Settings) -> Iterator[Finding]:
     """What --quantization comes to here, where it is asked for."""
     if settings.quantization == "none":
         return
-    capability = current_gpu().capability
+    import torch
+
+    capability = current_gpu().capability if torch.cuda.is_available() else (0, 0)
     if settings.device == "cpu" or capability < LEAST_CAPABILITY:
         advice = "On a CPU it saves memory, and each step multiplies the weights out: leave it out for speed."
         yield Finding("quantization", f"{settings.quantization}, on the CPU", None, advice)

@@ -1,4 +1,4 @@
-"""`reprise serve --quantization fp8` with the embedded models: right answers of weights in 8 bits; speech refuses it."""
+"""`reprise serve --quantization fp8` with the embedded models: answers of weights in 8 bits; speech refuses them."""
 
 from __future__ import annotations
 

@@ -169,3 +169,23 @@ def test_several_engines_are_named_as_they_would_start(monkeypatch: pytest.Monke
     assert found.good is False and "CUDA shows 3 here" in found.found
     (found,) = doctor._engines(load_settings({"engines": 2, "device": "cpu"}))
     assert found.good and found.found == "2, on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "good", "says"),
+    [
+        ("cpu", (9, 0), None, "on the CPU"),
+        ("auto", (7, 5), None, "on the CPU"),
+        ("auto", (8, 6), None, "widened in the kernels"),
+        ("auto", (8, 9), True, "fp8"),
+    ],
+)
+def test_weights_in_eight_bits_where_they_help_and_where_not(
+    device: str, capability: tuple[int, int], good: bool | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "current_gpu", lambda: Gpu("one", capability, 99 << 10, 80))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    settings = load_settings({"quantization": "fp8", "device": device})
+    (found,) = doctor._quantization(settings)
+    assert found.good is good and says in found.found
+    assert not list(doctor._quantization(load_settings()))

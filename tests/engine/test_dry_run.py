@@ -20,7 +20,7 @@ from service.cli.main import app
 from service.engine.dry_run import CONTEXT_BYTES, dry_run
 from service.engine.live_bytes import LiveBytes
 from service.engine.memory import MemoryPlanError, peak_bytes
-from service.link.config import EngineConfig, ModelConfig
+from service.link.config import ConfigurationError, EngineConfig, ModelConfig
 from tests.support.lora import random_adapter, write_adapter
 
 GIB = 1 << 30
@@ -118,6 +118,13 @@ def test_weights_in_e4m3_are_counted(tmp_path: Path) -> None:
     ):
         plain, quantised = (weights_of(directory, quantization) for quantization in ("none", "fp8"))
         assert plain - quantised == saved
+
+
+def test_a_speech_model_is_not_quantised() -> None:
+    directory = next(path for path in DIRECTORIES if family_of(path).kind == "speech")
+    wanted = EngineConfig((ModelConfig("voice", str(directory), quantization="fp8"),))
+    with pytest.raises(ConfigurationError, match="quantization: voice is a speech model"):
+        dry_run(wanted, 24 * GIB)
 
 
 def weights_of(directory: Path, quantization: str) -> int:

@@ -191,7 +191,7 @@ def test_rows_are_quantised_as_the_reference_does(device: torch.device, rows: in
     if not e4m3.has_e4m3():
         pytest.skip("before compute capability 8.9 no kernel writes e4m3")
     x = torch.randn(rows, 1536, device=device, dtype=torch.bfloat16) * 50
-    x[0] = 0.0
+    x[1:2] = 0.0
     values, scale = replayed(device, lambda: e4m3.quantise_rows(x))
     expected, factors = quantise_rows_reference(x)
     assert torch.allclose(scale[:, 0], factors, rtol=1e-6, atol=0.0)
@@ -199,7 +199,7 @@ def test_rows_are_quantised_as_the_reference_does(device: torch.device, rows: in
     # A division and a multiplication by the inverse fall on both sides of a tie at times.
     assert (given - ordered(expected).float() * factors[:, None]).abs().max() <= scale.max() * 32
     assert relative_error(given, x) < 3e-2
-    assert (given[0] == 0).all()
+    assert (given[1:2] == 0).all()
 
 
 @pytest.mark.gpu

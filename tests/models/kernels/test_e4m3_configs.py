@@ -1,0 +1,90 @@
+"""How GEMMs with weights in e4m3 are made on each kind of GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.kernels import choose, choose_e4m3
+from benchmarks.kernels.offline import ARCHITECTURES
+from models.layers.e4m3 import GROUP, E4M3Weight
+from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
+from models.layers.kernels.gemm_configs import config_for, e4m3_blocks, e4m3_table_of, e4m3_tile, fits
+from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3, SM_90_E4M3_BLOCKS
+from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
+from models.layers.kernels.gpu import Gpu, named
+
+GPUS = {named(one.capability): one for one in ARCHITECTURES}
+KINDS: tuple[gemm_types.Kind, ...] = ("plain", "silu_mul", "add_norm")
+
+
+@pytest.fixture(params=GPUS)
+def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    found = GPUS[request.param]
+    monkeypatch.setattr(gpu, "probe", lambda: found)
+    monkeypatch.setattr(e4m3, "interpreted", lambda: False)
+    yield found
+
+
+def operands(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, E4M3Weight]:
+    with torch.device("meta"):
+        return torch.empty(rows, inputs, dtype=dtype), E4M3Weight(outputs, inputs)
+
+
+def test_the_table_is_what_was_measured() -> None:
+    times = choose.read(Path("benchmarks/results/kernels"), "e4m3")
+    assert choose_e4m3.table(times) == SM_90_E4M3
+    assert choose_e4m3.blocks(times) == SM_90_E4M3_BLOCKS
+
+
+def test_the_tables_tiles_are_whole() -> None:
+    """That they fit the GPU is what test_compiled.py reads from the compiler's results."""
+    for shape, choices in SM_90_E4M3.items():
+        for choice in choices:
+            tile = choice.variant.tile
+            assert not shape.outputs % tile.columns and not shape.inputs % (choice.variant.split * tile.depth)
+            assert tile.depth % GROUP == 0
+
+
+def test_only_hopper_takes_the_table_and_a_tuned_one_leaves_it(here: Gpu) -> None:
+    x, weight = operands(8, 1536, 2048)
+    expected = SM_90_E4M3[Shape("plain", 1536, 2048, True)][0].variant if here.capability == (9, 0) else None
+    tuned = {Shape("plain", 1536, 2048): (Choice(1, 64, Variant(Tile(16, 32, 64))),)}
+    assert config_for("plain", x, weight) == expected
+    with gemm_configs.using(tuned):
+        assert config_for("plain", x, weight) == expected
+    assert bool(e4m3_table_of(here)) == (here.capability == (9, 0))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [2, 16, 64, 65, 4096])
+def test_tiles_fit_every_gpu_and_take_whole_groups(here: Gpu, rows: int, gated: bool) -> None:
+    tile = e4m3_tile(rows, gated=gated)
+    assert fits(tile, here, gated=gated) and tile.stages >= 2
+    assert tile.depth % GROUP == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2, 64, 65, 300, 2048])
+def test_no_gpu_multiplies_a_whole_layer_out(here: Gpu, rows: int, kind: gemm_types.Kind) -> None:
+    """Many rows are in 8 bits where tensor cores take them, else in tiles."""
+    kernel = gemm.way_of(kind, *operands(rows, 4096, 8192)).kernel
+    native = here.capability >= (8, 9)
+    assert kernel == ("gemv" if rows == 1 else "eight_bit" if native and rows > 64 else "tiled")
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "dtype"), [(192, 64, torch.bfloat16), (256, 64, torch.float32)])
+def test_what_kernels_do_not_take_is_multiplied_out(here: Gpu, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    assert gemm.way_of("plain", *operands(8, inputs, outputs, dtype)).kernel == "cublas"
+
+
+def test_vectors_fill_the_gpu(here: Gpu) -> None:
+    for inputs, outputs in ((4096, 2048), (4096, 151_936)):
+        blocks = e4m3_blocks(inputs, outputs)
+        assert outputs // blocks.outputs >= 2 * here.num_sms or blocks == Blocks(4, 256)
+    assert (e4m3_blocks(8960, 1536) == Blocks(2, 512, 2)) == (here.capability == (9, 0))
