@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_subparsers(dest="what", required=True)
     what.add_parser("decode").add_argument("names", nargs="*", default=["qwen2_vl_2b"])
-    what.add_parser("quality").add_argument("--number", type=int, default=20, help="questions of each gate")
+    what.add_parser("quality").add_argument("--number", type=int, default=10, help="questions of each gate")
     options = parser.parse_args(arguments)
     if options.what == "quality":
         with torch.inference_mode():

@@ -531,11 +531,69 @@ def comparison(results: Results) -> str:
     return markdown(["", "Reprise", "best peer", "GPU"], rows) if rows else "Not measured yet."
 
 
+def quantization_decode(results: Results) -> str:
+    """Steps and prefills with weights in e4m3 beside the same in bfloat16, measured on the same GPU one after the
+    other."""
+
+    def block(result: Result) -> list[list[str]]:
+        rows = []
+        for row in result.rows:
+            if row["quantization"] == "none":
+                continue
+            plain = result.row(quantization="none", kind=row["kind"], rows=row["rows"])
+            what = "decode rows" if row["kind"] == "decode" else "tokens of a prefill"
+            rows.append(
+                [
+                    NAMES[row["model"]],
+                    f"{row['rows']:,} {what}",
+                    number(plain["graph_ms"]),
+                    number(row["graph_ms"]),
+                    f"{row['of_bfloat16']:.2f}",
+                ]
+            )
+        return rows
+
+    names = [f"quantization_decode_{model}" for model in ("qwen2_vl_2b", "qwen2_vl_7b")]
+    return _each(results, names, block, ["model", "step", "bfloat16, ms", "fp8, ms", "of bfloat16"])
+
+
+def quantization_quality(results: Results) -> str:
+    """What is left of the answers in float32."""
+
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                "the embedded one" if row["model"] == "embedded" else row["model"],
+                row["variant"],
+                f"{row['kl_mean']:.5f}",
+                f"{row['kl_p99']:.4f}",
+                f"{100 * row['same_tokens']:.2f} %",
+                f"{100 * row['same_answers']:.1f} %",
+                "" if row["right_answers"] is None else f"{100 * row['right_answers']:.1f} %",
+            ]
+            for row in result.rows
+            if row["variant"] != "float32" or row["right_answers"] is not None
+        ]
+
+    head = [
+        "model",
+        "weights",
+        "KL a token, nats",
+        "99th percentile",
+        "same tokens",
+        "same answers",
+        "right answers",
+    ]
+    return _each(results, ["quantization_quality"], block, head)
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "targets": targets,
     "encoders": encoders,
     "decode": decode,
     "prefill": prefill,
+    "quantization-decode": quantization_decode,
+    "quantization-quality": quantization_quality,
     "speech-steps": speech_steps,
     "speech-http": speech_http,
     "speech-open": speech_open,

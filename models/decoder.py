@@ -13,7 +13,7 @@ from models.checkpoint import Rule
 from models.errors import CheckpointError
 from models.layers.attention import cached_attention
 from models.layers.block import Block, BlockConfig, ExpertsConfig, block_rules, run_blocks
-from models.layers.e4m3 import E4M3Weight, Weight, hold_in_e4m3
+from models.layers.e4m3 import COLUMNS, E4M3Weight, Weight, hold_in_e4m3
 from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
@@ -169,9 +169,12 @@ class CausalDecoder(nn.Module):
         return gemm(hidden, weight if self.tied_head is None else self.tied_head)
 
     def hold_in_e4m3(self) -> None:
-        """Its linear layers, before they have memory. The table of embeddings stays, so that a tied head is a copy."""
+        """Its linear layers, before they have memory. The table of embeddings stays, so that a tied head is a copy. A
+        head that kernels do not take stays in 16 bits."""
+        whole = self.embed_tokens.weight.shape[0] % COLUMNS == 0
+        self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
         hold_in_e4m3(self)
-        if self.head is None:
+        if self.head is None and whole:
             self.tied_head = E4M3Weight(*self.embed_tokens.weight.shape)
 
 

@@ -18,6 +18,8 @@ E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
 GROUP = 128
 """Inputs whose halves are interleaved."""
+COLUMNS = 64
+"""Outputs of which kernels take whole multiples; others would be multiplied out in each step."""
 _ROWS_AT_A_TIME = 4096
 
 

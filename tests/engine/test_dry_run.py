@@ -14,6 +14,7 @@ from safetensors import safe_open as real_safe_open
 from typer.testing import CliRunner
 
 from benchmarks.checkpoints import make
+from benchmarks.tables import NAMES
 from models.registry import family_of, resolve
 from service.catalog import embedded_models
 from service.cli.main import app
@@ -32,10 +33,10 @@ def config(directory: Path, load_format: str = "published", **settings: Any) -> 
     return EngineConfig((ModelConfig("m", str(directory), load_format=load_format),), **settings)  # type: ignore[arg-type]
 
 
-def _documented(model: str) -> list[float]:
-    """The first number of each cell in the model's row of docs/operation.md."""
-    page = (GOLDEN.parents[1] / "docs/operation.md").read_text()
-    (row,) = [line for line in page.splitlines() if line.startswith(f"| {model} |")]
+def _documented(model: str, page: str = "operation.md") -> list[float]:
+    """The first number of each cell in the model's first row of a page of docs/."""
+    page = (GOLDEN.parents[1] / "docs" / page).read_text()
+    row, *_ = [line for line in page.splitlines() if line.startswith(f"| {model} |")]
     cells = [re.match(r"[\d.,]+\d", cell.strip()) for cell in row.strip("| ").split("|")[1:]]
     return [float(cell[0].replace(",", "")) for cell in cells if cell is not None]
 
@@ -118,6 +119,13 @@ def test_weights_in_e4m3_are_counted(tmp_path: Path) -> None:
     ):
         plain, quantised = (weights_of(directory, quantization) for quantization in ("none", "fp8"))
         assert plain - quantised == saved
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "voxcpm2"])
+def test_the_documented_weights_in_eight_bits(name: str, tmp_path: Path) -> None:
+    directory = make(name, tmp_path)
+    found = [round(weights_of(directory, quantization) / GIB, 2) for quantization in ("none", "fp8")]
+    assert _documented(NAMES[name], "quantization.md") == found
 
 
 def test_a_speech_model_is_not_quantised() -> None:

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.checkpoints import make
 from benchmarks.kernels import choose, choose_e4m3
 from benchmarks.kernels.offline import ARCHITECTURES
+from benchmarks.tables import NAMES
 from models.layers.e4m3 import GROUP, E4M3Weight
 from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
 from models.layers.kernels.gemm_configs import config_for, e4m3_blocks, e4m3_table_of, e4m3_tile, fits
 from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3, SM_90_E4M3_BLOCKS
 from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
+from models.registry import family_of, resolve
 
 GPUS = {named(one.capability): one for one in ARCHITECTURES}
 KINDS: tuple[gemm_types.Kind, ...] = ("plain", "silu_mul", "add_norm")
@@ -88,3 +91,16 @@ def test_vectors_fill_the_gpu(here: Gpu) -> None:
         blocks = e4m3_blocks(inputs, outputs)
         assert outputs // blocks.outputs >= 2 * here.num_sms or blocks == Blocks(4, 256)
     assert (e4m3_blocks(8960, 1536) == Blocks(2, 512, 2)) == (here.capability == (9, 0))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "voxcpm2"])
+def test_every_layer_of_the_published_models_has_a_kernel(name: str, here: Gpu, tmp_path: Path) -> None:
+    directory = make(name, tmp_path)
+    load = resolve(family_of(directory).model)
+    model = load(directory, torch.device("meta"), torch.bfloat16, "random", "fp8")
+    weights = {part.shape: where for where, part in model.decoder.named_modules() if isinstance(part, E4M3Weight)}
+    assert weights
+    for (outputs, inputs), where in weights.items():
+        kind: gemm_types.Kind = "silu_mul" if "gate_up" in where else "plain"
+        for rows in (1, 2, 64, 128, 1024):
+            assert gemm.way_of(kind, *operands(rows, inputs, outputs)).kernel != "cublas", where
