@@ -54,7 +54,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "what weights in e4m3 leave of the answers, on a CPU",
         "quantization_quality",
-        "REPRISE_WORLD_FONTS=build/fonts python -m benchmarks.quantization quality",
+        "python -m benchmarks.quantization quality",
     ),
     *(
         Command(

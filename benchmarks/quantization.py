@@ -1,7 +1,7 @@
 """What weights in e4m3 (`--quantization fp8`) take and what they leave of the answers, beside bfloat16.
 
 python -m benchmarks.quantization decode [qwen2_vl_2b qwen2_vl_7b ...]   steps and prefills at full size, on a GPU
-REPRISE_WORLD_FONTS=build/fonts python -m benchmarks.quantization quality [--number N]   on a CPU
+python -m benchmarks.quantization quality [--number N]   on a CPU, after `make fonts`
 
 `quality` follows the greedy answers of the weights in float32: by token, the Kullback-Leibler divergence from their
 distribution, and whether the most probable token is the same. Questions are those of the embedded chat model's gates,
