@@ -28,10 +28,12 @@ GAIN = 0.98
 """A choice must take less than this of the time by the rules."""
 
 
-def read(folder: Path, name: str) -> Times:
-    """All results of `name`: those of name.json, and those of single stacks (name_*.json), measured later."""
+def read(folder: Path, name: str, but: str | None = None) -> Times:
+    """All results of `name`: those of name.json, and those of single stacks (name_*.json), measured later; without
+    files whose names begin with `but`."""
     times: dict[tuple[str, str], dict[str, Any]] = {}
-    for file in (*folder.glob(f"{name}.json"), *sorted(folder.glob(f"{name}_*.json"))):
+    files = (*folder.glob(f"{name}.json"), *sorted(folder.glob(f"{name}_*.json")))
+    for file in (one for one in files if but is None or not one.name.startswith(but)):
         times |= {(row["shape"], row["variant"]): row for row in json.loads(file.read_text())["rows"]}
     return times
 

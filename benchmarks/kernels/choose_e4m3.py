@@ -1,13 +1,14 @@
 """The best configurations of GEMMs with weights in e4m3.
 
 python -m benchmarks.kernels.choose_e4m3 [FOLDER] [--write]
-    prints them from the results of `e4m3` in FOLDER; --write puts them into
+    prints them from the results of `e4m3` and `e4m3_steps` in FOLDER; --write puts them into
     models.layers.kernels.gemm_table_sm90_e4m3
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import Any
 
 from benchmarks.kernels import choose
 from benchmarks.kernels.e4m3 import BLOCKS, MODELS, blocks_name, variants
+from benchmarks.kernels.e4m3_steps import shape_of
 from benchmarks.kernels.gemms import Part
 from models.layers.kernels import gemm_table_sm90_e4m3
-from models.layers.kernels.gemm_types import Blocks, Choice, Kind, Shape, Variant
+from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Variant
 
 SPANS: Mapping[int, tuple[int, int]] = {8: (2, 16), 32: (17, 32), 128: (65, 192), 384: (193, 512)}
 """Measured rows -> for which the choice holds. Between 33 and 64 and beyond 512 the rules hold."""
@@ -38,16 +40,26 @@ def table(times: choose.Times) -> dict[Shape, tuple[Choice, ...]]:
     return found
 
 
-def blocks(times: choose.Times) -> dict[Shape, Blocks]:
-    """The fastest blocks of each shape's GEMV."""
+def blocks(times: choose.Times, in_steps: Mapping[str, str]) -> dict[Shape, Blocks]:
+    """The fastest blocks of each shape's GEMV: in whole steps, where that was measured, or alone."""
     found = {}
     for model, part in _parts():
+        name = in_steps.get(f"{model} {part.name}")
         shape = f"{model} {part.name}, 1 rows"
-        kind: Kind = "silu_mul" if part.kind == "silu_mul" else "plain"
-        found[Shape(kind, part.inputs, part.outputs, True)] = min(
-            BLOCKS, key=lambda one: _time(times.get((shape, blocks_name(one))))
-        )
+        alone = min(BLOCKS, key=lambda one: _time(times.get((shape, blocks_name(one)))))
+        found[shape_of(part)] = next((one for one in BLOCKS if blocks_name(one) == name), alone)
     return found
+
+
+def read_times(folder: Path) -> choose.Times:
+    """All results of `e4m3`."""
+    return choose.read(folder, "e4m3", but="e4m3_steps_")
+
+
+def read_steps(folder: Path) -> dict[str, str]:
+    """The names of the best blocks by shape, of all results of `e4m3_steps`."""
+    rows = (row for file in sorted(folder.glob("e4m3_steps_*.json")) for row in json.loads(file.read_text())["rows"])
+    return {row["shape"]: row["blocks"] for row in rows if row["best"]}
 
 
 def _parts() -> Iterator[tuple[str, Part]]:
@@ -87,8 +99,8 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("benchmarks/results/kernels"))
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    times = choose.read(arguments.folder, "e4m3")
-    found = source(table(times), blocks(times))
+    times = read_times(arguments.folder)
+    found = source(table(times), blocks(times, read_steps(arguments.folder)))
     print(found)
     if arguments.write:
         path = Path(gemm_table_sm90_e4m3.__file__)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoints import make
-from benchmarks.kernels import choose, choose_e4m3
+from benchmarks.kernels import choose_e4m3
 from benchmarks.kernels.offline import ARCHITECTURES
 from benchmarks.tables import NAMES
 from models.layers.e4m3 import GROUP, E4M3Weight
@@ -40,9 +40,10 @@ def operands(
 
 
 def test_the_table_is_what_was_measured() -> None:
-    times = choose.read(Path("benchmarks/results/kernels"), "e4m3")
+    folder = Path("benchmarks/results/kernels")
+    times = choose_e4m3.read_times(folder)
     assert choose_e4m3.table(times) == SM_90_E4M3
-    assert choose_e4m3.blocks(times) == SM_90_E4M3_BLOCKS
+    assert choose_e4m3.blocks(times, choose_e4m3.read_steps(folder)) == SM_90_E4M3_BLOCKS
 
 
 def test_the_tables_tiles_are_whole() -> None:
