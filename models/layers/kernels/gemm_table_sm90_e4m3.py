@@ -71,9 +71,9 @@ SM_90_E4M3_BLOCKS: Mapping[Shape, Blocks] = {
     Shape("silu_mul", 1536, 8960, e4m3=True): Blocks(8, 256, 4),
     Shape("plain", 8960, 1536, e4m3=True): Blocks(2, 512, 2),
     Shape("plain", 1536, 151936, e4m3=True): Blocks(8, 256, 4),
-    Shape("plain", 3584, 4608, e4m3=True): Blocks(16, 256, 4),
+    Shape("plain", 3584, 4608, e4m3=True): Blocks(4, 1024, 8),
     Shape("plain", 3584, 3584, e4m3=True): Blocks(8, 256, 4),
     Shape("silu_mul", 3584, 18944, e4m3=True): Blocks(16, 256, 4),
-    Shape("plain", 18944, 3584, e4m3=True): Blocks(16, 256, 4),
-    Shape("plain", 3584, 152064, e4m3=True): Blocks(8, 256, 4),
+    Shape("plain", 18944, 3584, e4m3=True): Blocks(2, 512, 2),
+    Shape("plain", 3584, 152064, e4m3=True): Blocks(2, 512, 2),
 }
