@@ -27,11 +27,12 @@ class ServerError(Exception):
 
 
 class ApiClient:
-    """Talks to a server's /v1."""
+    """Talks to a server's /v1. has_local: the command has --local, which may then be advised."""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, has_local: bool = True) -> None:
         headers = {"authorization": f"Bearer {key}"}
         self.url = url
+        self._advice = "start one with `reprise serve`" + (", or add --local" if has_local else "")
         self._http = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)
 
     def __enter__(self) -> ApiClient:
@@ -40,9 +41,7 @@ class ApiClient:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._http.close()
         if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol):
-            raise ServerError(
-                f"no server at {self.url} ({error}); start one with `reprise serve`, or add --local"
-            ) from error
+            raise ServerError(f"no server at {self.url} ({error}); {self._advice}") from error
         if isinstance(error, httpx.TransportError):
             raise ServerError(f"the connection to {self.url} broke ({error})") from error
 

@@ -121,7 +121,7 @@ def models(url: Url = DEFAULT_URL, key: Key = "", local: Local = False) -> None:
 
 def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
     """Say what a server is doing: its models, their requests and caches, the memory of its device."""
-    with connect(url, key, local=False) as client:
+    with connect(url, key, local=None) as client:
         health, metrics = client.get("/health"), client.get("/metrics")
         if metrics.status_code != 200:
             raise ServerError(f"/metrics answered with status {metrics.status_code}; --key names an API key")

@@ -30,11 +30,12 @@ Local = Annotated[bool, typer.Option("--local", metavar="", help="Start a server
 Model = Annotated[str, typer.Option("--model", help="Served name; default: the first of its kind.")]
 
 
-def connect(url: str, key: str, local: bool) -> AbstractContextManager[ApiClient]:
-    """A client of the server at `url`, or of one that is started for the occasion."""
+def connect(url: str, key: str, local: bool | None) -> AbstractContextManager[ApiClient]:
+    """A client of the server at `url`, or of one that is started for the occasion. local: None where the command has
+    no --local."""
     if not (local or _is_address(url)):
         raise typer.BadParameter(f"{url!r} is no address such as {DEFAULT_URL}", param_hint="--url")
-    return local_server(key_for(DEFAULT_URL, key)) if local else ApiClient(url, key_for(url, key))
+    return local_server(key_for(DEFAULT_URL, key)) if local else ApiClient(url, key_for(url, key), local is not None)
 
 
 def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:

@@ -135,6 +135,8 @@ class Fetcher:
 
     def _checked(self, url: str, field: str) -> httpx.URL:
         if self._policy.mode == "off":
+            if not url.lower().startswith(("http://", "https://")):
+                raise InputError(field, "not a data: URL, and this server takes no others (setting media_urls)")
             raise InputError(
                 field, "remote URLs are disabled on this server (setting media_urls); send the media as a data: URL"
             )

@@ -100,7 +100,9 @@ def test_commands_that_find_no_server(tmp_path: Path, failing: Failing) -> None:
         ("say", "Hello.", "-o", str(tmp_path / "a.wav")),
         ("bench", "chat"),
     ):
-        assert failing(*command, "--url", url).startswith(f"reprise: no server at {url}")
+        said = failing(*command, "--url", url)
+        assert said.startswith(f"reprise: no server at {url}") and "--local" in said
+    assert "--local" not in failing("ps", "--url", url)  # which has none
     assert not list(tmp_path.iterdir())
 
 

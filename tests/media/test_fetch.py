@@ -178,7 +178,11 @@ async def test_the_next_address_is_tried() -> None:
 @pytest.mark.parametrize(
     ("policy", "url", "message"),
     [
-        (UrlPolicy(), "https://a.example/", "media_urls"),
+        (UrlPolicy(), "https://a.example/", "remote URLs are disabled"),
+        (UrlPolicy(), "HTTP://a.example/", "remote URLs are disabled"),
+        (UrlPolicy(), "", "not a data: URL"),
+        (UrlPolicy(), "file:///etc/passwd", "not a data: URL"),
+        (UrlPolicy(), " data:image/png;base64,AAAA", "not a data: URL"),
         (UrlPolicy("public"), "http://a.example/", "https://"),
         (OPEN, "file:///etc/passwd", "must begin with"),
         (OPEN, "ftp://a.example/", "must begin with"),

@@ -88,6 +88,9 @@ class FastBodyConnection(h11.Connection):
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
         if isinstance(event, h11.Request):
+            # h11 limits a head that is not complete: one that came in a single read would pass.
+            if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > MOST_HEAD_BYTES:
+                raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
             self._ambiguous = {name for name, _ in event.headers} >= LENGTHS
         return event
 

@@ -57,6 +57,8 @@ def test_a_length_said_once_does_not(server: RunningServer) -> None:
         (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1, 2\r\n\r\n", 400, "HTTP/1.1"),
         (b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n", 501, "Transfer encodings"),
         (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000, 431, "64 KiB"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "64 KiB"),
+        (b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", 431, "64 KiB"),
     ],
 )
 def test_what_is_no_http_is_refused_like_everything_else(
