@@ -85,6 +85,12 @@ class Server(uvicorn.Server):
         await self.context.engine.wait_ready()
         await self._accepting.wait()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn leaves the application to be cancelled, of which starlette tells with a traceback.
+            await self.lifespan.shutdown()
+
     def _begin_drain(self) -> None:
         task = self._loop.create_task(self._drain())
         self.context.tasks.add(task)

@@ -33,9 +33,7 @@ GIB = 1 << 30
 
 
 def ask(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="Picture and video files, or none.", exists=True, dir_okay=False)
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Picture and video files, or none.")] = None,
     question: Annotated[str, typer.Argument(help="What to ask about them.")] = "",
     url: Url = DEFAULT_URL,
     key: Key = "",
@@ -45,8 +43,12 @@ def ask(
 ) -> None:
     """Ask a server about pictures and videos, or none, and print the answer as it comes; reasoning goes to standard
     error."""
-    if not question or Path(question).is_file():
+    # os.path's answer for what is too long to be a path is no, pathlib's an error.
+    if not question or os.path.isfile(question):
         raise typer.BadParameter("the question is missing; it goes after the files", param_hint="QUESTION")
+    for file in files or []:
+        if not os.path.isfile(file):
+            raise typer.BadParameter(f"'{file}' is not a file; the question goes after the files", param_hint="FILES")
     with connect(url, key, local) as client:
         pieces = client.answer([user_message(question, files or [])], model, max_tokens)
         for reasoning, answer in until_first(pieces, "waiting for the first token"):

@@ -107,6 +107,8 @@ def test_the_second_signal_ends_at_once(tmp_path: Path) -> None:
         assert not stream.is_alive()
         assert_gone(family)
         assert not list(temporary.glob("reprise-*"))
+        server.stop()  # until its log has been read
+        assert not [line for line in server.log if "Traceback" in line]
 
 
 def test_a_server_killed_outright_leaves_no_process(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "120"})
 
 
+def test_a_terminals_ctrl_c_is_the_commands_alone() -> None:
+    """A client that it reached, too, would tell of it with a traceback."""
+    with bench_run._Client() as client:
+        assert os.getpgid(client._process.pid) != os.getpgid(0)
+
+
 @pytest.mark.parametrize(
     "load",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -173,7 +174,24 @@ def test_ask_takes_pictures_or_none(files: list[str], monkeypatch: pytest.Monkey
     assert question == {"type": "text", "text": "Who are you?"}
 
 
-@pytest.mark.parametrize("arguments", [[], [str(ROOT / "docs/images/shapes.png")]])
+def test_ask_takes_questions_longer_than_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = {"choices": [{"delta": {"content": "Much."}}]}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\n"))
+    client = httpx.Client(base_url="http://server", transport=transport)
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    done = CliRunner().invoke(app, ["ask", "What do you know? " * 300, "--model", "m"])
+    assert (done.exit_code, done.output) == (0, "Much.\n")
+
+
+@pytest.mark.parametrize("file", ["How many?", str(ROOT), "/nowhere/a.png"])
+def test_ask_says_where_the_question_goes(file: str) -> None:
+    done = CliRunner().invoke(app, ["ask", file, "What?"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and f"'{file}' is not a file; the question goes after the files" in done.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], [str(ROOT / "docs/images/shapes.png")], ["How many?", str(ROOT / "docs/images/shapes.png")]]
+)
 def test_ask_wants_a_question(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, ["ask", *arguments])
     assert done.exit_code == 2 and "the question is missing" in done.output
@@ -189,6 +207,24 @@ def test_help_names_choices_units_and_defaults() -> None:
     assert "INTEGER" in lines["--port"] and "[8000]" in lines["--port"]
     assert "NUMBER" in lines["--chat-share"] and "PATH" in lines["--api-key-file"]
     assert "[on]" in lines["--metrics-open"] and "--no-print-config" not in text
+
+
+def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
+    code = """
+import sys
+from reprise_server import main
+
+class Interrupted:
+    def find_spec(self, name, *more):
+        if name == "service.cli.main":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+main()
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "deploy/install")}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_the_version_is_printed() -> None:

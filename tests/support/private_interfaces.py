@@ -72,7 +72,12 @@ INTERFACES = (
     Interface(
         "uvicorn",
         ">=0.54,<1",
-        ("uvicorn.server:Server.handle_exit", "uvicorn.server:Server.startup", "uvicorn.server:Server.shutdown"),
+        (
+            "uvicorn.server:Server.handle_exit",
+            "uvicorn.server:Server.startup",
+            "uvicorn.server:Server.shutdown",
+            "uvicorn.lifespan.on:LifespanOn.shutdown",
+        ),
         ("server.py",),
     ),
     Interface("h11", ">=0.16,<0.17", ("h11:Connection.send", "h11._headers:Headers.raw_items"), ("connections.py",)),

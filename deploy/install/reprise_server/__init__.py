@@ -23,6 +23,9 @@ if "service" not in sys.modules:
 
 def main() -> None:
     """Entry point of the `reprise` command."""
-    from service.cli.main import main as command
+    try:
+        from service.cli.main import main as command
 
-    command()
+        command()
+    except KeyboardInterrupt:  # Ctrl-C during the imports; commands handle their own
+        sys.exit(130)

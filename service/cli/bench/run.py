@@ -105,8 +105,9 @@ class _Client:
     """A client process (service/cli/bench/client.py), killed at the end of the context if it has not ended."""
 
     def __init__(self) -> None:
+        # A group of its own: Ctrl-C in a terminal goes to this process, which kills it, and it says nothing.
         self._process = subprocess.Popen(
-            CLIENT, env=python_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            CLIENT, env=python_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
