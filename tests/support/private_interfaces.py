@@ -18,6 +18,7 @@ class Interface:
 
 INTERFACES = (
     Interface("torch", ">=2.11,<2.16", ("torch:_addmm_activation",), ("mlp.py",)),
+    Interface("torch", ">=2.11,<2.16", ("torch:_scaled_mm",), ("e4m3.py",)),
     Interface("torch", ">=2.11,<2.16", ("torch:_C._cuda_endAllocateToPool",), ("pool.py",)),
     Interface(
         "torch",
