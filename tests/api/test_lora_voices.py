@@ -50,6 +50,15 @@ def test_adapters_are_listed_with_the_model_that_they_are_of(server: ServerProce
     ]
 
 
+def test_every_listed_voice_is_there_by_its_id(server: ServerProcess) -> None:
+    path = f"{server.url}/v1/audio/voices"
+    listed = httpx.get(path, timeout=60).json()["data"]
+    assert {voice["type"] for voice in listed} >= {"builtin", "lora"}
+    for voice in listed:
+        assert httpx.get(f"{path}/{voice['id'].upper()}", timeout=60).json() == voice
+        assert httpx.delete(f"{path}/{voice['id']}", timeout=60).status_code == 404  # none is uploaded
+
+
 def test_each_voice_sounds_as_itself_alone_and_beside_the_others(server: ServerProcess) -> None:
     voices = ("Anna", "bela 2", "default", "anna", "bela 2", "default")
     alone = {voice: speak(server, voice=voice) for voice in set(voices)}

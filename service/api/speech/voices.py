@@ -19,7 +19,15 @@ from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import record_of
 from service.api.speech.named_voices import described_reference, spoken_text
 from service.api.speech.references import check_room, encode_reference, encoder_of
-from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES, PARENTHESES, clean_text, speech_model
+from service.api.speech.request import (
+    DEFAULT_VOICE,
+    OPENAI_VOICES,
+    PARENTHESES,
+    Adapter,
+    clean_text,
+    find_voice,
+    speech_model,
+)
 from service.api.speech.schema import VoiceDeleted, VoiceList, VoiceObject, VoiceUpload
 from service.catalog import HostedModel
 from service.media.reference_level import level_reference
@@ -41,24 +49,16 @@ RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
 @router.get(PATH, openapi_extra=operation("List built-in voices, adapters and uploaded voices.", {JSON: VoiceList}))
 async def list_voices(request: Request) -> Response:
     context = context_of(request)
-    builtin = [
-        VoiceObject(name, name, "audio.voice", "builtin", description=OPENAI_VOICES.get(name))
-        for name in (DEFAULT_VOICE, *OPENAI_VOICES)
-    ]
-    adapters = [
-        VoiceObject(name, name, "audio.voice", "lora", model=_speech_name(context))
-        for name in context.lora_voices.values()
-    ]
-    voices = builtin + adapters + [_object(context, voice) for voice in context.voices.voices()]
+    adapters = map(Adapter, context.lora_voices.values())
+    listed: tuple[Voice | Adapter | str, ...] = (DEFAULT_VOICE, *OPENAI_VOICES, *adapters, *context.voices.voices())
+    voices = [_object(context, voice) for voice in listed]
     return _json(VoiceList(voices, voices))
 
 
-@router.get(
-    PATH + "/{voice}", openapi_extra=operation("Get an uploaded voice.", {JSON: VoiceObject}, errors=(401, 404))
-)
+@router.get(PATH + "/{voice}", openapi_extra=operation("Get a voice.", {JSON: VoiceObject}, errors=(401, 404)))
 async def get_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
-    return _json(_object(context, _find(context, voice)))
+    return _json(_object(context, find_voice(context, voice, None)))
 
 
 @router.delete(
@@ -67,7 +67,9 @@ async def get_voice(request: Request, voice: str) -> Response:
 )
 async def delete_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
-    found = _find(context, voice)
+    found = context.voices.find(voice)
+    if found is None:
+        raise _not_found()
     try:
         await context.in_thread(lambda: context.voices.delete(found.id))
     except VoiceStoreError as error:
@@ -200,13 +202,6 @@ def _field(form: FormData, name: str) -> str | None:
     return value.strip() or None
 
 
-def _find(context: ServerContext, key: str) -> Voice:
-    voice = context.voices.find(key)
-    if voice is None:
-        raise _not_found()
-    return voice
-
-
 def _store_error(error: VoiceStoreError) -> ApiError:
     field = "name" if error.reason == "exists" else None
     return ApiError(STATUS[error.reason], f"{error}.", param=field, code=CODES.get(error.reason, "internal_error"))
@@ -221,7 +216,12 @@ def _not_found() -> ApiError:
     )
 
 
-def _object(context: ServerContext, voice: Voice) -> VoiceObject:
+def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject:
+    """voice: as find_voice returns it."""
+    if isinstance(voice, str):
+        return VoiceObject(voice, voice, "audio.voice", "builtin", description=OPENAI_VOICES.get(voice))
+    if isinstance(voice, Adapter):
+        return VoiceObject(voice.folder, voice.folder, "audio.voice", "lora", model=_speech_name(context))
     speaks = (
         model.name for model in context.catalog.models if model.kind == "speech" and encoder_of(model) == voice.encoder
     )
