@@ -210,8 +210,15 @@ def run(settings: Settings, catalog: Catalog, listener: socket.socket, serve: Se
 
 
 def quiet_uvicorn() -> None:
-    """It would tell of each start and end of its own."""
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    """It would tell of each start and end of its own, and of each WebSocket without a valid key as of an error."""
+    logger = logging.getLogger("uvicorn.error")
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(_is_no_refusal)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """uvicorn takes a handshake that an error object refuses for one that nobody answered."""
+    return record.msg != "ASGI callable returned without completing handshake."
 
 
 def url_of(listener: socket.socket) -> str:

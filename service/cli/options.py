@@ -35,7 +35,10 @@ def connect(url: str, key: str, local: bool | None) -> AbstractContextManager[Ap
     no --local."""
     if not (local or _is_address(url)):
         raise typer.BadParameter(f"{url!r} is no address such as {DEFAULT_URL}", param_hint="--url")
-    return local_server(key_for(DEFAULT_URL, key)) if local else ApiClient(url, key_for(url, key), local is not None)
+    chosen = key_for(DEFAULT_URL if local else url, key)
+    if not (chosen.isascii() and chosen.isprintable()):
+        raise typer.BadParameter("the API key has characters other than printable ASCII", param_hint="--key")
+    return local_server(chosen) if local else ApiClient(url, chosen, local is not None)
 
 
 def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:

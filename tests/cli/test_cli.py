@@ -129,6 +129,14 @@ def test_what_is_no_address_is_named(url: str) -> None:
     assert done.exit_code == 2 and "is no address such as http://127.0.0.1:8000" in done.stderr
 
 
+@pytest.mark.parametrize("key", ["sk-\u2026", "sk-a\n", "\u201csk-a\u201d"])
+@pytest.mark.parametrize("command", [["models"], ["ask", "What?"], ["bench", "chat"]])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(command: list[str], key: str) -> None:
+    done = CliRunner().invoke(app, [*command, "--key", key], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and "the API key has characters other than printable ASCII" in done.output
+    assert "sk-" not in done.output
+
+
 def test_half_a_file_is_not_kept(tmp_path: Path, failing: Failing) -> None:
     def cut() -> Iterator[bytes]:
         yield b"RIFF"

@@ -17,6 +17,7 @@ from websockets.exceptions import InvalidStatus
 from service.api.http.auth import KeyRing
 from service.link.config import EngineConfig
 from service.link.supervisor import EngineExit, EngineLink, InlineLink, OnOutputs, ProcessLink
+from service.server import quiet_uvicorn
 from tests.support.servers import RunningServer, running_server
 from tests.support.waiting import GENEROUS, until, wait
 
@@ -71,6 +72,13 @@ async def test_websockets_need_a_key_too(locked: RunningServer) -> None:
         assert b"invalid_api_key" in (response.body or b"")
     async with connect(url, additional_headers={"authorization": "Bearer first"}):
         pass
+
+
+async def test_a_refused_websocket_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    quiet_uvicorn()
+    with running_server(api_key=("first",)) as server, pytest.raises(InvalidStatus):
+        await connect(server.url.replace("http", "ws") + "/v1/realtime?model=tiny")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_two_authorization_headers_are_none(locked: RunningServer) -> None:
