@@ -11,5 +11,9 @@ class InputError(ValueError):
         self.field = field
 
 
+class PromptTooLong(InputError):
+    """A prompt that leaves no room in the model's context for an answer."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint that cannot be loaded as it is: names the file and the tensor or setting."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.errors import InputError
+from models.errors import InputError, PromptTooLong
 from models.media import ChatMessage, PlaceholderRange, TokenizedChat
 
 
@@ -66,6 +66,6 @@ def expand(chat: TokenizedChat, media: Sequence[MediaTokens]) -> tuple[np.ndarra
 
 
 def check_length(token_ids: np.ndarray, context_length: int) -> None:
-    """Raises InputError for a prompt that leaves no room for an answer."""
+    """Raises PromptTooLong for a prompt that leaves no room for an answer."""
     if len(token_ids) >= context_length:
-        raise InputError("messages", f"the prompt takes {len(token_ids)} tokens of a context of {context_length}")
+        raise PromptTooLong("messages", f"the prompt takes {len(token_ids)} tokens of a context of {context_length}")

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
-from models.errors import CheckpointError, InputError
+from models.errors import CheckpointError, InputError, PromptTooLong
 from models.media import (
     ChatMessage,
     MediaItem,
@@ -144,7 +144,7 @@ class Qwen2VLProcessor:
             times=[items[run.item].arrays.get("time_positions") for run in placeholders],
         )
         if next_position >= self.context_length:
-            raise InputError(
+            raise PromptTooLong(
                 "messages",
                 f"the videos are too long: their time reaches position {next_position} of a context of "
                 f"{self.context_length}",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.errors import InputError
+from models.errors import InputError, PromptTooLong
 from models.media import ChatMessage, ContentPart, PlaceholderRange
 from models.placeholders import MediaTokens, check_length, expand, join, plain, repeated, tokenized_chat
 
@@ -48,5 +48,5 @@ def test_a_template_that_drops_or_makes_placeholders_is_refused(tokens: list[int
 
 def test_a_prompt_leaves_room_for_an_answer() -> None:
     check_length(np.zeros(7, np.int32), 8)
-    with pytest.raises(InputError, match="takes 8 tokens of a context of 8"):
+    with pytest.raises(PromptTooLong, match="takes 8 tokens of a context of 8"):
         check_length(np.zeros(8, np.int32), 8)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from models.chat_template import ROLES
-from models.errors import InputError
+from models.errors import InputError, PromptTooLong
 from models.media import ChatMessage, MediaItem, MediaKind, Prompt, TokenizedChat, Tool, VideoFrames, VideoMetadata
 from models.media import ContentPart as PromptPart
 from models.processor import ChatProcessor
@@ -68,10 +68,13 @@ async def build_prompt(
         [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references],
     )
     began = time.monotonic()
-    if len(chat.token_ids) + sum(item.num_embeds for item in items) <= SMALL_EXPANSION:
-        prompt = model.chat_processor.expand_placeholders(chat, items)
-    else:
-        prompt = await context.in_thread(lambda: model.chat_processor.expand_placeholders(chat, items))
+    try:
+        if len(chat.token_ids) + sum(item.num_embeds for item in items) <= SMALL_EXPANSION:
+            prompt = model.chat_processor.expand_placeholders(chat, items)
+        else:
+            prompt = await context.in_thread(lambda: model.chat_processor.expand_placeholders(chat, items))
+    except PromptTooLong as error:
+        raise bad_request(f"{error.field}: {error}.", error.field, "context_length_exceeded") from error
     context.metrics.observe("tokenize_duration_seconds", seconds + time.monotonic() - began, model=model.name)
     _observe(context, model.name, prompt)
     return prompt

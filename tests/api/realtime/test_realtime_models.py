@@ -92,6 +92,18 @@ def test_questions_about_a_picture_are_answered_in_speech_and_in_text(connection
     assert done.usage.input_tokens > spoken.usage.input_tokens
 
 
+def test_turns_that_the_models_context_does_not_hold_are_left_out(connection: RealtimeConnection) -> None:
+    ask(connection, "a " * 9000)
+    ask(connection, "Hello!")
+    connection.response.create(response={"output_modalities": ["text"]})
+    event: Any = connection.recv()
+    assert event.type == "error" and event.error.code == "context_length_exceeded"
+    connection.session.update(session={"type": "realtime", "truncation": "auto"})
+    assert connection.recv().type == "session.updated"
+    text, _, done = respond(connection, output_modalities=["text"])
+    assert text and done.status == "completed" and done.usage.input_tokens < 100
+
+
 def test_cancelling_and_leaving_free_slots_and_blocks_of_both_models(
     connection: RealtimeConnection, embedded_server: ServerProcess
 ) -> None:
