@@ -541,7 +541,8 @@ def quantization_decode(results: Results) -> str:
             if row["quantization"] == "none":
                 continue
             plain = result.row(quantization="none", kind=row["kind"], rows=row["rows"])
-            what = "decode rows" if row["kind"] == "decode" else "tokens of a prefill"
+            of_decoding = "decode row" if row["rows"] == 1 else "decode rows"
+            what = of_decoding if row["kind"] == "decode" else "tokens of a prefill"
             rows.append(
                 [
                     NAMES[row["model"]],
