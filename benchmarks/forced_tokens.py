@@ -28,7 +28,7 @@ from benchmarks.guided import invoice
 from benchmarks.record import Row, table, write
 from benchmarks.tokenizers import PUBLISHED
 from service.api.chat.grammar import json_schema_grammar
-from service.engine.chat.guidance import spelled
+from service.engine.chat.matchers import spelled
 from service.link.grammar_limits import LIMITS
 
 ANSWERS = 6

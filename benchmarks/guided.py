@@ -53,7 +53,7 @@ class Scale:
     beside: int
 
 
-FULL = Scale((32, 64), 256, 32, 8)
+FULL = Scale((32, 64), 768, 32, 8)
 TINY = Scale((2,), 12, 2, 1)
 
 

@@ -6,7 +6,7 @@ server that has fallen asleep answers.
 Full size in the published layout with random values, just written, so that the page cache holds them, and tokenizers
 with as many entries as the published ones; --tiny takes the golden miniatures instead, to try the script. The request
 that wakes the server is sent SLEEP_AFTER seconds after its captures; its row says how much memory of the first GPU was
-taken until then, by all processes.
+taken until then and before the server's start, by all processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.checkpoints import GOLDEN, SIZES, make
@@ -29,8 +29,10 @@ MODELS = {"qwen2_vl_2b": PUBLISHED, "voxcpm2": 73_440}
 """Entries of the published tokenizers."""
 SPEECH = "voxcpm2"
 SLEEP_AFTER = 5
-RELEASED = 2.0
-"""Seconds after which the driver has noticed that a process ended."""
+RELEASE_SECONDS = 60.0
+"""How long the end of the engine's process is waited for, which comes after it is said to be asleep."""
+SETTLED = 1.0
+"""Seconds between two looks at the GPU's memory that must be alike."""
 
 
 def measure(flags: list[str], kernels: Path) -> Row:
@@ -69,20 +71,43 @@ def first_request(server: Server, model: str, side: int) -> AnyLoad:
     )
 
 
+def released(
+    used: Callable[[], int | None],
+    awake: int | None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[int | None, float]:
+    """The GPU's bytes in use once they are below `awake` and fall no more, and the seconds until then. After
+    RELEASE_SECONDS whatever is in use: who reads it sees that it was not given back."""
+    began, before = clock(), used()
+    while clock() - began < RELEASE_SECONDS:
+        looked = clock()
+        sleep(SETTLED)
+        now = used()
+        if now is None or awake is None:
+            return None, clock() - began
+        if before is not None and now < awake / 2 and now >= before:
+            return now, looked - began
+        before = now
+    return before, clock() - began
+
+
 def wake(flags: list[str], kernels: Path, model: str, side: int) -> Row:
     """A request to a server that sleeps: until its first token or audio, and until all is captured again."""
     sleeping = [*flags, "--sleep-after", str(SLEEP_AFTER)]
+    before_bytes = gpu_used_bytes()  # This process wrote the weights with the GPU, and keeps its context.
     with serve(*sleeping, environment={"TRITON_CACHE_DIR": str(kernels)}) as server:
         awake_bytes = gpu_used_bytes()
         while server.metric("reprise_engine_asleep") < 1:
             time.sleep(0.25)
-        time.sleep(RELEASED)
-        asleep_bytes, began = gpu_used_bytes(), time.monotonic()
+        asleep_bytes, released_s = released(gpu_used_bytes, awake_bytes)
+        began = time.monotonic()
         (answer,) = run_load(first_request(server, model, side))
         if answer.error:
             raise RuntimeError(f"the request that woke the server: {answer.status} {answer.message}")
         return {
-            "gpu_used_bytes": {"awake": awake_bytes, "asleep": asleep_bytes},
+            "gpu_used_bytes": {"before": before_bytes, "awake": awake_bytes, "asleep": asleep_bytes},
+            "released_s": released_s,
             "first_s": answer.first,
             "captured_s": server.wait_for_captures() - began,
             "phases_s": server.samples("reprise_start_phase_seconds", "phase"),

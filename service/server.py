@@ -28,7 +28,6 @@ from service.catalog import DEMO_NOTICES, Catalog
 from service.engine_config import configs_of_lives, engine_config
 from service.heap import keep_freed_memory
 from service.link.config import EngineConfig
-from service.link.grammar_limits import library_variables
 from service.link.host_threads import thread_variables
 from service.link.messages import EngineState
 from service.link.supervisor import EngineLink, InlineLink, ProcessLink
@@ -49,7 +48,7 @@ def link_maker(settings: Settings, config: EngineConfig) -> Callable[[], EngineL
     configs = configs_of_lives(config)
     if settings.engine == "inline":
         # Read when torch is loaded, which this process does not do before the engine's thread.
-        os.environ.update(thread_variables(config) | library_variables())
+        os.environ.update(thread_variables(config))
         return lambda: InlineLink(next(configs))
     return lambda: ProcessLink(next(configs))
 

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from models.embedded.voices.flite import Flite
 from models.embedded.voices.gauge import Take, exchanged, nearer, score
 from models.embedded.voices.latents import FRAMES, LATENT_DIM
 from models.embedded.voices.network import Network
+from models.embedded.voices.reading import LEAST, Reading, edited, follow
 from models.embedded.voices.recogniser import Recogniser
 from models.embedded.voices.recogniser import load as load_recogniser
 from models.embedded.voices.resampling import down
@@ -38,6 +40,8 @@ from models.embedded.voices.words import dictionary
 HELD_OUT = 900_000_017
 """Seed of the sentences; those of the training are below a hundred million."""
 MODES = ("plain", "described", "reference", "continuation")
+_NOTICED = 5
+"""Phones of a part that the measure of repeats and skips must notice; some of shorter ones it misses."""
 _TOGETHER = 256
 """Prompts in one batch."""
 
@@ -52,6 +56,11 @@ class Judge:
     def hear(self, wave: Tensor) -> str:
         """wave float32 [n] at 16 kHz."""
         return self.recogniser(wave)
+
+    def read(self, wave: Tensor, sounds: np.ndarray) -> Reading:
+        """wave as in `hear`; sounds: phones of natural speech of the text, frame by frame."""
+        text = sounds[np.flatnonzero(np.diff(sounds.astype(int), prepend=-1))]
+        return follow(self.recogniser.phones(wave), text, self.recogniser.known)
 
     @torch.no_grad()
     def sound(self, patches: Tensor) -> Tensor:
@@ -149,6 +158,7 @@ def takes(judge: Judge, speeches: Iterable[Speech], natural: list[Spoken], heard
             Take(
                 judge.recogniser.same(clip.spoken),
                 judge.hear(wave),
+                judge.read(wave, clip.sounds),
                 len(speech.patches),
                 speech.stopped,
                 natural_heard,
@@ -169,6 +179,23 @@ class Source:
         spoken = [prepare(text, self._speaker.speak(text), self._listener, keep_wave=True) for text in texts]
         waves = (torch.from_numpy(clip.wave).to(self._judge.device).float() / 32768.0 for clip in spoken)
         return spoken, [self._judge.hear(wave) for wave in waves]
+
+    def noticed(self, chosen: list[str]) -> dict[str, float | bool]:
+        """Shares of natural speech in which a repeat or skip is found, with parts of _NOTICED phones and more left out
+        or said twice; of natural speech as it is, whatever its length."""
+        drawn, found = random.Random(HELD_OUT), defaultdict[str, list[bool]](list)
+        for text in chosen:
+            natural = self._speaker.speak(text)
+            for name, phones, samples in (("natural", 0, natural.samples), *edited(natural, drawn)):
+                wave = torch.from_numpy(samples).to(self._judge.device).float() / 32768.0
+                reading = self._judge.read(wave, natural.phones)
+                if name == "natural":
+                    found[name].append(max(reading.skipped, reading.repeated) >= LEAST)
+                elif phones >= _NOTICED:
+                    found[name].append(reading.faulty(len(samples), len(natural.samples)))
+        shares = {name: sum(values) / len(values) for name, values in found.items()}
+        passed = all(share < 0.01 if name == "natural" else share >= 0.95 for name, share in shares.items())
+        return {**{name: round(share, 4) for name, share in shares.items()}, "passed": passed}
 
     def exchanges(self, chosen: list[str]) -> dict[str, float | bool]:
         """How often a word is heard that was said in the place of the written one: the recogniser's model of language
@@ -201,6 +228,7 @@ def run(options: argparse.Namespace) -> None:
             codec = (Speech(patches, judge.sound(patches), True) for patches in copies)
             report(f"{kind} codec", score(takes(judge, codec, natural, heard)).as_json())
             report(f"{kind} exchanged", source.exchanges(chosen))
+            report(f"{kind} noticed", source.noticed(chosen))
         if not options.natural:
             generate(judge, options, kind, (chosen, natural, heard), report)
 
@@ -226,7 +254,7 @@ def generate(
             for take in done:
                 if take.repeats_or_skips:
                     lengths = f"{take.patches} patches, {take.natural_patches} in natural speech"
-                    print(f"  a run of words, seed {seed}: {take.spoken} | {take.heard} | {lengths}", flush=True)
+                    print(f"  a repeat or a skip, seed {seed}: {take.spoken} | {take.heard} | {lengths}", flush=True)
 
 
 def main() -> None:

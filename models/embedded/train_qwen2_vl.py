@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -148,6 +148,12 @@ class Trainer:
         kept = {n: p.bfloat16().cpu().contiguous() for n, p in self.average.items() if not n.startswith("auxiliary")}
         save_file(kept, directory / "average.safetensors", metadata={"format": "pt"})
 
+    def take_published(self, path: Path) -> None:
+        """The weights of a published checkpoint; the heads of what export drops begin anew."""
+        self._take({**dict(self.network.named_parameters()), **load_file(path)})
+        for name, parameter in self.network.named_parameters():
+            self.average[name].copy_(parameter.data)
+
     def load(self, path: Path) -> tuple[int, float]:
         state = torch.load(path, map_location="cpu", weights_only=True)
         for name, parameter in self.network.named_parameters():
@@ -187,7 +193,9 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=100)
     parser.add_argument("--auxiliary", type=float, default=0.3)
     parser.add_argument("--tokenizer", type=Path, required=True)
-    parser.add_argument("--state", type=Path)
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument("--state", type=Path, help="go on from this state.pt of an earlier leg, if there is one")
+    begin.add_argument("--weights", type=Path, help="begin with the weights of this model.safetensors")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", action="store_true", help="one step, on a GPU: print where its time goes")
@@ -220,6 +228,8 @@ def train(options: argparse.Namespace) -> None:
     optimised = device.type == "cuda" and not options.plain
     trainer = Trainer(shape, device, compiles=optimised, captures=optimised)
     step, before = trainer.load(options.state) if options.state and options.state.exists() else (0, 0.0)
+    if options.weights:
+        trainer.take_published(options.weights)
     log = Log(options.out)
     parameters = sum(p.numel() for n, p in trainer.network.named_parameters() if "auxiliary" not in n)
     log.write(

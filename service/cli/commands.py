@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 STDOUT = Path("-")
 FORMATS = {"ogg": "opus"}
-"""Formats whose file extension differs."""
+"""Formats whose file extension differs, by that extension."""
+AUDIO_FORMATS = ("wav", "mp3", "flac", "opus", "aac", "pcm")
 GIB = 1 << 30
 
 
@@ -58,7 +59,7 @@ def ask(
 
 
 def say(
-    text: Annotated[str, typer.Argument(help="What to say; standard input when it is missing.")] = "",
+    text: Annotated[str | None, typer.Argument(help="What to say; standard input when it is missing.")] = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="File to write, - is standard output; without it, the sound is played."),
@@ -78,7 +79,9 @@ def say(
     local: Local = False,
 ) -> None:
     """Speak a text: play it, or write the audio to a file."""
-    text = text or _standard_input()
+    text = _standard_input() if text is None else text
+    if not text.strip():
+        raise typer.BadParameter("there is nothing to say", param_hint="TEXT")
     if out is None:
         require_playback()
         audio_format = "wav"
@@ -216,14 +219,19 @@ def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
 
 
 def _format_of(out: Path | None) -> str:
+    """By the file's ending. BadParameter for one that names no format."""
     ending = out.suffix.removeprefix(".").lower() if out is not None else ""
-    return FORMATS.get(ending, ending) or "wav"
+    chosen = FORMATS.get(ending, ending) or "wav"
+    if chosen not in AUDIO_FORMATS:
+        known = ", ".join(f".{name}" for name in (*AUDIO_FORMATS, *FORMATS))
+        raise typer.BadParameter(
+            f".{ending} names no audio format; known are {known}; or add --format", param_hint="-o"
+        )
+    return chosen
 
 
 def _standard_input() -> str:
     """A text that another program says, as in `reprise ask picture.png "What is it?" | reprise say`."""
     if sys.stdin.isatty():
         raise typer.BadParameter("what to say is missing", param_hint="TEXT")
-    if not (text := sys.stdin.read().strip()):
-        raise typer.BadParameter("standard input holds no text", param_hint="TEXT")
-    return text
+    return sys.stdin.read().strip()

@@ -32,6 +32,16 @@ _PAGES = 2
 """The scratch page and one more."""
 _MOST_THREADS = 32
 """The compiler takes some hundred MB per thread."""
+_SAME_KERNELS: dict[str, Any] = {
+    "threads": None,
+    "gpu": "",
+    "index": None,
+    "sharers": 1,
+    "restarted": False,
+    "log_level": "info",
+    "log_format": "text",
+}
+"""Settings that decide no kernel: a restart, and each of several engines, finds what another start compiled."""
 _ALLOCATIONS = (
     torch.empty,
     torch.empty_like,
@@ -54,7 +64,7 @@ def stamp_file(model: ModelConfig, dtype: torch.dtype, config: EngineConfig, dev
     files = [path for folder in sources for path in sorted(folder.rglob("*.py"))]
     for path in [*files, Path(model.directory) / "config.json"]:
         digest.update(path.read_bytes())
-    others = msgspec.structs.replace(config, models=(), threads=None)
+    others = msgspec.structs.replace(config, models=(), **_SAME_KERNELS)
     chosen = gemm_configs.active()
     kinds = dtype, model.quantization
     digest.update(repr((torch.__version__, triton.__version__, device_name, kinds, others, chosen)).encode())

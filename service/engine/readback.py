@@ -41,12 +41,6 @@ class Readback:
             self._event.synchronize()
         self._waited = True
 
-    def fetch(self) -> dict[str, np.ndarray]:
-        """The results by name once they are there, for a thread beside the engine's, which it alone blocks."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._arrays()
-
     def seconds(self) -> float | None:
         """Of the device from where the launch began to its end, when ready; None where that was not marked."""
         if self._begun is None or self._event is None:
@@ -56,9 +50,6 @@ class Readback:
     def read(self) -> dict[str, np.ndarray]:
         """The results by name; only when ready."""
         assert self.ready()
-        return self._arrays()
-
-    def _arrays(self) -> dict[str, np.ndarray]:
         return {name: host.numpy() for name, host in self._host.items()}
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
@@ -94,7 +95,12 @@ def load_worker(
     create = partial(resolve(WORKERS[family.kind]), model.name, processor.result(), network)
     context = WorkerContext(config, device, dtype, pool, observations, time.monotonic)
     if device.type == "cuda" and not (stamp := stamp_file(model, dtype, config, device_name(device))).exists():
-        apart = replace(context, pool=GraphPool(device, config.graph_memory), observations=Observations())
+        apart = replace(
+            context,
+            config=msgspec.structs.replace(config, restarted=False),
+            pool=GraphPool(device, config.graph_memory),
+            observations=Observations(),
+        )
         precompile(create(apart), stamp)
         gc.collect()
         torch.cuda.empty_cache()

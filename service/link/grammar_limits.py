@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 MAX_GRAMMAR_BYTES = 64 << 10
@@ -25,9 +27,7 @@ SLOW_SECONDS = 0.1
 """Processor time of a check from which on a grammar is slow: the engine builds such ones apart from the others. Usual
 schemas take some milliseconds."""
 _STACK_BYTES = 64 << 20
-"""Stack of a thread that builds grammars: the library descends into references by recursion."""
-_LIBRARY_STACK_BYTES = 16 << 20
-"""Stack of the library's own threads, which compute masks side by side."""
+"""Stack of a thread that builds grammars or computes masks: the library descends into references by recursion."""
 CHECK_STACK_BYTES = 6 << 20
 """Stack of every thread that checks a grammar: what overflows none of it is far from overflowing one of the engine's.
 The deepest grammars that the rules of service/api/chat/grammar.py let through take less than 4 MiB."""
@@ -35,19 +35,29 @@ CHECK_LIMITS: dict[str, Any] = {name: value // 2 if type(value) is int else valu
 """Budgets of a check: half of those that the engine has for the same work."""
 
 
-def library_variables(stack_bytes: int = _LIBRARY_STACK_BYTES) -> dict[str, str]:
-    """Environment variables for a process that runs grammars, to be set before the library starts its threads."""
-    return {"RUST_MIN_STACK": str(stack_bytes)}
-
-
 def deep_threads(count: int, name: str) -> ThreadPoolExecutor:
     """`count` threads with a large stack, which they get when they start: now."""
     pool = ThreadPoolExecutor(count, thread_name_prefix=name)
-    usual = threading.stack_size(_STACK_BYTES)
-    try:
+    with _deep_stacks():
         together = threading.Barrier(count)
         for _ in range(count):
             pool.submit(together.wait)
+    return pool
+
+
+def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """One that has begun, with a large stack. The interpreter does not wait for its end."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    with _deep_stacks():
+        thread.start()
+    return thread
+
+
+@contextmanager
+def _deep_stacks() -> Iterator[None]:
+    """For threads that start inside."""
+    usual = threading.stack_size(_STACK_BYTES)
+    try:
+        yield
     finally:
         threading.stack_size(usual)
-    return pool

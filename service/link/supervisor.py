@@ -21,7 +21,6 @@ from models.registry import resolve
 from service.children import python_command, python_environment
 from service.link.config import ConfigurationError, EngineConfig, EngineEntry
 from service.link.engine_socket import EngineSocket, OnOutputs, discard
-from service.link.grammar_limits import library_variables
 from service.link.host_threads import thread_variables
 from service.link.messages import Command, Outputs, Stop
 from service.link.process import CONFIGURATION_ERROR, SHARED
@@ -143,7 +142,7 @@ class ProcessLink:
 
 def _environment(config: EngineConfig) -> dict[str, str]:
     device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
-    return python_environment() | thread_variables(config) | library_variables() | device
+    return python_environment() | thread_variables(config) | device
 
 
 class InlineLink:

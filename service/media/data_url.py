@@ -22,16 +22,22 @@ class DataUrl:
 
 
 def is_data_url(url: str) -> bool:
-    return url[:5].lower() == "data:"
+    return _begun(url)[:5].lower() == "data:"
 
 
 def declared_type(url: str) -> str:
     """The media type that a data: URL declares, as in DataUrl; "" for any other URL."""
-    return url[5:256].partition(",")[0].partition(";")[0].strip().lower() if is_data_url(url) else ""
+    return _begun(url)[5:256].partition(",")[0].partition(";")[0].strip().lower() if is_data_url(url) else ""
+
+
+def _begun(url: str) -> str:
+    """Without whitespace before it, which browsers ignore (https://url.spec.whatwg.org, basic URL parser)."""
+    return url.lstrip(SPACES) if url[:1].isspace() else url
 
 
 def parse_data_url(url: str, *, field: str) -> DataUrl:
     """Splits `data:<media type>[;param=value]*;base64,<payload>`. Raises InputError for any other form."""
+    url = _begun(url)
     # Only a short prefix is searched for the comma: the URL may have megabytes.
     comma = url.find(",", 0, 256)
     header = url[5:comma] if is_data_url(url) and comma > 0 else ""

@@ -8,9 +8,9 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,12 +34,10 @@ class WorkerLost(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker runs: `module <socket fd> <memory bytes> <cpu seconds>`. replies: the union of its messages.
-    variables: further ones of its environment."""
+    """What a worker runs: `module <socket fd> <memory bytes> <cpu seconds>`. replies: the union of its messages."""
 
     module: str
     replies: Any
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 DECODER = Program("service.media.decode_worker", Reply)
@@ -62,7 +60,7 @@ class Worker:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env=_environment() | dict(program.variables),
+                env=_environment(),
             )
         self.channel = WorkerChannel(ours, program.replies)
         self.lost = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from service.api.speech.lora_voices import lora_voices
 from service.catalog import EMBEDDED, load_catalog
+from service.cli.main import app
 from service.settings import SettingsError, load_settings
 from tests.support.lora import random_adapter, write_adapter
 from tests.support.processes import ServerProcess, served
@@ -132,12 +135,17 @@ def test_adapters_need_one_speech_model(tmp_path: Path) -> None:
         lora_voices(settings, load_catalog(settings), ())
 
 
-def test_a_bad_adapter_ends_the_start_with_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["dry_run", "server"])
+def test_a_bad_adapter_ends_the_start_with_its_name(tmp_path: Path, real: bool) -> None:
+    """A dry run loads models as the engine does."""
     write_adapter(tmp_path / "bad", random_adapter(CHECKPOINT, 4, 0, ("lm_to_dit_proj",)), 4, 4.0)
     config = tmp_path / "bad" / "lora_config.json"
     config.write_text(json.dumps({"lora_config": {"r": 5, "alpha": 5}}))
-    with (
-        pytest.raises(AssertionError, match=r"bad/lora_weights.safetensors: lm_to_dit_proj.lora_A has shape"),
-        served("--model", str(CHECKPOINT), "--lora-voices", str(tmp_path)),
-    ):
-        pass
+    flags = ("--model", str(CHECKPOINT), "--lora-voices", str(tmp_path))
+    said = r"bad/lora_weights.safetensors: lm_to_dit_proj.lora_A has shape"
+    if real:
+        with pytest.raises(AssertionError, match=said), served(*flags):
+            pass
+    else:
+        done = CliRunner().invoke(app, ["serve", "--dry-run", "--gpu-memory", "24G", *flags], env={"COLUMNS": "400"})
+        assert done.exit_code == 2 and re.search(said, done.stderr), done.output

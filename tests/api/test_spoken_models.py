@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from tests.api.test_meaning import ONLY, SHAPES
 from tests.support.processes import ServerProcess
-from tests.support.tool_samples import TOOLS, result
+from tests.support.tool_samples import result
 from tests.support.waiting import wait
 
 MODEL, TALKER = "reprise/qwen2_vl", "reprise/voxcpm2"
@@ -83,7 +83,9 @@ def test_a_streamed_answer_is_the_same_answer_and_sounds_the_same(client: OpenAI
 def test_a_call_is_not_spoken_and_the_answer_to_its_result_is(client: OpenAI) -> None:
     """Only the grammar makes the model call."""
     messages = question("What color is the square?")
-    asked = {**SPOKEN, "tools": TOOLS, "max_tokens": 400}
+    color = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"]}
+    paint = {"name": "paint", "parameters": {**color, "additionalProperties": False}}
+    asked = {**SPOKEN, "tools": [{"type": "function", "function": paint}], "parallel_tool_calls": False}
     (one,) = client.chat.completions.create(messages=messages, tool_choice="required", **asked).choices
     calls = one.message.tool_calls
     assert one.finish_reason == "tool_calls" and calls and (one.message.content, one.message.audio) == (None, None)

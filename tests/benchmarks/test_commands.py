@@ -116,6 +116,25 @@ def test_start_to_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert [row.split(" | ")[2] for row in rows] == ["empty", "full"]
 
 
+def test_memory_is_read_once_it_was_given_back() -> None:
+    """Not while the engine's process still ends; and one that never does is seen."""
+
+    def found(readings: list[int | None], awake: int | None) -> tuple[int | None, float]:
+        now = [0.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        def used() -> int | None:
+            return readings.pop(0) if len(readings) > 1 else readings[0]
+
+        return startup.released(used, awake, lambda: now[0], sleep)
+
+    assert found([66_000, 66_032, 66_032, 30_000, 500, 500], 66_000) == (500, 4.0)
+    assert found([66_032], 66_000) == (66_032, startup.RELEASE_SECONDS)
+    assert found([None], None)[0] is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_request_that_wakes_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,9 +159,15 @@ def test_say_reads_standard_input_and_writes_standard_output(asked: list[dict[st
     assert done.stdout_bytes == wav_header(24_000) + SAMPLES
 
 
-def test_say_wants_a_text() -> None:
-    done = CliRunner().invoke(app, ["say", "-o", "-"], input="\n")
-    assert done.exit_code == 2 and "standard input holds no text" in done.output
+@pytest.mark.parametrize("text", [[], [""], [" \n"]])
+def test_say_wants_a_text(text: list[str]) -> None:
+    done = CliRunner().invoke(app, ["say", *text, "-o", "-"], input="\n")
+    assert done.exit_code == 2 and "there is nothing to say" in done.output
+
+
+def test_say_names_the_endings_that_it_knows(asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["say", "Hello.", "-o", str(tmp_path / "a.xyz")])
+    assert done.exit_code == 2 and ".xyz names no audio format" in done.output and not asked
 
 
 def test_without_a_loudspeaker_nothing_is_asked(

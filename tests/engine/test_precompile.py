@@ -96,6 +96,8 @@ def test_what_was_precompiled_is_known_by_all_that_decides_its_kernels(
     mark = stamp_file(model(here), torch.bfloat16, config(here), "one GPU")
     assert mark.parent == tmp_path / "cache"
     assert mark == stamp_file(model(here), torch.bfloat16, config(there), "one GPU")
+    restart = config(here, restarted=True, gpu="1", index=1, sharers=2, threads=3, log_format="json")
+    assert mark == stamp_file(model(here), torch.bfloat16, restart, "one GPU")
     others = [
         stamp_file(model(there), torch.bfloat16, config(here), "one GPU"),
         stamp_file(model(here), torch.float16, config(here), "one GPU"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.errors import InputError
-from service.media.data_url import decode_base64, is_data_url, parse_data_url
+from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 
 
 @given(st.binary(max_size=200))
@@ -43,6 +43,12 @@ def test_length_is_checked_before_decoding() -> None:
 def test_scheme_in_any_case() -> None:
     assert is_data_url("DATA:image/png;base64,")
     assert not is_data_url("https://data:")
+
+
+def test_whitespace_before_the_scheme_is_ignored() -> None:
+    url = parse_data_url("\n  data:image/png;base64,AAAA", field="f")
+    assert (url.media_type, url.payload) == ("image/png", "AAAA")
+    assert is_data_url(" data:,") and declared_type("\tdata:image/webp;base64,") == "image/webp"
 
 
 @pytest.mark.parametrize("space", ["\n", "\r\n", " ", "\t", "\f", "\v"])

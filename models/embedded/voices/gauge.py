@@ -6,17 +6,19 @@ import random
 from dataclasses import asdict, dataclass
 
 from models.embedded.voices.decoder import plain
+from models.embedded.voices.reading import Reading
 from models.embedded.voices.recogniser import distance
 from models.embedded.voices.words import KNOWN
 
 
 @dataclass(frozen=True)
 class Take:
-    """One sentence: what should be heard, what was heard of it as generated, patches, and whether it ended by itself;
-    the same of natural speech."""
+    """One sentence: what should be heard, what was heard of it as generated, how its phones are followed, patches, and
+    whether it ended by itself; the same of natural speech."""
 
     spoken: str
     heard: str
+    reading: Reading
     patches: int
     stopped: bool
     natural_heard: str
@@ -24,7 +26,7 @@ class Take:
 
     @property
     def repeats_or_skips(self) -> bool:
-        return longest_run(plain(self.spoken).split(), self.heard.split()) >= 2
+        return self.reading.faulty(self.patches, self.natural_patches)
 
 
 @dataclass(frozen=True)
@@ -79,30 +81,6 @@ def score(takes: list[Take]) -> Scores:
         shortest=ratios[0],
         longest=ratios[-1],
     )
-
-
-def longest_run(wanted: list[str], heard: list[str]) -> int:
-    """Most words in a row that were left out, or that were said in addition."""
-    rows, columns = len(wanted) + 1, len(heard) + 1
-    cost = [[0] * columns for _ in range(rows)]
-    for i in range(rows):
-        for j in range(columns):
-            if i == 0 or j == 0:
-                cost[i][j] = i + j
-            else:
-                same = cost[i - 1][j - 1] + (wanted[i - 1] != heard[j - 1])
-                cost[i][j] = min(same, cost[i - 1][j] + 1, cost[i][j - 1] + 1)
-    longest, run, kind, (i, j) = 0, 0, "", (rows - 1, columns - 1)
-    while i or j:
-        if i and j and cost[i][j] == cost[i - 1][j - 1] + (wanted[i - 1] != heard[j - 1]):
-            step, i, j = "", i - 1, j - 1
-        elif i and cost[i][j] == cost[i - 1][j] + 1:
-            step, i = "left out", i - 1
-        else:
-            step, j = "added", j - 1
-        run = run + 1 if step and step == kind else int(bool(step))
-        kind, longest = step, max(longest, run)
-    return longest
 
 
 def exchanged(text: str, drawn: random.Random) -> str:

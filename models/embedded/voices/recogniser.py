@@ -85,6 +85,7 @@ class Recogniser:
     net: PhoneNet
     decoder: Decoder
     homophones: dict[str, str]
+    known: Phones
 
     def same(self, text: str) -> str:
         """A text as it is compared: of words that sound alike, the first of the alphabet."""
@@ -118,7 +119,7 @@ def load(directory: Path, device: torch.device) -> Recogniser:
     net.load_state_dict({name: value.float() for name, value in state.items()})
     language, tuned = Language.load(directory / "lexicon.json"), directory / "weighing.json"
     weighing = Weighing(**json.loads(tuned.read_text(encoding="utf-8"))) if tuned.exists() else Weighing()
-    return Recogniser(net, Decoder(language, phones, weighing), homophones(language.words))
+    return Recogniser(net, Decoder(language, phones, weighing), homophones(language.words), phones)
 
 
 def distance(wanted: list[str] | str, heard: list[str] | str) -> int:

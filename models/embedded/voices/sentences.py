@@ -17,8 +17,8 @@ class Shares:
     """What share of the texts each kind has; the rest are sentences of the grammar."""
 
     known_words: float = 0.15
-    other_words: float = 0.25
-    numbers: float = 0.08
+    other_words: float = 0.2
+    numbers: float = 0.14
 
 
 class Writer:

@@ -62,7 +62,7 @@ _ABOUT_SHAPES: dict[Maker, float] = {
     about_shapes.more_yn: 0.8,
     about_shapes.describe: 2.2,
     about_prints.read: 0.5,
-    small_talk.thing: 0.7,
+    small_talk.thing: 1.2,
     small_talk.knowledge: 0.2,
     small_talk.who: 0.1,
     small_talk.skills: 0.1,
@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = {
         lambda random, held_out: [text_picture(random, held_out=held_out)],
         {
             about_prints.read: 6.0,
-            about_prints.read_line: 2.5,
+            about_prints.read_line: 3.5,
             about_prints.lines_of_text: 0.6,
             about_prints.ink: 0.7,
             about_shapes.describe: 1.0,
@@ -125,7 +125,7 @@ KINDS: dict[str, Kind] = {
         },
     ),
 }
-SHARES = {"shapes": 0.38, "text": 0.32, "chart": 0.18, "video": 0.03, "two": 0.05, "strange": 0.01, "none": 0.03}
+SHARES = {"shapes": 0.30, "text": 0.40, "chart": 0.18, "video": 0.03, "two": 0.05, "strange": 0.01, "none": 0.03}
 
 
 @dataclass(frozen=True)

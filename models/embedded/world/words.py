@@ -100,7 +100,8 @@ stamp letter envelope newspaper magazine poster painting statue vase candle fire
 tractor ambulance helicopter submarine scooter motorcycle skateboard tram taxi van wagon sled canoe raft anchor
 trumpet violin flute harp microphone speaker headphones television radio computer tablet printer battery cable plug
 """
-_KNOWN_NOUNS = {"ring"}
+_KNOWN_NOUNS = {"ring", "sign"}
+"""A shape, and what questions call printed text."""
 THINGS = tuple(word for word in _THINGS.split() if word not in _KNOWN_NOUNS)
 SEEN_THINGS = tuple(word for word in THINGS if crc32(word.encode()) % 6)
 UNSEEN_THINGS = tuple(word for word in THINGS if not crc32(word.encode()) % 6)

@@ -19,7 +19,7 @@ from service.api.chat.grammar import Unfit, check_bounds
 from service.api.chat.grammar_worker import Tried, TryGrammar
 from service.api.http.errors import ApiError, bad_request
 from service.api.http.fair_turns import FairTurns
-from service.link.grammar_limits import CHECK_STACK_BYTES, SLOW_SECONDS, library_variables
+from service.link.grammar_limits import SLOW_SECONDS
 from service.media.channel import WorkerChannel
 from service.media.limits import MIB, WorkerLimits
 from service.media.workers import Program, WorkerLost, WorkerPool
@@ -38,7 +38,7 @@ _MOST_REMEMBERED = 1024
 _RETRY_AFTER = 2.0
 
 
-PROGRAM = Program("service.api.chat.grammar_worker", Tried, library_variables(CHECK_STACK_BYTES))
+PROGRAM = Program("service.api.chat.grammar_worker", Tried)
 
 
 class GrammarChecks:

@@ -63,14 +63,12 @@ def problem(grammar: str) -> str:
 
 def _follow(matcher: llguidance.LLMatcher) -> None:
     """Follows the answers of the lowest and of the highest bytes. They may end, or exceed their budget on the way: the
-    engine then ends one answer with an error. Two masks at a time are computed as the engine does it, in threads of the
-    library."""
+    engine then ends one answer with an error."""
     matchers = (matcher, matcher.deep_copy())
     masks = np.zeros((2, -(-(_Vocabulary.eos_token_id + 1) // 32)), np.int32)
     for _ in range(_STEPS):
-        _executor().unsafe_compute_mask_ptr(
-            [(follower, row) for row, follower in enumerate(matchers)], masks.ctypes.data, masks[0].nbytes, len(masks)
-        )
+        for follower, mask in zip(matchers, masks, strict=True):
+            follower.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         lowest, highest = (int.from_bytes(mask.tobytes(), "little") & _BYTES for mask in masks)
         if lowest:
             matchers[0].consume_token((lowest & -lowest).bit_length() - 1)
@@ -120,11 +118,6 @@ def _tokenizer() -> llguidance.LLTokenizer:
     ends = _Vocabulary.eos_token_id
     wrapper, slices = llguidance.TokenizerWrapper(_Vocabulary()), llguidance.LLTokenizer.json_slices()
     return llguidance.LLTokenizer(wrapper, n_vocab=ends + 1, eos_token=ends, slices=slices)
-
-
-@cache
-def _executor() -> llguidance.LLExecutor:
-    return llguidance.LLExecutor(1)
 
 
 def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:

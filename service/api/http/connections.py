@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import resource
 import secrets
 import socket
@@ -38,6 +39,8 @@ MOST_DESCRIPTORS = 1 << 16
 MOST_HEAD_BYTES = 1 << 16
 FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
+ABSOLUTE = re.compile(rb"(?i:https?)://[^/?#]+(?P<rest>.*)", re.DOTALL)
+"""A request target as clients of a proxy write it, which every server has to take (RFC 9112, 3.2.2)."""
 CLOSE = (b"connection", b"close")
 REQUEST_TIMEOUT = 408
 """Ends its connection (RFC 9110, 15.5.9): the rest of the body is not waited for as an idle connection is."""
@@ -92,6 +95,12 @@ class FastBodyConnection(h11.Connection):
             if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > MOST_HEAD_BYTES:
                 raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
             self._ambiguous = {name for name, _ in event.headers} >= LENGTHS
+            if (absolute := ABSOLUTE.match(event.target)) is not None:
+                rest = absolute["rest"]
+                target = rest if rest.startswith(b"/") else b"/" + rest
+                return h11.Request(
+                    method=event.method, target=target, headers=event.headers, http_version=event.http_version
+                )
         return event
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # its overloads say the same

@@ -201,6 +201,8 @@ async def prepare(
     name = options.response_format or default_format
     sample_rate = options.sample_rate or _default_rate(name, processor.sample_rate, settings.pcm_sample_rate)
     max_patches = options.max_len if options.max_len is not None else options.max_new_tokens
+    if options.min_len is not None and max_patches is not None and options.min_len > max_patches:
+        raise bad_request(f"min_len: {options.min_len} given, must be at most max_len, {max_patches}.", "min_len")
     speed = 1.0 if options.speed is None else options.speed
     # InputError for a rate or speed that the format cannot have.
     await context.encoders.prepare(StreamingEncoder(name, processor.sample_rate, sample_rate, speed))

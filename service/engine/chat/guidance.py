@@ -1,71 +1,56 @@
-"""Answers that match a grammar: their matchers, and the threads that build them and compute masks.
+"""Answers that match a grammar, as the engine sees them: what it asks of the mask servers and what they reply.
 
-A matcher is built in a thread when its request comes, slow ones in a thread of their own; the request is admitted once
-it is there. Another thread computes the masks of each step (service.engine.chat.masks). All of them spend their time in
-llguidance, which releases the interpreter lock.
+A matcher is built when its request comes; the request is admitted once it is there. The masks of each step are asked
+for by a MaskJob (service.engine.chat.masks).
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+import math
+import select
 import time
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from functools import lru_cache
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count, groupby
+from multiprocessing.connection import Connection
 from typing import Protocol
 
-import llguidance
+import msgspec
 
-from models import cpus
-from models.processor import ChatProcessor
-from service.engine.chat.masks import MaskJob, MaskTable, Unread, Wanted
-from service.link.grammar_limits import LIMITS, deep_threads
+from service.engine.chat.mask_hosts import MaskHost
+from service.engine.chat.mask_server import BROKEN, Build, Built, Compute, Computed, Forget, Reply, Request
+from service.engine.chat.masks import MaskJob, Unread, Wanted
 
 log = logging.getLogger(__name__)
 
-_MOST_KEPT = 64
-"""Grammars whose matchers are kept to be copied, the least recently used go first."""
-_MASK_THREADS = 8
-_LONGEST_REASON = 200
-_FORCED_TEXTS = 16_384
-"""Forced texts whose tokens are remembered, the least recently used go first."""
-
-_SHORT_STRING = r'[^"\\\x00-\x1F\x7F]{1,5}'
-"""Tokens that also fit near the end of a string of limited length, where all the others have to be tried one by one."""
+_BUILD_WAIT = 0.002
+"""Seconds that an otherwise idle engine waits for a grammar before it looks for commands."""
+_LONGEST_COMPUTATION = 10.0
+"""Seconds after which a server that computes masks is given up: the budgets of grammars end far below."""
 
 
 class Guide:
-    """service.engine.chat.masks.RowGuide: the grammar of one sequence."""
+    """service.engine.chat.masks.RowGuide: the grammar of one sequence. number: by which its server knows it."""
 
-    def __init__(self, matcher: Future[llguidance.LLMatcher]) -> None:
-        self.built_later = matcher
-        self._matcher: llguidance.LLMatcher | None = None
+    def __init__(self, number: int, server: int) -> None:
+        self.number = number
+        self.server = server
+        self.built = False
+        """Or cannot be: see `problem`."""
+        self.problem = ""
         self.begun = time.monotonic()
         """When its building was asked for."""
+        self.ended = False
         self.num_consumed = 0
-        """Tokens of the answer that the matcher has seen."""
-
-    @property
-    def built(self) -> bool:
-        return self.built_later.done()
+        """Tokens of the answer that the matcher was told."""
 
     @property
     def seconds(self) -> float:
         """Since then."""
         return time.monotonic() - self.begun
-
-    def cancel(self) -> None:
-        """It is no longer wanted: nobody waits for it where its building has not begun."""
-        self.built_later.cancel()
-
-    @property
-    def matcher(self) -> llguidance.LLMatcher | None:
-        """None where it could not be built."""
-        if self._matcher is None and self.built_later.exception() is None:
-            self._matcher = self.built_later.result()
-        return self._matcher
 
 
 class Guided(Protocol):
@@ -75,62 +60,150 @@ class Guided(Protocol):
     generated: list[int]
 
 
-class Guidance:
-    """Builds the guides of one model."""
+@dataclass(frozen=True)
+class _Asked:
+    """Masks of a job that a server computes, from `first` on, and since when."""
 
-    def __init__(self, processor: ChatProcessor, vocab_limit: int) -> None:
-        """vocab_limit: rows of the embedding past it only pad it and are never sampled."""
-        self._builders = {slow: deep_threads(1, "slow-grammars" if slow else "grammars") for slow in (False, True)}
-        """By whether what they build takes long: no usual grammar waits behind one that does."""
-        self._masks = deep_threads(1, "masks")
-        threads = min(_MASK_THREADS, cpus.available() // 2)
-        self._executor = llguidance.LLExecutor(threads) if threads > 1 else None
-        # Built while weights load: it takes a second for a published vocabulary, and part of it holds the lock.
-        self._tokenizer = self._builders[False].submit(build_tokenizer, processor, vocab_limit)
-        self._building: list[Guide] = []
-        self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
-        self._keeping = threading.Lock()
+    job: MaskJob
+    first: int
+    count: int
+    since: float
+
+
+class _Server:
+    """One mask server, which is started anew for the next guide if it ends."""
+
+    def __init__(self, host: MaskHost, poll: select.poll) -> None:
+        """poll: watches its connection."""
+        self._host = host
+        self._poll = poll
+        self._replies = msgspec.msgpack.Decoder(Reply)
+        self.guides: dict[int, Guide] = {}
+        """That it knows."""
+        self.link: Connection | None = None
+        self.asked: _Asked | None = None
+        self._start()
+
+    def _start(self) -> None:
+        # Read while weights load: a published vocabulary takes a second.
+        self.link = self._host.start()
+        self._poll.register(self.link.fileno(), select.POLLIN)
+        self._end = weakref.finalize(self, self.link.close)
+
+    def build(self, guide: Guide, grammar: str, *, slow: bool) -> bool:
+        """False if it has ended and no other one can be started."""
+        if self.link is None:
+            try:
+                self._start()
+            except OSError as error:
+                log.error("no mask server can be started: %s", error)
+                return False
+        self.guides[guide.number] = guide
+        self._send(Build(guide.number, grammar, slow))
+        return True
+
+    def forget(self, guide: Guide) -> None:
+        if self.guides.pop(guide.number, None) is not None:
+            self._send(Forget(guide.number))
+
+    def compute(self, asked: _Asked, rows: list[tuple[int, list[int]]]) -> None:
+        self.asked = asked
+        self._send(Compute(asked.first, rows))
+
+    def receive(self) -> list[Guide]:
+        """Takes in one message that has come: a guide that was built, or masks."""
+        assert self.link is not None
+        try:
+            match self._replies.decode(self.link.recv_bytes()):
+                # It may have ended since.
+                case Built(number, problem) if (guide := self.guides.get(number)) is not None:
+                    guide.built, guide.problem = True, problem
+                    return [guide]
+                case Computed() as computed:
+                    self._finish(computed)
+        except (EOFError, OSError, msgspec.DecodeError) as error:
+            return self._lose(f"a mask server has ended: {error!r}")
+        return []
+
+    def end_if_late(self) -> list[Guide]:
+        late = self.asked is not None and time.monotonic() - self.asked.since > _LONGEST_COMPUTATION
+        if not late or not self._host.kill():
+            return []
+        return self._lose(f"a mask server has computed for {_LONGEST_COMPUTATION:g} s and is started anew")
+
+    def _lose(self, message: str) -> list[Guide]:
+        """Its guided answers fail. Those of their guides that were being built."""
+        log.error("%s; %d guided answers fail", message, len(self.guides))
+        self._host.kill()
+        assert self.link is not None
+        self._poll.unregister(self.link.fileno())
+        self._end()
+        self.link = None
+        unbuilt = [guide for guide in self.guides.values() if not guide.built]
+        for guide in self.guides.values():
+            guide.built, guide.problem = True, guide.problem or BROKEN
+        self.guides = {}
+        if self.asked is not None:
+            self._finish(Computed(dict.fromkeys(range(self.asked.count), BROKEN), 0.0))
+        return unbuilt
+
+    def _finish(self, computed: Computed) -> None:
+        assert self.asked is not None
+        asked, self.asked = self.asked, None
+        asked.job.finish(asked.first, asked.count, computed)
+
+    def _send(self, request: Request) -> None:
+        # One that has ended is noticed by `receive`.
+        if self.link is not None:
+            with suppress(OSError):
+                self.link.send_bytes(msgspec.msgpack.encode(request))
+
+
+class Guidance:
+    """The guides of one model, shared out among its mask servers."""
+
+    def __init__(self, hosts: Sequence[MaskHost]) -> None:
+        self._poll = select.poll()
+        self._servers = [_Server(host, self._poll) for host in hosts]
+        self._numbers = count()
+        self._building: dict[int, Guide] = {}
+        self._built: list[Guide] = []
+        """Since the last `take_built`."""
 
     @property
     def building_since(self) -> float | None:
         """When the oldest of those was asked for that are being built; None without any."""
-        return self._building[0].begun if self._building else None
+        return next((guide.begun for guide in self._building.values()), None)
 
     def begin(self, sequence: Guided, grammar: str, *, slow: bool = False) -> None:
         """Begins to build the sequence's guide. slow: that takes long, unless it is kept."""
-        builder = self._builders[slow and grammar not in self._kept]
-        sequence.guide = Guide(builder.submit(self._build, grammar))
-        self._building.append(sequence.guide)
+        self.receive(0.0)  # A server that has ended is started anew.
+        index = min(range(len(self._servers)), key=lambda index: len(self._servers[index].guides))
+        guide = sequence.guide = Guide(next(self._numbers), index)
+        if self._servers[index].build(guide, grammar, slow=slow):
+            self._building[guide.number] = guide
+        else:
+            guide.built, guide.problem = True, BROKEN
+            self._built.append(guide)
 
-    def wait(self, seconds: float) -> None:
-        """Until one is built, at most so long."""
-        wait([guide.built_later for guide in self._building], seconds, FIRST_COMPLETED)
+    def wait(self) -> None:
+        """Until a guide is built, or for a while."""
+        self.receive(_BUILD_WAIT)
 
     def take_built(self) -> list[Guide]:
         """Those that have been built since the last call."""
-        built = [guide for guide in self._building if guide.built]
-        self._building = [guide for guide in self._building if guide not in built]
+        if self._building or any(server.asked is not None for server in self._servers):
+            self.receive(0.0)
+        built, self._built = self._built, []
         return built
 
     def forget(self, guide: Guide) -> None:
         """Its sequence has ended."""
-        if guide in self._building:
-            self._building.remove(guide)
-            guide.cancel()
+        guide.ended = True
+        self._building.pop(guide.number, None)
+        self._servers[guide.server].forget(guide)
 
-    def _build(self, grammar: str) -> llguidance.LLMatcher:
-        with self._keeping:
-            kept = self._kept.get(grammar)
-        if kept is None:
-            kept = build_matcher(self._tokenizer.result(), grammar)
-        with self._keeping:
-            self._kept[grammar] = kept
-            self._kept.move_to_end(grammar)
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-            return kept.deep_copy()
-
-    def masks(self, sequences: Sequence[Guided], unread: Sequence[Unread], table: MaskTable) -> MaskJob:
+    def masks(self, sequences: Sequence[Guided], unread: Sequence[Unread]) -> MaskJob:
         """Begins to compute the masks of a step. sequences: its rows; unread: tokens of each that were sampled and have
         not been read."""
         wanted = {
@@ -139,92 +212,22 @@ class Guidance:
             for row, (sequence, places) in enumerate(zip(sequences, unread, strict=True))
             if (guide := sequence.guide) is not None
         }
-        return MaskJob(wanted, len(sequences), table, self._masks, self._executor)
+        return MaskJob(wanted, len(sequences), self)
 
+    # service.engine.chat.masks.Masks
 
-def build_matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
-    """ValueError if it cannot be built."""
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(**LIMITS))
-    if matcher.is_error():
-        log.warning("a grammar cannot be built: %s", " ".join(matcher.get_error().split())[:_LONGEST_REASON])
-        raise ValueError("the grammar cannot be built")
-    matcher.compute_bitmask()  # Copies share what the first mask, the slowest one, has worked out.
-    return matcher
+    def compute(self, job: MaskJob, wanted: Sequence[Wanted]) -> None:
+        first, now = 0, time.monotonic()
+        for index, group in groupby(wanted, key=lambda row: row.guide.server):
+            rows = [(row.guide.number, row.tokens) for row in group]
+            self._servers[index].compute(_Asked(job, first, len(rows), now), rows)
+            first += len(rows)
 
-
-class _Vocabulary:
-    """Tokens as llguidance.TokenizerWrapper wants them. What ends an answer, and what has no text, is special: no
-    grammar of text leads to it."""
-
-    bos_token_id = None
-
-    def __init__(self, processor: ChatProcessor, vocab_limit: int) -> None:
-        texts = [processor.detokenize([token]) for token in range(vocab_limit)]
-        ends = {token for token in processor.stop_token_ids if token < vocab_limit}
-        self.special_token_ids = sorted(ends | {token for token, text in enumerate(texts) if not text})
-        for token in self.special_token_ids:
-            texts[token] = b"<|%d|>" % token
-        self.tokens = texts
-        self.eos_token_id = min(ends)
-        self._tokenize = processor.tokenize
-        self._forced = lru_cache(_FORCED_TEXTS)(self._tokens_of)
-        special = set(self.special_token_ids)
-        self._ids = {text: token for token, text in enumerate(texts) if token not in special}
-        self._longest = max(map(len, self._ids))
-
-    def spelled_alike(self, tokenizer: llguidance.LLTokenizer) -> bool:
-        """Whether another reader of the vocabulary has the same tokens. To the library 0xFF begins a special one."""
-        ordinary = (token for token, text in enumerate(self.tokens) if not text.startswith(b"\xff"))
-        special = set(self.special_token_ids)
-        return all(
-            tokenizer.is_special_token(token) == (token in special)
-            and (token in special or tokenizer.decode_bytes([token]) == self.tokens[token])
-            for token in ordinary
-        )
-
-    def __call__(self, text: str) -> list[int]:
-        """Tokens of text that a grammar forces, as the model would write them. The library's threads ask for them in
-        the midst of masks, under the interpreter lock, and mostly for the same: names of a schema, and what is left of
-        them."""
-        return self._forced(text)
-
-    def _tokens_of(self, text: str) -> list[int]:
-        """Tokenizers that begin every text with a blank would add one here: then the longest tokens are taken that
-        spell the text itself."""
-        ids = self._tokenize(text)
-        raw = text.encode()
-        return ids if b"".join(self.tokens[token] for token in ids) == raw else spelled(raw, self._ids, self._longest)
-
-
-def spelled(raw: bytes, tokens: Mapping[bytes, int], longest: int) -> list[int]:
-    """The longest of `tokens`, by their bytes, that spell `raw` one after the other, up to where none does. longest:
-    bytes of the longest one."""
-    ids: list[int] = []
-    start = 0
-    while start < len(raw):
-        ends = range(min(len(raw), start + longest), start, -1)
-        end = next((end for end in ends if raw[start:end] in tokens), None)
-        if end is None:
-            break
-        ids.append(tokens[raw[start:end]])
-        start = end
-    return ids
-
-
-def build_tokenizer(processor: ChatProcessor, vocab_limit: int) -> llguidance.LLTokenizer:
-    """The model's tokens as bytes, for all families: what an answer's tokens are as text is all that a grammar sees.
-
-    Where the library can read the tokenizer itself, its threads need not ask Python for tokens: in the midst of a step
-    each of them would wait for the interpreter lock."""
-    ends = sorted(token for token in processor.stop_token_ids if token < vocab_limit)
-    blanks, *strings = llguidance.LLTokenizer.json_slices()
-    slices = [blanks, _SHORT_STRING, *strings]  # A token belongs to the first one that holds it.
-    vocabulary = _Vocabulary(processor, vocab_limit)
-    published = processor.tokenizer_json(vocabulary.special_token_ids)
-    if published is not None:
-        read = llguidance.LLTokenizer(published, n_vocab=vocab_limit, eos_token=ends, slices=slices)
-        if vocabulary.spelled_alike(read):
-            return read
-        log.warning("grammars ask for tokens under the interpreter lock: the library reads the tokenizer differently")
-    wrapper = llguidance.TokenizerWrapper(vocabulary)
-    return llguidance.LLTokenizer(wrapper, n_vocab=vocab_limit, eos_token=ends, slices=slices)
+    def receive(self, seconds: float) -> None:
+        """Waits up to so long for the first of what comes."""
+        ready = {descriptor for descriptor, _ in self._poll.poll(math.ceil(1e3 * seconds))}
+        for server in self._servers:
+            heard = server.link is not None and server.link.fileno() in ready
+            for guide in server.receive() if heard else server.end_if_late():
+                self._building.pop(guide.number, None)
+                self._built.append(guide)

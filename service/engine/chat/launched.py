@@ -148,9 +148,9 @@ class InFlight:
         return max(0.0, sum(step.predicted for step in self._steps) - (now - started))
 
     def wait(self) -> None:
-        """Until the masks of a held step are there; the oldest results, where there is none or they are late."""
-        held = self.held
-        (self._steps[0] if held is None or held.masks is None or held.masks.late else held).wait()
+        """Until the tokens before a held step are there, then for its masks or a while; without one until the oldest
+        results are there."""
+        (self.held or self._steps[0]).wait()
 
 
 def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> tuple[TokenInfo, ...]:

@@ -1,8 +1,7 @@
 """The masks of a step's guided rows, beside its layers: from tokens on their way to the host to words on the device.
 
-A MaskJob is asked for when the layers are launched. Its thread waits by itself for the tokens before them, advances
-the matchers, computes which tokens may follow and copies the masks up on a stream of their own. The engine's thread
-launches the sampling behind that copy, and only then reads those tokens, too.
+A MaskJob is made when the layers are launched. Once the tokens before them are there it asks the mask server for the
+masks; the engine's thread reads and sends those tokens meanwhile, and launches the sampling when the masks are there.
 """
 
 from __future__ import annotations
@@ -10,29 +9,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
-import llguidance
 import numpy as np
 import torch
 from torch import Tensor
 
+from service.engine.chat.mask_server import Computed
 from service.engine.readback import Readback
 
 log = logging.getLogger(__name__)
 
-_MANY_ROWS = 4
-"""Tokens of fewer rows are consumed by one thread: each may then have to wait for the interpreter lock."""
-_LATE = 0.004
-"""Seconds after which nothing waits for masks any more that need not."""
-_LONGEST_REASON = 200
-_NO_TOKEN = "no token can follow"
-
-GOES_ON, COMPLETE = "goes on", "complete"
-"""Verdicts on a guided row after its newest token. Any other one says why no token can follow."""
+_TURN = 0.004
+"""Seconds after which who waits for masks looks for commands."""
 
 
 @dataclass(frozen=True)
@@ -46,43 +38,42 @@ class _CopyStream:
 
 
 class MaskTable:
-    """The masks of one step, on the host, where llguidance writes them, and on the device (SlotState.allowed).
+    """The masks of one step, on the host, where the mask server writes them, and on the device (SlotState.allowed)."""
 
-    words int32 [rows, words]: the host's, written by the thread of a MaskJob between `writable` and `send`.
-    """
-
-    def __init__(self, allowed: Tensor) -> None:
-        """allowed int32 [1 + rows, words]: row 0 allows everything."""
+    def __init__(self, allowed: Tensor, masks: np.ndarray) -> None:
+        """allowed int32 [1 + rows, words]: row 0 allows everything. masks int32 [rows, words]: the host's."""
         self._allowed = allowed
-        self._host = torch.zeros(allowed[1:].shape, dtype=torch.int32, pin_memory=allowed.is_cuda)
-        self.words: np.ndarray = self._host.numpy()
+        self._host = torch.from_numpy(masks)
         self._copies: _CopyStream | None = None
         if allowed.is_cuda:
             self._copies = _CopyStream(torch.cuda.Stream(allowed.device), torch.cuda.Event(), torch.cuda.Event())
+            self._pin()
+
+    def _pin(self) -> None:
+        runtime, address = torch.cuda.cudart(), self._host.data_ptr()
+        if problem := int(runtime.cudaHostRegister(address, self._host.nbytes, 0)):
+            log.warning("masks are copied more slowly: their memory cannot be pinned (CUDA error %d)", problem)
+        else:
+            weakref.finalize(self, runtime.cudaHostUnregister, address)
 
     def writable(self) -> None:
-        """Returns once nothing is copied from `words` any more."""
+        """Returns once nothing is copied from the host's masks any more."""
         if self._copies is not None:
             self._copies.sent.synchronize()
 
-    def send(self, count: int) -> None:
-        """Copies the first `count` masks to rows 1 .. count on the device, behind what reads those there now."""
-        with torch.inference_mode():
-            target, source = self._allowed[1 : 1 + count], self._host[:count]
-            if self._copies is None:
-                target.copy_(source)
-                return
-            with torch.cuda.stream(self._copies.stream):
-                self._copies.stream.wait_event(self._copies.read)
-                target.copy_(source, non_blocking=True)
-                self._copies.sent.record(self._copies.stream)
-
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """What is launched inside reads the masks that were sent last."""
+    def sent(self, count: int) -> Iterator[None]:
+        """Copies the first `count` masks to rows 1 .. count on the device, behind what reads those there now and beside
+        what runs; what is launched inside reads them."""
+        target, source = self._allowed[1 : 1 + count], self._host[:count]
         if self._copies is None:
+            target.copy_(source)
             yield
             return
+        with torch.cuda.stream(self._copies.stream):
+            self._copies.stream.wait_event(self._copies.read)
+            target.copy_(source, non_blocking=True)
+            self._copies.sent.record(self._copies.stream)
         torch.cuda.current_stream().wait_event(self._copies.sent)
         try:
             yield
@@ -91,12 +82,27 @@ class MaskTable:
 
 
 class RowGuide(Protocol):
-    """The grammar of a row. While a MaskJob works on it, its matcher belongs to the thread of that job."""
+    """The grammar of a row. number: by which its server knows it; server: which of them has its matcher; problem: why
+    it has no masks, empty if it has; num_consumed: tokens of the answer that its matcher was told."""
 
+    number: int
+    server: int
+    problem: str
+    ended: bool
     num_consumed: int
 
-    @property
-    def matcher(self) -> llguidance.LLMatcher | None: ...
+
+class Masks(Protocol):
+    """The mask servers, as a MaskJob sees them."""
+
+    def compute(self, job: MaskJob, wanted: Sequence[Wanted]) -> None:
+        """Asks for masks of rows that are in the order of their servers; `job.finish` is called with what each of
+        these replies once `receive` meets it."""
+        ...
+
+    def receive(self, seconds: float) -> None:
+        """Takes in what has come; waits up to so long for the first of it."""
+        ...
 
 
 Unread = Sequence[tuple[Readback, int]]
@@ -115,110 +121,80 @@ class Wanted:
 
 
 class MaskJob:
-    """rows int64 [rows of the step]: of SlotState.allowed, where the row's mask is; 0 for rows without one. verdicts by
-    row. Both once it is done. awaited: the results that it reads first."""
+    """rows int64 [rows of the step]: of SlotState.allowed, where the row's mask is; 0 for rows without one. count: of
+    masks. verdicts: by row, of those that do not go on (service.engine.chat.mask_server). All of them once it is done.
+    awaited: the results that it reads first."""
 
-    def __init__(
-        self,
-        wanted: Mapping[int, Wanted],
-        num_rows: int,
-        table: MaskTable,
-        threads: ThreadPoolExecutor,
-        executor: llguidance.LLExecutor | None,
-    ) -> None:
+    def __init__(self, wanted: Mapping[int, Wanted], num_rows: int, masks: Masks) -> None:
         self._wanted = wanted
-        self._table = table
-        self._executor = executor
+        self._masks = masks
+        self._asked: list[int] = []
+        """Rows whose masks were asked for, in the order of these."""
+        self._asked_at: float | None = None
+        self._missing = 0
+        """Masks that have not been computed."""
         self.rows = np.zeros(num_rows, np.int64)
+        self.count = 0
         self.verdicts: dict[int, str] = {}
         self.awaited = list({id(readback): readback for row in wanted.values() for readback, _ in row.unread}.values())
         self.seconds = 0.0
-        """From when the tokens could be read until the copy of the masks was launched."""
-        self._began: float | None = None
-        self._done = threads.submit(self._compute)
+        """That the slowest server took."""
+        self.ask_when_ready()
 
+    @property
     def done(self) -> bool:
-        """A computation that raised is done, too: no row of it goes on."""
-        if self._done.done() and (problem := self._done.exception()) is not None:
-            log.error("masks cannot be computed", exc_info=problem)
-            self.verdicts = dict.fromkeys(self._wanted, "its mask cannot be computed")
-            self.rows[:] = 0
-        return self._done.done()
+        return self._asked_at is not None and not self._missing
 
     @property
     def late(self) -> bool:
-        """The tokens have been there for long."""
-        return self._began is not None and time.perf_counter() - self._began > _LATE
+        """They were asked for long ago."""
+        return self._asked_at is not None and time.monotonic() - self._asked_at > _TURN
+
+    def ask_when_ready(self) -> None:
+        """Asks for the masks, once, if the tokens before them are there."""
+        if self._asked_at is None and all(readback.ready() for readback in self.awaited):
+            self._fetch()
+            self._ask()
 
     def wait(self) -> None:
-        """Until it is done, or for a while; once it is late, for as long as it takes."""
-        wait((self._done,), None if self.late else _LATE)
+        """Until the tokens before its masks are there; then for its masks, or for a while."""
+        if self._asked_at is None:
+            for readback in self.awaited:
+                readback.wait()
+            self.ask_when_ready()
+            return
+        until = time.monotonic() + _TURN
+        while self._missing and (left := until - time.monotonic()) > 0:
+            self._masks.receive(left)
 
-    def _compute(self) -> None:
-        self._fetch()
-        self._began = time.perf_counter()
-        matchers = self._matchers()
-        self._consume(matchers)
-        if matchers:
-            self._fill(list(matchers.values()))
-            self.rows[list(matchers)] = np.arange(1, 1 + len(matchers))
-        # A matcher without a token that can follow, which only its mask shows, is in error now.
-        self.verdicts |= {row: _verdict(matcher) for row, matcher in matchers.items()}
-        self.seconds = time.perf_counter() - self._began
+    def finish(self, first: int, count: int, computed: Computed) -> None:
+        """With `count` of the masks that were asked for, from `first` on."""
+        self.verdicts |= {self._asked[first + place]: verdict for place, verdict in computed.verdicts.items()}
+        self.seconds = max(self.seconds, computed.seconds)
+        self._missing -= count
 
     def _fetch(self) -> None:
-        """Waits for the tokens that have not been read."""
-        results = {id(readback): readback.fetch()["results"].tolist() for readback in self.awaited}
+        """The tokens that the engine has not read."""
+        results = {id(readback): readback.read()["results"].tolist() for readback in self.awaited}
         for row in self._wanted.values():
             for readback, place in row.unread:
                 token, stopped = results[id(readback)][place]
                 row.stopped = row.stopped or bool(stopped)
                 row.tokens.append(token)
 
-    def _matchers(self) -> dict[int, llguidance.LLMatcher]:
-        """By row; a verdict where there is none."""
-        matchers = {}
+    def _ask(self) -> None:
+        self._asked_at = time.monotonic()
         for row, wanted in self._wanted.items():
-            if wanted.stopped:
-                continue  # Its sequence ends when the engine's thread reads that.
-            if (matcher := wanted.guide.matcher) is not None:
-                matchers[row] = matcher
+            if wanted.stopped or wanted.guide.ended:
+                continue  # Its sequence has ended, or ends when these tokens are read.
+            if wanted.guide.problem:
+                self.verdicts[row] = wanted.guide.problem
             else:
-                self.verdicts[row] = "it cannot be built for this model's vocabulary"
-        return matchers
-
-    def _consume(self, matchers: Mapping[int, llguidance.LLMatcher]) -> None:
-        """Advances the matchers by the tokens that they have not seen, one as a rule."""
-        single = []
-        for row, matcher in matchers.items():
-            wanted = self._wanted[row]
+                self._asked.append(row)
+        self._asked.sort(key=lambda row: self._wanted[row].guide.server)
+        asked = [self._wanted[row] for row in self._asked]
+        for wanted in asked:
             wanted.guide.num_consumed += len(wanted.tokens)
-            if len(wanted.tokens) == 1 and self._executor is not None and len(matchers) >= _MANY_ROWS:
-                single.append((matcher, wanted.tokens[0]))
-            else:
-                matcher.consume_tokens(wanted.tokens)
-        if self._executor is not None and single:
-            self._executor.consume_token_par(single)
-
-    def _fill(self, matchers: list[llguidance.LLMatcher]) -> None:
-        """Computes their masks, one after the other in the table, and sends them."""
-        self._table.writable()
-        words = self._table.words
-        address, size = words.ctypes.data, words.strides[0]
-        if self._executor is not None:
-            pairs = [(matcher, index) for index, matcher in enumerate(matchers)]
-            self._executor.unsafe_compute_mask_ptr(pairs, address, size, len(words))
-        else:
-            for index, matcher in enumerate(matchers):
-                matcher.unsafe_compute_mask_ptr(address + size * index, size)
-        self._table.send(len(matchers))
-
-
-def _verdict(matcher: llguidance.LLMatcher) -> str:
-    if matcher.is_error():
-        error = " ".join(matcher.get_error().split())
-        if error.startswith("NoExtension"):
-            return _NO_TOKEN
-        log.warning("a grammar cannot be followed: %s", error[:_LONGEST_REASON])
-        return "it is too complex at this point"
-    return COMPLETE if matcher.is_stopped() else GOES_ON
+        self.count = self._missing = len(asked)
+        self.rows[self._asked] = np.arange(1, 1 + self.count)
+        self._masks.compute(self, asked)

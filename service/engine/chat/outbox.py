@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine.chat.masks import COMPLETE
+from service.engine.chat.mask_server import COMPLETE
 from service.engine.chat.sequence import ChatSequence
 from service.link.messages import ChatDelta, Failed, Outputs
 
@@ -12,8 +12,8 @@ _NOTHING = Outputs()
 class Outbox:
     """deltas and failed: of requests, in the order in which they go out.
 
-    Behind a guided step the GPU soon has nothing to do: it waits for masks, then for the next step. Sending tokens in
-    between would make it wait longer, so they are kept back until that step is launched.
+    Behind the layers of a guided step the GPU has nothing to do until its sampling and the next step are launched.
+    Sending tokens in between would make it wait, so they are kept back until that step is launched.
     """
 
     def __init__(self, *, keeps: bool) -> None:
@@ -31,7 +31,7 @@ class Outbox:
             self.deltas, self.failed = [], []
 
     def end_guided(self, sequence: ChatSequence, verdict: str) -> None:
-        """The end of an answer that its grammar ends (service.engine.chat.masks)."""
+        """The end of an answer that its grammar ends (service.engine.chat.mask_server)."""
         if verdict == COMPLETE:
             self.deltas.append(sequence.delta((), (), "stop"))
         else:

@@ -16,7 +16,7 @@ from models.protocol import Bucket, ChatModel, Plan
 from service.engine.chat.graphs import ChatGraphs, StepSizes
 from service.engine.chat.inputs import admission_arrays, chunk_arrays, cu_seqlens, required_prefill
 from service.engine.chat.launched import HeldSampling, LaunchedStep, StepKind
-from service.engine.chat.masks import MaskTable
+from service.engine.chat.masks import MaskJob, MaskTable
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import Choice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
@@ -66,14 +66,14 @@ class ChatRunner:
         per_token = sum(spec.bytes_per_token(self._context.dtype) for spec in self._decoder.cache_specs())
         return per_token * self._page_size
 
-    def allocate(self, num_pages: int) -> None:
+    def allocate(self, num_pages: int, masks: np.ndarray) -> None:
         config, device = self._context.config, self._context.device
         self._caches = [
             spec.allocate(num_pages, self._page_size, device, self._context.dtype)
             for spec in self._decoder.cache_specs()
         ]
         self._state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
-        self.masks = MaskTable(self._state.allowed)
+        self._masks = MaskTable(self._state.allowed, masks)
         sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
         graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, sizes, self._context)
         self._graphs, self._decode, self._sample = graphs, graphs.decode, graphs.sample
@@ -298,16 +298,16 @@ class ChatRunner:
             return LaunchedStep({}, route, kind)
         held = HeldSampling(slots, hidden, step.needs)
         if step.needs.guided:
+            self._masks.writable()
             return LaunchedStep({}, route, kind, held)
         return LaunchedStep(self.sample(held), route, kind)
 
-    def sample(self, held: HeldSampling, mask_rows: np.ndarray | None = None) -> dict[str, Tensor]:
-        """Results as in LaunchedStep. mask_rows int64 [rows]: where a step with guided rows has its masks, which
-        `masks` has sent (MaskJob.rows)."""
-        arrays = {"slots": held.slots} | ({} if mask_rows is None else {"mask_rows": mask_rows})
+    def sample(self, held: HeldSampling, masks: MaskJob | None = None) -> dict[str, Tensor]:
+        """Results as in LaunchedStep. masks: of a step with guided rows, done."""
+        arrays = {"slots": held.slots} | ({} if masks is None else {"mask_rows": masks.rows})
         plan = Plan(arrays=arrays, tensors={"hidden": [held.hidden]}, required={"rows": len(held.slots)})
-        runners = self._sample if mask_rows is None else self._guided_sample
-        with nullcontext() if mask_rows is None else self.masks.reading():
+        runners = self._sample if masks is None else self._guided_sample
+        with nullcontext() if masks is None else self._masks.sent(masks.count):
             run = runners[held.needs.full].run(plan)
         return self._results(run.outputs, len(held.slots), held.needs.logprobs)
 

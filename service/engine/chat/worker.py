@@ -1,7 +1,7 @@
 """The worker of a chat model: from requests to tokens.
 
 A tick launches an encoder pass or a step. While it runs, the results of the launch before it are read. Where a row of
-the step is guided its sampling is held until a thread has computed masks from those results; they are read behind it.
+the step is guided its sampling is held until the mask server has computed masks from those results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
 from service.engine.chat.launched import InFlight, InFlightStep, token_infos, with_times
 from service.engine.chat.limits import RequestLimits, timed_out
-from service.engine.chat.masks import GOES_ON, MaskJob
+from service.engine.chat.mask_hosts import hosts_of
+from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.pacing import ITL_TARGET, LEAST_TOKENS, ChunkWork, Pacing
 from service.engine.chat.runner import ChatRunner
@@ -40,8 +41,6 @@ _IN_FLIGHT = 2
 """Most launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
 _LEAST_CONTEXT = 512
 """The engine does not start if its pages hold fewer positions of one request (or of the model's own context)."""
-_BUILD_WAIT = 0.002
-"""Seconds that an otherwise idle engine waits for a grammar before it looks for commands."""
 
 
 class ChatWorker:
@@ -62,14 +61,14 @@ class ChatWorker:
         pages_each = -(-self._max_context // config.page_size)
         self.max_pages = 1 + config.max_running * pages_each
         self.min_pages = 1 + min(pages_each, _LEAST_CONTEXT // config.page_size)
-        self._guidance = Guidance(processor, self._vocab_limit)
+        self._masks, hosts = hosts_of(name, processor, self._vocab_limit, context.config, context.device.type)
+        self._guidance = Guidance(hosts)
         self._sequences: dict[str, ChatSequence] = {}
         self._in_flight = InFlight()
         self._encoded_last = False
         self._chunks_put_off = False
         """The last step had decode rows alone, because the gap between their tokens had no room for chunks."""
         self._outbox = Outbox(keeps=context.device.type == "cuda")
-        self._just_sampled = False  # A held step, since the last `collect`.
 
     # Start
 
@@ -78,7 +77,7 @@ class ChatWorker:
 
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
-        self._runner.allocate(num_pages)
+        self._runner.allocate(num_pages, self._masks)
         self._pages = PagePool(num_pages, config.page_size)
         positions = (num_pages - 1) * config.page_size
         self._limits = RequestLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
@@ -198,9 +197,8 @@ class ChatWorker:
         if self._scheduler.has_prefills():
             budget = self._pacing.chunk_budget(rows, allowance, self._runner.prefill_sizes, must=must)
         step = self._scheduler.schedule(self._can_start, budget)
-        if self._scheduler.num_preemptions > preemptions:
-            count = self._scheduler.num_preemptions - preemptions
-            self._observations.count("preemptions_total", count, model=self.name)
+        if preempted := self._scheduler.num_preemptions - preemptions:
+            self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
         try:
@@ -230,7 +228,7 @@ class ChatWorker:
             self._pacing.gaps.close(decode)
             readback = Readback(launched.results, self._context.device)
         else:
-            masks = self._guidance.masks(sequences, self._in_flight.unread(sequences), self._runner.masks)
+            masks = self._guidance.masks(sequences, self._in_flight.unread(sequences))
         self._in_flight.add(
             InFlightStep(
                 kind=launched.kind,
@@ -275,28 +273,31 @@ class ChatWorker:
         if self._in_flight:
             self._in_flight.wait()
         else:
-            self._guidance.wait(_BUILD_WAIT)
+            self._guidance.wait()
 
     def collect(self) -> Outputs:
-        if (held := self._in_flight.held) is not None and held.masks is not None and held.masks.done():
-            self._go_on(held, held.masks)
+        held = self._in_flight.held
+        masks = held.masks if held is not None else None
+        if masks is not None:
+            masks.ask_when_ready()  # Before all else: they are computed while the tokens are read.
         while self._in_flight and self._in_flight[0].arrived:
             self._read()
         for guide in self._guidance.take_built():
             self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
-        sampled, self._just_sampled = self._just_sampled, False
-        return self._outbox.take(keep_back=sampled and self._scheduler.has_work())
+        if held is None or masks is None or not masks.done:
+            return self._outbox.take(keep_back=masks is not None and not masks.late)
+        self._go_on(held, masks)
+        return self._outbox.take(keep_back=self._scheduler.has_work())
 
     def _go_on(self, step: InFlightStep, masks: MaskJob) -> None:
-        """Samples a held step, whose masks are there, and then reads the tokens that they were computed from: all but
-        the launch itself can wait until the GPU has something to do."""
+        """Samples a held step, whose masks are there; all else can wait until the GPU has something to do."""
         self._observations.observe("guided_mask_duration_seconds", masks.seconds, model=self.name)
         problem = self._sample(step, masks)
         while self._in_flight.holds(masks.awaited):
             self._in_flight[0].wait()
             self._read()
         for row, verdict in masks.verdicts.items():
-            if verdict != GOES_ON and not step.sequences[row].finished:
+            if not step.sequences[row].finished:
                 self._outbox.end_guided(step.sequences[row], verdict)
                 self._finish(step.sequences[row])
         if problem is not None:
@@ -309,13 +310,12 @@ class ChatWorker:
         self._pacing.gaps.close(self._pacing.decode_seconds(len(step.sequences)))
         problem, results = None, dict[str, Tensor]()
         try:
-            results = self._runner.sample(step.held, masks.rows)
+            results = self._runner.sample(step.held, masks)
         except torch.AcceleratorError:
             raise
         except LAUNCH_ERRORS as error:
             problem = error
         step.readback = Readback(results, self._context.device)
-        self._just_sampled = True
         return problem
 
     def _read(self) -> None:

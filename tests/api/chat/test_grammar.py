@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from service.api.chat.grammar import Unfit, choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES
+from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_threads
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED
 
@@ -240,19 +240,23 @@ TOO_COMPLEX = ("repetitions",)
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_the_largest_accepted_grammars_are_built_and_advance_in_threads(name: str) -> None:
-    """Also where the stack is that of the threads that compute masks."""
+def test_the_largest_accepted_grammars_are_built_and_advance(name: str) -> None:
+    """In a thread with the stack of those that build matchers and compute masks."""
     grammar = LARGE[name]()
     assert len(grammar) <= MAX_GRAMMAR_BYTES
     check_grammar(grammar)
+    with deep_threads(1, "grammars") as thread:
+        thread.submit(advance, name, grammar).result()
+
+
+def advance(name: str, grammar: str) -> None:
     limits = llguidance.LLParserLimits(**LIMITS)
     matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0, limits=limits)
-    executor = llguidance.LLExecutor(1)
     mask = np.zeros((1, 9), dtype=np.int32)
     for _ in range(40):
-        executor.unsafe_compute_mask_ptr([(matcher, 0)], mask.ctypes.data, mask.nbytes, 1)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         bits = int.from_bytes(mask.tobytes(), "little") & (2**256 - 1)
         if not bits:
             break
-        executor.consume_token_par([(matcher, bits.bit_length() - 1)])
+        matcher.consume_token(bits.bit_length() - 1)
     assert matcher.stop_reason() in ("NotStopped", "NoExtension") or name in TOO_COMPLEX

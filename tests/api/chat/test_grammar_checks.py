@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from service.api.chat import grammar_checks
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar
 from service.api.chat.grammar_checks import GrammarChecks
 from service.api.http.errors import ApiError
-from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES, LIMITS, library_variables
+from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES, LIMITS, deep_thread
 from service.media.limits import MIB, WorkerLimits
 from tests.api.chat.test_grammar import LARGE, REFUSED, chain
 from tests.support.servers import RunningServer
@@ -169,8 +170,11 @@ async def test_deaths_leave_nothing_behind(unbounded: None) -> None:
     assert set(children(os.getpid())) <= processes
 
 
-def test_a_check_has_less_than_the_engine() -> None:
-    assert int(library_variables()["RUST_MIN_STACK"]) >= 2 * CHECK_STACK_BYTES
+def test_a_check_has_less_than_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, stacks = threading.stack_size(), list[int]()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: stacks.append(threading.stack_size()))
+    deep_thread(int, "masks")
+    assert stacks[0] >= 2 * CHECK_STACK_BYTES and threading.stack_size() == usual
     fuel = [name for name in LIMITS if type(LIMITS[name]) is int]
     assert "step_lexer_fuel" in fuel and all(2 * CHECK_LIMITS[name] <= LIMITS[name] for name in fuel)
 

@@ -70,6 +70,20 @@ def test_what_is_no_http_is_refused_like_everything_else(
     assert said in answer.error["message"]
 
 
+@pytest.mark.parametrize("target", [b"http://localhost/health", b"HTTP://localhost:8000/health?x=1"])
+def test_a_target_in_absolute_form_is_served(server: RunningServer, target: bytes) -> None:
+    with send(server, b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") as connection:
+        assert read_answer(connection).status == 200
+
+
+@pytest.mark.parametrize("query", [b"", b"?x=1"])
+def test_an_absolute_target_without_a_path_is_the_root(server: RunningServer, query: bytes) -> None:
+    with send(server, b"GET http://localhost" + query + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") as connection:
+        root = read_answer(connection)
+    with send(server, b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n") as connection:
+        assert read_answer(connection).status == root.status
+
+
 def test_a_body_that_breaks_off_in_nonsense_is_refused(server: RunningServer) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     with send(server, head + b"zz\r\n") as connection:

@@ -319,6 +319,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"cfg_value": -1}, "cfg_value", ""),
     ({"seed": 2**64}, "seed", ""),
     ({"max_len": 0}, "max_len", ""),
+    ({"min_len": 9, "max_len": 8}, "min_len", "at most max_len, 8"),
+    ({"min_len": 9, "max_len": None, "max_new_tokens": 8}, "min_len", "at most max_len, 8"),
     ({"instructions": "x" * 5000}, "instructions", ""),
     ({"instructions": "<|audio_start|>"}, "instructions", "special token"),
     ({"ref_text": "What it says."}, "ref_text", "ref_audio"),

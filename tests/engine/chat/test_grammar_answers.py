@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from service.api.chat.grammar import Unfit, json_schema_grammar
-from service.engine.chat.guidance import build_tokenizer
+from service.engine.chat.matchers import build_tokenizer
 from service.link.grammar_limits import LIMITS
 from tests.support.grammars import check_grammar
 from tests.support.schemas import random_schema

@@ -14,8 +14,8 @@ import pytest
 from models.processor import ChatProcessor
 from models.registry import family_of, resolve
 from service.api.chat.grammar import json_schema_grammar
-from service.engine.chat import guidance
-from service.engine.chat.guidance import build_tokenizer
+from service.engine.chat import matchers
+from service.engine.chat.matchers import build_tokenizer
 from service.link.grammar_limits import LIMITS
 from tests.support.schemas import random_schema
 
@@ -63,11 +63,11 @@ def test_the_library_reads_a_byte_level_tokenizer_by_itself(directory: Path, mon
     processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
     asked = list[str]()
 
-    def ask(self: guidance._Vocabulary, text: str) -> list[int]:
+    def ask(self: matchers._Vocabulary, text: str) -> list[int]:
         asked.append(text)
         return processor.tokenize(text)
 
-    monkeypatch.setattr(guidance._Vocabulary, "__call__", ask)
+    monkeypatch.setattr(matchers._Vocabulary, "__call__", ask)
     tokenizer = build_tokenizer(processor, processor.vocab_size)
     asked.clear()  # The wrapper tries whether bytes are taken.
     for text in TEXTS:

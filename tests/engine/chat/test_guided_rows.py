@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from service.engine.chat import guidance, masks
+from service.engine.chat import mask_server
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.sampler import mask_logits
 from tests.support.devices import DEVICES
@@ -115,6 +115,28 @@ def test_tokens_that_are_kept_back_while_the_gpu_waits_all_arrive() -> None:
         assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
 
 
+def test_tokens_are_sent_once_the_next_layers_are_launched() -> None:
+    engine = InlineEngine()
+    engine.worker._outbox._keeps = True  # As on a GPU.
+    happened: list[str] = []
+    launch, sent = engine.worker._runner.launch, engine.channel.send
+
+    def launching(*arguments: Any) -> Any:
+        happened.append("layers")
+        return launch(*arguments)
+
+    def sending(outputs: Any) -> None:
+        happened.extend("token" for delta in outputs.chat if delta.token_ids)
+        sent(outputs)
+
+    engine.worker._runner.launch, engine.channel.send = launching, sending  # type: ignore[method-assign]
+    ask(engine, "guided", grammar=regex_grammar("[a-z]{12}"), temperature=1.0, seed=3)
+    engine.run()
+    assert happened.count("token") == 12
+    first = happened.index("token")
+    assert happened[first : first + 6] == ["token", "layers"] * 3
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_replayed_guided_steps_give_the_tokens_of_eager_ones(device: str) -> None:
     answers = []
@@ -197,7 +219,7 @@ def test_a_grammar_that_cannot_be_built_fails_its_request_alone() -> None:
 def held_builds(monkeypatch: pytest.MonkeyPatch, held: str) -> tuple[threading.Event, threading.Event]:
     """(begun, go on) of the building of the grammar `held`, which waits for the second."""
     begun, goes_on = threading.Event(), threading.Event()
-    build = guidance.build_matcher
+    build = mask_server.build_matcher
 
     def building(tokenizer: Any, grammar: str) -> Any:
         if grammar == held:
@@ -205,7 +227,7 @@ def held_builds(monkeypatch: pytest.MonkeyPatch, held: str) -> tuple[threading.E
             assert goes_on.wait(GENEROUS)
         return build(tokenizer, grammar)
 
-    monkeypatch.setattr(guidance, "build_matcher", building)
+    monkeypatch.setattr(mask_server, "build_matcher", building)
     return begun, goes_on
 
 
@@ -264,7 +286,8 @@ def test_a_grammar_whose_request_has_gone_is_not_built(monkeypatch: pytest.Monke
     goes_on.set()
     engine.run()
     engine.assert_nothing_left()
-    assert set(engine.worker._guidance._kept) == {slow}
+    host: Any = engine.worker._guidance._servers[0]._host
+    assert set(host.server._kept) == {slow}
 
 
 def test_min_tokens_and_a_grammar_exclude_each_other() -> None:
@@ -275,13 +298,13 @@ def test_min_tokens_and_a_grammar_exclude_each_other() -> None:
 
 
 def test_masks_that_cannot_be_computed_end_the_guided_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(job: masks.MaskJob) -> None:
+    def broken(*args: object) -> None:
         raise ValueError("no masks today")
 
     engine = InlineEngine()
     ask(engine, "free", max_tokens=20)
     ask(engine, "guided", grammar=GRAMMAR)
-    monkeypatch.setattr(masks.MaskJob, "_compute", broken)
+    monkeypatch.setattr(mask_server.MaskServer, "_compute", broken)
     engine.run()
     engine.assert_nothing_left()
     assert set(engine.failures()) == {"guided"}

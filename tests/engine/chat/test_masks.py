@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import llguidance
 import numpy as np
 import pytest
 import torch
 
 from service.api.chat.grammar import choice_grammar, regex_grammar
-from service.engine.chat import masks
-from service.engine.chat.guidance import build_matcher, build_tokenizer
-from service.engine.chat.masks import GOES_ON, MaskJob, MaskTable, Wanted
+from service.engine.chat.guidance import Guidance, Guide
+from service.engine.chat.mask_hosts import MaskThread
+from service.engine.chat.mask_server import BROKEN, COMPLETE, MaskServer
+from service.engine.chat.masks import MaskTable, Unread
+from service.engine.chat.matchers import build_matcher, build_tokenizer
 from service.engine.chat.slot_state import SlotState
 from service.engine.readback import Readback
 from tests.support.devices import DEVICES
@@ -24,8 +24,8 @@ from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import ALPHABET, END_TOKEN, VOCABULARY, tiny_processor, tiny_prompt
 from tests.support.waiting import GENEROUS, wait
 
-TOKENIZER = build_tokenizer(tiny_processor(), VOCABULARY)
-SLOTS = 5
+ROWS = 5
+WORDS = -(-VOCABULARY // 32)
 
 
 @pytest.fixture(autouse=True)
@@ -34,20 +34,41 @@ def inference() -> Iterator[None]:
         yield
 
 
+@dataclass(eq=False)
+class Sequence:
+    """service.engine.chat.guidance.Guided."""
+
+    guide: Guide | None = None
+    generated: list[int] = field(default_factory=list)
+
+
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
+def masks() -> np.ndarray:
+    return np.zeros((ROWS, WORDS), np.int32)
 
 
-@dataclass
-class RowGuide:
-    matcher: llguidance.LLMatcher | None
-    num_consumed: int = 0
+@pytest.fixture
+def guidance(masks: np.ndarray) -> Guidance:
+    return Guidance(threads(masks))
 
 
-def guide(words: str) -> RowGuide:
-    return RowGuide(build_matcher(TOKENIZER, choice_grammar(words.split())))
+def threads(masks: np.ndarray, number: int = 1) -> list[MaskThread]:
+    return [MaskThread(lambda: build_tokenizer(tiny_processor(), VOCABULARY), masks) for _ in range(number)]
+
+
+def guided(guidance: Guidance, words: str, generated: str = "") -> Sequence:
+    """Whose answer is one of these."""
+    sequence = Sequence(generated=ids(generated))
+    guidance.begin(sequence, choice_grammar(words.split()))
+    return sequence
+
+
+def built(guidance: Guidance, *sequences: Sequence) -> None:
+    def all_built() -> bool:
+        guidance.take_built()
+        return all(sequence.guide is None or sequence.guide.built for sequence in sequences)
+
+    wait(all_built, what="matchers")
 
 
 def ids(text: str) -> list[int]:
@@ -60,11 +81,6 @@ def results(*rows: tuple[str, int], device: str = "cpu") -> Readback:
     return Readback({"results": values}, torch.device(device))
 
 
-def table(device: str = "cpu") -> tuple[SlotState, MaskTable]:
-    state = SlotState(SLOTS, 1, VOCABULARY, torch.device(device))
-    return state, MaskTable(state.allowed)
-
-
 def following(words: np.ndarray) -> str:
     """What a mask int32 [words] allows."""
     bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")[:VOCABULARY]
@@ -72,91 +88,129 @@ def following(words: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("parallel", [False, True])
-def test_masks_are_those_behind_tokens_that_nobody_has_read(
-    device: str, parallel: bool, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(masks, "_MANY_ROWS", 2)
-    state, rows = table(device)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_masks_are_those_behind_tokens_that_nobody_has_read(device: str, servers: int, masks: np.ndarray) -> None:
+    guidance = Guidance(threads(masks, servers))
+    state = SlotState(ROWS, 1, VOCABULARY, torch.device(device))
+    table = MaskTable(state.allowed, masks)
     first, second = results(("n", 0), ("y", 0), ("o", 0), device=device), results(("e", 0), device=device)
-    guides = [guide("no never"), guide("yes yet"), guide("on of")]
-    wanted = {
-        0: Wanted(guides[0], [], [(first, 0), (second, 0)]),
-        2: Wanted(guides[1], [], [(first, 1)]),
-        3: Wanted(guides[2], ids("o"), []),
-    }
-    job = MaskJob(wanted, 5, rows, threads, llguidance.LLExecutor(2) if parallel else None)
-    threads.submit(int).result(GENEROUS)
-    assert job.done() and set(job.verdicts.values()) == {GOES_ON}
-    assert job.rows.tolist() == [1, 0, 2, 3, 0]
+    rows = [
+        guided(guidance, "no never"),
+        Sequence(),
+        guided(guidance, "yes yet"),
+        guided(guidance, "on of", "o"),
+        Sequence(),
+    ]
+    built(guidance, *rows)
+    unread: list[Unread] = [[(first, 0), (second, 0)], [(first, 0)], [(first, 1)], [], []]
+    job = guidance.masks(rows, unread)
     assert job.awaited == [first, second]
-    with rows.reading():
-        allowed = state.allowed.cpu().numpy()
-    assert [following(allowed[place]) for place in (1, 2, 3)] == ["v", "e", "fn"]
-    assert (allowed[0] == -1).all() and (allowed[4:] == -1).all(), "rows without a mask allow everything"
-    assert [one.num_consumed for one in guides] == [2, 1, 1]
-
-
-def test_a_row_that_its_stop_token_ended_has_no_mask_and_no_verdict(threads: ThreadPoolExecutor) -> None:
-    state, rows = table()
-    before = results(("y", 1), ("n", 0))
-    stopped = guide("yes yet")
-    job = MaskJob(
-        {0: Wanted(stopped, [], [(before, 0)]), 1: Wanted(guide("no never"), [], [(before, 1)])}, 2, rows, threads, None
-    )
-    threads.submit(int).result(GENEROUS)
-    assert job.done() and job.rows.tolist() == [0, 1]
-    assert job.verdicts == {1: GOES_ON}
-    assert following(state.allowed[1].numpy()) == "eo"
-    assert stopped.matcher is not None and stopped.matcher.consume_tokens(ids("yes")), "its matcher was left alone"
-
-
-def test_a_matcher_that_could_not_be_built_bars_nothing_and_says_so(threads: ThreadPoolExecutor) -> None:
-    _, rows = table()
-    job = MaskJob({1: Wanted(RowGuide(None), [], [])}, 3, rows, threads, None)
-    threads.submit(int).result(GENEROUS)
-    assert job.done() and not job.rows.any()
-    assert "cannot be built" in job.verdicts[1]
-
-
-class Withheld(Readback):
-    """Results that arrive when a test says so."""
-
-    def __init__(self) -> None:
-        super().__init__({"results": torch.tensor([(ids("y")[0], 0)], dtype=torch.int32)}, torch.device("cpu"))
-        self.asked, self.arrive = threading.Event(), threading.Event()
-
-    def fetch(self) -> dict[str, np.ndarray]:
-        self.asked.set()
-        assert self.arrive.wait(GENEROUS)
-        return super().fetch()
-
-
-def test_masks_are_late_by_when_their_tokens_came(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a step runs: the engine's thread waits for it in short turns and takes commands in between."""
-    monkeypatch.setattr(masks, "_LATE", 0.0)
-    _, rows = table()
-    before = Withheld()
-    goes_on = threading.Event()
-    send = rows.send
-
-    def held_back(count: int) -> None:
-        assert goes_on.wait(GENEROUS)
-        send(count)
-
-    monkeypatch.setattr(rows, "send", held_back)
-    job = MaskJob({0: Wanted(guide("yes yet"), [], [(before, 0)])}, 1, rows, threads, None)
-    assert before.asked.wait(GENEROUS)
-    assert not job.late
-    job.wait()
-    assert not job.done() and not job.late
-    before.arrive.set()
-    while not job.late:
+    while not job.done:
         job.wait()
-    assert not job.done()
-    goes_on.set()
-    job.wait()
-    assert job.done() and job.seconds > 0.0
+    assert job.count == 3 and not job.verdicts
+    places = [1, 0, 2, 3, 0] if servers == 1 else [1, 0, 3, 2, 0]
+    assert job.rows.tolist() == places
+    with table.sent(job.count):
+        allowed = state.allowed.cpu().numpy()
+    assert [following(allowed[place]) for place in places if place] == ["v", "e", "fn"]
+    assert (allowed[0] == -1).all() and (allowed[4:] == -1).all(), "rows without a mask allow everything"
+    assert [row.guide.num_consumed for row in rows if row.guide is not None] == [2, 1, 1]
+
+
+def test_a_row_that_has_ended_has_no_mask_and_no_verdict(masks: np.ndarray, guidance: Guidance) -> None:
+    before = results(("y", 1), ("n", 0), ("y", 0))
+    stopped, goes_on, aborted = guided(guidance, "yes"), guided(guidance, "no never"), guided(guidance, "yes")
+    rows = [stopped, goes_on, aborted]
+    built(guidance, *rows)
+    job = guidance.masks(rows, [[(before, 0)], [(before, 1)], [(before, 2)]])
+    assert aborted.guide is not None and stopped.guide is not None
+    guidance.forget(aborted.guide)
+    while not job.done:
+        job.wait()
+    assert job.rows.tolist() == [0, 1, 0] and not job.verdicts
+    assert following(masks[0]) == "eo"
+    assert stopped.guide.num_consumed == 0, "its matcher was left alone"
+
+
+def test_verdicts_say_which_rows_do_not_go_on(guidance: Guidance) -> None:
+    before = results(("o", 0), ("n", 0), ("x", 0))
+    bad = Sequence()
+    guidance.begin(bad, '{"grammars": [{"lark_grammar": "start: missing"}]}')
+    rows = [bad, guided(guidance, "no", "n"), guided(guidance, "no never"), guided(guidance, "no never")]
+    built(guidance, *rows)
+    job = guidance.masks(rows, [[], [(before, 0)], [(before, 1)], [(before, 2)]])
+    while not job.done:
+        job.wait()
+    assert set(job.verdicts) == {0, 1, 3} and job.verdicts[1] == COMPLETE
+    assert "cannot be built" in job.verdicts[0]
+    assert job.rows.tolist() == [0, 1, 2, 3]
+
+
+def ended(*_: object) -> dict[int, str]:
+    raise SystemExit
+
+
+def test_a_server_that_ends_fails_its_guides_and_another_one_begins(
+    masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    first, second = threads(masks, 2)
+    guidance = Guidance([first, second])
+    lost, kept = guided(guidance, "no never"), guided(guidance, "yes yet")
+    built(guidance, lost, kept)
+    monkeypatch.setattr(first.server, "_compute", ended)
+    job = guidance.masks([lost, kept], [[], []])
+    while not job.done:
+        job.wait()
+    assert job.verdicts == {0: BROKEN}
+    again = guidance.masks([lost, kept], [[], []])
+    while not again.done:
+        again.wait()
+    assert again.verdicts == {0: BROKEN} and again.rows.tolist() == [0, 1], "nothing is asked of one that has ended"
+    assert lost.guide is not None
+    guidance.forget(lost.guide)
+    other = guided(guidance, "on of")
+    built(guidance, other)
+    job = guidance.masks([other], [[]])
+    while not job.done:
+        job.wait()
+    assert not job.verdicts and following(masks[0]) == "o"
+
+
+def test_a_matcher_that_is_being_built_when_its_server_ends_fails(
+    masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    guidance = Guidance(threads(masks))
+    monkeypatch.setattr(MaskServer, "_submit", ended)
+    lost = guided(guidance, "no never")
+    built(guidance, lost)
+    assert lost.guide is not None and lost.guide.problem == BROKEN and guidance.building_since is None
+
+
+def test_a_server_that_cannot_be_started_anew_fails_its_guide_alone(
+    masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> None:
+        raise OSError("too many processes")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    (host,) = threads(masks)
+    guidance = Guidance([host])
+    lost = guided(guidance, "no never")
+    built(guidance, lost)
+    monkeypatch.setattr(host.server, "_compute", ended)
+    job = guidance.masks([lost], [[]])
+    while not job.done:
+        job.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "start", refused)
+        refusal = guided(guidance, "yes yet")
+        assert refusal.guide is not None and (refusal.guide.built, refusal.guide.problem) == (True, BROKEN)
+        assert guidance.take_built() == [refusal.guide] and guidance.building_since is None
+    other = guided(guidance, "on of")
+    built(guidance, other)
+    assert other.guide is not None and not other.guide.problem
 
 
 def ask(engine: InlineEngine, name: str, **fields: Any) -> None:
@@ -164,46 +218,18 @@ def ask(engine: InlineEngine, name: str, **fields: Any) -> None:
     engine.submit(name, tiny_prompt([[1, 2, 3]]), **fields)
 
 
-def test_sampling_is_launched_before_the_tokens_of_the_step_before_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "_LATE", GENEROUS)
+def test_tokens_are_read_and_sent_while_the_masks_behind_them_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = InlineEngine()
-    worker: Any = engine.worker
-    happened: list[str] = []
-    sample, launch, read = worker._runner.sample, worker._runner.launch, worker._read_tokens
-
-    def noting(what: str, call: Any) -> Any:
-        def noted(*arguments: Any) -> Any:
-            happened.append(what)
-            return call(*arguments)
-
-        return noted
-
-    worker._runner.sample, worker._runner.launch = noting("sample", sample), noting("layers", launch)
-    worker._read_tokens = noting("read", read)
-    ask(engine, "guided", grammar=regex_grammar("[a-z]{12}"), seed=3)
-    ask(engine, "free", max_tokens=12, seed=4)
-    engine.run()
-    steady = happened[happened.index("read") :]
-    first = steady.index("layers")
-    assert steady[first : first + 9] == ["layers", "sample", "read"] * 3
-    assert len(engine.tokens("guided")) == 12
-    engine.assert_nothing_left()
-
-
-def test_tokens_before_late_masks_are_read_and_sent_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "_LATE", 0.0)
-    engine = InlineEngine()
-    engine.worker._outbox._keeps = True  # As on a GPU.
     goes_on = threading.Event()
-    send, sent = engine.worker._runner.masks.send, list[int]()
+    compute, computed = MaskServer._compute, list[int]()
 
-    def held_back(count: int) -> None:
-        sent.append(count)
-        if len(sent) > 1:
+    def held_back(server: MaskServer, first: int, rows: list[tuple[int, list[int]]]) -> dict[int, str]:
+        computed.append(len(rows))
+        if len(computed) > 1:
             assert goes_on.wait(GENEROUS)
-        send(count)
+        return compute(server, first, rows)
 
-    monkeypatch.setattr(engine.worker._runner.masks, "send", held_back)
+    monkeypatch.setattr(MaskServer, "_compute", held_back)
     ask(engine, "guided", grammar=regex_grammar("[a-z]{12}"), seed=3)
 
     def answered() -> bool:
@@ -212,7 +238,7 @@ def test_tokens_before_late_masks_are_read_and_sent_without_them(monkeypatch: py
 
     wait(answered, what="a token before masks that do not come")
     held = engine.worker._in_flight.held
-    assert held is not None and held.masks is not None and not held.masks.done()
+    assert held is not None and held.masks is not None and not held.masks.done
     goes_on.set()
     engine.run()
     assert len(engine.tokens("guided")) == 12

@@ -199,7 +199,7 @@ def test_an_encoder_pass_runs_while_a_step_is_held(monkeypatch: pytest.MonkeyPat
     engine.turn()
     picture = tiny_prompt([[1], tiny_item(1, [8, 6]), [2]])
     with monkeypatch.context() as patch:
-        patch.setattr(masks.MaskJob, "done", lambda job: False)
+        patch.setattr(masks.MaskJob, "done", False)
         hold(engine)
         engine.submit("picture", picture)
         for _ in range(4):
@@ -224,7 +224,7 @@ def test_an_encoder_pass_that_fails_behind_a_held_step_fails_its_own_request(mon
     guided(engine, "guided", max_tokens=20)
     engine.turn()
     with monkeypatch.context() as patch:
-        patch.setattr(masks.MaskJob, "done", lambda job: False)
+        patch.setattr(masks.MaskJob, "done", False)
         hold(engine)
         engine.submit("bad", tiny_prompt([[1], bad, [2]]))
         for _ in range(4):

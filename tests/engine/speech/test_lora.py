@@ -104,13 +104,20 @@ def assert_same(got: Heard, wanted: Heard) -> None:
     np.testing.assert_allclose(got.audio, wanted.audio, atol=AUDIO, rtol=0)
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "replayed"])
+@pytest.mark.parametrize(
+    ("slots", "graphs"),
+    [
+        pytest.param(2, True, id="2-replayed"),
+        pytest.param(3, False, id="3-eager"),
+        pytest.param(2, False, id="2-eager", marks=pytest.mark.slow),
+        pytest.param(3, True, id="3-replayed", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     ("expected", "device"),
     [pytest.param(*param.values * 2, marks=param.marks) for param in DEVICES],
     indirect=["expected"],
 )
-@pytest.mark.parametrize("slots", [2, 3])
 def test_mixed_batches_sound_like_merged_weights_alone(
     folder: Path, expected: dict[str, Heard], device: str, graphs: bool, slots: int
 ) -> None:

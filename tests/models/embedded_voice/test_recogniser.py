@@ -254,7 +254,7 @@ def test_hearings_are_measured_and_kept(tmp_path: Path) -> None:
     sounds = right.argmax(1).astype(np.uint8)
     heard = [Hearing(right, sounds, "Fox"), Hearing(wrong, sounds, "fox")]
     net = PhoneNet()
-    recogniser = Recogniser(net, Decoder(FOXES, EVEN, PLAIN), homophones(FOXES.words))
+    recogniser = Recogniser(net, Decoder(FOXES, EVEN, PLAIN), homophones(FOXES.words), EVEN)
     found = measured(recogniser, heard, 2)
     assert (found["words"], found["utterances"]) == (0.5, 2)
     assert found["characters"] == pytest.approx(1 / 6, abs=1e-4)
@@ -266,7 +266,7 @@ def test_hearings_are_measured_and_kept(tmp_path: Path) -> None:
 
 def test_what_is_feigned_is_heard_differently(tmp_path: Path) -> None:
     write(tmp_path / "a.npz", [spoken(2), dataclasses.replace(spoken(1), text="7 foxes")])
-    recogniser = Recogniser(PhoneNet().eval(), Decoder(FOXES, EVEN, PLAIN), {})
+    recogniser = Recogniser(PhoneNet().eval(), Decoder(FOXES, EVEN, PLAIN), {}, EVEN)
     device = torch.device("cpu")
     (plain,), (again,), (feigned,) = (
         hear(recogniser, tmp_path, device, 5, feigned=feigned) for feigned in (False, False, True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -115,8 +117,17 @@ def test_gemv_of_chosen_experts(device: torch.device) -> None:
         assert relative_error(out, silu_mul.reference(expected) if silu else expected) < LIMIT
 
 
-@pytest.mark.parametrize("rows", [2, 16, 65, 129])
-@pytest.mark.parametrize("tile", TILES, ids=str)
+def rows_and_tiles() -> list[Any]:
+    """All pairs; the interpreter takes one of each tile, and the others where tests may last."""
+    quick = set(zip(TILES, (65, 16, 65, 2, 129), strict=True))
+    return [
+        pytest.param(rows, tile, marks=[] if (tile, rows) in quick else [pytest.mark.slow], id=f"{tile}-{rows}")
+        for tile in TILES
+        for rows in (2, 16, 65, 129)
+    ]
+
+
+@pytest.mark.parametrize(("rows", "tile"), rows_and_tiles())
 def test_tiles_with_what_stands_behind(device: torch.device, rows: int, tile: Tile) -> None:
     given = Operands(device, rows)
     product = given.product(given.weight) + given.bias.double()

@@ -1,0 +1,111 @@
+"""Whether speech says its text from the beginning to the end: what it skips, and what it says again.
+
+The phones of the text are followed through what the recogniser's network hears, one after the other, with an option to
+jump to any other place at a cost. Which words a listener would understand does not matter: a word that sounds like
+another one is followed through all the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.embedded.voices.decoder import Phones
+from models.embedded.voices.flite import PHONES, SAMPLE_RATE, Utterance
+
+JUMP_COST = 10.0
+"""In nats: of 4 to 32 what was tried on natural speech, as it is and with words left out or said twice."""
+_PRIOR = 0.3
+"""How much of a phone's frequency is taken away."""
+_PAUSE = PHONES.index("pau")
+_PAUSE_COST = 1.0
+"""Of each frame of silence within the text, in nats."""
+_JUMP = 2
+"""Beside 1, a step from the state before, and 0, another frame in the same one."""
+
+
+LEAST = 3
+"""Phones of a part that counts: most words have more."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """skipped, repeated: phones of the longest part of the text that was left out, and that was said again."""
+
+    skipped: int
+    repeated: int
+
+    def faulty(self, length: int, natural: int) -> bool:
+        """Whether a part is left out and the speech shorter for it, or said again and longer. Speech of natural length
+        in which the path jumps is a word that sounds like another one, which is an error of its characters alone.
+        length, natural: of the speech and of natural speech of the text, in any unit."""
+        return (self.skipped >= LEAST and length < natural) or (self.repeated >= LEAST and length > natural)
+
+
+def follow(heard: np.ndarray, text: np.ndarray, known: Phones, jump_cost: float = JUMP_COST) -> Reading:
+    """heard: log-probabilities [frames, phones]; text [n]: its phones, whose pauses do not matter."""
+    phones = np.concatenate(([_PAUSE], text[text != _PAUSE], [_PAUSE]))
+    # A phone has as many states as frames that it lasts at least; in the last one it may stay.
+    phone_of = np.repeat(np.arange(len(phones)), known.least[phones])
+    firsts = np.flatnonzero(np.diff(phone_of, prepend=-1))
+    lasts = np.append(firsts[1:], len(phone_of)) - 1
+    logs = heard - _PRIOR * np.log(known.frequency + 1e-4)
+    emitted = logs[:, phones[phone_of]]
+    emitted[:, lasts] = np.maximum(emitted[:, lasts], logs[:, [_PAUSE]] - _PAUSE_COST)
+    may_stay = np.full(len(phone_of), -np.inf)
+    may_stay[lasts] = 0.0
+    best = np.full(len(phone_of), -np.inf)
+    best[0] = emitted[0, 0]
+    ways = np.zeros(emitted.shape, np.int8)
+    ends = np.zeros(len(emitted), np.int64)
+    """The phone from whose end a jump at that frame comes."""
+    for moment in range(1, len(emitted)):
+        ways[moment, 1:] = best[:-1] > best[1:] + may_stay[1:]
+        reached = np.maximum(best + may_stay, np.concatenate(([-np.inf], best[:-1])))
+        ends[moment] = best[lasts].argmax()
+        jumped = best[lasts[ends[moment]]] - jump_cost
+        far = firsts[reached[firsts] < jumped]
+        reached[far], ways[moment, far] = jumped, _JUMP
+        best = reached + emitted[moment]
+    said = _said(best, jump_cost, (phone_of, lasts, ways, ends))[1:-1]
+    return Reading(_longest(said == 0), _longest(said > 1))
+
+
+def _said(
+    best: np.ndarray, jump_cost: float, path: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """How often each phone was gone through. From the end of the text, or from where it was left if that costs less."""
+    phone_of, lasts, ways, ends = path
+    left = int(best[lasts].argmax())
+    state = int(lasts[left] if best[lasts[left]] - jump_cost > best[lasts[-1]] else lasts[-1])
+    said = np.zeros(len(lasts), np.int64)
+    said[phone_of[state]] = 1
+    for moment in range(len(ways) - 1, 0, -1):
+        here, jumped = phone_of[state], ways[moment, state] == _JUMP
+        state = int(lasts[ends[moment]]) if jumped else state - int(ways[moment, state])
+        said[phone_of[state]] += jumped or phone_of[state] != here
+    return said
+
+
+def _longest(marked: np.ndarray) -> int:
+    """Most in a row."""
+    ends = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0))
+    return int(np.diff(ends)[::2].max(initial=0))
+
+
+def edited(natural: Utterance, drawn: random.Random) -> Iterator[tuple[str, int, np.ndarray]]:
+    """What must be noticed: natural speech with one word, and with two in a row, left out and said twice, none of them
+    the first or the last. Name, phones of the part, samples int16."""
+    words = sorted({int(word) for word in natural.words if word >= 0})
+    begins = np.concatenate(([0.0], natural.ends[:-1]))
+    for count, name in ((1, "a word"), (2, "two words")):
+        if len(words) < count + 2:
+            continue
+        first = drawn.randrange(1, len(words) - count)
+        places = np.flatnonzero(np.isin(natural.words, words[first : first + count]))
+        begin, end = (round(float(at) * SAMPLE_RATE) for at in (begins[places[0]], natural.ends[places[-1]]))
+        yield f"{name} left out", len(places), np.concatenate((natural.samples[:begin], natural.samples[end:]))
+        yield f"{name} said twice", len(places), np.concatenate((natural.samples[:end], natural.samples[begin:]))

@@ -1,0 +1,125 @@
+"""Where a model's mask servers run: in processes of their own, or in a thread of the engine's."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import weakref
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+import llguidance
+import msgspec
+import numpy as np
+
+from models import cpus
+from models.processor import ChatProcessor
+from service.children import python_command, python_environment
+from service.engine.chat.mask_server import MaskServer, ServerSettings
+from service.engine.chat.matchers import build_tokenizer
+from service.link.config import EngineConfig
+from service.link.grammar_limits import deep_thread
+
+_MOST_PROCESSES = 4
+_PROCESSORS_EACH = 4
+"""Of the host's, for each process: it computes for a part of every step, beside the engine and what serves HTTP."""
+
+
+class MaskHost(Protocol):
+    """Of one server at a time."""
+
+    def start(self) -> Connection:
+        """Starts a server; the engine's end of its connection. It ends when that is closed."""
+        ...
+
+    def kill(self) -> bool:
+        """Ends the last one at once; False where that cannot be done."""
+        ...
+
+
+class MaskThread:
+    """The server in a thread; `server` is there once it was started."""
+
+    def __init__(self, tokenizer: Callable[[], llguidance.LLTokenizer], masks: np.ndarray) -> None:
+        self._tokenizer = tokenizer
+        self._masks = masks
+
+    def start(self) -> Connection:
+        ours, theirs = Pipe()
+        self.server = MaskServer(theirs, self._masks, self._tokenizer)
+        deep_thread(self.server.run, "masks")
+        return ours
+
+    def kill(self) -> bool:
+        return False
+
+
+class SharedMasks:
+    """masks int32 [rows, words], which processes see that are given the descriptor `memory`."""
+
+    def __init__(self, rows: int, words: int) -> None:
+        size = 4 * rows * words
+        self.memory = os.memfd_create("masks")
+        os.ftruncate(self.memory, size)
+        self.masks = np.frombuffer(mmap.mmap(self.memory, size), np.int32).reshape(rows, words)
+        weakref.finalize(self, os.close, self.memory)
+
+
+class MaskProcess:
+    """The server in a process."""
+
+    def __init__(self, directory: str, vocab_limit: int, shared: SharedMasks, config: EngineConfig) -> None:
+        """directory: of the model's checkpoint."""
+        rows, words = shared.masks.shape
+        self._process: subprocess.Popen[bytes] | None = None
+        self._shared = shared
+        self._settings = ServerSettings(
+            directory=directory,
+            vocab_limit=vocab_limit,
+            link=-1,
+            memory=shared.memory,
+            rows=rows,
+            words=words,
+            log_level=config.log_level,
+            log_format=config.log_format,
+        )
+
+    def start(self) -> Connection:
+        ours, theirs = Pipe()
+        with theirs:
+            settings = msgspec.structs.replace(self._settings, link=theirs.fileno())
+            command = python_command("service.engine.chat.mask_server", msgspec.json.encode(settings).decode())
+            descriptors = (theirs.fileno(), self._shared.memory)
+            self._process = subprocess.Popen(
+                command, env=python_environment(), stdin=subprocess.DEVNULL, pass_fds=descriptors
+            )
+        return ours
+
+    def kill(self) -> bool:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        return True
+
+    def __del__(self) -> None:
+        self.kill()
+
+
+def hosts_of(
+    name: str, processor: ChatProcessor, vocab_limit: int, config: EngineConfig, device: str
+) -> tuple[np.ndarray, list[MaskHost]]:
+    """Masks int32 [config.max_running, words] and the hosts of the servers that write them: processes beside a GPU for
+    a model that can be loaded there too, else one thread. vocab_limit: tokens of the model; rows of its embedding past
+    them only pad it. device: type of the engine's."""
+    rows, words = config.max_running, -(-vocab_limit // 32)
+    directory = next((model.directory for model in config.models if model.name == name), None)
+    if device != "cuda" or directory is None:
+        masks = np.zeros((rows, words), np.int32)
+        return masks, [MaskThread(lambda: build_tokenizer(processor, vocab_limit), masks)]
+    shared = SharedMasks(rows, words)
+    count = min(_MOST_PROCESSES, max(1, cpus.available() // config.sharers // _PROCESSORS_EACH))
+    return shared.masks, [MaskProcess(directory, vocab_limit, shared, config) for _ in range(count)]

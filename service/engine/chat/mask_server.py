@@ -1,0 +1,222 @@
+"""Builds the matchers of grammars and computes the masks of guided rows for one model. Torch-free.
+
+Beside a GPU it is a process, `service.engine.chat.mask_server SETTINGS`: a step lasts a millisecond or two, and in the
+engine's own process every call of the library would wait for the interpreter lock while the engine computes. A grammar
+that ends this process ends guided answers alone. Several of them share the rows of a step: the library's own threads
+took longer for them than one alone (docs/lab-notes.md). On a CPU, where steps take longer, it is a thread.
+
+Requests and replies are msgpack messages over a connection; masks lie in memory that both sides see.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import llguidance
+import msgspec
+import numpy as np
+
+from models.processor import ChatProcessor
+from models.registry import family_of, resolve
+from service.engine.chat.matchers import build_matcher, build_tokenizer
+from service.link.grammar_limits import deep_thread, deep_threads
+from service.logs import configure_logging
+
+log = logging.getLogger(__name__)
+
+COMPLETE = "complete"
+"""The verdict on a row whose answer its newest token completes. Any other one says why no token can follow."""
+BROKEN = "its mask cannot be computed"
+
+_MOST_KEPT = 64
+"""Grammars whose matchers are kept to be copied, the least recently used go first."""
+_LONGEST_REASON = 200
+_NO_TOKEN = "no token can follow"
+
+
+class ServerSettings(msgspec.Struct, frozen=True):
+    """Of the process. link and memory: descriptors of the connection and of int32 [rows, words]."""
+
+    directory: str
+    vocab_limit: int
+    link: int
+    memory: int
+    rows: int
+    words: int
+    log_level: str
+    log_format: Literal["text", "json"]
+
+
+class Build(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A matcher for a guide; answered by Built. slow: that takes long, unless the grammar is kept."""
+
+    guide: int
+    grammar: str
+    slow: bool
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The guide's answer has ended. Not answered, and its Build no longer has to be."""
+
+    guide: int
+
+
+class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Masks of a step; answered by Computed. rows: of each guide that was built the tokens of its answer that its
+    matcher has not seen. Their masks lie in memory one after the other, from `first` on."""
+
+    first: int
+    rows: list[tuple[int, list[int]]]
+
+
+class Built(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """problem: why it could not be built; empty if it was."""
+
+    guide: int
+    problem: str
+
+
+class Computed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """verdicts: by row of the request, of those that do not go on. seconds: from the request to the masks."""
+
+    verdicts: dict[int, str]
+    seconds: float
+
+
+Request = Build | Forget | Compute
+Reply = Built | Computed
+
+
+class MaskServer:
+    """Serves the other end of `link` until that is closed. masks: int32 [rows, words], bit i % 32 of word i // 32 for
+    token i. tokenizer: makes the model's (build_tokenizer)."""
+
+    def __init__(self, link: Connection, masks: np.ndarray, tokenizer: Callable[[], llguidance.LLTokenizer]) -> None:
+        self._link = link
+        self._masks = masks
+        self._sending = threading.Lock()
+        self._builders = {slow: deep_threads(1, "slow-grammars" if slow else "grammars") for slow in (False, True)}
+        """By whether what they build takes long: no usual grammar waits behind one that does."""
+        self._tokenizer = self._builders[False].submit(tokenizer)
+        self._matchers: dict[int, Future[llguidance.LLMatcher]] = {}
+        """By guide."""
+        self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._keeping = threading.Lock()
+
+    def run(self) -> None:
+        """In a thread with a deep stack (deep_thread)."""
+        requests = msgspec.msgpack.Decoder(Request)
+        try:
+            while True:
+                self._handle(requests.decode(self._link.recv_bytes()))
+        except (EOFError, OSError):
+            pass  # The engine has ended, or has no more use for this server.
+        finally:
+            for builder in self._builders.values():
+                builder.shutdown(wait=False, cancel_futures=True)
+            self._link.close()
+
+    def _handle(self, request: Request) -> None:
+        match request:
+            case Build(guide, grammar, slow):
+                builder = self._builders[slow and grammar not in self._kept]
+                self._matchers[guide] = self._submit(builder, guide, grammar)
+            case Forget(guide):
+                self._matchers.pop(guide).cancel()
+            case Compute(first, rows):
+                began = time.perf_counter()
+                try:
+                    verdicts = self._compute(first, rows)
+                except Exception:
+                    log.exception("masks cannot be computed")
+                    verdicts = dict.fromkeys(range(len(rows)), BROKEN)
+                self._send(Computed(verdicts, time.perf_counter() - began))
+
+    def _submit(self, builder: ThreadPoolExecutor, guide: int, grammar: str) -> Future[llguidance.LLMatcher]:
+        def build() -> llguidance.LLMatcher:
+            problem = "it cannot be built for this model's vocabulary"
+            try:
+                matcher = self._build(grammar)
+                problem = ""
+                return matcher
+            except ValueError:
+                raise  # build_matcher has logged it.
+            except Exception:
+                log.exception("a grammar cannot be built")
+                raise
+            finally:
+                self._send(Built(guide, problem))
+
+        return builder.submit(build)
+
+    def _build(self, grammar: str) -> llguidance.LLMatcher:
+        with self._keeping:
+            kept = self._kept.get(grammar)
+        if kept is None:
+            kept = build_matcher(self._tokenizer.result(), grammar)
+        with self._keeping:
+            self._kept[grammar] = kept
+            self._kept.move_to_end(grammar)
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return kept.deep_copy()
+
+    def _send(self, reply: Reply) -> None:
+        try:
+            with self._sending:
+                self._link.send_bytes(msgspec.msgpack.encode(reply))
+        except OSError:
+            pass  # As in `run`.
+
+    def _compute(self, first: int, rows: list[tuple[int, list[int]]]) -> dict[int, str]:
+        """Advances the matchers of these guides and writes their masks. The verdicts on those that do not go on."""
+        verdicts = {}
+        masks = self._masks[first : first + len(rows)]
+        address, size = masks.ctypes.data, masks.strides[0]
+        for row, (guide, tokens) in enumerate(rows):
+            matcher = self._matchers[guide].result()
+            matcher.consume_tokens(tokens)
+            matcher.unsafe_compute_mask_ptr(address + size * row, size)
+            # A matcher without a token that can follow, which only its mask shows, is in error now.
+            if (verdict := _verdict(matcher)) is not None:
+                verdicts[row] = verdict
+        return verdicts
+
+
+def _verdict(matcher: llguidance.LLMatcher) -> str | None:
+    if matcher.is_error():
+        error = " ".join(matcher.get_error().split())
+        if error.startswith("NoExtension"):
+            return _NO_TOKEN
+        log.warning("a grammar cannot be followed: %s", error[:_LONGEST_REASON])
+        return "it is too complex at this point"
+    return COMPLETE if matcher.is_stopped() else None
+
+
+def _tokenizer_of(settings: ServerSettings) -> llguidance.LLTokenizer:
+    directory = Path(settings.directory)
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    return build_tokenizer(processor, settings.vocab_limit)
+
+
+def main(arguments: list[str]) -> None:
+    settings = msgspec.json.decode(arguments[0], type=ServerSettings)
+    configure_logging(settings.log_level, settings.log_format)
+    memory = mmap.mmap(settings.memory, 4 * settings.rows * settings.words)
+    masks: np.ndarray[Any, np.dtype[np.int32]] = np.frombuffer(memory, np.int32).reshape(settings.rows, settings.words)
+    server = MaskServer(Connection(settings.link), masks, lambda: _tokenizer_of(settings))
+    deep_thread(server.run, "masks").join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,31 @@
+"""The GPU's driver starts and makes the device's context, near a second's work, while torch is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+
+DRIVER = "libcuda.so.1"
+
+
+def begin_context(device: str) -> threading.Thread | None:
+    """device: as configured. Returns at once, with the thread that makes the primary context of the first visible GPU,
+    which torch takes up then; None for the CPU. What fails here fails for torch as well, which says why."""
+    if device == "cpu":
+        return None
+    # As torch sets it before it starts the driver, which reads it once.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    thread = threading.Thread(target=_retain_context, name="gpu-context", daemon=True)
+    thread.start()
+    return thread
+
+
+def _retain_context() -> None:
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError:  # no driver is installed
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
