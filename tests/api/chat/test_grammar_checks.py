@@ -42,6 +42,12 @@ def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "MAX_LEVELS", 1_000_000)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try may take any time: on a slow machine each would otherwise end a process."""
+    monkeypatch.setattr(grammar_checks, "QUICK_SECONDS", 60.0)
+
+
 async def check(checks: GrammarChecks, grammar: str) -> str:
     return await checks.checked(lambda: grammar, "guided")
 
@@ -63,7 +69,7 @@ async def stopped(checks: GrammarChecks) -> int:
     return pid
 
 
-async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarChecks) -> None:
+async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarChecks, patient: None) -> None:
     for make in LARGE.values():
         assert await check(checks, grammar := make()) == grammar
     for make, reason in REFUSED.values():
@@ -71,7 +77,9 @@ async def test_one_process_tries_all_large_and_hostile_grammars(checks: GrammarC
     assert checks.workers.workers_lost == 0 and len(checks.workers._idle) == 1
 
 
-async def test_a_grammar_that_overflows_the_stack_is_too_complex(checks: GrammarChecks, unbounded: None) -> None:
+async def test_a_grammar_that_overflows_the_stack_is_too_complex(
+    checks: GrammarChecks, unbounded: None, patient: None
+) -> None:
     assert await check(checks, COLORS) == COLORS
     pid = checks.workers._idle[-1].pid
     for lost in (1, 2):
@@ -179,7 +187,9 @@ def test_a_check_has_less_than_the_engine(monkeypatch: pytest.MonkeyPatch) -> No
     assert "step_lexer_fuel" in fuel and all(2 * CHECK_LIMITS[name] <= LIMITS[name] for name in fuel)
 
 
-def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer, unbounded: None) -> None:
+def test_a_server_goes_on_after_a_grammar_that_kills(
+    server: RunningServer, unbounded: None, patient: None
+) -> None:
     def ask(schema: object) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema}
         return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)
