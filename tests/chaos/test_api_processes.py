@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.footprint import children, engine_pid
 from tests.support.api_processes import api_pids, only
-from tests.support.processes import ServerProcess, served
+from tests.support.processes import ServerProcess, served, stand_still
 from tests.support.victims import CHAT, SMALL, Listener, chat, endless, small_and_endless, speech
 from tests.support.waiting import GENEROUS, wait
 
@@ -139,7 +139,7 @@ def test_a_hung_api_process_is_replaced(tmp_path: Path) -> None:
         target = Target(server)
         hung, other = api_pids(target.pid)
         lost, kept = stream_on(target, hung), stream_on(target, other)
-        os.kill(hung, signal.SIGSTOP)
+        stand_still(hung)
         lost.join(HUNG_AFTER + 2 * GENEROUS)
         assert lost.cut
         goes_on(kept)
@@ -159,7 +159,7 @@ def test_both_drain_and_nothing_is_left(tmp_path: Path) -> None:
     with served(*SMALL, *flags, TMPDIR=str(temporary)) as server:
         target = Target(server)
         family = children(target.pid)
-        os.kill(engine_pid(target.pid), signal.SIGSTOP)
+        stand_still(engine_pid(target.pid))
         asked: list[Listener] = []
         for number, pid in enumerate(api_pids(target.pid), 1):
             with only(pid, target.pid):

@@ -22,7 +22,7 @@ import pytest
 from benchmarks.footprint import children, engine_pid, inspect
 from tests.media.samples import sound, tone
 from tests.support.endless import ENDLESS_TOKENS
-from tests.support.processes import served
+from tests.support.processes import served, stand_still
 from tests.support.victims import (
     Listener,
     Patient,
@@ -133,7 +133,7 @@ def test_the_engine_hangs(patient: Patient) -> None:
     hung = engine_pid(patient.pid)
     stream = Listener(patient, "/v1/chat/completions", endless())
     assert stream.begun.wait(GENEROUS)
-    os.kill(hung, signal.SIGSTOP)
+    stand_still(hung)
     wait(lambda: patient.status("/health") == 503, what="liveness tells of the hung engine")
     stream.join(GENEROUS)
     assert stream.told == "engine_unavailable"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.footprint import children, engine_pid
-from tests.support.processes import served
+from tests.support.processes import served, stand_still
 from tests.support.victims import (
     SMALL,
     TEXT,
@@ -38,7 +38,7 @@ def test_what_was_asked_before_a_drain_is_answered(tmp_path: Path) -> None:
     with served(*SMALL, *drain, TMPDIR=str(tmp_path)) as server:
         patient = Patient(server, tmp_path)
         engine = engine_pid(patient.pid)
-        os.kill(engine, signal.SIGSTOP)
+        stand_still(engine)
         asked = [
             Listener(patient, "/v1/chat/completions", chat(tokens=80, stream=True)),
             Listener(patient, "/v1/chat/completions", chat(tokens=80)),

@@ -21,6 +21,7 @@ from service.media.channel import DecodeAudio, Refused, WorkerChannel
 from service.media.limits import AudioLimits, WorkerLimits
 from service.media.workers import WorkerLost, WorkerPool, _environment
 from tests.media.samples import sound, tone
+from tests.support.processes import stand_still
 from tests.support.waiting import until
 
 MIB = 1 << 20
@@ -92,7 +93,7 @@ async def test_a_worker_beyond_its_cpu_limit(make_pool) -> None:
     pool = make_pool(WorkerLimits())
     assert await works(pool)
     pid = idle_pid(pool)
-    os.kill(pid, signal.SIGSTOP)
+    stand_still(pid)
     decoding = asyncio.ensure_future(decode_audio(pool, CLIP, sample_rate=8000, field="f", limits=AudioLimits()))
     await until(lambda: not pool._idle, what="the job has begun")
     os.kill(pid, signal.SIGXCPU)

@@ -24,7 +24,7 @@ from benchmarks.footprint import children, inspect
 from service.cli.main import app
 from tests.media.samples import sound, tone
 from tests.support.api_processes import api_pids, only
-from tests.support.processes import ROOT, ServerProcess, served
+from tests.support.processes import ROOT, ServerProcess, served, stand_still
 from tests.support.victims import (
     CHAT,
     SPEECH,
@@ -184,7 +184,7 @@ def test_a_dead_engine_takes_its_own_streams_and_the_other_takes_what_had_not_be
         doomed = of_each(server, "reprise_requests_running").index(1)  # the next request goes there
         pid = engine_pids(server)[doomed]
         moved = metric(server, 'reprise_engine_choices_total{reason="moved"}')
-        os.kill(pid, signal.SIGSTOP)
+        stand_still(pid)
         waiting = Stream(server, chat("And?"))
         wait(
             lambda: metric(server, 'reprise_http_requests_in_progress{endpoint="chat"}') == 4,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.footprint import children
-from tests.support.waiting import wait
+from tests.support.processes import stand_still
 
 
 def api_pids(supervisor: int) -> list[int]:
@@ -28,19 +28,11 @@ def _is_api_process(pid: int) -> bool:
 def only(pid: int, supervisor: int) -> Iterator[None]:
     """Meanwhile no other API process accepts connections or does anything else."""
     others = [other for other in api_pids(supervisor) if other != pid]
-    for other in others:
-        os.kill(other, signal.SIGSTOP)
     try:
         for other in others:
-            wait(lambda other=other: _is_stopped(other), what="it has stopped")
+            stand_still(other)
         yield
     finally:
         for other in others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(other, signal.SIGCONT)
-
-
-def _is_stopped(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    tasks = (file.read_text().rpartition(")")[2].split()[0] for file in Path(f"/proc/{pid}/task").glob("*/stat"))
-    return state == "T" and all(task == "T" for task in tasks)

@@ -12,10 +12,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.waiting import wait
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = ("-m", "service.cli")
 START_SECONDS = 480.0
 """An idle machine takes 4 to 10 s."""
+
+
+def stand_still(pid: int) -> None:
+    """SIGSTOP, and all its threads have stopped: the signal alone says nothing of when."""
+    os.kill(pid, signal.SIGSTOP)
+    wait(lambda: _is_stopped(pid), what="it has stopped")
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:
+        return False  # One of its threads ended meanwhile.
+    return bool(stats) and all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 class ServerProcess:

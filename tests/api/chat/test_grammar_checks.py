@@ -21,6 +21,7 @@ from service.api.http.errors import ApiError
 from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES, LIMITS, deep_thread
 from service.media.limits import MIB, WorkerLimits
 from tests.api.chat.test_grammar import LARGE, REFUSED, chain
+from tests.support.processes import stand_still
 from tests.support.servers import RunningServer
 from tests.support.waiting import until
 
@@ -65,7 +66,7 @@ async def stopped(checks: GrammarChecks) -> int:
     """A worker that answers nothing more; its pid."""
     assert await check(checks, COLORS) == COLORS
     pid = checks.workers._idle[-1].pid
-    os.kill(pid, signal.SIGSTOP)
+    stand_still(pid)
     return pid
 
 
@@ -187,9 +188,7 @@ def test_a_check_has_less_than_the_engine(monkeypatch: pytest.MonkeyPatch) -> No
     assert "step_lexer_fuel" in fuel and all(2 * CHECK_LIMITS[name] <= LIMITS[name] for name in fuel)
 
 
-def test_a_server_goes_on_after_a_grammar_that_kills(
-    server: RunningServer, unbounded: None, patient: None
-) -> None:
+def test_a_server_goes_on_after_a_grammar_that_kills(server: RunningServer, unbounded: None, patient: None) -> None:
     def ask(schema: object) -> httpx.Response:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "guided_json": schema}
         return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=600)

@@ -20,6 +20,7 @@ from service.engine.chat.guidance import Guidance, Guide
 from service.engine.chat.mask_hosts import MaskProcess, MaskThread, SharedMasks, hosts_of
 from service.engine.chat.mask_server import BROKEN
 from service.link.config import EngineConfig, ModelConfig
+from tests.support.processes import stand_still
 from tests.support.waiting import wait
 
 PROCESSOR = load_processor(DIRECTORY)
@@ -106,7 +107,7 @@ def test_a_process_that_computes_for_ever_is_killed(
     processes: list[MaskProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guidance, stuck, process = started(processes[0])
-    os.kill(process.pid, signal.SIGSTOP)
+    stand_still(process.pid)
     monkeypatch.setattr(guidance_module, "_LONGEST_COMPUTATION", 0.0)
     assert computed(guidance, stuck) == ([1], {0: BROKEN})
     assert process.poll() == -signal.SIGKILL
