@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from models.protocol import Bucket, Decoder
@@ -19,6 +20,8 @@ from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
     CachedPrefillStep,
     DecodeStep,
+    GuidedLayersStep,
+    GuidedSampleStep,
     LayersStep,
     PrefillStep,
     SampleStep,
@@ -44,7 +47,8 @@ class StepSizes:
 
 class ChatGraphs:
     """decode, sample and guided_sample by whether rows have penalties or filters. layers and guided_sample are the
-    halves of a decode step with guided rows. prefill holds chunks without cached context, cached_prefill any."""
+    halves of a decode step with guided rows; held [max_running, hidden_size] is what the second finds of the first.
+    prefill holds chunks without cached context, cached_prefill any."""
 
     def __init__(
         self,
@@ -58,11 +62,12 @@ class ChatGraphs:
         self._name, self._decoder, self._state, self._caches = name, decoder, state, caches
         self._sizes, self._context = sizes, context
         config = context.config
+        self.held = torch.zeros((config.max_running, sizes.hidden_size), dtype=context.dtype, device=context.device)
         rows = sorted(set(config.decode_buckets)) or row_buckets(config.max_running)
         self.decode = {full: self._decode_runner(rows, full=full) for full in (False, True)}
         self.sample = {full: self._sample_runner(rows, full=full) for full in (False, True)}
         self.layers = self._layers_runner(rows)
-        self.guided_sample = {full: self._sample_runner(rows, full=full, guided=True) for full in (False, True)}
+        self.guided_sample = {full: self._guided_sample_runner(rows, full=full) for full in (False, True)}
         self.prefill, self.cached_prefill = self._prefill_runners()
 
     @property
@@ -96,8 +101,7 @@ class ChatGraphs:
         )
 
     def _decode_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        sampling = Sampling(self._decoder, self._state, self._sizes.vocab_limit, full=full)
-        step = DecodeStep(self._decoder, self._state, self._caches, self._sizes.page_size, sampling)
+        step = DecodeStep(self._decoder, self._state, self._caches, self._sizes.page_size, self._sampling(full=full))
         return self._runner("decode", step, self._decode_buckets(rows), full=full)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
@@ -108,19 +112,25 @@ class ChatGraphs:
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
     def _layers_runner(self, rows: list[int]) -> GraphRunner:
-        step = LayersStep(self._decoder, self._state, self._caches, self._sizes.page_size)
+        layers = LayersStep(self._decoder, self._state, self._caches, self._sizes.page_size)
+        step = GuidedLayersStep(layers, self.held)
         return self._runner("guided_layers", step, self._decode_buckets(rows), guided=True)
 
-    def _sample_runner(self, rows: list[int], *, full: bool, guided: bool = False) -> GraphRunner:
-        sampling = Sampling(self._decoder, self._state, self._sizes.vocab_limit, full=full)
-        step = SampleStep(sampling, self._sizes.hidden_size, self._context.dtype, guided=guided)
-        kind = "guided_sample" if guided else "sample"
-        return self._runner(kind, step, [{"rows": count} for count in rows], full=full, guided=guided)
+    def _sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
+        step = SampleStep(self._sampling(full=full), self._sizes.hidden_size, self._context.dtype)
+        return self._runner("sample", step, [{"rows": count} for count in rows], full=full)
+
+    def _guided_sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
+        step = GuidedSampleStep(self._sampling(full=full), self.held)
+        return self._runner("guided_sample", step, [{"rows": count} for count in rows], full=full, guided=True)
+
+    def _sampling(self, *, full: bool) -> Sampling:
+        return Sampling(self._decoder, self._state, self._sizes.vocab_limit, full=full)
 
     def _runner(
         self,
         kind: str,
-        step: DecodeStep | LayersStep | SampleStep,
+        step: DecodeStep | GuidedLayersStep | SampleStep | GuidedSampleStep,
         bucket_list: list[Bucket],
         *,
         full: bool = False,

@@ -26,12 +26,11 @@ StepKind = Literal["decode", "mixed", "prefill"]
 
 @dataclass(frozen=True, eq=False)
 class HeldSampling:
-    """Sampling that waits for masks: slots int64 [rows], hidden [rows, width]. No other step of the model is launched
-    before it: hidden is the static output of a captured graph, which the next step would overwrite. An encoder pass
-    may be: its graphs have outputs of their own, and it touches no slot state."""
+    """Sampling that waits for masks: slots int64 [rows]. No other step of the model is launched before it, which would
+    overwrite its hidden states (GuidedLayersStep). An encoder pass may be: its graphs have outputs of their own, and it
+    touches no slot state."""
 
     slots: np.ndarray
-    hidden: Tensor
     needs: SamplerNeeds
 
 

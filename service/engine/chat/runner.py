@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -26,8 +25,8 @@ from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import (
     CachedPrefillStep,
     DecodeStep,
+    GuidedSampleStep,
     PrefillStep,
-    SampleStep,
     Sampling,
     decode_rows,
 )
@@ -38,7 +37,7 @@ from service.graphs.buckets import powers_of_two
 from service.graphs.buffers import exact_buffers, upload
 from service.graphs.observations import Route
 from service.graphs.pool import RouteSeconds, seconds_of
-from service.graphs.runner import GraphRunner, Run
+from service.graphs.runner import GraphRunner
 
 _MEASURED_CONTEXT = 4096
 """Cached keys before a chunk, to measure what they cost."""
@@ -77,7 +76,7 @@ class ChatRunner:
         sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
         graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, sizes, self._context)
         self._graphs, self._decode, self._sample = graphs, graphs.decode, graphs.sample
-        self._layers, self._guided_sample = graphs.layers, graphs.guided_sample
+        self._layers, self._guided_sample, self._held = graphs.layers, graphs.guided_sample, graphs.held
         self._prefill, self._cached_prefill = graphs.prefill, graphs.cached_prefill
         self._routes = PrefillRoutes(
             self._prefill, self._cached_prefill, config.mixed_route, self._decoder.feature_levels
@@ -108,12 +107,13 @@ class ChatRunner:
         # Fewer tokens may take more memory: their keys are split, and the parts kept (paged_prefill).
         for size in powers_of_two(tokens):
             prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.max_running}))
-        guided = SampleStep(sampling, self._hidden_size, self._context.dtype, guided=True)
-        num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit)
-        most = max(prefill, decode, self._peak_of(guided, {"rows": config.max_running}))
+        held = torch.zeros((config.max_running, self._hidden_size), dtype=self._context.dtype, device=device)
+        guided = self._peak_of(GuidedSampleStep(sampling, held), {"rows": config.max_running})
+        most = max(prefill, decode, guided)
+        num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit) + held.nbytes
         return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
 
-    def _peak_of(self, step: DecodeStep | CachedPrefillStep | SampleStep, bucket: Bucket) -> int:
+    def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:
         """Bytes at the peak of a pass over buffers of this size."""
         device = self._context.device
         buffers = exact_buffers(step.buffer_specs(bucket), Plan(arrays={}, required=bucket), device)
@@ -252,7 +252,7 @@ class ChatRunner:
         if step.needs.guided:
             with prefill_errors():
                 last = self._backbone(alone, embeds, choice.prefill)
-            layers = self._layers_of(step)
+            layers = self._layers.run(self._decode_plan(step))
             hidden = torch.cat((layers.outputs["hidden"][: len(step.slots)], last))
             return self._sampled(step, hidden, layers.route, kind)
         with prefill_errors():
@@ -263,14 +263,11 @@ class ChatRunner:
         return LaunchedStep(results, decoded.route, kind)
 
     def _decode_rows(self, step: Step) -> LaunchedStep:
+        plan = self._decode_plan(step)
         if step.needs.guided:
-            layers = self._layers_of(step)
-            return self._sampled(step, layers.outputs["hidden"][: len(step.slots)], layers.route, "decode")
-        run = self._decode[step.needs.full].run(self._decode_plan(step))
+            return self._hold(step, step.slots, self._layers.run(plan).route, "decode")
+        run = self._decode[step.needs.full].run(plan)
         return LaunchedStep(self._results(run.outputs, len(step.slots), step.needs.logprobs), run.route, "decode")
-
-    def _layers_of(self, step: Step) -> Run:
-        return self._layers.run(self._decode_plan(step))
 
     def _decode_plan(self, step: Step) -> Plan:
         return Plan(arrays={"slots": step.slots}, required=self._required_decode(step))
@@ -292,23 +289,27 @@ class ChatRunner:
         return self._sampled(step, hidden, route, kind)
 
     def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> LaunchedStep:
-        """Samples the step's rows from hidden [rows, hidden_size], now or once their masks are there."""
+        """Samples the step's rows from hidden [rows, hidden_size], or holds them until their masks are there."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
         if not len(slots):
             return LaunchedStep({}, route, kind)
-        held = HeldSampling(slots, hidden, step.needs)
         if step.needs.guided:
-            self._masks.writable()
-            return LaunchedStep({}, route, kind, held)
-        return LaunchedStep(self.sample(held), route, kind)
+            self._held[: len(slots)] = hidden
+            return self._hold(step, slots, route, kind)
+        plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, required={"rows": len(slots)})
+        run = self._sample[step.needs.full].run(plan)
+        return LaunchedStep(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
 
-    def sample(self, held: HeldSampling, masks: MaskJob | None = None) -> dict[str, Tensor]:
-        """Results as in LaunchedStep. masks: of a step with guided rows, done."""
-        arrays = {"slots": held.slots} | ({} if masks is None else {"mask_rows": masks.rows})
-        plan = Plan(arrays=arrays, tensors={"hidden": [held.hidden]}, required={"rows": len(held.slots)})
-        runners = self._sample if masks is None else self._guided_sample
-        with nullcontext() if masks is None else self._masks.sent(masks.count):
-            run = runners[held.needs.full].run(plan)
+    def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> LaunchedStep:
+        """Of a step whose hidden states are held."""
+        self._masks.writable()
+        return LaunchedStep({}, route, kind, HeldSampling(slots, step.needs))
+
+    def sample(self, held: HeldSampling, masks: MaskJob) -> dict[str, Tensor]:
+        """Results as in LaunchedStep of a held step, whose masks are done."""
+        plan = Plan(arrays={"slots": held.slots, "mask_rows": masks.rows}, required={"rows": len(held.slots)})
+        with self._masks.sent(masks.count):
+            run = self._guided_sample[held.needs.full].run(plan)
         return self._results(run.outputs, len(held.slots), held.needs.logprobs)
 
     def _results(self, outputs: Mapping[str, Tensor], rows: int, logprobs: int | None) -> dict[str, Tensor]:

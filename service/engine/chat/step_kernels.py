@@ -224,6 +224,8 @@ def _choose_kernel(
         weights = tl.exp(scaled - peak)
         ends = start + tl.cumsum(weights.to(tl.float64), 0)
         token = (block * ENTRIES + _first((ends > target) & (weights > 0), weights, entry, ENTRIES)).to(tl.int64)
+        # Where a grammar forbids all of them none is found. The answer ends, but its token is looked up all the same.
+        token = tl.minimum(token, columns - 1)
     stops = tl.load(stop_ids_ptr + slot * STOPS + tl.arange(0, STOPS))
     stopped = tl.max((stops == token).to(tl.int64), 0) * active
     tl.store(results_ptr + 2 * row, token.to(tl.int32))

@@ -116,6 +116,24 @@ class LayersStep:
         return {"hidden": self._decoder.forward(self._decoder.embed(tokens), positions, batch)}
 
 
+class GuidedLayersStep:
+    """The layers of decode rows some of which are guided. Their outputs stay in `held` [rows of the largest bucket,
+    hidden_size] for the sampling, which is launched later. Bucket: as LayersStep."""
+
+    name = "guided_layers"
+
+    def __init__(self, layers: LayersStep, held: Tensor) -> None:
+        self._layers = layers
+        self._held = held
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        return self._layers.buffer_specs(bucket)
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        held = self._held[: bucket["rows"]]
+        return {"hidden": held.copy_(self._layers.forward(buffers, bucket)["hidden"])}
+
+
 class DecodeStep:
     """Every slot advances by one token. Bucket: as LayersStep."""
 
@@ -236,25 +254,40 @@ def _chunk_specs(decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torc
 
 
 class SampleStep:
-    """Sampling for the rows of a mixed batch that end in a token, or of a batch with guided rows. Bucket: rows.
+    """Sampling for the rows of a mixed batch that end in a token. Bucket: rows."""
 
-    The masks of a batch with guided rows lie in slot state; of a row without one, as of padding, row 0 is taken.
-    """
-
-    def __init__(self, sampling: Sampling, hidden_size: int, dtype: torch.dtype, *, guided: bool = False) -> None:
-        self.name = ("guided_" if guided else "") + ("sample_full" if sampling.full else "sample")
+    def __init__(self, sampling: Sampling, hidden_size: int, dtype: torch.dtype) -> None:
+        self.name = "sample_full" if sampling.full else "sample"
         self._sampling = sampling
         self._hidden_size = hidden_size
         self._dtype = dtype
-        self._guided = guided
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         rows = bucket["rows"]
-        specs = {
+        return {
             "slots": BufferSpec((rows,), torch.int64),
             "hidden": BufferSpec((rows, self._hidden_size), self._dtype),
         }
-        return specs | ({"mask_rows": BufferSpec((rows,), torch.int64)} if self._guided else {})
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        return self._sampling(buffers["slots"], buffers["hidden"], buffers.get("mask_rows"))
+        return self._sampling(buffers["slots"], buffers["hidden"])
+
+
+class GuidedSampleStep:
+    """Sampling for the rows of a batch with guided rows, whose hidden states are in `held`: what is left to send is
+    little, since it is launched when the masks are there and the layers may have ended. Bucket: rows.
+
+    The masks lie in slot state; of a row without one, as of padding, row 0 is taken.
+    """
+
+    def __init__(self, sampling: Sampling, held: Tensor) -> None:
+        self.name = "guided_sample_full" if sampling.full else "guided_sample"
+        self._sampling = sampling
+        self._held = held
+
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        rows = BufferSpec((bucket["rows"],), torch.int64)
+        return {"slots": rows, "mask_rows": rows}
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        return self._sampling(buffers["slots"], self._held[: bucket["rows"]], buffers["mask_rows"])

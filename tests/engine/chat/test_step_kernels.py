@@ -97,6 +97,21 @@ def test_choice_among_what_a_grammar_allows(device: torch.device, vocabulary: in
         assert not barred.gather(1, plain[:, :1].long()).any()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
+@pytest.mark.parametrize("vocabulary", [100, 5000])
+def test_a_row_in_which_all_is_barred_draws_a_token_of_the_vocabulary(device: torch.device, vocabulary: int) -> None:
+    """Its answer ends, but its token counts and its log probability are looked up all the same."""
+    state = random_state(vocabulary, device)
+    state.floats[1:, Float.TEMPERATURE] = torch.tensor([0.0, 1.0]).repeat(SLOTS)[:SLOTS]
+    slots, words = torch.arange(1, SLOTS + 1), -(-vocabulary // 32)
+    forbidden = torch.full((SLOTS, words), -1, dtype=torch.int32)
+    logits = torch.randn(SLOTS, vocabulary)
+    plain = sample_tokens.reference(logits, slots, copied(state), forbidden)
+    mine = sample_tokens.kernel(logits.to(device), slots.to(device), state, forbidden.to(device))
+    for tokens in (plain[:, 0], mine[:, 0].cpu()):
+        assert ((tokens >= 0) & (tokens < vocabulary)).all()
+
+
 def test_barred_entries_are_never_drawn(device: torch.device) -> None:
 
     state = random_state(2000, device)
