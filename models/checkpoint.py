@@ -224,6 +224,11 @@ def shard_paths(directory: Path) -> list[Path]:
     return paths
 
 
+def holds_tensor(directory: Path, name: str) -> bool:
+    """Whether one of the checkpoint's files holds a tensor of this name."""
+    return any(tensor.name == name for path in shard_paths(directory) for tensor in _tensors(path))
+
+
 def _read_index(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

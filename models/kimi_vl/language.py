@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from models.checkpoint import Rule
 from models.kimi_vl.config import TextConfig
+from models.layers.block import expert_rules, swiglu_rules
 from models.layers.e4m3 import hold_in_e4m3
 from models.layers.fused import add_rms_norm
 from models.layers.gemm import gemm
@@ -131,15 +132,5 @@ def decoder_rules(config: TextConfig, published: str, ours: str) -> list[Rule]:
         ("mlp.", "mlp.", config.intermediate_size),
         ("mlp.shared_experts.", "mlp.shared.", shared_inner),
     ):
-        rules += [
-            Rule(f"{layer}{kind}gate_proj.weight", f"{our_layer}{place}gate_up.weight", rows=(0, size)),
-            Rule(f"{layer}{kind}up_proj.weight", f"{our_layer}{place}gate_up.weight", rows=(size, 2 * size)),
-            Rule(f"{layer}{kind}down_proj.weight", f"{our_layer}{place}down.weight"),
-        ]
-    expert, size = f"{layer}mlp.experts.{{e}}.", config.moe_intermediate_size
-    return [
-        *rules,
-        Rule(f"{expert}gate_proj.weight", f"{our_layer}mlp.experts.gate_up", rows=(0, size)),
-        Rule(f"{expert}up_proj.weight", f"{our_layer}mlp.experts.gate_up", rows=(size, 2 * size)),
-        Rule(f"{expert}down_proj.weight", f"{our_layer}mlp.experts.down"),
-    ]
+        rules += swiglu_rules(layer + kind, our_layer + place, size)
+    return rules + expert_rules(layer, our_layer, config.moe_intermediate_size)

@@ -209,11 +209,21 @@ def _run_vector(
     return final_norm(x.view(shape))
 
 
-def block_rules(config: BlockConfig, published: str, ours: str) -> list[Rule]:
-    """Published Llama-style names under the prefix `published` to a Block under `ours`, both ending in "."."""
+def block_rules(config: BlockConfig, published: str, ours: str, *, experts_apart: bool = False) -> list[Rule]:
+    """Published Llama-style names under the prefix `published` to a Block under `ours`, both ending in ".".
+
+    experts_apart: each expert's matrices are tensors of their own, not those of all in one.
+    """
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {"q": (0, q_rows), "k": (q_rows, q_rows + kv_rows), "v": (q_rows + kv_rows, q_rows + 2 * kv_rows)}
-    size = config.intermediate_size
+    if config.experts is None:
+        mlp = swiglu_rules(f"{published}mlp.", f"{ours}mlp.", config.intermediate_size)
+    else:
+        size = config.experts.intermediate_size
+        mlp = [
+            Rule(f"{published}mlp.gate.weight", f"{ours}mlp.router.weight"),
+            *(expert_rules(published, ours, size) if experts_apart else _stacked_expert_rules(published, ours)),
+        ]
     rules = [
         Rule(f"{published}self_attn.{name}_proj.{kind}", f"{ours}attention.qkv.{kind}", rows=span)
         for name, span in rows.items()
@@ -226,22 +236,32 @@ def block_rules(config: BlockConfig, published: str, ours: str) -> list[Rule]:
         Rule(f"{published}self_attn.k_norm.weight", f"{ours}attention.k_norm.weight"),
         Rule(f"{published}input_layernorm.weight", f"{ours}attention_norm.weight"),
         Rule(f"{published}post_attention_layernorm.weight", f"{ours}mlp_norm.weight"),
-        *(_dense_rules(size, published, ours) if config.experts is None else _expert_rules(published, ours)),
+        *mlp,
     ]
 
 
-def _dense_rules(size: int, published: str, ours: str) -> list[Rule]:
+def swiglu_rules(published: str, ours: str, size: int) -> list[Rule]:
+    """Of a SwiGLU of width `size`."""
     return [
-        Rule(f"{published}mlp.gate_proj.weight", f"{ours}mlp.gate_up.weight", rows=(0, size)),
-        Rule(f"{published}mlp.up_proj.weight", f"{ours}mlp.gate_up.weight", rows=(size, 2 * size)),
-        Rule(f"{published}mlp.down_proj.weight", f"{ours}mlp.down.weight"),
+        Rule(f"{published}gate_proj.weight", f"{ours}gate_up.weight", rows=(0, size)),
+        Rule(f"{published}up_proj.weight", f"{ours}gate_up.weight", rows=(size, 2 * size)),
+        Rule(f"{published}down_proj.weight", f"{ours}down.weight"),
     ]
 
 
-def _expert_rules(published: str, ours: str) -> list[Rule]:
-    """Stacked experts, published as [expert, in, out] and by transformers 5 as [expert, out, in]."""
+def expert_rules(published: str, ours: str, size: int) -> list[Rule]:
+    """Of the Experts of a block, whose matrices are published one by one."""
+    expert, experts = f"{published}mlp.experts.{{e}}.", f"{ours}mlp.experts."
     return [
-        Rule(f"{published}mlp.gate.weight", f"{ours}mlp.router.weight"),
+        Rule(f"{expert}gate_proj.weight", f"{experts}gate_up", rows=(0, size)),
+        Rule(f"{expert}up_proj.weight", f"{experts}gate_up", rows=(size, 2 * size)),
+        Rule(f"{expert}down_proj.weight", f"{experts}down"),
+    ]
+
+
+def _stacked_expert_rules(published: str, ours: str) -> list[Rule]:
+    """Published as [expert, in, out] and by transformers 5 as [expert, out, in]."""
+    return [
         Rule(f"{published}mlp.experts.gate_up_proj", f"{ours}mlp.experts.gate_up", transposed=True),
         Rule(f"{published}mlp.experts.down_proj", f"{ours}mlp.experts.down", transposed=True),
     ]

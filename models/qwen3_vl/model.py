@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, without_memory
+from models.checkpoint import LoadFormat, Quantization, Rule, holds_tensor, load_parameters, without_memory
 from models.decoder import CausalDecoder, DecoderConfig
 from models.layers.block import ExpertsConfig, block_rules
 from models.qwen3_vl.config import Qwen3VLConfig, TowerConfig, load_config
 from models.qwen3_vl.vision import Qwen3VLEncoder
+
+_AN_EXPERT = "model.language_model.layers.0.mlp.experts.0.gate_proj.weight"
 
 
 class Qwen3VL(nn.Module):
@@ -37,10 +39,12 @@ def load_model(
         model = Qwen3VL(config, decoder)
         if quantization == "fp8":
             model.decoder.hold_in_e4m3()
+    # As converters of other tools write them.
+    experts_apart = load_format == "published" and holds_tensor(directory, _AN_EXPERT)
     load_parameters(
         model,
         directory,
-        [*vision_rules(config.tower), *decoder_rules(decoder)],
+        [*vision_rules(config.tower), *decoder_rules(decoder, experts_apart=experts_apart)],
         device=torch.device(device),
         dtype=dtype,
         load_format=load_format,
@@ -85,12 +89,12 @@ def vision_rules(config: TowerConfig) -> list[Rule]:
     return rules
 
 
-def decoder_rules(config: DecoderConfig) -> list[Rule]:
+def decoder_rules(config: DecoderConfig, *, experts_apart: bool = False) -> list[Rule]:
     published, ours = "model.language_model.", "decoder."
     return [
         Rule(f"{published}embed_tokens.weight", f"{ours}embed_tokens.weight"),
         Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", again=True),
-        *block_rules(config.block, f"{published}layers.{{i}}.", f"{ours}layers.{{i}}."),
+        *block_rules(config.block, f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.", experts_apart=experts_apart),
         Rule(f"{published}norm.weight", f"{ours}norm.weight"),
         Rule("lm_head.weight", f"{ours}head.weight"),
     ]

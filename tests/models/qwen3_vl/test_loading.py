@@ -86,6 +86,36 @@ def test_tensors_are_the_published_ones_both_ways(golden: Golden, tmp_path: Path
             load_model(directory, CPU, torch.float32)
 
 
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As converters of other tools write experts: each matrix [out, in] is a tensor."""
+    found: dict[str, Tensor] = {}
+    for name, values in tensors.items():
+        prefix, stacked, kind = name.partition("mlp.experts.")
+        if not stacked:
+            found[name] = values
+            continue
+        for expert, value in enumerate(values):
+            parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+            for part, matrix in zip(parts, value.T.chunk(len(parts)), strict=True):
+                found[f"{prefix}mlp.experts.{expert}.{part}.weight"] = matrix.contiguous()
+    return found
+
+
+def test_experts_may_be_stored_one_by_one(tmp_path: Path) -> None:
+    directory = copy_of(MIXTURE, tmp_path / "apart")
+    tensors = apart(tensors_of(MIXTURE))
+    assert not any(name.endswith("gate_up_proj") for name in tensors)
+    save_file(tensors, directory / "model.safetensors")
+    loaded = load_model(directory, CPU, torch.float32)
+    for (name, found), expected in zip(loaded.named_parameters(), MIXTURE.model.parameters(), strict=True):
+        assert torch.equal(found, expected), name
+    lost = "model.language_model.layers.1.mlp.experts.3.down_proj.weight"
+    del tensors[lost]
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"missing tensors: {lost}"):
+        load_model(directory, CPU, torch.float32)
+
+
 def test_the_copy_of_a_tied_head_is_ignored_and_an_untied_head_must_be_there(tmp_path: Path) -> None:
     tied = copy_of(DENSE, tmp_path / "tied")
     tensors = tensors_of(DENSE)
