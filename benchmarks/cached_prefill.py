@@ -3,7 +3,8 @@
     python -m benchmarks.cached_prefill qwen2_vl_2b [--tiny]
 
 Each row launches one batch again and again, sampling and uploads inside: chunks of `tokens` new positions behind
-`cached` ones, alone and beside decode rows. --tiny takes the embedded model and any device, to try the script.
+`cached` ones, alone and beside decode rows. `pictures` of the new positions are of a picture, whose rows are there,
+with DeepStack's features where the family has them. --tiny takes the embedded model and any device, to try the script.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from benchmarks.checkpoints import SIZES, make
 from benchmarks.full_size import load
 from benchmarks.record import Row, record
 from benchmarks.timing import host_milliseconds, milliseconds
-from models.media import Prompt
+from models.media import MediaItem, PlaceholderRange, Prompt
 from models.protocol import ChatModel
 from models.registry import family_of
 from service.catalog import embedded_models
@@ -40,29 +42,49 @@ PAGE_SIZE = 16
 CONTEXT = 512
 ROOM = 512
 """Positions of a decode row's prompt, and those that the timed launches may add."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """chunks of so many tokens each, the first `pictures` of them of a picture, behind `cached` ones; beside
+    decode_rows."""
+
+    chunks: int
+    tokens: int
+    cached: int = 0
+    decode_rows: int = 0
+    pictures: int = 0
+
+
 SHAPES = (
-    # Chunks, new positions of each, cached ones of each, decode rows beside them.
-    (1, 64, 0, 0),
-    (1, 300, 0, 0),
-    (1, 40, 700, 0),
-    (1, 300, 1024, 0),
-    (8, 40, 700, 0),
-    (32, 40, 700, 0),
-    (1, 1500, 0, 0),
-    (1, 2048, 2048, 0),
-    (1, 2048, 28_000, 0),
-    (1, 40, 700, 32),
-    (1, 300, 1024, 32),
-    (1, 2016, 2016, 32),
-    (1, 2016, 28_000, 32),
+    Shape(1, 64),
+    Shape(1, 300),
+    Shape(1, 40, 700),
+    Shape(1, 300, 1024),
+    Shape(8, 40, 700),
+    Shape(32, 40, 700),
+    Shape(1, 1500),
+    Shape(1, 2048, 2048),
+    Shape(1, 2048, 28_000),
+    Shape(1, 40, 700, 32),
+    Shape(1, 300, 1024, 32),
+    Shape(1, 2016, 2016, 32),
+    Shape(1, 2016, 28_000, 32),
+    Shape(1, 300, pictures=256),
+    Shape(1, 300, 1024, pictures=256),
+    Shape(4, 300, pictures=256),
+    Shape(1, 300, 1024, 32, pictures=256),
 )
-TINY = ((1, 8, 0, 0), (2, 8, 40, 0), (1, 16, 32, 2), (1, 300, 32, 2))
+TINY = (Shape(1, 8), Shape(2, 8, 40), Shape(1, 16, 32, 2), Shape(1, 300, 32, 2), Shape(1, 16, 32, 2, pictures=12))
 
 
 class Bench:
     """One model's runner over pages of its own; slots and pages are given out once."""
 
-    def __init__(self, model: ChatModel, device: torch.device, mixed_route: MixedRoute, pages: int, rows: int) -> None:
+    def __init__(
+        self, model: ChatModel, device: torch.device, mixed_route: MixedRoute, pages: int, rows: int, most_rows: int
+    ) -> None:
+        """most_rows: of one picture."""
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         config = EngineConfig(models=(), mixed_route=mixed_route, page_size=PAGE_SIZE, max_running=rows)
         pool = GraphPool(device, config.graph_memory)
@@ -77,12 +99,16 @@ class Bench:
         if device.type == "cuda":
             self.runner.warm_up()
         self.graph_bytes, self.static_bytes = pool.graph_bytes, pool.static_bytes
+        self._media = torch.randn(most_rows, self.runner.embeds_width, device=device).to(dtype)
         self._slot = self._page = 0
 
-    def sequence(self, positions: int, room: int) -> ChatSequence:
-        """A slot of its own and pages for all positions."""
+    def sequence(self, positions: int, room: int, picture: PlaceholderRange | None = None) -> ChatSequence:
+        """A slot of its own and pages for all positions, those of a picture among them."""
         ids = np.random.default_rng(positions).integers(0, 64, positions).astype(np.int32)
-        prompt = Prompt(ids, np.broadcast_to(np.arange(positions, dtype=np.int32), (self.axes, positions)), positions)
+        axes = np.broadcast_to(np.arange(positions, dtype=np.int32), (self.axes, positions))
+        runs = () if picture is None else (picture,)
+        items = tuple(MediaItem("image", (), {}, 0, 1, run.length, bytes(32)) for run in runs)
+        prompt = Prompt(ids, axes, positions, items, runs)
         params = SamplingParams(max_tokens=room, temperature=0.0)
         made = ChatSequence(ChatRequest(str(self._slot), "model", prompt, params, 0.0), room, PAGE_SIZE)
         count = -(-(positions + room) // PAGE_SIZE)
@@ -99,24 +125,21 @@ class Bench:
         pages = (CONTEXT + ROOM) // PAGE_SIZE
         greedy = SamplerNeeds(full=False, logprobs=None, guided=False)
         step = Step(slots, tuple(rows), pages if rows else 0, tuple(chunks), (), greedy)
-        return self.runner.launch(step, _no_media).route
-
-
-def _no_media(sequence: ChatSequence, item: int) -> torch.Tensor:
-    raise AssertionError("these prompts have no pictures")
+        return self.runner.launch(step, lambda sequence, item: self._media).route
 
 
 def whole(sequence: ChatSequence) -> Chunk:
     return Chunk(sequence, 0, sequence.num_tokens, is_last=True)
 
 
-def measure(bench: Bench, shape: tuple[int, int, int, int], repeats: int) -> dict[str, float | str]:
-    chunks, tokens, cached, rows = shape
+def measure(bench: Bench, shape: Shape, repeats: int) -> dict[str, float | str]:
+    tokens, cached = shape.tokens, shape.cached
     bench.start_over()
-    decoding = [bench.sequence(CONTEXT, ROOM) for _ in range(rows)]
+    decoding = [bench.sequence(CONTEXT, ROOM) for _ in range(shape.decode_rows)]
     for sequence in decoding:
         bench.launch([whole(sequence)])
-    sequences = [bench.sequence(cached + tokens, 1) for _ in range(chunks)]
+    picture = PlaceholderRange(0, cached, shape.pictures) if shape.pictures else None
+    sequences = [bench.sequence(cached + tokens, 1, picture) for _ in range(shape.chunks)]
     batch = [Chunk(sequence, cached, cached + tokens, is_last=True) for sequence in sequences]
     route = bench.launch(batch, decoding)
     timed = milliseconds(lambda: bench.launch(batch, decoding), repeats=repeats)
@@ -125,19 +148,19 @@ def measure(bench: Bench, shape: tuple[int, int, int, int], repeats: int) -> dic
 
 
 def measured(
-    name: str, model: ChatModel, device: torch.device, shapes: Sequence[tuple[int, int, int, int]], repeats: int
+    name: str, model: ChatModel, device: torch.device, shapes: Sequence[Shape], repeats: int
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    most = max(c * (n + k) + r * (CONTEXT + ROOM) for c, n, k, r in shapes)
+    most = max(each.chunks * (each.tokens + each.cached) + each.decode_rows * (CONTEXT + ROOM) for each in shapes)
     pages = most // PAGE_SIZE + 128
-    slots = max(chunks + rows for chunks, _, _, rows in shapes)
+    slots = max(each.chunks + each.decode_rows for each in shapes)
+    most_rows = max(1, *(each.pictures for each in shapes))
     routes: tuple[MixedRoute, ...] = ("auto", "eager")
-    auto, eager = (Bench(model, device, route, pages, slots) for route in routes)
+    auto, eager = (Bench(model, device, route, pages, slots, most_rows) for route in routes)
     facts = {"graph_bytes": auto.graph_bytes, "static_bytes": auto.static_bytes}
     for shape in shapes:
         chosen, against = measure(auto, shape, repeats), measure(eager, shape, repeats)
-        row: Row = dict(zip(("chunks", "tokens", "cached", "decode_rows"), shape, strict=True))
-        row |= {"model": name, "route": chosen["route"], "ms": chosen["median"], "eager_ms": against["median"]}
-        row |= {"p10_ms": chosen["p10"], "p90_ms": chosen["p90"]}
+        row: Row = {**asdict(shape), "model": name, "route": chosen["route"]}
+        row |= {"ms": chosen["median"], "eager_ms": against["median"], "p10_ms": chosen["p10"], "p90_ms": chosen["p90"]}
         yield row | {"host_ms": chosen["host"], "eager_host_ms": against["host"]}, facts
 
 
@@ -150,7 +173,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name, repeats = arguments.model, 20
-    shapes: Sequence[tuple[int, int, int, int]] = SHAPES
+    shapes: Sequence[Shape] = SHAPES
     with tempfile.TemporaryDirectory() as folder, engine_stream(device):
         if arguments.tiny:
             name, shapes, repeats = "tiny", TINY, 3

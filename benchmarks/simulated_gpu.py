@@ -158,7 +158,7 @@ class SimulatedPool(GraphPool):
         sampling = name.removeprefix("guided_").removesuffix("_full") == "sample"
         seconds = DILATION * SAMPLE if sampling else self._seconds.of("decode", rows)
         results = {"results": torch.zeros((rows, 2), dtype=torch.int32)}
-        outputs = {"hidden": torch.zeros(rows, self._widths["hidden"])} if name == "layers" else results
+        outputs = {"hidden": torch.zeros(rows, self._widths["hidden"])} if name == "guided_layers" else results
         return _capture(lambda: STREAM.launch(seconds), outputs, seconds)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import cached_prefill, decode, encoder, replay_profile, timing
+from benchmarks.cached_prefill import Shape
 from benchmarks.checkpoints import make
 from benchmarks.full_size import load
 from models.processor import ChatProcessor
 from models.registry import family_of, resolve
 from service.catalog import embedded_models
 from service.graphs.pool import GraphPool
+from tests.support.golden import GOLDEN
 from tests.support.inference import no_gradients as no_gradients
 
 CPU = torch.device("cpu")
@@ -74,10 +77,13 @@ def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("brief")
-def test_rows_of_prefills_with_cached_context(tiny: Path) -> None:
-    shapes = ((2, 8, 40, 0), (1, 16, 32, 2))
-    rows = [row for row, _ in cached_prefill.measured("tiny", load(tiny, CPU, torch.float32), CPU, shapes, 1)]
-    assert [(row["chunks"], row["tokens"], row["cached"], row["decode_rows"]) for row in rows] == list(shapes)
+@pytest.mark.parametrize("deepstack", [False, True])
+def test_rows_of_prefills_with_cached_context(tiny: Path, deepstack: bool) -> None:
+    model = load(GOLDEN / "qwen3_vl" if deepstack else tiny, CPU, torch.float32)
+    assert bool(model.decoder.feature_levels) == deepstack
+    shapes = (Shape(2, 8, 40), Shape(1, 16, 32, 2, pictures=12))
+    rows = [row for row, _ in cached_prefill.measured("tiny", model, CPU, shapes, 1)]
+    assert [Shape(**{field.name: row[field.name] for field in fields(Shape)}) for row in rows] == list(shapes)
     assert all(min(row["ms"], row["eager_ms"], row["host_ms"]) > 0 for row in rows)
 
 

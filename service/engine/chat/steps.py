@@ -93,8 +93,6 @@ class LayersStep:
     """The first half of a decode step: the backbone over every slot's token. Bucket: rows, pages (of the longest
     sequence)."""
 
-    name = "layers"
-
     def __init__(
         self, decoder: Decoder, state: SlotState, caches: Sequence[Mapping[str, Tensor]], page_size: int
     ) -> None:
