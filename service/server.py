@@ -30,6 +30,7 @@ from service.heap import keep_freed_memory
 from service.link.config import EngineConfig
 from service.link.host_threads import thread_variables
 from service.link.messages import EngineState
+from service.link.standby import standby_for
 from service.link.supervisor import EngineLink, InlineLink, ProcessLink
 from service.logs import chosen_format
 from service.progress import StartProgress, log_phase
@@ -50,7 +51,8 @@ def link_maker(settings: Settings, config: EngineConfig) -> Callable[[], EngineL
         # Read when torch is loaded, which this process does not do before the engine's thread.
         os.environ.update(thread_variables(config))
         return lambda: InlineLink(next(configs))
-    return lambda: ProcessLink(next(configs))
+    standby = standby_for(settings.standby)
+    return lambda: ProcessLink(next(configs), standby=standby)
 
 
 class Server(uvicorn.Server):

@@ -159,9 +159,7 @@ class Settings(BaseSettings):
     encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to capture; default: the model's bucket list.")
     decode_buckets: Integers = _knob((), "Engine", "Batch sizes to capture; default: buckets up to --max-running.")
     first_audio_target: Seconds | None = _knob(
-        None,
-        "Engine",
-        "Speech predicted to start later than this is refused (s); default: 2 on a GPU, no limit on a CPU.",
+        None, "Engine", "Speech predicted to start later than this is refused (s); default: 2 on a GPU, none on a CPU."
     )
     max_speech_load: float | None = _knob(
         None,
@@ -175,9 +173,10 @@ class Settings(BaseSettings):
     )
     start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
     sleep_after: Seconds | None = _knob(
-        None,
-        "Engine",
-        "Stop the engines after this long without a request; the next one starts them (s). Default: never.",
+        None, "Engine", "Seconds without a request after which engines are stopped until the next one; default: never."
+    )
+    standby: Literal["auto", "on", "off"] = _knob(
+        "auto", "Engine", "Keep a process that has imported torch, for a sooner restart or waking; auto: beside a GPU."
     )
 
     # Limits

@@ -7,14 +7,17 @@ import logging
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import msgspec
 import torch
 
+from models.layers import kernels
 from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
 from models.registry import Family, family_of, resolve
 from service.engine.compilations import Compilations
@@ -46,7 +49,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
     torch.set_num_threads(num_threads(config))
     log.info("threads on the host: %d", torch.get_num_threads())
     observations = Observations()
-    if (age := process_age()) is not None:
+    if not config.stood_by and (age := process_age()) is not None:
         StartPhases(observations).add("process", age)
     compilations = Compilations(observations)
     with torch.inference_mode(), engine_stream(device), compilations.counted(device):
@@ -57,6 +60,20 @@ def serve(config: EngineConfig, channel: Channel) -> None:
         gc.collect()
         gc.freeze()
         engine.run()
+
+
+def prepare(config: EngineConfig) -> None:
+    """Imports what `serve` will need of its models, in a process that waits to become the engine. Starts no GPU."""
+    paths = set[str]()
+    for model in config.models:
+        family = family_of(Path(model.directory))
+        paths |= {family.model, family.processor, WORKERS[family.kind]}
+    for path in sorted(paths):
+        resolve(path)
+    if config.device != "cpu":
+        with suppress(ImportError):
+            for module in iter_modules(kernels.__path__, f"{kernels.__name__}."):
+                import_module(module.name)
 
 
 def build_engine(config: EngineConfig, channel: Channel, device: torch.device, observations: Observations) -> Engine:

@@ -1,11 +1,13 @@
 """The engine process, `service.link.process ADDRESS ENTRY [shared]`, the configuration as one JSON line on stdin.
 
 Started and watched by supervisor.py. It ends when the engine returns or fails, or when its stdin closes: then the
-process that started it is gone.
+process that started it is gone. `standby ENTRY` imports what an engine imports and learns its address later, from a
+second line (standby.py).
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import shutil
@@ -25,6 +27,7 @@ from service.link.config import ConfigurationError, EngineConfig
 from service.link.gpu_context import begin_context
 from service.link.messages import Command, Outputs
 from service.link.shared import SharedChannel
+from service.link.standby import STANDBY, Attach
 from service.logs import configure_logging
 
 log = logging.getLogger("reprise.engine")
@@ -73,9 +76,22 @@ def _exit_with_parent(address: str) -> None:
     os._exit(0)
 
 
+def _prepare(entry: str, config: EngineConfig) -> None:
+    """Imports the entry's module, and lets it prepare what it can before there is anything to serve."""
+    module = importlib.import_module(entry.partition(":")[0])
+    getattr(module, "prepare", lambda _: None)(config)
+
+
 def main(arguments: list[str]) -> int:
     address, entry, *shared = arguments
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    if address == STANDBY:
+        _prepare(entry, config)
+        if not (line := sys.stdin.buffer.readline()):
+            return 0  # The server has ended.
+        attach = msgspec.json.decode(line, type=Attach)
+        address, shared = attach.address, [SHARED] if attach.shared else []
+        config = msgspec.structs.replace(config, stood_by=True)
     threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
     names = {} if config.index is None else {"engine": config.index}
     configure_logging(config.log_level, config.log_format, **names)

@@ -10,6 +10,7 @@ import queue
 import shutil
 import tempfile
 import threading
+from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -18,13 +19,12 @@ import msgspec
 
 from models.errors import CheckpointError
 from models.registry import resolve
-from service.children import python_command, python_environment
 from service.link.config import ConfigurationError, EngineConfig, EngineEntry
 from service.link.engine_socket import EngineSocket, OnOutputs, discard
-from service.link.host_threads import thread_variables
 from service.link.messages import Command, Outputs, Stop
 from service.link.process import CONFIGURATION_ERROR, SHARED
 from service.link.shared import SUPERVISOR
+from service.link.standby import Attach, Standby, start_engine_process
 
 ENTRY = "service.engine.start:serve"
 
@@ -66,17 +66,21 @@ class ProcessLink:
     """An engine in a child process, over a Unix socket in a private directory.
 
     shared: other processes may attach themselves to the engine at `address`, once it is launched (attached.py). This
-    one supervises it, and gets metric events and the state alone.
+    one supervises it, and gets metric events and the state alone. standby: that of all lives of the engine, if later
+    ones are to find a process prepared.
     """
 
-    def __init__(self, config: EngineConfig, entry: str = ENTRY, *, shared: bool = False) -> None:
+    def __init__(
+        self, config: EngineConfig, entry: str = ENTRY, *, shared: bool = False, standby: Standby | None = None
+    ) -> None:
         self.on_launch: Callable[[], None] = _nothing
         self.send: Callable[[Command], None] = discard
         self.address = ""
         self._shared = shared
+        self._standby = standby
         self._config = config
         self._entry = entry
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
 
     async def run(self, on_outputs: OnOutputs) -> EngineExit:
         directory = Path(tempfile.mkdtemp(prefix="reprise-"))  # mode 0700
@@ -84,32 +88,40 @@ class ProcessLink:
         socket = EngineSocket.attached(address, SUPERVISOR) if self._shared else EngineSocket.bound(address)
         try:
             self.send = socket.send
-            arguments = (address, self._entry, *([SHARED] if self._shared else []))
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *python_command("service.link.process", *arguments),
-                    env=_environment(self._config),
-                    stdin=asyncio.subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C is for the API process, which drains first
-                )  # fmt: skip
+                process = self._process = await self._start(address)
             except OSError as error:  # e.g. out of memory: a later start may succeed
                 return EngineExit(f"the engine process could not be started: {error}")
-            self._process = process
             self.on_launch()
-            return await self._live(process, socket, on_outputs)
+            return await self._live(process, socket, self._prepare_next(on_outputs))
         finally:
             self.send = discard
             socket.close()
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def _live(
-        self, process: asyncio.subprocess.Process, socket: EngineSocket, on_outputs: OnOutputs
-    ) -> EngineExit:
-        """From the configuration that the process reads first to its end."""
+    async def _start(self, address: str) -> Process:
+        waiting = None if self._standby is None else await self._standby.take(Attach(address, self._shared))
+        if waiting is not None:
+            return waiting
+        return await start_engine_process(self._config, address, self._entry, *([SHARED] if self._shared else []))
+
+    def _prepare_next(self, on_outputs: OnOutputs) -> OnOutputs:
+        """`on_outputs`; behind it a process for the next life is prepared once the engine is ready."""
+        standby = self._standby
+        if standby is None:
+            return on_outputs
+
+        def heard(outputs: Outputs) -> None:
+            on_outputs(outputs)
+            if outputs.state is not None and outputs.state.phase == "ready":
+                standby.prepare(self._config, self._entry, outputs.state.device)
+
+        return heard
+
+    async def _live(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> EngineExit:
+        """To the end of the process."""
         reader = asyncio.create_task(socket.read(on_outputs))
         try:
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(self._config) + b"\n")
             exited = asyncio.create_task(process.wait())
             await asyncio.wait({reader, exited}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
@@ -138,11 +150,6 @@ class ProcessLink:
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
-
-
-def _environment(config: EngineConfig) -> dict[str, str]:
-    device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
-    return python_environment() | thread_variables(config) | device
 
 
 class InlineLink:

@@ -15,6 +15,7 @@ from service.engine_metrics import labelled, without_engines
 from service.link.config import EngineConfig
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState
+from service.link.standby import Standby, standby_for
 from service.link.supervisor import EngineExit, ProcessLink
 from service.metrics import Metrics
 from service.metrics_page import Families, merged
@@ -25,8 +26,8 @@ from service.settings import Settings
 log = logging.getLogger("reprise")
 
 
-def shared_link(config: EngineConfig) -> ProcessLink:
-    return ProcessLink(config, shared=True)
+def shared_link(config: EngineConfig, standby: Standby | None) -> ProcessLink:
+    return ProcessLink(config, shared=True, standby=standby)
 
 
 class AnnouncedLink:
@@ -76,7 +77,7 @@ class EngineProcesses:
         self._metrics = [metrics if alone else Metrics(kinds) for _ in configs]
         self._clients = [
             EngineClient(
-                partial(self._link, index, configs_of_lives(config)),
+                partial(self._link, index, configs_of_lives(config), standby_for(settings.standby)),
                 self._metrics[index],
                 hang_timeout=settings.hang_timeout,
                 start_timeout=settings.start_timeout,
@@ -154,8 +155,8 @@ class EngineProcesses:
             parts.append(labelled(metrics.registry, index))
         return merged([without_engines(page), *parts])
 
-    def _link(self, index: int, configs: Iterator[EngineConfig]) -> AnnouncedLink:
-        return AnnouncedLink(shared_link(next(configs)), partial(self._tell, index))
+    def _link(self, index: int, configs: Iterator[EngineConfig], standby: Standby | None) -> AnnouncedLink:
+        return AnnouncedLink(shared_link(next(configs), standby), partial(self._tell, index))
 
     def _tell(self, index: int, address: str | None) -> None:
         client = self._clients[index]

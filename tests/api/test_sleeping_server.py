@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from asyncio.subprocess import Process
+from functools import partial
 
 import httpx
 import pytest
 
+from benchmarks.footprint import children, inspect
 from service.api import engine_client
 from service.catalog import load_catalog
+from service.link import standby as standby_module
+from service.link.standby import Attach, Standby
 from service.link.supervisor import ProcessLink
 from service.settings import load_settings
 from tests.support.servers import RunningServer, running_server
@@ -20,36 +24,47 @@ FLAGS = {"max_running": 2, "decode_buckets": (1,), "sleep_after": 0.5}
 
 def engines() -> set[int]:
     """Process ids of the engines that this process has started."""
-    found = set()
-    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-        try:
-            if b"service.link.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(int(pid))
-        except OSError:  # it has ended meanwhile
-            continue
-    return found
+    return {pid for pid in children(os.getpid()) if (process := inspect(pid)) is not None and process.role == "engine"}
 
 
-def wait_asleep(server: RunningServer) -> None:
+def wait_asleep(server: RunningServer, standing_by: int) -> set[int]:
+    """The processes that stand by."""
+
     def gone() -> bool:
-        return server.context.engine.phase == "asleep" and not engines()
+        return server.context.engine.phase == "asleep" and len(engines()) == standing_by
 
     wait(gone, GENEROUS, "the engine's process has ended")
+    return engines()
+
+
+class Recorded(Standby):
+    def __init__(self) -> None:
+        super().__init__(beside_cpu=True)
+        self.taken = set[int]()
+
+    async def take(self, attach: Attach) -> Process | None:
+        process = await super().take(attach)
+        self.taken |= set() if process is None else {process.pid}
+        return process
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_chat_and_speech_wake_an_engine_whose_process_had_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("standby", ["off", "on"])
+def test_chat_and_speech_wake_an_engine_whose_process_had_ended(monkeypatch: pytest.MonkeyPatch, standby: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(engine_client, "HEARTBEAT_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(standby_module, "PREPARE_AFTER", 0.0)
     catalog = load_catalog(load_settings({}))
     chat, speech = (next(m.name for m in catalog.models if m.kind == kind) for kind in ("chat", "speech"))
     said = {"model": chat, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
     spoken = {"model": speech, "input": "Hello.", "voice": "default", "response_format": "pcm", "max_len": 2}
-    with running_server(catalog, ProcessLink, **FLAGS) as server:
+    standing_by = Recorded() if standby == "on" else None
+    waited = set[int]()
+    with running_server(catalog, partial(ProcessLink, standby=standing_by), **FLAGS) as server:
         with httpx.Client(base_url=server.url, timeout=GENEROUS) as http:
             for path, body in (("/v1/chat/completions", said), ("/v1/audio/speech", spoken)):
-                wait_asleep(server)
+                waited |= wait_asleep(server, int(standby == "on"))
                 ready = http.get("/ready")
                 assert ready.status_code == 200 and ready.json()["engine"] == "asleep"
                 assert http.get("/health").status_code == 200
@@ -58,3 +73,6 @@ def test_chat_and_speech_wake_an_engine_whose_process_had_ended(monkeypatch: pyt
             page = http.get("/metrics").text
         # A voice is made first, and then speaks: the engine does not sleep between the two.
         assert "reprise_engine_wake_duration_seconds_count 2.0" in page and "reprise_engine_restarts_total 0.0" in page
+    if standing_by is not None:
+        assert standing_by.taken == waited and len(waited) == 2
+    assert not engines()

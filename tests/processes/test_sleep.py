@@ -151,7 +151,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int 
     configs = [EngineConfig((GOOD,), index=index if several else None) for index in range(engines)]
     made: list[Rig] = []
 
-    def shared_link(config: EngineConfig) -> ProcessLink:
+    def shared_link(config: EngineConfig, standby: object) -> ProcessLink:
         index = config.index or 0
         failing = index in made[0].broken
         made[0].broken.discard(index)

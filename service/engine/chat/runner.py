@@ -88,12 +88,10 @@ class ChatRunner:
 
     def measure(self) -> MemoryRequirements:
         """Peak of the largest step with a prefill and of a decode step of all slots, over scratch pages."""
-        device, config = self._context.device, self._context.config
+        device, config, dtype = self._context.device, self._context.config, self._context.dtype
         if device.type == "cpu":
             return MemoryRequirements()
-        caches = [
-            spec.allocate(1, self._page_size, device, self._context.dtype) for spec in self._decoder.cache_specs()
-        ]
+        caches = [spec.allocate(1, self._page_size, device, dtype) for spec in self._decoder.cache_specs()]
         beside_rows = config.max_running + chunk_tokens(config.max_step_tokens, config.max_running)
         tokens = min(max(config.max_step_tokens, beside_rows), self._max_pages * self._page_size)
         prefill = peak_bytes(lambda: self._scratch_pass(caches, [tokens]), device)
@@ -101,13 +99,11 @@ class ChatRunner:
         sampling = Sampling(self._decoder, state, self._vocab_limit, full=True)
         step = DecodeStep(self._decoder, state, caches, self._page_size, sampling)
         decode = self._peak_of(step, {"rows": config.max_running, "pages": self._max_pages})
-        cached = CachedPrefillStep(
-            self._decoder, state, caches, self._page_size, self._hidden_size, self._context.dtype
-        )
+        cached = CachedPrefillStep(self._decoder, state, caches, self._page_size, self._hidden_size, dtype)
         # Fewer tokens may take more memory: their keys are split, and the parts kept (paged_prefill).
         for size in powers_of_two(tokens):
             prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.max_running}))
-        held = torch.zeros((config.max_running, self._hidden_size), dtype=self._context.dtype, device=device)
+        held = torch.zeros((config.max_running, self._hidden_size), dtype=dtype, device=device)
         guided = self._peak_of(GuidedSampleStep(sampling, held), {"rows": config.max_running})
         most = max(prefill, decode, guided)
         num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit) + held.nbytes

@@ -1,0 +1,166 @@
+"""Later lives of an engine begin in a process that was prepared while the one before served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.footprint import children, inspect
+from service.link import standby as standby_module
+from service.link.config import EngineConfig, ModelConfig
+from service.link.messages import Outputs, Stop
+from service.link.standby import Standby, standby_for
+from service.link.supervisor import EngineExit, ProcessLink
+from tests.support.processes import ROOT
+from tests.support.waiting import until
+
+ENTRY = """
+import os
+from pathlib import Path
+from service.link.messages import EngineState, Outputs, Stop
+
+FOLDER = Path(__file__).parent
+
+def prepare(config):
+    (FOLDER / f"prepared {os.getpid()}").touch()
+
+def serve(config, channel):
+    told = f"{os.getpid()} {config.restarted} {config.stood_by} {config.models[0].name}"
+    channel.send(Outputs(state=EngineState("ready", told, (), 0, device="cpu")))
+    while not any(isinstance(command, Stop) for command in channel.receive(None)):
+        pass
+"""
+CONFIG = EngineConfig((ModelConfig("model", "/nowhere"),), device="cpu")
+
+
+class Life:
+    """One life of the engine of ENTRY, ready."""
+
+    def __init__(self, link: ProcessLink, running: asyncio.Task[EngineExit], told: str) -> None:
+        self.link, self._running = link, running
+        pid, *self.told = told.split()
+        self.pid = int(pid)
+
+    async def end(self) -> None:
+        self.link.send(Stop())
+        assert await self._running == EngineExit("stopped")
+
+
+Begin = Callable[[Standby | None], Awaitable[Life]]
+
+
+@pytest.fixture
+async def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Begin]:
+    (tmp_path / "entry_of_test.py").write_text(ENTRY)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setattr(standby_module, "PREPARE_AFTER", 0.0)
+    tasks = []
+
+    async def beginning(standby: Standby | None) -> Life:
+        link = ProcessLink(CONFIG, "entry_of_test:serve", standby=standby)
+        told: list[str] = []
+
+        def heard(outputs: Outputs) -> None:
+            assert outputs.state is not None
+            told.append(outputs.state.detail)
+
+        running = asyncio.create_task(link.run(heard))
+        tasks.append(running)
+        await until(lambda: bool(told), what="the engine is ready")
+        return Life(link, running, told[0])
+
+    yield beginning
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def prepared(folder: Path) -> set[int]:
+    """Processes that have prepared themselves and live."""
+    pids = {int(file.name.split()[1]) for file in folder.glob("prepared *")}
+    return {pid for pid in pids if inspect(pid) is not None}
+
+
+async def test_each_later_life_begins_in_the_process_that_was_prepared(begin: Begin, tmp_path: Path) -> None:
+    standby = Standby(beside_cpu=True)
+    life = await begin(standby)
+    assert life.told == ["False", "False", "model"]
+    seen = {life.pid}
+    for _ in range(2):
+        await until(lambda: bool(prepared(tmp_path) - seen), what="another process is prepared")
+        (waiting,) = prepared(tmp_path) - seen
+        await life.end()
+        life = await begin(standby)
+        assert life.pid == waiting and life.told == ["True", "True", "model"]
+        seen.add(waiting)
+    await life.end()
+
+
+async def test_a_process_that_has_died_meanwhile_is_not_missed(begin: Begin, tmp_path: Path) -> None:
+    standby = Standby(beside_cpu=True)
+    life = await begin(standby)
+    await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
+    (waiting,) = prepared(tmp_path)
+    os.kill(waiting, signal.SIGKILL)
+    await until(lambda: inspect(waiting) is None, what="it has died")
+    await until(lambda: standby._process is None, what="that was noticed")
+    await life.end()
+    other = await begin(standby)
+    assert other.pid not in (life.pid, waiting) and other.told[:2] == ["False", "False"]
+    await other.end()
+
+
+async def test_one_that_cannot_be_started_is_not_missed(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    standby = Standby(beside_cpu=True)
+
+    async def refused(*_: Any) -> None:
+        raise OSError("too many processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(standby_module, "start_engine_process", refused)
+        life = await begin(standby)
+        assert standby._keeper is not None
+        await standby._keeper
+    await life.end()
+    await (await begin(standby)).end()
+
+
+async def test_none_waits_beside_a_cpu_unless_it_is_asked_for(begin: Begin) -> None:
+    assert standby_for("off") is None
+    standby = standby_for("auto")
+    assert standby is not None
+    life = await begin(standby)
+    assert standby._keeper is None
+    standby.prepare(CONFIG, "entry_of_test:serve", "NVIDIA H100 80GB HBM3")
+    assert standby._keeper is not None
+    standby._keeper.cancel()
+    await life.end()
+
+
+def test_the_end_of_the_event_loop_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "entry_of_test.py").write_text(ENTRY)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setattr(standby_module, "PREPARE_AFTER", 0.0)
+
+    async def leave() -> None:
+        Standby(beside_cpu=True).prepare(CONFIG, "entry_of_test:serve", "cpu")
+        await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
+
+    before = set(children(os.getpid()))
+    asyncio.run(leave())
+    assert not prepared(tmp_path) and set(children(os.getpid())) <= before
+
+
+async def test_the_end_of_its_parent_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "entry_of_test.py").write_text(ENTRY)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    process = await standby_module.start_engine_process(CONFIG, standby_module.STANDBY, "entry_of_test:serve")
+    assert process.stdin is not None
+    process.stdin.close()
+    assert await process.wait() == 0
