@@ -12,6 +12,8 @@ from models.protocol import Bucket
 
 BucketKey = tuple[tuple[str, int], ...]
 
+_SPAN = 4
+
 
 def key_of(bucket: Bucket) -> BucketKey:
     """Hashable form, names in the bucket's own order."""
@@ -50,6 +52,16 @@ def cheapest(bucket_list: Iterable[Bucket], needed: Bucket) -> Bucket | None:
 def captured_first(before_ready: Iterable[Bucket], *, restarted: bool) -> list[Bucket]:
     """What to capture before readiness: `before_ready`, after a restart the least of it alone."""
     return sorted(before_ready, key=cost_of)[:1] if restarted else list(before_ready)
+
+
+def spanning(bucket_list: Iterable[Bucket]) -> list[Bucket]:
+    """Few of the buckets that hold whatever one of them holds: the largest and, below each that is taken, the next that
+    is at most a quarter of it."""
+    taken: list[Bucket] = []
+    for bucket in sorted(bucket_list, key=cost_of, reverse=True):
+        if not taken or (bucket[primary_size(bucket)] * _SPAN <= taken[-1][primary_size(bucket)]):
+            taken.append(bucket)
+    return taken
 
 
 def powers_of_two(largest: int) -> list[int]:

@@ -2,16 +2,18 @@
 
 `run` replays the cheapest captured graph that holds the plan, or runs forward eagerly on buffers of the exact size and
 counts the reason. `capture_next` captures the buckets needed before readiness and then, while idle, the rest of the
-list and what demand proposes. `capture_missed` captures, in a busy engine, the bucket that eager calls would have used.
+list and what demand proposes. `capture_missed` captures, in a busy engine, the bucket that eager calls would have used,
+or replays with less padding.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 _MOST_CHOICES = 4096
 """Most sizes whose graph is remembered; pictures come in any number of sizes."""
 _TIMED = 3
+_PADDED_MISS = 1 / 16
+"""What a replay counts as a miss whose graph is larger than one of the list that is not captured yet."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,15 @@ class CapturedGraph:
     layout: Layout
     static: StaticBuffers
     capture: Capture
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """For a size: the captured graph to replay, and the least bucket of the list that holds it, where that has not been
+    tried."""
+
+    graph: CapturedGraph | None
+    missed: BucketKey | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,8 @@ class GraphRunner:
     replay takes the route that is faster in service, by what `observe` is told.
 
     `misses` and Demand are separate on purpose: a miss is a bucket of the list that idle time has not come to yet and
-    that a busy engine needs now, while Demand proposes sizes between the list's, once that is captured.
+    that a busy engine needs now, or would rather have, while Demand proposes sizes between the list's, once that is
+    captured.
     """
 
     def __init__(
@@ -88,12 +102,12 @@ class GraphRunner:
         self._graphs: dict[BucketKey, CapturedGraph] = {}
         self._failed: dict[BucketKey, Bucket] = {}
         self._refused: dict[BucketKey, Bucket] = {}
-        self._choices: dict[BucketKey, CapturedGraph | None] = {}
+        self._choices: dict[BucketKey, _Choice] = {}
         self._static: StaticBuffers | None = None
         self._demand = Demand(self.bucket_list)
-        self._missed: Counter[BucketKey] = Counter()
-        self.misses = 0
-        """Eager calls since the last capture that the most missed bucket would have served."""
+        self._missed = defaultdict[BucketKey, float](float)
+        self.misses = 0.0
+        """Calls since the last capture that the most missed bucket would have served; replays count _PADDED_MISS."""
 
     @property
     def captured(self) -> list[Bucket]:
@@ -109,6 +123,7 @@ class GraphRunner:
             graph = self.graph_for(plan.required)
             if graph is not None:
                 self._demand.note(plan.required)
+                self._count_miss(plan.required, _PADDED_MISS)
                 measured = self._measured(graph, plan)
                 return self._replay(graph, plan) if measured is None else measured
             eager = self.miss(plan.required)
@@ -149,20 +164,30 @@ class GraphRunner:
         """Notes a call that no captured graph holds, whoever runs it, and says why."""
         self._demand.note(required)
         reason = self._reason(required)
-        if reason == "no_bucket" and (untried := cheapest(self._untried(), required)) is not None:
-            key = key_of(untried)
-            self._missed[key] += 1
-            self.misses = max(self.misses, self._missed[key])
+        if reason == "no_bucket":
+            self._count_miss(required, 1)
         return reason
+
+    def _count_miss(self, required: Bucket, weight: float) -> None:
+        if (key := self._choice(required).missed) is not None:
+            self._missed[key] += weight
+            self.misses = max(self.misses, self._missed[key])
 
     def graph_for(self, required: Bucket) -> CapturedGraph | None:
         """The captured graph that `run` would replay."""
+        return self._choice(required).graph
+
+    def _choice(self, required: Bucket) -> _Choice:
         key = key_of(required)
         if key not in self._choices:
-            bucket = cheapest(self.captured, required) if self.enabled else None
             if len(self._choices) >= _MOST_CHOICES:
                 self._choices.clear()
-            self._choices[key] = None if bucket is None else self._graphs[key_of(bucket)]
+            captured = cheapest(self.captured, required) if self.enabled else None
+            wanted = cheapest([*self._untried(), *([] if captured is None else [captured])], required)
+            self._choices[key] = _Choice(
+                None if captured is None else self._graphs[key_of(captured)],
+                None if wanted is None or wanted is captured else key_of(wanted),
+            )
         return self._choices[key]
 
     def _reason(self, required: Bucket) -> EagerReason:
@@ -225,10 +250,11 @@ class GraphRunner:
 
     def capture_missed(self) -> bool:
         """Captures the most missed bucket; False when none was missed. Nothing may be in flight."""
-        for key, _ in self._missed.most_common(1):
-            self._capture(dict(key))
-            return True
-        return False
+        if not self._missed:
+            return False
+        key, _ = max(self._missed.items(), key=itemgetter(1))
+        self._capture(dict(key))
+        return True
 
     def _untried(self) -> list[Bucket]:
         tried = self._graphs.keys() | self._failed.keys() | self._refused.keys()
@@ -255,7 +281,7 @@ class GraphRunner:
             log.warning("capture %s, calls of this size run eagerly: %s", outcome, error)
         self._choices.clear()
         self._missed.clear()
-        self.misses = 0
+        self.misses = 0.0
         self._observations.count("graph_captures_total", **self._labels, outcome=outcome)
         self._observations.observe("graph_capture_duration_seconds", time.monotonic() - started, **self._labels)
 

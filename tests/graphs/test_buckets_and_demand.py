@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from models.protocol import Bucket
-from service.graphs.buckets import cheapest, fits, row_buckets, shortfall
+from service.graphs.buckets import cheapest, fits, row_buckets, shortfall, spanning
 from service.graphs.demand import Demand
 
 BUCKETS: list[Bucket] = [{"patches": p, "sequences": p // 8, "max_seqlen": p} for p in (256, 512, 1024, 4096)]
@@ -32,6 +34,20 @@ def test_batch_sizes_waste_at_most_half_and_little_when_large(largest: int) -> N
     for rows in range(9, largest + 1):
         bucket = next(size for size in bucket_list if size >= rows)
         assert (bucket - rows) / bucket < 1 / 3
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000), st.booleans()), min_size=1))
+def test_few_buckets_hold_what_any_of_a_list_holds(sizes: list[tuple[int, bool]]) -> None:
+    bucket_list: list[Bucket] = [{"tokens": tokens, "audio": tokens if audio else 0} for tokens, audio in sizes]
+    bucket_list.append({"tokens": 2000, "audio": 2000})
+    few = spanning(bucket_list)
+    assert all(any(fits(taken, bucket) for taken in few) for bucket in bucket_list)
+    tokens = [bucket["tokens"] for bucket in few]
+    assert all(smaller * 4 <= larger for larger, smaller in pairwise(tokens)) and len(few) <= 6
+
+
+def test_few_batch_sizes_are_captured_after_a_restart() -> None:
+    assert [bucket["rows"] for bucket in spanning([{"rows": rows} for rows in row_buckets(64)])] == [64, 16, 4, 1]
 
 
 def test_demand_proposes_what_saves_most_padding() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.media import MediaItem
 from models.protocol import Bucket, BufferSpec, Plan
 from service.graphs import pool as pool_module
-from service.graphs.buckets import cheapest
+from service.graphs.buckets import cheapest, cost_of
 from service.graphs.buffers import StaticBuffers
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -122,6 +122,19 @@ def test_every_route_is_counted_with_its_reason(device: str) -> None:
     rows = {e.name: e.value for e in events if e.name.endswith("rows_total")}
     assert rows == {"replayed_rows_total": 10, "padded_rows_total": 6}
     assert [e.value for e in events if e.name == "bucket_occupancy_ratio"] == [10 / 16]
+
+
+def test_replays_with_more_padding_than_the_list_means_them_to_have_are_few_misses() -> None:
+    buckets = sorted(tiny_model("cpu").encoder.default_buckets(), key=cost_of)
+    runner, _ = encoder_runner("cpu", before_ready=buckets[-1:])
+    item, exact = [tiny_item(0, [10])], buckets[0]
+    for count in range(1, 49):
+        assert encode(runner, item)[1].bucket == buckets[-1]
+        assert runner.misses == count / 16
+    assert runner.capture_missed() and exact in runner.captured and runner.misses == 0
+    for _ in range(3):
+        assert encode(runner, item)[1].bucket == exact and runner.misses == 0
+    assert not runner.capture_missed()
 
 
 def test_a_disabled_runner_captures_nothing_and_says_why() -> None:

@@ -12,6 +12,7 @@ from models.layers.lora import rows_arrays
 from models.lora import LoraBank
 from models.protocol import Bucket, Capturable, Plan, SpeechModel
 from service.engine.worker import WorkerContext
+from service.graphs.buckets import spanning
 from service.graphs.runner import GraphRunner
 
 _PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
@@ -85,6 +86,9 @@ def make_runner(
     before_ready: Sequence[Bucket] | None = None,
     stream: torch.cuda.Stream | None = None,
 ) -> GraphRunner:
+    """before_ready: to capture before readiness, by default all. After a restart few that hold all others, since a step
+    in a larger bucket keeps the pace of playback, and an eager one does not."""
+    first = bucket_list if before_ready is None else before_ready
     return GraphRunner(
         name,
         kind,
@@ -93,7 +97,7 @@ def make_runner(
         context.pool,
         context.observations,
         enabled=context.config.graphs,
-        before_ready=before_ready,
+        before_ready=spanning(first) if context.config.restarted else first,
         stream=stream,
     )
 

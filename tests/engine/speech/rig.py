@@ -53,6 +53,7 @@ class WorkerRig:
         solver_steps: tuple[int, ...] = (),
         lora_voices: str = "",
         lora_slots: int = 32,
+        restarted: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = EngineConfig(
@@ -67,6 +68,7 @@ class WorkerRig:
             solver_steps=solver_steps,
             lora_voices=lora_voices,
             lora_slots=lora_slots,
+            restarted=restarted,
         )
         where = torch.device(device)
         dtype = model.state_specs()["last_patch"].dtype

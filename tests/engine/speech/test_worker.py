@@ -107,6 +107,23 @@ def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
     assert graphs or {labels["reason"] for labels in steps} == {"disabled"}
 
 
+def test_a_restarted_worker_begins_with_few_captures_and_sounds_as_ever(model: VoxCPM2, rig: WorkerRig) -> None:
+    restarted = WorkerRig(model, golden.processor(), buckets=(1, 2, 3, 4), restarted=True)
+    assert max(len(runner.captured) for runner in restarted.worker.graph_runners) == 2
+    asked = [request(f"{number}", segment(text), seed=number, solver_steps=10) for number, text in enumerate(TEXTS[:3])]
+    heard = restarted.run({0: asked})
+    for each in asked:
+        expected = rig.alone(each).patches
+        np.testing.assert_allclose(np.stack(heard[each.request_id].patches), np.stack(expected), atol=HIDDEN, rtol=0)
+    restarted.assert_clean()
+    steps = [event.labels for event in restarted.observations.drain() if event.name == "steps_total"]
+    assert steps and {labels["route"] for labels in steps} == {"replay"}
+    while restarted.worker.capture_next(idle=True):
+        pass
+    listed = [runner for runner in restarted.worker.graph_runners if len(runner.captured) >= len(runner.bucket_list)]
+    assert listed == list(restarted.worker.graph_runners)
+
+
 def test_the_server_names_the_numbers_of_solver_steps(model: VoxCPM2) -> None:
     """Those that are captured; streams of different numbers share prefills and go in decode steps of their own."""
     rig = WorkerRig(model, golden.processor(), solver_steps=(5, 32), capture_all=True)
