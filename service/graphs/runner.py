@@ -120,10 +120,10 @@ class GraphRunner:
         The caller cuts the outputs to the plan's own rows.
         """
         if eager is None:
-            graph = self.graph_for(plan.required)
-            if graph is not None:
+            choice = self._choice(plan.required)
+            if (graph := choice.graph) is not None:
                 self._demand.note(plan.required)
-                self._count_miss(plan.required, _PADDED_MISS)
+                self._count_miss(choice, _PADDED_MISS)
                 measured = self._measured(graph, plan)
                 return self._replay(graph, plan) if measured is None else measured
             eager = self.miss(plan.required)
@@ -165,13 +165,13 @@ class GraphRunner:
         self._demand.note(required)
         reason = self._reason(required)
         if reason == "no_bucket":
-            self._count_miss(required, 1)
+            self._count_miss(self._choice(required), 1)
         return reason
 
-    def _count_miss(self, required: Bucket, weight: float) -> None:
-        if (key := self._choice(required).missed) is not None:
-            self._missed[key] += weight
-            self.misses = max(self.misses, self._missed[key])
+    def _count_miss(self, choice: _Choice, weight: float) -> None:
+        if choice.missed is not None:
+            self._missed[choice.missed] += weight
+            self.misses = max(self.misses, self._missed[choice.missed])
 
     def graph_for(self, required: Bucket) -> CapturedGraph | None:
         """The captured graph that `run` would replay."""
