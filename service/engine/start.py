@@ -49,7 +49,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
     torch.set_num_threads(num_threads(config))
     log.info("threads on the host: %d", torch.get_num_threads())
     observations = Observations()
-    if not config.stood_by and (age := process_age()) is not None:
+    if (age := 0.0 if config.stood_by else process_age()) is not None:
         StartPhases(observations).add("process", age)
     compilations = Compilations(observations)
     with torch.inference_mode(), engine_stream(device), compilations.counted(device):

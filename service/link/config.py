@@ -68,7 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """An earlier engine of this server was ready: chat answers with the least that is captured, and what else a start
     captures before readiness is captured while the engine idles."""
     stood_by: bool = False
-    """Its process had waited to become the engine (standby.py), so that the process's age says nothing of the start."""
+    """Its process had waited to become the engine (standby.py): its age is no part of the start."""
     mixed_route: MixedRoute = "auto"
     """Of chat batches with prefill chunks. auto: replayed where a captured prefill holds them and is measured faster.
     eager: all of them run eagerly."""
