@@ -8,22 +8,11 @@ chance, and hides what requests leave behind.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import signal
-from types import FrameType
 
 from service.cli.main import main
-
-
-def give_back(number: int, frame: FrameType | None) -> None:
-    """Only glibc has malloc_trim; with another library nothing is given back."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
+from service.heap import give_back_freed_memory
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, give_back)
+    signal.signal(signal.SIGUSR1, lambda number, frame: give_back_freed_memory())
     main()

@@ -1,8 +1,9 @@
-"""malloc settings: how much freed memory the process keeps for the next pictures."""
+"""malloc: how much freed memory the process keeps for the next pictures, and giving it back."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 
 TRIM_THRESHOLD = 32 << 20
 """Bytes of free memory that a heap may keep: a decoded picture of 1024 x 1024 with its copies takes 16 MB."""
@@ -25,3 +26,11 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD)
     mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+
+
+def give_back_freed_memory() -> None:
+    """To the system, all that can be. Only glibc has malloc_trim; with another library nothing is given back."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -24,6 +24,7 @@ MAY_IMPORT = {
         "service.engine",
         "service.logs",
         "service.children",
+        "service.heap",
     },
     "service.media": {"models", "service.media", "service.children"},
 }

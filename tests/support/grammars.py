@@ -1,9 +1,11 @@
-"""A grammar checked as the server does it, in this process."""
+"""A grammar checked as the server does it, in this process; mask servers that are all there."""
 
 from __future__ import annotations
 
 from service.api.chat.grammar import Unfit, check_bounds
 from service.api.chat.grammar_worker import problem
+from service.engine.chat.guidance import Guidance
+from tests.support.waiting import wait
 
 
 def check_grammar(grammar: str) -> None:
@@ -11,3 +13,16 @@ def check_grammar(grammar: str) -> None:
     check_bounds(grammar)
     if reason := problem(grammar):
         raise Unfit(reason)
+
+
+def with_all_servers(guidance: Guidance) -> Guidance:
+    """Once all of its mask servers have read the vocabulary: from then on they share what comes."""
+    for server in guidance._servers:
+        assert server.start()
+
+    def ready() -> bool:
+        guidance.receive(0.05)
+        return all(server.ready for server in guidance._servers)
+
+    wait(ready, what="all mask servers")
+    return guidance

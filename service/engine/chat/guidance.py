@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from service.engine.chat.mask_hosts import MaskHost
-from service.engine.chat.mask_server import BROKEN, Build, Built, Compute, Computed, Forget, Reply, Request
+from service.engine.chat.mask_server import BROKEN, Build, Built, Compute, Computed, Forget, Ready, Reply, Request
 from service.engine.chat.masks import MaskJob, Unread, Wanted
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class _Asked:
 
 
 class _Server:
-    """One mask server, which is started anew for the next guide if it ends."""
+    """One mask server: started, and started anew if it has ended, by `start`."""
 
     def __init__(self, host: MaskHost, poll: select.poll) -> None:
         """poll: watches its connection."""
@@ -81,26 +81,25 @@ class _Server:
         self.guides: dict[int, Guide] = {}
         """That it knows."""
         self.link: Connection | None = None
+        self.ready = False
+        """It has read the vocabulary."""
         self.asked: _Asked | None = None
-        self._start()
 
-    def _start(self) -> None:
-        # Read while weights load: a published vocabulary takes a second.
-        self.link = self._host.start()
-        self._poll.register(self.link.fileno(), select.POLLIN)
-        self._end = weakref.finalize(self, self.link.close)
-
-    def build(self, guide: Guide, grammar: str, *, slow: bool) -> bool:
-        """False if it has ended and no other one can be started."""
+    def start(self) -> bool:
+        """Unless it runs. False if it cannot be started."""
         if self.link is None:
             try:
-                self._start()
+                self.link = self._host.start()
             except OSError as error:
                 log.error("no mask server can be started: %s", error)
                 return False
+            self._poll.register(self.link.fileno(), select.POLLIN)
+            self._end = weakref.finalize(self, self.link.close)
+        return True
+
+    def build(self, guide: Guide, grammar: str, *, slow: bool) -> None:
         self.guides[guide.number] = guide
         self._send(Build(guide.number, grammar, slow))
-        return True
 
     def forget(self, guide: Guide) -> None:
         if self.guides.pop(guide.number, None) is not None:
@@ -115,6 +114,8 @@ class _Server:
         assert self.link is not None
         try:
             match self._replies.decode(self.link.recv_bytes()):
+                case Ready():
+                    self.ready = True
                 # It may have ended since.
                 case Built(number, problem) if (guide := self.guides.get(number)) is not None:
                     guide.built, guide.problem = True, problem
@@ -138,7 +139,7 @@ class _Server:
         assert self.link is not None
         self._poll.unregister(self.link.fileno())
         self._end()
-        self.link = None
+        self.link, self.ready = None, False
         unbuilt = [guide for guide in self.guides.values() if not guide.built]
         for guide in self.guides.values():
             guide.built, guide.problem = True, guide.problem or BROKEN
@@ -160,11 +161,13 @@ class _Server:
 
 
 class Guidance:
-    """The guides of one model, shared out among its mask servers."""
+    """The guides of one model, shared out among its mask servers. The first one reads the vocabulary while weights
+    load; the others are started with the first guide, since each takes the memory of a vocabulary."""
 
     def __init__(self, hosts: Sequence[MaskHost]) -> None:
         self._poll = select.poll()
         self._servers = [_Server(host, self._poll) for host in hosts]
+        self._servers[0].start()
         self._numbers = count()
         self._building: dict[int, Guide] = {}
         self._built: list[Guide] = []
@@ -178,13 +181,19 @@ class Guidance:
     def begin(self, sequence: Guided, grammar: str, *, slow: bool = False) -> None:
         """Begins to build the sequence's guide. slow: that takes long, unless it is kept."""
         self.receive(0.0)  # A server that has ended is started anew.
-        index = min(range(len(self._servers)), key=lambda index: len(self._servers[index].guides))
+        running = [index for index, server in enumerate(self._servers) if server.start()]
+        # One that still reads the vocabulary gets no guides beside one that has.
+        index = min(running, key=lambda index: (not self._servers[index].ready, self._load(index)), default=0)
         guide = sequence.guide = Guide(next(self._numbers), index)
-        if self._servers[index].build(guide, grammar, slow=slow):
+        if running:
+            self._servers[index].build(guide, grammar, slow=slow)
             self._building[guide.number] = guide
         else:
             guide.built, guide.problem = True, BROKEN
             self._built.append(guide)
+
+    def _load(self, index: int) -> int:
+        return len(self._servers[index].guides)
 
     def wait(self) -> None:
         """Until a guide is built, or for a while."""

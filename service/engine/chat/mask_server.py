@@ -29,6 +29,7 @@ import numpy as np
 from models.processor import ChatProcessor
 from models.registry import family_of, resolve
 from service.engine.chat.matchers import build_matcher, build_tokenizer
+from service.heap import give_back_freed_memory
 from service.link.grammar_limits import deep_thread, deep_threads
 from service.logs import configure_logging
 
@@ -79,6 +80,10 @@ class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rows: list[tuple[int, list[int]]]
 
 
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Sent once: the vocabulary has been read, which takes seconds for a published one."""
+
+
 class Built(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """problem: why it could not be built; empty if it was."""
 
@@ -94,7 +99,7 @@ class Computed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 Request = Build | Forget | Compute
-Reply = Built | Computed
+Reply = Ready | Built | Computed
 
 
 class MaskServer:
@@ -107,11 +112,16 @@ class MaskServer:
         self._sending = threading.Lock()
         self._builders = {slow: deep_threads(1, "slow-grammars" if slow else "grammars") for slow in (False, True)}
         """By whether what they build takes long: no usual grammar waits behind one that does."""
-        self._tokenizer = self._builders[False].submit(tokenizer)
+        self._tokenizer = self._builders[False].submit(self._read, tokenizer)
         self._matchers: dict[int, Future[llguidance.LLMatcher]] = {}
         """By guide."""
         self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._keeping = threading.Lock()
+
+    def _read(self, tokenizer: Callable[[], llguidance.LLTokenizer]) -> llguidance.LLTokenizer:
+        read = tokenizer()
+        self._send(Ready())
+        return read
 
     def run(self) -> None:
         """In a thread with a deep stack (deep_thread)."""
@@ -206,7 +216,10 @@ def _verdict(matcher: llguidance.LLMatcher) -> str | None:
 def _tokenizer_of(settings: ServerSettings) -> llguidance.LLTokenizer:
     directory = Path(settings.directory)
     processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
-    return build_tokenizer(processor, settings.vocab_limit)
+    tokenizer = build_tokenizer(processor, settings.vocab_limit)
+    del processor
+    give_back_freed_memory()  # More than half of what a published vocabulary takes while it is read.
+    return tokenizer
 
 
 def main(arguments: list[str]) -> None:

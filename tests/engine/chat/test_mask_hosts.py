@@ -20,6 +20,7 @@ from service.engine.chat.guidance import Guidance, Guide
 from service.engine.chat.mask_hosts import MaskProcess, MaskThread, SharedMasks, hosts_of
 from service.engine.chat.mask_server import BROKEN
 from service.link.config import EngineConfig, ModelConfig
+from tests.support.grammars import with_all_servers
 from tests.support.processes import stand_still
 from tests.support.waiting import wait
 
@@ -75,7 +76,7 @@ def allowed(masks: np.ndarray, text: str) -> bool:
 
 
 def test_two_processes_share_the_rows_of_a_step(shared: SharedMasks, processes: list[MaskProcess]) -> None:
-    guidance = Guidance(processes)
+    guidance = with_all_servers(Guidance(processes))
     rows = [guided(guidance, "zebra", "quilt"), guided(guidance, "violin"), guided(guidance, "zebra")]
     built(guidance, *rows)
     places, verdicts = computed(guidance, *rows)
@@ -114,7 +115,7 @@ def test_a_process_that_computes_for_ever_is_killed(
 
 
 def test_nothing_of_them_is_left(shared: SharedMasks, processes: list[MaskProcess]) -> None:
-    guidance = Guidance(processes)
+    guidance = with_all_servers(Guidance(processes))
     running, links = [host._process for host in processes], [server.link for server in guidance._servers]
     processes.clear()
     del guidance

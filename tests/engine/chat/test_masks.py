@@ -20,6 +20,7 @@ from service.engine.chat.matchers import build_matcher, build_tokenizer
 from service.engine.chat.slot_state import SlotState
 from service.engine.readback import Readback
 from tests.support.devices import DEVICES
+from tests.support.grammars import with_all_servers
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import ALPHABET, END_TOKEN, VOCABULARY, tiny_processor, tiny_prompt
 from tests.support.waiting import GENEROUS, wait
@@ -90,7 +91,7 @@ def following(words: np.ndarray) -> str:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_masks_are_those_behind_tokens_that_nobody_has_read(device: str, servers: int, masks: np.ndarray) -> None:
-    guidance = Guidance(threads(masks, servers))
+    guidance = with_all_servers(Guidance(threads(masks, servers)))
     state = SlotState(ROWS, 1, VOCABULARY, torch.device(device))
     table = MaskTable(state.allowed, masks)
     first, second = results(("n", 0), ("y", 0), ("o", 0), device=device), results(("e", 0), device=device)
@@ -146,6 +147,25 @@ def test_verdicts_say_which_rows_do_not_go_on(guidance: Guidance) -> None:
     assert job.rows.tolist() == [0, 1, 2, 3]
 
 
+def test_what_comes_while_a_server_reads_the_vocabulary_goes_to_those_that_have(masks: np.ndarray) -> None:
+    reads = threading.Event()
+
+    def slowly() -> Any:
+        assert reads.wait(GENEROUS)
+        return build_tokenizer(tiny_processor(), VOCABULARY)
+
+    guidance = Guidance([*threads(masks), MaskThread(slowly, masks)])
+    assert [server.link is not None for server in guidance._servers] == [True, False], "it may not be needed"
+    wait(lambda: (guidance.receive(0.05), guidance._servers[0].ready)[1], what="the first one")
+    early = [guided(guidance, "no never") for _ in range(3)]
+    built(guidance, *early)
+    reads.set()
+    with_all_servers(guidance)
+    late = [guided(guidance, "yes yet") for _ in range(3)]
+    assert [row.guide.server for row in (*early, *late) if row.guide is not None] == [0, 0, 0, 1, 1, 1]
+    built(guidance, *late)
+
+
 def ended(*_: object) -> dict[int, str]:
     raise SystemExit
 
@@ -155,7 +175,7 @@ def test_a_server_that_ends_fails_its_guides_and_another_one_begins(
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     first, second = threads(masks, 2)
-    guidance = Guidance([first, second])
+    guidance = with_all_servers(Guidance([first, second]))
     lost, kept = guided(guidance, "no never"), guided(guidance, "yes yet")
     built(guidance, lost, kept)
     monkeypatch.setattr(first.server, "_compute", ended)
