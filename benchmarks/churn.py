@@ -107,9 +107,11 @@ async def run(server: Server, temporary: Path, requests: int, clients: int) -> d
         "rows": traffic.rows(),
         "requests": requests,
         "clients": clients,
+        "rounds": seed - 1,
         "seconds": round(seconds, 1),
         "faults": [*found, *([f"the engine was restarted {restarts:g} times"] if restarts else [])],
         "before": facts_of(before),
+        "before_last_round": facts_of(start),
         "after": facts_of(after),
     }
 

@@ -140,6 +140,10 @@ COMMANDS: tuple[Command, ...] = (
     Command("the sampler by parameters of a request, without the model", "sampler", "python -m benchmarks.sampler"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     Command("128 chats with pictures at once over a simulated GPU, on a CPU", "burst", "python -m benchmarks.burst"),
+    Command(
+        "memory of the processes beside an engine, on a CPU", "process_memory", "python -m benchmarks.process_memory"
+    ),
+    Command("30,000 short requests and what they leave behind, on a CPU", "churn_cpu", "python -m benchmarks.churn"),
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")

@@ -115,6 +115,6 @@ def _state(config: EngineConfig) -> EngineState:
 
 if __name__ == "__main__":
     server.link_maker = lambda settings, config: lambda: ProcessLink(config, ENTRY)
-    engines.shared_link = lambda config: ProcessLink(config, ENTRY, shared=True)
+    engines.shared_link = lambda config, standby: ProcessLink(config, ENTRY, shared=True)
     sys.argv[1:1] = ["serve"]
     cli.main()

@@ -222,6 +222,6 @@ def engine(config: EngineConfig, channel: Channel) -> None:
 
 if __name__ == "__main__":
     server.link_maker = lambda settings, config: lambda: ProcessLink(config, ENTRY)
-    engines.shared_link = lambda config: ProcessLink(config, ENTRY, shared=True)
+    engines.shared_link = lambda config, standby: ProcessLink(config, ENTRY, shared=True)
     sys.argv[1:1] = ["serve"]
     cli.main()

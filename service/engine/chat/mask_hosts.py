@@ -87,6 +87,11 @@ class MaskProcess:
             log_format=config.log_format,
         )
 
+    @property
+    def pid(self) -> int | None:
+        """None while no server runs."""
+        return None if self._process is None else self._process.pid
+
     def start(self) -> Connection:
         ours, theirs = Pipe()
         with theirs:
