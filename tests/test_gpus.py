@@ -12,7 +12,7 @@ from service.catalog import load_catalog
 from service.engine_config import engine_configs, engine_gpus, supervised
 from service.gpus import GpuError, chosen_gpus, count_gpus, visible_gpus
 from service.link.host_threads import num_threads, thread_variables
-from service.link.supervisor import _environment
+from service.link.standby import engine_environment
 from service.settings import SettingsError, load_settings
 
 FOUR = ("0", "1", "2", "3")
@@ -90,7 +90,7 @@ def test_each_engine_sees_its_gpu_and_has_its_share_of_the_processors(
     settings = load_settings({"gpus": "0,2,3", "voices_dir": str(tmp_path)})
     assert supervised(settings)
     configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
-    assert [_environment(config)["CUDA_VISIBLE_DEVICES"] for config in configs] == ["0", "2", "3"]
+    assert [engine_environment(config)["CUDA_VISIBLE_DEVICES"] for config in configs] == ["0", "2", "3"]
     assert {(config.device, num_threads(config, {})) for config in configs} == {("cuda", 8)}
     assert thread_variables(configs[0], {})["OMP_NUM_THREADS"] == "8"
 
@@ -118,4 +118,4 @@ def test_one_engine_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not supervised(settings)
     configs = engine_configs(settings, load_catalog(settings), "text", engine_gpus(settings))
     assert [(config.device, config.gpu, config.sharers, config.index) for config in configs] == [("auto", "", 1, None)]
-    assert _environment(configs[0]).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert engine_environment(configs[0]).get("CUDA_VISIBLE_DEVICES") == os.environ.get("CUDA_VISIBLE_DEVICES")

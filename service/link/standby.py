@@ -34,15 +34,19 @@ class Attach(msgspec.Struct, frozen=True):
 
 async def start_engine_process(config: EngineConfig, *arguments: str) -> Process:
     """`service.link.process ARGUMENTS`, with the line that it reads first. OSError if it cannot be started."""
-    device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
     process = await asyncio.create_subprocess_exec(
         *python_command("service.link.process", *arguments),
-        env=python_environment() | thread_variables(config) | device,
+        env=engine_environment(config),
         stdin=PIPE,
         start_new_session=True,  # Ctrl-C is for the API process, which drains first
     )
     write_line(process, config)
     return process
+
+
+def engine_environment(config: EngineConfig) -> dict[str, str]:
+    device = {"CUDA_VISIBLE_DEVICES": config.gpu} if config.gpu else {}
+    return python_environment() | thread_variables(config) | device
 
 
 def write_line(process: Process, line: msgspec.Struct) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from service.link.supervisor import EngineExit, ProcessLink
 from tests.support.processes import ROOT
 from tests.support.waiting import until
 
+EMBEDDED = ROOT / "models" / "embedded"
 ENTRY = """
 import os
 from pathlib import Path
@@ -164,3 +168,27 @@ async def test_the_end_of_its_parent_ends_it(tmp_path: Path, monkeypatch: pytest
     assert process.stdin is not None
     process.stdin.close()
     assert await process.wait() == 0
+
+
+PREPARED = """
+import os, sys, torch
+from pathlib import Path
+from service.engine.start import prepare
+from service.link.config import EngineConfig, ModelConfig
+
+prepare(EngineConfig(tuple(ModelConfig(name, str(Path(sys.argv[1]) / name)) for name in ("qwen2_vl", "voxcpm2"))))
+assert not torch.cuda.is_initialized()
+assert not [fd for fd in os.listdir("/proc/self/fd") if "nvidia" in os.path.realpath(f"/proc/self/fd/{fd}")]
+print(*(name for name in sys.modules if name.startswith(("models.", "service.engine.", "triton"))))
+"""
+
+
+def test_it_imports_what_an_engine_needs_and_opens_no_gpu() -> None:
+    """Of the embedded models. Where there is no GPU, none can be opened."""
+    command = [sys.executable, "-c", PREPARED, str(EMBEDDED)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    imported = done.stdout.split()
+    needed = {"models.qwen2_vl.model", "models.voxcpm2.processor", "service.engine.chat.worker"}
+    if find_spec("triton") is not None:
+        needed |= {"triton", "models.layers.kernels.paged_decode"}
+    assert needed <= set(imported)
