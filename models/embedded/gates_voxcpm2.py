@@ -2,6 +2,7 @@
 
     python -m models.embedded.gates_voxcpm2 LM CODEC RECOGNISER OUT --seeds 10 --sentences 500
 
+LM and CODEC are a checkpoint's model.safetensors and audiovae.safetensors, or the states that the trainings left.
 With --natural natural speech alone is judged, as it is and as the codec sounds it; LM is not read.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from models.embedded.voices import training
@@ -82,11 +84,17 @@ def load(lm: Path | None, codec: Path, recogniser: Path, device: torch.device) -
 
     judge = Judge(Network(CONFIG), Codec(CONFIG["audio_vae_config"]), load_recogniser(recogniser, device), device)
     if lm:
-        prefix = "network."
-        model = torch.load(lm, map_location="cpu", weights_only=True)["model"]
-        fill(judge.network, {key.removeprefix(prefix): v for key, v in model.items() if key.startswith(prefix)})
-    fill(judge.codec, torch.load(codec, map_location="cpu", weights_only=True)["codec"])
+        fill(judge.network, tensors(lm, "model", "network."))
+    fill(judge.codec, tensors(codec, "codec"))
     return judge
+
+
+def tensors(file: Path, part: str, prefix: str = "") -> dict[str, Tensor]:
+    """Of a checkpoint's safetensors file all, of a training's state those of `part` that begin with `prefix`."""
+    if file.suffix == ".safetensors":
+        return load_file(file)
+    state: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)[part]
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def texts(kind: str, count: int, other: tuple[str, ...]) -> list[str]:

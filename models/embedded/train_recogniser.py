@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from models.embedded.voices import corpus, training
@@ -24,7 +25,7 @@ from models.embedded.voices.decoder import Phones, learn_language, learn_phones
 from models.embedded.voices.disguise import disguise
 from models.embedded.voices.flite import Flite
 from models.embedded.voices.latents import PATCH
-from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, distance, load
+from models.embedded.voices.recogniser import SOUND, WEIGHTS, PhoneNet, Recogniser, distance, load
 from models.embedded.voices.sentences import Writer
 from models.embedded.voices.training import Average, Clock, say
 
@@ -107,9 +108,11 @@ class Trainer:
         return loss.detach()
 
     def save(self, path: Path, phones: Phones) -> None:
-        """The moving average, in half precision."""
+        """The moving average, in half precision. A run that is cut short leaves a whole file."""
         known = {name: torch.from_numpy(value) for name, value in vars(phones).items()}
-        training.save(path, {**self.average.state(torch.half), **known})
+        whole = path.with_suffix(".part")
+        save_file({**self.average.state(torch.half), **known}, whole)
+        whole.rename(path)
 
 
 def train(options: argparse.Namespace, device: torch.device, words: BaseProcess) -> None:
@@ -122,7 +125,7 @@ def train(options: argparse.Namespace, device: torch.device, words: BaseProcess)
     while utterances.count < options.least:
         utterances.take_in(reader)
         time.sleep(0.5)
-    report, path = clock.every(options.report), options.out / "phones.pt"
+    report, path = clock.every(options.report), options.out / WEIGHTS
     while clock.running():
         loss = trainer.step(utterances, clock.share)
         if trainer.steps % 50 == 0:

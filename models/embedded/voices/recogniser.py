@@ -1,7 +1,8 @@
 """A small recogniser of English speech: what a listener understands of the voice.
 
 A convolutional network hears phones in 0.9 s of speech, and `Decoder` finds words in them. It is trained on other
-voices than the one it judges, and judges that one's natural speech first.
+voices than the one it judges, and judges that one's natural speech first. models/embedded/recogniser holds a trained
+one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.embedded.voices.decoder import Decoder, Language, Phones, Weighing, homophones, plain
@@ -102,19 +104,20 @@ class Recogniser:
         return self.same(self.decoder(self.phones(wave)))
 
 
+WEIGHTS = "phones.safetensors"
 _PHONES = ("frequency", "least", "mean")
 
 
 def load_phones(directory: Path) -> Phones:
     """What train_recogniser counted."""
-    state = torch.load(directory / "phones.pt", map_location="cpu", weights_only=True)
+    state = load_file(directory / WEIGHTS)
     return Phones(*(state[name].numpy() for name in _PHONES))
 
 
 def load(directory: Path, device: torch.device) -> Recogniser:
     """What train_recogniser wrote, with the weights of tune_recogniser when it was there."""
-    state = torch.load(directory / "phones.pt", map_location=device, weights_only=True)
-    phones = Phones(*(state.pop(name).cpu().numpy() for name in _PHONES))
+    state = load_file(directory / WEIGHTS)
+    phones = Phones(*(state.pop(name).numpy() for name in _PHONES))
     net = PhoneNet().to(device).eval().requires_grad_(False)
     net.load_state_dict({name: value.float() for name, value in state.items()})
     language, tuned = Language.load(directory / "lexicon.json"), directory / "weighing.json"

@@ -31,7 +31,7 @@ from models.embedded.voices.disguise import Ranges, disguise, envelope, moved, s
 from models.embedded.voices.flite import PHONES
 from models.embedded.voices.gauge import exchanged, nearer
 from models.embedded.voices.latents import FRAMES, LATENT_DIM, PATCH
-from models.embedded.voices.recogniser import SOUND, PhoneNet, Recogniser, load
+from models.embedded.voices.recogniser import SOUND, WEIGHTS, PhoneNet, Recogniser, load
 from models.embedded.voices.words import KNOWN
 
 PLAIN = Weighing(kinds=0.0)
@@ -217,7 +217,7 @@ def test_training_learns_and_saves_its_average(tmp_path: Path) -> None:
     trainer = Trainer(argparse.Namespace(rate=2e-3, batch=8), device)
     losses = [float(trainer.step(utterances, 0.0)) for _ in range(40)]
     assert np.mean(losses[-5:]) < 0.5 * losses[0]
-    trainer.save(tmp_path / "phones.pt", utterances.phones())
+    trainer.save(tmp_path / WEIGHTS, utterances.phones())
     FOXES.save(tmp_path / "lexicon.json")
     found = load(tmp_path, device).phones(torch.from_numpy(spoken(8).wave).float() / 32768.0)
     assert (found.argmax(1) == spoken(8).sounds).mean() > 0.8
