@@ -153,7 +153,18 @@ class SpeechSequence:
         """Most positions of a segment after the first; InputError when the context is shorter."""
         reference = len(self._voice) + CONTINUITY_PATCHES
         layout = self._processor.layout(segment.text_ids, reference_patches=reference)
+        self._room(segment, len(layout.token_ids))
         return min(len(layout.token_ids) + segment.max_patches, self._processor.context_length)
+
+    def _room(self, segment: SpeechSegment, prompt_tokens: int) -> int:
+        """Patches that the context has left for speech; InputError when the segment needs more."""
+        room = self._processor.context_length - prompt_tokens
+        if segment.min_patches >= room:
+            left = max(0, room)
+            raise InputError(
+                "input", f"too long: text and reference audio leave {left} patches of the context for speech"
+            )
+        return room
 
     def _lay_out(
         self,
@@ -164,12 +175,7 @@ class SpeechSequence:
         priming_patches: int,
     ) -> SegmentPrompt:
         layout = self._processor.layout(text_ids, reference_patches=len(reference), prompt_patches=len(continued))
-        room = self._processor.context_length - len(layout.token_ids)
-        if segment.min_patches >= room:
-            left = max(0, room)
-            raise InputError(
-                "input", f"too long: text and reference audio leave {left} patches of the context for speech"
-            )
+        room = self._room(segment, len(layout.token_ids))
         patches = np.concatenate([reference, continued]).astype(np.float32, copy=False)
         return SegmentPrompt(
             token_ids=layout.token_ids.astype(np.int64),

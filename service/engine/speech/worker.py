@@ -354,7 +354,7 @@ class SpeechWorker:
 
     def state(self) -> ModelState:
         scheduler = self._scheduler
-        slack = scheduler.least_slack(time.monotonic())
+        slack = scheduler.least_slack(self._context.clock())
         return ModelState(
             model=self.name,
             running=len(scheduler.running),

@@ -391,6 +391,19 @@ def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
     small.assert_clean()
 
 
+def test_a_later_segment_that_cannot_be_long_enough_is_refused_alone(rig: WorkerRig) -> None:
+    """When it is submitted or appended, not when its turn comes: that would end the engine."""
+    endless = segment(TEXTS[1], 100_000, min_patches=100_000)
+    failed = rig.alone(request("whole", segment(TEXTS[0], 3), endless)).failed
+    assert failed is not None and (failed.status, failed.field) == (400, "input")
+    first = request("pieces", segment(TEXTS[0], 3), open=True)
+    heard = rig.run({0: [first, request("beside")], 2: [SpeechAppend("pieces", (endless,), last=True)]})
+    failed = heard["pieces"].failed
+    assert failed is not None and (failed.status, failed.field) == (400, "input")
+    assert heard["beside"].failed is None and heard["beside"].deltas[-1].finished
+    rig.assert_clean()
+
+
 @pytest.mark.parametrize("graphs, name", [(True, "_replay_prompts"), (False, "_backbone")], ids=["replayed", "eager"])
 def test_a_step_that_fails_ends_its_own_requests_alone(
     model: VoxCPM2, monkeypatch: pytest.MonkeyPatch, graphs: bool, name: str
