@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import av
@@ -29,7 +30,9 @@ SENTENCES = (
 )
 RATE = 48_000
 MOST_WRONG = 0.15
-"""Of the words. Seven of a hundred are at the worst of ten seeds, of 500 sentences; these have 37 words."""
+"""Of the words of all sentences: at the worst of ten seeds it is 0.06, of 500 sentences. These have 37 words."""
+MOST_WRONG_OF_ONE = 0.34
+"""Of the words of one sentence: none may be missing, or be another one."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,8 +52,27 @@ def samples(audio: bytes, response_format: str) -> np.ndarray:
         return np.concatenate([part.to_ndarray()[0] for frame in decoded for part in resampler.resample(frame)])
 
 
-def understood(recogniser: Recogniser, wave: np.ndarray) -> list[str]:
-    return recogniser(down(torch.from_numpy(wave.copy())[None])[0]).split()
+@dataclass(frozen=True)
+class Heard:
+    """asked, heard: the words of a text, and those that were understood."""
+
+    asked: list[str]
+    heard: list[str]
+
+    @property
+    def wrong(self) -> int:
+        return distance(self.asked, self.heard)
+
+
+def listen(recogniser: Recogniser, text: str, wave: np.ndarray) -> Heard:
+    """wave float32 [n] at RATE: speech of the text."""
+    heard = recogniser(down(torch.from_numpy(wave.copy())[None])[0])
+    return Heard(recogniser.same(plain(text)).split(), heard.split())
+
+
+def assert_understood(*speeches: Heard) -> None:
+    assert sum(each.wrong for each in speeches) <= MOST_WRONG * sum(len(each.asked) for each in speeches), speeches
+    assert all(each.wrong <= MOST_WRONG_OF_ONE * len(each.asked) for each in speeches), speeches
 
 
 def speech(url: str, text: str, **settings: object) -> bytes:
@@ -65,19 +87,18 @@ def test_the_words_of_sentences_are_understood(
     with ThreadPoolExecutor(len(SENTENCES)) as pool:
         settings = {"response_format": response_format}
         answers = list(pool.map(lambda text: speech(embedded_server.url, text, **settings), SENTENCES))
-    asked = [recogniser.same(plain(text)).split() for text in SENTENCES]
-    heard = [understood(recogniser, samples(answer, response_format)) for answer in answers]
-    wrong = sum(map(distance, asked, heard))
-    assert wrong <= MOST_WRONG * sum(map(len, asked)), heard
+    waves = [samples(answer, response_format) for answer in answers]
+    assert_understood(*(listen(recogniser, text, wave) for text, wave in zip(SENTENCES, waves, strict=True)))
 
 
 def test_a_described_voice_says_the_text_and_not_its_description(
     embedded_server: ServerProcess, recogniser: Recogniser
 ) -> None:
     text = SENTENCES[2]
-    audio = speech(embedded_server.url, text, response_format="pcm", instructions="A young woman, speaking softly.")
-    asked = recogniser.same(plain(text)).split()
-    assert distance(asked, understood(recogniser, samples(audio, "pcm"))) <= MOST_WRONG * len(asked)
+    described = {"response_format": "pcm", "instructions": "A young woman, speaking softly."}
+    audio = speech(embedded_server.url, text, **described)
+    assert audio != speech(embedded_server.url, text, response_format="pcm")
+    assert_understood(listen(recogniser, text, samples(audio, "pcm")))
 
 
 def test_an_answer_about_a_picture_is_understood_when_it_is_spoken(
@@ -103,7 +124,7 @@ def test_an_answer_about_a_picture_is_understood_when_it_is_spoken(
             },
         )
     said = answer.raise_for_status().json()["choices"][0]["message"]["content"]
-    asked = recogniser.same(plain(said)).split()
-    assert len(asked) > 3
-    heard = understood(recogniser, samples(speech(embedded_server.url, said, response_format="pcm"), "pcm"))
-    assert distance(asked, heard) <= MOST_WRONG * len(asked), (asked, heard)
+    audio = speech(embedded_server.url, said, response_format="pcm")
+    heard = listen(recogniser, said, samples(audio, "pcm"))
+    assert {"circle", "square"} & {*heard.asked}, said
+    assert_understood(heard)

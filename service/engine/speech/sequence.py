@@ -90,8 +90,6 @@ class SpeechSequence:
         first = request.segments[0]
         text_ids = request.transcript_ids if len(continued) else first.text_ids
         self.prompt = self._lay_out(first, text_ids, self._reference, continued, priming_patches)
-        for segment in self.segments:
-            self.later_positions(segment)
         self.stream = Stream(
             request_id=request.request_id,
             live=request.live,
@@ -150,7 +148,7 @@ class SpeechSequence:
             self._opening.clear()
 
     def later_positions(self, segment: SpeechSegment) -> int:
-        """Most positions of a segment after the first; InputError when the context is shorter."""
+        """Most positions of a segment after the first; InputError when the context has no room for it."""
         reference = len(self._voice) + CONTINUITY_PATCHES
         layout = self._processor.layout(segment.text_ids, reference_patches=reference)
         self._room(segment, len(layout.token_ids))

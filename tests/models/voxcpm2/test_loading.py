@@ -150,8 +150,10 @@ def test_the_scores_are_those_of_the_embedded_checkpoint() -> None:
     scores = json.loads((EMBEDDED.parent / "gates_voxcpm2.json").read_text())
     for name in ("model.safetensors", "audiovae.safetensors"):
         assert scores["sha256"][name] == hashlib.sha256((EMBEDDED / name).read_bytes()).hexdigest(), name
-    for path in (EMBEDDED.parent / "recogniser").iterdir():
-        assert scores["recogniser sha256"][path.name] == hashlib.sha256(path.read_bytes()).hexdigest(), path.name
+    recogniser = {path.name: path for path in (EMBEDDED.parent / "recogniser").iterdir()}
+    assert scores["recogniser sha256"].keys() == recogniser.keys()
+    for name, path in recogniser.items():
+        assert scores["recogniser sha256"][name] == hashlib.sha256(path.read_bytes()).hexdigest(), name
     assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 18_000_000
 
 
