@@ -119,7 +119,6 @@ class LiveResponse(Response):
             else:
                 await self._send_last(send, self._on_error(answer))
         finally:
-            await self._stop_monitor()
             await self._chunks.aclose()
 
     async def _stream(self, receive: Receive, send: Send) -> None:
@@ -148,6 +147,9 @@ class LiveResponse(Response):
             if not limit.expired():
                 raise
             raise reason from None
+        finally:
+            # Before an error is answered: what the monitor ends is over.
+            await self._stop_monitor()
 
     def _monitor(self, send: Send, end: Callable[[type[Exception]], None]) -> None:
         """Sends keep-alive comments, and ends the stream when the client has read nothing for the write timeout.
