@@ -37,9 +37,13 @@ class ReferenceQueue:
         return sum(not job.begun for job in self._jobs) >= self._max_waiting
 
     def submit(self, request: EncodeReference) -> None:
+        self._jobs.append(_Job(request.request_id, request.arrival, self._pieces(request)))
+
+    def _pieces(self, request: EncodeReference) -> Iterator[Tensor]:
+        """Nothing of it runs before the first launch, which fails alone when the device has no memory for the wave."""
         pad: Literal["left", "right"] = "left" if request.pad == "left" else "right"
-        wave = torch.tensor(request.wave, dtype=torch.float32).to(self._device)
-        self._jobs.append(_Job(request.request_id, request.arrival, self._model.encode_reference_pieces(wave, pad)))
+        wave = torch.tensor(request.wave, dtype=torch.float32, pin_memory=self._device.type == "cuda")
+        yield from self._model.encode_reference_pieces(wave.to(self._device, non_blocking=True), pad)
 
     def arrived_before(self, limit: float) -> list[str]:
         """Requests that arrived before `limit` and have not begun."""

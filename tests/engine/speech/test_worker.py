@@ -379,6 +379,24 @@ def test_clips_wait_in_a_queue_with_an_end_and_not_for_ever(model: VoxCPM2, monk
     rig.assert_clean()
 
 
+def test_a_clip_for_which_there_is_no_memory_fails_alone(rig: WorkerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied to the device when it is launched, where an error is its own."""
+
+    wave, to = np.zeros(3217, dtype=np.float32), torch.Tensor.to
+
+    def full(tensor: torch.Tensor, *where: object, **how: object) -> torch.Tensor:
+        if tensor.shape == wave.shape:
+            raise torch.OutOfMemoryError("no memory")
+        return to(tensor, *where, **how)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    heard = rig.run({0: [EncodeReference("no memory", "tts", wave, "left", 0.0), request("with it")]})
+    failed = heard["no memory"].failed
+    assert failed is not None and failed.status == 503
+    assert heard["with it"].failed is None and heard["with it"].deltas[-1].finished
+    rig.assert_clean()
+
+
 def test_what_cannot_be_spoken_is_refused_by_name(rig: WorkerRig) -> None:
     clip = np.zeros((4000, 4, 8), dtype=np.float32)
     failed = rig.alone(request("clip", reference=clip)).failed
