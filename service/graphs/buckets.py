@@ -70,6 +70,11 @@ def powers_of_two(largest: int) -> list[int]:
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
+def chosen_buckets(sizes: Iterable[int], largest: int) -> list[int]:
+    """Batch sizes that a setting names, those above `largest` as `largest`: no batch has more rows."""
+    return sorted({min(size, largest) for size in sizes})
+
+
 def row_buckets(largest: int) -> list[int]:
     """Default batch sizes up to `largest`: every power of two to 8, then steps of at most a third."""
     steps = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128]

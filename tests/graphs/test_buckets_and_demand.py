@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.protocol import Bucket
-from service.graphs.buckets import cheapest, fits, row_buckets, shortfall, spanning
+from service.graphs.buckets import cheapest, chosen_buckets, fits, row_buckets, shortfall, spanning
 from service.graphs.demand import Demand
 
 BUCKETS: list[Bucket] = [{"patches": p, "sequences": p // 8, "max_seqlen": p} for p in (256, 512, 1024, 4096)]
@@ -87,3 +87,8 @@ def test_old_demand_fades() -> None:
     for _ in range(20000):
         demand.note({"patches": 256, "sequences": 4, "max_seqlen": 256})
     assert demand.propose(BUCKETS, []) is None
+
+
+def test_no_chosen_bucket_is_larger_than_a_batch_can_be() -> None:
+    assert chosen_buckets((8, 2, 64, 2, 32), 16) == [2, 8, 16]
+    assert chosen_buckets((), 16) == []

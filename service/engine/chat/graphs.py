@@ -28,7 +28,7 @@ from service.engine.chat.steps import (
     Sampling,
 )
 from service.engine.worker import WorkerContext
-from service.graphs.buckets import captured_first, row_buckets
+from service.graphs.buckets import captured_first, chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
 
 _CPU_PAGES = (8, 64)
@@ -63,7 +63,7 @@ class ChatGraphs:
         self._sizes, self._context = sizes, context
         config = context.config
         self.held = torch.zeros((config.max_running, sizes.hidden_size), dtype=context.dtype, device=context.device)
-        rows = sorted(set(config.decode_buckets)) or row_buckets(config.max_running)
+        rows = chosen_buckets(config.decode_buckets, config.max_running) or row_buckets(config.max_running)
         self.decode = {full: self._decode_runner(rows, full=full) for full in (False, True)}
         self.sample = {full: self._sample_runner(rows, full=full) for full in (False, True)}
         self.layers = self._layers_runner(rows)

@@ -32,7 +32,7 @@ from service.engine.speech.runner import InFlightStep, SpeechRunner, Timing
 from service.engine.speech.scheduler import Policy, SpeechScheduler, Step
 from service.engine.speech.stream import Phase
 from service.engine.worker import Control, MemoryRequirements, Request, WorkerContext
-from service.graphs.buckets import row_buckets
+from service.graphs.buckets import chosen_buckets, row_buckets
 from service.graphs.runner import GraphRunner
 from service.link.messages import (
     Abort,
@@ -71,7 +71,7 @@ class SpeechWorker:
         self._context = context
         self._patch_seconds = model.samples_per_patch / model.sample_rate
         most = min(config.max_running, _CPU_ROWS) if context.device.type == "cpu" else config.max_running
-        self._buckets = tuple(sorted(config.decode_buckets) or row_buckets(most))
+        self._buckets = tuple(chosen_buckets(config.decode_buckets, config.max_running) or row_buckets(most))
         context_pages = pages_for(model.max_positions, config.page_size)
         row_bytes = sum(spec.bytes_per_token(context.dtype) for spec in model.cache_specs())
         self.page_bytes = row_bytes * config.page_size
