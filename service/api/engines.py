@@ -119,7 +119,9 @@ class Engines:
     def submit(self, request: Request) -> RequestStream:
         """Send a request to an engine; EngineError (503) when none is ready."""
         if len(self.clients) == 1:
-            return self.clients[0].submit(request)
+            stream = self.clients[0].submit(request)
+            stream.tried.add(0)
+            return stream
         loads = self._loads()
         if not loads or self._stopping:
             return self._awaited.submit(request)  # says why it refuses

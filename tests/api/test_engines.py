@@ -90,6 +90,13 @@ def test_what_one_engine_refuses_is_offered_to_the_other(server: RunningServer) 
     assert failed.status_code == 500 and choices(server, "moved") == 1
 
 
+def test_what_the_only_engine_refuses_is_not_offered_to_it_again(faults: Path) -> None:
+    with running_server(make_link=process) as running:
+        refused = ask(running, "!full")
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+        assert choices(running, "moved") == 0
+
+
 def test_requests_fail_when_no_engine_is_left(server: RunningServer) -> None:
     """A request that ends every engine it meets: it meets each once at most."""
     answer = ask(server, "!crash")

@@ -207,9 +207,14 @@ def test_the_metrics_are_clean_and_tell_the_story(server: ServerProcess, client:
 
 
 def test_prompts_are_not_logged(server: ServerProcess, client: OpenAI) -> None:
-    ask(client, text_part("a very private question"))
+    answer = ask(client, text_part("a very private question"))
+
+    def lines() -> list[str]:
+        return [line for line in [*server.log] if "reprise.access" in line and answer._request_id in line]
+
+    wait(lambda: bool(lines()), what="the request's line in the log")
     assert "private" not in "".join(server.log)
-    line = next(json.loads(line) for line in reversed(server.log) if "reprise.access" in line)
+    line = json.loads(lines()[0])
     assert line["model"] == MODEL and line["outcome"] == "ok" and line["tokens"] == 12
 
 

@@ -20,6 +20,8 @@ from benchmarks.checkpoints import GOLDEN
 from benchmarks.footprint import children
 from benchmarks.tokenizers import PUBLISHED, grow_file
 from models.errors import CheckpointError
+from service.api.engine_client import EngineClient
+from service.api.engines import Engines
 from service.catalog import Catalog, load_catalog
 from service.link.config import Channel, EngineConfig
 from service.link.supervisor import InlineLink, ProcessLink
@@ -27,7 +29,7 @@ from service.settings import load_settings
 from tests.support import fake_engine
 from tests.support.fake_chat import FakeProcessor, fake_catalog
 from tests.support.processes import ROOT, ServerProcess
-from tests.support.servers import running_server
+from tests.support.servers import RunningServer, running_server
 from tests.support.victims import wait
 
 PATIENCE = 240.0
@@ -84,12 +86,19 @@ def test_requests_are_taken_once_tokenizers_are_there() -> None:
         assert read.is_set() and httpx.get(f"{server.url}/ready").status_code == 200
 
 
+def one_engine(server: RunningServer) -> EngineClient:
+    engines = server.context.engine
+    assert isinstance(engines, Engines)
+    (client,) = engines.clients
+    return client
+
+
 def test_a_tokenizer_that_does_not_fit_ends_the_start() -> None:
     def load() -> Any:
         raise CheckpointError("tokenizer.json does not fit")
 
     with running_server(with_load(load), wait=False) as server:
-        failure = server.context.engine.failure
+        failure = one_engine(server).failure
         assert failure is not None and failure.reason == "tokenizer.json does not fit"
         assert httpx.get(f"{server.url}/ready").status_code == 503
 

@@ -86,8 +86,7 @@ def _running(
     async def run() -> None:
         metrics = create_metrics(catalog)
         engines = [create_engine(settings, metrics, lambda: make_link(config)) for _ in range(num_engines)]
-        engine = engines[0] if num_engines == 1 else Engines(engines, metrics)
-        context = create_context(settings, catalog, engine, metrics)
+        context = create_context(settings, catalog, Engines(engines, metrics), metrics)
         context.tracing = tracing
         uvicorn_config = server_config(context)
         uvicorn_config.timeout_graceful_shutdown = 5
