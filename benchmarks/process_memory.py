@@ -70,7 +70,7 @@ def mask_server(directory: Path, vocabulary: int) -> dict[str, int]:
     guidance = Guidance([host])
     guidance.begin(Guided(), regex_grammar("[a-z]+"))
     while not guidance.take_built():
-        guidance.wait()
+        guidance.receive(1.0)
     assert host.pid is not None
     return settled(host.pid)
 

@@ -131,6 +131,7 @@ class CausalDecoder(nn.Module):
         super().__init__()
         self.config = config
         self.vocab_size = config.vocab_size
+        self.hidden_size = config.block.hidden_size
         self.max_positions = config.max_positions
         self.position_axes = len(config.mrope_section) or 1
         self.feature_levels = config.feature_levels

@@ -91,6 +91,7 @@ class VisionEncoder(Capturable, Protocol):
 class Decoder(Protocol):
     """A causal language model over a paged cache. Packed rows, no batch axis."""
 
+    hidden_size: int
     vocab_size: int
     position_axes: int
     max_positions: int

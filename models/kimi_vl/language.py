@@ -57,6 +57,7 @@ class LatentDecoder(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.config = config
+        self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.max_positions = config.max_position_embeddings
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)

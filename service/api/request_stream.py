@@ -132,6 +132,7 @@ def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
             chat[-1].finish_reason,
             max(delta.cached_tokens for delta in chat),
             chat[-1].steps,
+            first.times,
         )
         return cast(Delta, merged), []
     if isinstance(first, SpeechDelta):
@@ -146,6 +147,7 @@ def merge(deltas: list[Delta]) -> tuple[Delta, list[Delta]]:
             last.finished,
             any(delta.truncated for delta in speech[:count]),
             last.steps,
+            first.times,
         )
         return cast(Delta, merged_audio), deltas[count:]
     return first, rest

@@ -8,12 +8,12 @@ import mimetypes
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -178,13 +178,14 @@ def _ready_url(process: subprocess.Popen[str], timeout: float = LOCAL_START_SECO
         raise ServerError(f"the local server was not ready after {timeout:g} s: {last[0]}") from None
 
 
-def _read_log(log: Iterable[str], ready: Future[str], last: deque[str]) -> None:
-    """last: receives the newest line until the server is ready."""
-    for line in log:
-        if not ready.done() and line.strip():
-            last.append(line.strip())
-            if url := _announced(line):
-                ready.set_result(url)
+def _read_log(log: IO[str], ready: Future[str], last: deque[str]) -> None:
+    """To its end, and closes it. last: receives the newest line until the server is ready."""
+    with log:
+        for line in log:
+            if not ready.done() and line.strip():
+                last.append(line.strip())
+                if url := _announced(line):
+                    ready.set_result(url)
     if not ready.done():
         ready.set_exception(ServerError(f"the local server did not start: {last[0]}"))
 

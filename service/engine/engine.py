@@ -43,6 +43,8 @@ HEARTBEAT = 0.5
 QUIET_BEFORE_CAPTURE = 0.25
 """Seconds without work before an idle engine captures: a request that comes during a capture has to wait for it."""
 
+_BUILD_WAIT = 0.002
+"""Seconds that an otherwise idle engine waits for commands while something is built for a request."""
 MISSES_BEFORE_CAPTURE = 32
 """A busy engine captures a bucket once so many calls ran eagerly because it was not captured yet."""
 MISSES_BEFORE_PAUSE = 256
@@ -114,6 +116,10 @@ class Engine:
             self._busy_at = now
             self._may_capture = True
             return True
+        if any(worker.building() for worker in self.workers.values()):
+            self._receive(timeout=_BUILD_WAIT)
+            self._busy_at = now
+            return True
         if now - self._busy_at >= QUIET_BEFORE_CAPTURE and self._may_capture:
             self._may_capture = self._occupied(self._capture_idle)
             return self._may_capture
@@ -161,7 +167,8 @@ class Engine:
         return captured
 
     def _wait_for_oldest(self) -> bool:
-        """Waits for the oldest launch. All workers launch on one stream, so its results come first."""
+        """Waits for the oldest launch, whose results come first as a rule: the codec of a voice alone computes on a
+        stream of its own."""
         launches = [(at, worker) for worker in self.workers.values() if (at := worker.oldest_launch()) is not None]
         if not launches:
             return False

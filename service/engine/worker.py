@@ -1,9 +1,10 @@
 """Between the engine loop and a hosted model: what the loop asks of each model's worker.
 
 The loop (engine.py) owns the GPU and the order of launches; a worker owns its requests, slots, pages and captured
-graphs. Everything runs in one thread and on one CUDA stream, so what is launched later runs later: pages and slots
-that are freed after a launch can be given away at once. `tick` launches and never waits; results are copied to pinned
-memory behind the launch and read by `collect` when their event has fired, as a rule one step later.
+graphs. One thread launches everything, and what uses slots or pages runs on one CUDA stream, so what is launched later
+runs later: pages and slots that are freed after a launch can be given away at once. `tick` launches and never waits;
+results are copied to pinned memory behind the launch and read by `collect` when their event has fired, as a rule one
+step later.
 """
 
 from __future__ import annotations
@@ -157,6 +158,10 @@ class ModelWorker(Protocol):
 
     def wait(self) -> None:
         """Blocks until the results of the oldest launch have arrived."""
+        ...
+
+    def building(self) -> bool:
+        """Something without which a request cannot start is made elsewhere than on the device."""
         ...
 
     def collect(self) -> Outputs:

@@ -54,7 +54,7 @@ class _Open:
     size: Size
 
 
-class _Ladder:
+class _SortedBuckets:
     """The buckets in order of their cost, with sizes as tuples in the order of their names."""
 
     def __init__(self, bucket_list: Sequence[Bucket]) -> None:
@@ -99,23 +99,23 @@ def _holds(limit: Size, size: Size) -> bool:
 
 def pack(sizes: Sequence[Bucket], bucket_list: Sequence[Bucket]) -> list[Group]:
     """Groups that hold every item once, the group of item 0 first. An item that no bucket holds is alone."""
-    ladder = _Ladder(bucket_list)
-    known = {index: size for index, required in enumerate(sizes) if (size := ladder.size(required)) is not None}
-    own = {index: bucket for index, size in known.items() if (bucket := ladder.cheapest(size)) is not None}
+    buckets = _SortedBuckets(bucket_list)
+    known = {index: size for index, required in enumerate(sizes) if (size := buckets.size(required)) is not None}
+    own = {index: bucket for index, size in known.items() if (bucket := buckets.cheapest(size)) is not None}
     order = sorted(own, key=lambda index: known[index], reverse=True)
     # Of one item, the usual case, all groupings are one.
-    targets = range(len(ladder.limits) if len(order) > 1 else 0)
-    groupings = [_first_fit(order, known, own, ladder, target) for target in targets]
+    targets = range(len(buckets.limits) if len(order) > 1 else 0)
+    groupings = [_first_fit(order, known, own, buckets, target) for target in targets]
     most = min(len(order), _MOST_EVEN_GROUPS)
-    groupings += [_split_evenly(order, known, ladder, count) for count in range(1, most + 1)]
-    best = min(groupings, key=lambda groups: sum(ladder.cost(group.size) for group in groups), default=[])
-    groups = [Group(tuple(sorted(group.items)), ladder.bucket(group.size)) for group in best]
+    groupings += [_split_evenly(order, known, buckets, count) for count in range(1, most + 1)]
+    best = min(groupings, key=lambda groups: sum(buckets.cost(group.size) for group in groups), default=[])
+    groups = [Group(tuple(sorted(group.items)), buckets.bucket(group.size)) for group in best]
     groups += [Group((index,), None) for index in range(len(sizes)) if index not in own]
     return sorted(groups, key=lambda group: min(group.items))
 
 
 def _first_fit(
-    order: Sequence[int], sizes: Mapping[int, Size], own: Mapping[int, int], ladder: _Ladder, target: int
+    order: Sequence[int], sizes: Mapping[int, Size], own: Mapping[int, int], buckets: _SortedBuckets, target: int
 ) -> list[_Open]:
     """First fit into groups of at most bucket `target`; a larger item opens a group of `own`, the bucket that holds
     it."""
@@ -129,26 +129,26 @@ def _first_fit(
         for place, room in enumerate(left):
             if room < primary:
                 continue
-            together = ladder.together(groups[place].size, size)
+            together = buckets.together(groups[place].size, size)
             if _holds(limits[place], together):
                 groups[place].items.append(index)
                 groups[place].size = together
                 left[place] -= primary
                 break
         else:
-            limit = ladder.limits[target]
-            limit = limit if _holds(limit, size) else ladder.limits[own[index]]
+            limit = buckets.limits[target]
+            limit = limit if _holds(limit, size) else buckets.limits[own[index]]
             groups.append(_Open([index], size))
             limits.append(limit)
             left.append(limit[0] - primary)
     return groups
 
 
-def _split_evenly(order: Sequence[int], sizes: Mapping[int, Size], ladder: _Ladder, count: int) -> list[_Open]:
+def _split_evenly(order: Sequence[int], sizes: Mapping[int, Size], buckets: _SortedBuckets, count: int) -> list[_Open]:
     """Into `count` groups of about equal primary size, largest items first."""
     groups: list[_Open] = [_Open([index], sizes[index]) for index in order[:count]]
     for index in order[count:]:
         lightest = min(groups, key=lambda group: group.size[0])
         lightest.items.append(index)
-        lightest.size = ladder.together(lightest.size, sizes[index])
+        lightest.size = buckets.together(lightest.size, sizes[index])
     return groups

@@ -27,7 +27,7 @@ from service.link.config import ConfigurationError, EngineConfig
 from service.link.gpu_context import begin_context
 from service.link.messages import Command, Outputs
 from service.link.shared import SharedChannel
-from service.link.standby import STANDBY, Attach
+from service.link.standby import STANDBY, EngineAddress
 from service.logs import configure_logging
 
 log = logging.getLogger("reprise.engine")
@@ -89,8 +89,8 @@ def main(arguments: list[str]) -> int:
         _prepare(entry, config)
         if not (line := sys.stdin.buffer.readline()):
             return 0  # The server has ended.
-        attach = msgspec.json.decode(line, type=Attach)
-        address, shared = attach.address, [SHARED] if attach.shared else []
+        given = msgspec.json.decode(line, type=EngineAddress)
+        address, shared = given.address, [SHARED] if given.shared else []
         config = msgspec.structs.replace(config, stood_by=True)
     threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
     names = {} if config.index is None else {"engine": config.index}

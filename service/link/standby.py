@@ -25,7 +25,7 @@ STANDBY = "standby"
 """First argument of such a process, in the place of the engine's address."""
 
 
-class Attach(msgspec.Struct, frozen=True):
+class EngineAddress(msgspec.Struct, frozen=True):
     """The second line of a standby's standard input: what other engines are given as arguments."""
 
     address: str
@@ -94,7 +94,7 @@ class Standby:
                     process.kill()
                     await process.wait()
 
-    async def take(self, attach: Attach) -> Process | None:
+    async def take(self, address: EngineAddress) -> Process | None:
         """The process, which becomes the engine at this address; None if there is none."""
         process, self._process = self._process, None
         keeper, self._keeper = self._keeper, None
@@ -103,5 +103,5 @@ class Standby:
             await asyncio.gather(keeper, return_exceptions=True)
         if process is None or process.returncode is not None:
             return None
-        write_line(process, attach)
+        write_line(process, address)
         return process

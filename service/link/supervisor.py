@@ -24,7 +24,7 @@ from service.link.engine_socket import EngineSocket, OnOutputs, discard
 from service.link.messages import Command, Outputs, Stop
 from service.link.process import CONFIGURATION_ERROR, SHARED
 from service.link.shared import SUPERVISOR
-from service.link.standby import Attach, Standby, start_engine_process
+from service.link.standby import EngineAddress, Standby, start_engine_process
 
 ENTRY = "service.engine.start:serve"
 
@@ -100,7 +100,7 @@ class ProcessLink:
             shutil.rmtree(directory, ignore_errors=True)
 
     async def _start(self, address: str) -> Process:
-        waiting = None if self._standby is None else await self._standby.take(Attach(address, self._shared))
+        waiting = None if self._standby is None else await self._standby.take(EngineAddress(address, self._shared))
         if waiting is not None:
             return waiting
         return await start_engine_process(self._config, address, self._entry, *([SHARED] if self._shared else []))

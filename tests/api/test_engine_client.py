@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -24,8 +25,10 @@ from service.link.messages import (
     EncodeReference,
     EngineState,
     Outputs,
+    PhaseTimes,
     SamplingParams,
     SpeechDelta,
+    StepCounts,
     TokenInfo,
 )
 from service.link.supervisor import EngineLink, InlineLink, ProcessLink
@@ -255,14 +258,21 @@ def test_speech_deltas_merge_within_a_segment_only() -> None:
 
     merged, rest = merge([chunk(1, 0), chunk(2, 0, done=True), chunk(3, 1), chunk(4, 1, done=True, finished=True)])
     assert merged.audio.tolist() == [1, 1, 2, 2] and merged.segment_done and not merged.finished
+    times = PhaseTimes(1.0, 2.0)
+    first = msgspec.structs.replace(chunk(1, 0), times=times)
+    assert merge([first, chunk(2, 0)])[0].times == times
     last, rest = merge(rest)
     assert last.audio.tolist() == [3, 3, 4, 4] and last.segment == 1 and last.finished and rest == []
 
 
 def test_chat_deltas_merge_into_one() -> None:
-    deltas = [ChatDelta("r", (1,), (TokenInfo(-1.0),), None, 4), ChatDelta("r", (2, 3), (), "stop", 0)]
+    times, steps = PhaseTimes(1.0, 2.0), StepCounts(3, 2, 5, 0)
+    deltas = [
+        ChatDelta("r", (1,), (TokenInfo(-1.0),), None, 4, None, times),
+        ChatDelta("r", (2, 3), (), "stop", 0, steps),
+    ]
     merged, rest = merge(deltas)
-    assert merged == ChatDelta("r", (1, 2, 3), (TokenInfo(-1.0),), "stop", 4) and rest == []
+    assert merged == ChatDelta("r", (1, 2, 3), (TokenInfo(-1.0),), "stop", 4, steps, times) and rest == []
 
 
 async def test_what_the_engine_turns_away_is_counted() -> None:

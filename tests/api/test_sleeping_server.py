@@ -13,7 +13,7 @@ from benchmarks.footprint import children, inspect
 from service.api import engine_client
 from service.catalog import load_catalog
 from service.link import standby as standby_module
-from service.link.standby import Attach, Standby
+from service.link.standby import EngineAddress, Standby
 from service.link.supervisor import ProcessLink
 from service.settings import load_settings
 from tests.support.servers import RunningServer, running_server
@@ -42,8 +42,8 @@ class Recorded(Standby):
         super().__init__(beside_cpu=True)
         self.taken = set[int]()
 
-    async def take(self, attach: Attach) -> Process | None:
-        process = await super().take(attach)
+    async def take(self, address: EngineAddress) -> Process | None:
+        process = await super().take(address)
         self.taken |= set() if process is None else {process.pid}
         return process
 

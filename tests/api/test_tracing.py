@@ -252,13 +252,17 @@ def test_closing_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.Mo
     hangs = threading.Event()
 
     class Hanging(InMemorySpanExporter):
+        ended = False
+
         def shutdown(self) -> None:
             hangs.wait(GENEROUS)
+            Hanging.ended = True
 
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(Hanging()))
     monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.01)
     Tracing(provider).close()
+    assert not Hanging.ended
     hangs.set()
 
 

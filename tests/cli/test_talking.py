@@ -243,12 +243,13 @@ def test_audio_that_ends_within_its_header_is_an_error_with_a_line(loudspeaker: 
 )
 def test_a_local_server_that_does_not_start(program: str, timeout: float, says: str) -> None:
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            with pytest.raises(client.ServerError, match=says):
-                client._ready_url(process, timeout)
-        finally:
-            process.kill()
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # A thread reads its log and closes it.
+    try:
+        with pytest.raises(client.ServerError, match=says):
+            client._ready_url(process, timeout)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_address_of_a_local_server_is_in_its_log() -> None:

@@ -101,8 +101,8 @@ def test_a_burst_of_pictures_is_packed_with_few_comparisons(monkeypatch: pytest.
         return holds(limit, needed)
 
     monkeypatch.setattr(packing, "_holds", counted)
-    ladder: list[Bucket] = [{"patches": p, "sequences": p // 64, "max_seqlen": p} for p in range(256, 16_385, 768)]
+    bucket_list: list[Bucket] = [{"patches": p, "sequences": p // 64, "max_seqlen": p} for p in range(256, 16_385, 768)]
     for sizes in ([size(1024)] * 32, [size(64 * index) for index in range(8, 40)]):
         compared = 0
-        pack(sizes, ladder)
-        assert compared < 3 * len(sizes) * len(ladder)
+        pack(sizes, bucket_list)
+        assert compared < 3 * len(sizes) * len(bucket_list)

@@ -21,7 +21,8 @@ from tests.support.tiny_chat import tiny_model, tiny_processor
 
 
 class ListChannel:
-    """Commands wait in a list; outputs are kept."""
+    """Commands wait in a list; outputs are kept. A turn without any, which would wait for some, waits shortly: threads
+    may be building something."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -29,6 +30,8 @@ class ListChannel:
 
     def receive(self, timeout: float | None) -> list[Command]:
         commands, self.commands = self.commands, []
+        if timeout and not commands:
+            time.sleep(min(timeout, 0.002))
         return commands
 
     def send(self, outputs: Outputs) -> None:

@@ -1,6 +1,6 @@
 """Paged decode attention, split along the keys, with the rotation and the cache's new row inside where there is one.
 
-References: models.layers.attention.paged_decode_attention_reference and rotary_paged_decode_attention_reference.
+References: `attend_pages.reference` and `rotary_paged_decode_attention.reference` of models.layers.attention.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packed variable-length attention; reference: models.layers.attention.varlen_attention_reference."""
+"""Packed variable-length attention; reference: `models.layers.attention.attend_segments.reference`."""
 
 from __future__ import annotations
 

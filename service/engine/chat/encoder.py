@@ -42,7 +42,7 @@ class Part:
 
 
 @dataclass(eq=False)
-class Wanted:
+class PendingItem:
     """An item to be encoded. embeds [num_embeds, embeds_width] is filled part by part."""
 
     item: MediaItem
@@ -98,7 +98,7 @@ class VisionStage:
             before_ready=captured_first(bucket_list[::-1][::2], restarted=config.restarted),
             measured=True,
         )
-        self._wanted: OrderedDict[bytes, Wanted] = OrderedDict()
+        self._wanted: OrderedDict[bytes, PendingItem] = OrderedDict()
 
     def measure(self) -> MemoryRequirements:
         """Peak of one eager pass of the largest bucket, and the cache's whole limit."""
@@ -131,11 +131,21 @@ class VisionStage:
             for item in sequence.items_from(sequence.hit_pages * sequence.page_size).values()
         )
 
-    def request(self, sequence: ChatSequence) -> bool:
-        """Pins the items that a waiting sequence needs and queues those that are not cached.
+    def request_all(self, waiting: Sequence[ChatSequence]) -> None:
+        """Requests the items of waiting sequences, until the cache has no room. One that finds none holds nothing
+        while it waits, and those behind it give up what they hold: no two of them can wait for each other."""
+        for place, sequence in enumerate(waiting):
+            if not sequence.prompt.items or self._request(sequence):
+                continue
+            for other in waiting[place:]:
+                if other.pinned:
+                    self.release(other)
+            if not self._request(sequence):
+                return
 
-        False when the cache has no room beside what others have pinned: try again later, before newer sequences.
-        """
+    def _request(self, sequence: ChatSequence) -> bool:
+        """Pins the items that a waiting sequence needs and queues those that are not cached. False when the cache has
+        no room beside what others have pinned."""
         items = sequence.items_from(sequence.hit_pages * sequence.page_size)
         missing = {item.digest: item for item in items.values() if item.digest not in sequence.pinned}
         if not missing:
@@ -161,7 +171,7 @@ class VisionStage:
             self._context.observations.count_eager_step("empty", model=self._name, kind="encoder")
             self.cache.fill(item.digest, self._empty(0))
             return
-        self._wanted[item.digest] = Wanted(item, self._cut(item.digest, item, self.runner.bucket_list[-1]))
+        self._wanted[item.digest] = PendingItem(item, self._cut(item.digest, item, self.runner.bucket_list[-1]))
 
     def _cut(self, digest: bytes, item: MediaItem, limit: Bucket, offset: int = 0) -> list[Part]:
         """Parts of an item, or of a part of it that begins at row `offset`, each as large as `limit` allows."""

@@ -21,13 +21,11 @@ from typing import Protocol
 import msgspec
 
 from service.engine.chat.mask_hosts import MaskHost
-from service.engine.chat.mask_server import BROKEN, Build, Built, Compute, Computed, Forget, Ready, Reply, Request
-from service.engine.chat.masks import MaskJob, Unread, Wanted
+from service.engine.chat.mask_server import BROKEN, Build, Built, Compute, Computed, Forget, MaskRequest, Ready, Reply
+from service.engine.chat.masks import GuidedRow, MaskJob, Unread
 
 log = logging.getLogger(__name__)
 
-_BUILD_WAIT = 0.002
-"""Seconds that an otherwise idle engine waits for a grammar before it looks for commands."""
 _LONGEST_COMPUTATION = 10.0
 """Seconds after which a server that computes masks is given up: the budgets of grammars end far below."""
 
@@ -84,6 +82,8 @@ class _Server:
         self.ready = False
         """It has read the vocabulary."""
         self.asked: _Asked | None = None
+        self._unsent: list[Build | Forget] = []
+        """Until it reads requests: while it starts or computes masks a full connection would stop the engine."""
 
     def start(self) -> bool:
         """Unless it runs. False if it cannot be started."""
@@ -99,11 +99,17 @@ class _Server:
 
     def build(self, guide: Guide, grammar: str, *, slow: bool) -> None:
         self.guides[guide.number] = guide
-        self._send(Build(guide.number, grammar, slow))
+        self._unsent.append(Build(guide.number, grammar, slow))
+        self._send_unsent()
 
     def forget(self, guide: Guide) -> None:
-        if self.guides.pop(guide.number, None) is not None:
-            self._send(Forget(guide.number))
+        if self.guides.pop(guide.number, None) is None:
+            return
+        unsent = [request for request in self._unsent if request.guide != guide.number]
+        if len(unsent) == len(self._unsent):
+            unsent.append(Forget(guide.number))
+        self._unsent = unsent
+        self._send_unsent()
 
     def compute(self, asked: _Asked, rows: list[tuple[int, list[int]]]) -> None:
         self.asked = asked
@@ -116,12 +122,14 @@ class _Server:
             match self._replies.decode(self.link.recv_bytes()):
                 case Ready():
                     self.ready = True
+                    self._send_unsent()
                 # It may have ended since.
                 case Built(number, problem) if (guide := self.guides.get(number)) is not None:
                     guide.built, guide.problem = True, problem
                     return [guide]
                 case Computed() as computed:
                     self._finish(computed)
+                    self._send_unsent()
         except (EOFError, OSError, msgspec.DecodeError) as error:
             return self._lose(f"a mask server has ended: {error!r}")
         return []
@@ -139,7 +147,7 @@ class _Server:
         assert self.link is not None
         self._poll.unregister(self.link.fileno())
         self._end()
-        self.link, self.ready = None, False
+        self.link, self.ready, self._unsent = None, False, []
         unbuilt = [guide for guide in self.guides.values() if not guide.built]
         for guide in self.guides.values():
             guide.built, guide.problem = True, guide.problem or BROKEN
@@ -153,7 +161,13 @@ class _Server:
         asked, self.asked = self.asked, None
         asked.job.finish(asked.first, asked.count, computed)
 
-    def _send(self, request: Request) -> None:
+    def _send_unsent(self) -> None:
+        if self.ready and self.asked is None:
+            unsent, self._unsent = self._unsent, []
+            for request in unsent:
+                self._send(request)
+
+    def _send(self, request: MaskRequest) -> None:
         # One that has ended is noticed by `receive`.
         if self.link is not None:
             with suppress(OSError):
@@ -161,22 +175,25 @@ class _Server:
 
 
 class Guidance:
-    """The guides of one model, shared out among its mask servers. The first one reads the vocabulary while weights
-    load; the others are started with the first guide, since each takes the memory of a vocabulary."""
+    """The guides of one model, shared out among its mask servers. `start` has the first one read the vocabulary; the
+    others are started with the first guide, since each takes the memory of a vocabulary."""
 
     def __init__(self, hosts: Sequence[MaskHost]) -> None:
         self._poll = select.poll()
         self._servers = [_Server(host, self._poll) for host in hosts]
-        self._servers[0].start()
         self._numbers = count()
         self._building: dict[int, Guide] = {}
         self._built: list[Guide] = []
         """Since the last `take_built`."""
 
+    def start(self) -> None:
+        """Starts the first server, which reads the vocabulary while graphs are captured."""
+        self._servers[0].start()
+
     @property
-    def building_since(self) -> float | None:
-        """When the oldest of those was asked for that are being built; None without any."""
-        return next((guide.begun for guide in self._building.values()), None)
+    def building(self) -> bool:
+        """A guide is being built."""
+        return bool(self._building)
 
     def begin(self, sequence: Guided, grammar: str, *, slow: bool = False) -> None:
         """Begins to build the sequence's guide. slow: that takes long, unless it is kept."""
@@ -194,10 +211,6 @@ class Guidance:
 
     def _load(self, index: int) -> int:
         return len(self._servers[index].guides)
-
-    def wait(self) -> None:
-        """Until a guide is built, or for a while."""
-        self.receive(_BUILD_WAIT)
 
     def take_built(self) -> list[Guide]:
         """Those that have been built since the last call."""
@@ -217,7 +230,7 @@ class Guidance:
         not been read."""
         wanted = {
             # Tokens are copied: the engine's thread may read more of them.
-            row: Wanted(guide, sequence.generated[guide.num_consumed :], places)
+            row: GuidedRow(guide, sequence.generated[guide.num_consumed :], places)
             for row, (sequence, places) in enumerate(zip(sequences, unread, strict=True))
             if (guide := sequence.guide) is not None
         }
@@ -225,7 +238,7 @@ class Guidance:
 
     # service.engine.chat.masks.Masks
 
-    def compute(self, job: MaskJob, wanted: Sequence[Wanted]) -> None:
+    def compute(self, job: MaskJob, wanted: Sequence[GuidedRow]) -> None:
         first, now = 0, time.monotonic()
         for index, group in groupby(wanted, key=lambda row: row.guide.server):
             rows = [(row.guide.number, row.tokens) for row in group]

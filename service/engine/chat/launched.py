@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,9 +99,6 @@ class InFlight:
 
     def __getitem__(self, index: int) -> InFlightStep:
         return self._steps[index]
-
-    def __iter__(self) -> Iterator[InFlightStep]:
-        return iter(self._steps)
 
     @property
     def held(self) -> InFlightStep | None:

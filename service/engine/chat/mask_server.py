@@ -98,7 +98,7 @@ class Computed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seconds: float
 
 
-Request = Build | Forget | Compute
+MaskRequest = Build | Forget | Compute
 Reply = Ready | Built | Computed
 
 
@@ -125,7 +125,7 @@ class MaskServer:
 
     def run(self) -> None:
         """In a thread with a deep stack (deep_thread)."""
-        requests = msgspec.msgpack.Decoder(Request)
+        requests = msgspec.msgpack.Decoder(MaskRequest)
         try:
             while True:
                 self._handle(requests.decode(self._link.recv_bytes()))
@@ -136,7 +136,7 @@ class MaskServer:
                 builder.shutdown(wait=False, cancel_futures=True)
             self._link.close()
 
-    def _handle(self, request: Request) -> None:
+    def _handle(self, request: MaskRequest) -> None:
         match request:
             case Build(guide, grammar, slow):
                 builder = self._builders[slow and grammar not in self._kept]

@@ -95,7 +95,7 @@ class RowGuide(Protocol):
 class Masks(Protocol):
     """The mask servers, as a MaskJob sees them."""
 
-    def compute(self, job: MaskJob, wanted: Sequence[Wanted]) -> None:
+    def compute(self, job: MaskJob, wanted: Sequence[GuidedRow]) -> None:
         """Asks for masks of rows that are in the order of their servers; `job.finish` is called with what each of
         these replies once `receive` meets it."""
         ...
@@ -110,7 +110,7 @@ Unread = Sequence[tuple[Readback, int]]
 
 
 @dataclass(eq=False)
-class Wanted:
+class GuidedRow:
     """A guided row of a step. tokens: of its answer, those that its matcher has not seen; unread ones come to them.
     stopped: by a stop token among these."""
 
@@ -125,7 +125,7 @@ class MaskJob:
     masks. verdicts: by row, of those that do not go on (service.engine.chat.mask_server). All of them once it is done.
     awaited: the results that it reads first."""
 
-    def __init__(self, wanted: Mapping[int, Wanted], num_rows: int, masks: Masks) -> None:
+    def __init__(self, wanted: Mapping[int, GuidedRow], num_rows: int, masks: Masks) -> None:
         self._wanted = wanted
         self._masks = masks
         self._asked: list[int] = []

@@ -56,7 +56,7 @@ class ChatRunner:
         self._page_size = context.config.page_size
         self._measured = not context.config.restarted or context.device.type == "cpu"
         self._max_pages = -(-max_context // self._page_size)
-        self._hidden_size = int(model.decoder.embed(torch.zeros(1, dtype=torch.int64, device=context.device)).shape[-1])
+        self._hidden_size = model.decoder.hidden_size
         self.embeds_width = self._hidden_size * (1 + model.decoder.feature_levels)
         """Of the encoder's rows: an embedding, and behind it its features."""
 

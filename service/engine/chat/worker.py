@@ -77,6 +77,7 @@ class ChatWorker:
 
     def allocate(self, num_pages: int) -> None:
         config = self._context.config
+        self._guidance.start()
         self._runner.allocate(num_pages, self._masks)
         self._pages = PagePool(num_pages, config.page_size)
         positions = (num_pages - 1) * config.page_size
@@ -109,7 +110,7 @@ class ChatWorker:
             self._guidance.begin(sequence, request.grammar, slow=request.slow_grammar)
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
-        self._request_embeddings()
+        self._vision.request_all(self._scheduler.waiting)
         self._observations.count("prefix_cache_query_tokens_total", sequence.num_tokens, model=self.name)
 
     def control(self, command: Control) -> None:
@@ -147,7 +148,7 @@ class ChatWorker:
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         """Launches an encoder pass or a step; behind a held step an encoder pass alone. They alternate while both have
         work, so that neither starves; chunks that were put off keep their turn."""
-        self._request_embeddings()
+        self._vision.request_all(self._scheduler.waiting)
         if self._in_flight.held is not None:
             return self._launch_encode(now, allowance, must)
         turns = (self._launch_step, self._launch_encode)
@@ -156,11 +157,6 @@ class ChatWorker:
                 self._encoded_last = launch == self._launch_encode or (self._encoded_last and self._chunks_put_off)
                 return True
         return False
-
-    def _request_embeddings(self) -> None:
-        for sequence in self._scheduler.waiting:
-            if sequence.prompt.items and not self._vision.request(sequence):
-                break
 
     def _launch_encode(self, now: float, allowance: float, must: bool) -> bool:
         rows = len(self._scheduler.rows.slots)
@@ -266,14 +262,13 @@ class ChatWorker:
             self._finish(sequence)
 
     def oldest_launch(self) -> float | None:
-        """A grammar that is being built counts where nothing else does, so that the engine does not go to sleep."""
-        return self._in_flight[0].launched_at if self._in_flight else self._guidance.building_since
+        return self._in_flight[0].launched_at if self._in_flight else None
 
     def wait(self) -> None:
-        if self._in_flight:
-            self._in_flight.wait()
-        else:
-            self._guidance.wait()
+        self._in_flight.wait()
+
+    def building(self) -> bool:
+        return self._guidance.building
 
     def collect(self) -> Outputs:
         held = self._in_flight.held

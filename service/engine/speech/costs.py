@@ -11,6 +11,8 @@ piece of reference audio."""
 
 _WEIGHT = 0.2
 _DEVIATIONS = 2.0
+_PRIOR = 0.02
+"""Seconds of what nothing of its kind was measured for."""
 
 
 class SpeechCosts:
@@ -22,8 +24,7 @@ class SpeechCosts:
     the largest measured size cost grows in proportion, below the smallest it stays the same.
     """
 
-    def __init__(self, prior: float = 0.02) -> None:
-        self._prior = prior
+    def __init__(self) -> None:
         self._seen: dict[tuple[Kind, int], dict[int, tuple[float, float]]] = {}
 
     def observe(self, kind: Kind, steps: int, size: int, seconds: float) -> None:
@@ -36,7 +37,7 @@ class SpeechCosts:
         sizes[size] = (mean + _WEIGHT * (seconds - mean), deviation)
 
     def mean(self, kind: Kind, steps: int, size: int) -> float:
-        """Expected seconds; 0 for size 0, the prior when nothing of this kind was measured."""
+        """Expected seconds; 0 for size 0, _PRIOR when nothing of this kind was measured."""
         return self._estimate(kind, steps, size, 0.0)
 
     def bound(self, kind: Kind, steps: int, size: int) -> float:
@@ -48,7 +49,7 @@ class SpeechCosts:
             return 0.0
         seen = self._seen.get((kind, steps)) or self._nearest_steps(kind, steps)
         if not seen:
-            return self._prior
+            return _PRIOR
         sizes = sorted(seen)
         index = bisect_left(sizes, size)
 

@@ -334,6 +334,9 @@ class SpeechWorker:
                 return
         readback.wait()
 
+    def building(self) -> bool:
+        return False
+
     def collect(self) -> Outputs:
         now = self._context.clock()
         encoded = []

@@ -405,6 +405,29 @@ def test_the_encoder_cache_admits_more_than_its_limit_only_alone() -> None:
     engine.assert_nothing_left()
 
 
+def test_requests_that_hold_parts_of_the_encoder_cache_do_not_wait_for_each_other() -> None:
+    engine = InlineEngine(encoder_cache=20 * 32 * 4)
+    prompts = [tiny_prompt([[1], tiny_item(first, [20]), tiny_item(first + 1, [20]), [2]]) for first in (0, 2)]
+    alone = []
+    for index, prompt in enumerate(prompts):
+        engine.submit(f"alone {index}", prompt)
+        engine.run()
+        alone.append(engine.tokens(f"alone {index}"))
+    engine = InlineEngine(encoder_cache=20 * 32 * 4)
+    for index, prompt in enumerate(prompts):
+        engine.submit(str(index), prompt)
+    engine.engine._receive(0.0)
+    vision, (first, second) = engine.worker._vision, engine.worker._scheduler.waiting
+    vision.release(first, 11)  # As a hit does that covers the first item, and is evicted later.
+    second.hit_pages = 3
+    assert vision._request(second)
+    second.hit_pages = 0
+    assert [len(sequence.pinned) for sequence in (first, second)] == [1, 1], "the cache is full"
+    engine.run()
+    assert [engine.tokens(str(index)) for index in range(2)] == alone
+    engine.assert_nothing_left()
+
+
 def test_idle_time_is_used_for_captures_and_the_state_is_a_heartbeat() -> None:
     engine = InlineEngine(max_running=16)
     captured = [len(runner.captured) for runner in engine.worker._runner.graph_runners]
@@ -564,7 +587,7 @@ def test_an_encoder_pass_is_cut_to_the_seconds_that_listeners_can_spare() -> Non
         engine.submit(str(index), tiny_prompt([[1], tiny_item(index, [16]), [2]]))
         engine.engine._receive(0.0)
     worker = engine.engine.workers["tiny"]
-    worker._request_embeddings()
+    worker._vision.request_all(worker._scheduler.waiting)
     for size in (16, 32, 64):
         worker._pacing.costs.observe("encoder", size, size / 100)
     launched = []

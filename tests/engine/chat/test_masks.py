@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,11 +17,12 @@ import torch
 from service.api.chat.grammar import choice_grammar, regex_grammar
 from service.engine.chat.guidance import Guidance, Guide
 from service.engine.chat.mask_hosts import MaskThread
-from service.engine.chat.mask_server import BROKEN, COMPLETE, MaskServer
+from service.engine.chat.mask_server import BROKEN, COMPLETE, Build, Forget, MaskRequest, MaskServer, Ready
 from service.engine.chat.masks import MaskTable, Unread
 from service.engine.chat.matchers import build_matcher, build_tokenizer
 from service.engine.chat.slot_state import SlotState
 from service.engine.readback import Readback
+from service.link.grammar_limits import MAX_GRAMMAR_BYTES
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers
 from tests.support.inline_engine import InlineEngine
@@ -155,6 +159,7 @@ def test_what_comes_while_a_server_reads_the_vocabulary_goes_to_those_that_have(
         return build_tokenizer(tiny_processor(), VOCABULARY)
 
     guidance = Guidance([*threads(masks), MaskThread(slowly, masks)])
+    guidance.start()
     assert [server.link is not None for server in guidance._servers] == [True, False], "it may not be needed"
     wait(lambda: (guidance.receive(0.05), guidance._servers[0].ready)[1], what="the first one")
     early = [guided(guidance, "no never") for _ in range(3)]
@@ -164,6 +169,46 @@ def test_what_comes_while_a_server_reads_the_vocabulary_goes_to_those_that_have(
     late = [guided(guidance, "yes yet") for _ in range(3)]
     assert [row.guide.server for row in (*early, *late) if row.guide is not None] == [0, 0, 0, 1, 1, 1]
     built(guidance, *late)
+
+
+class Silent:
+    """A host whose server reads nothing until it is told to."""
+
+    def start(self) -> Connection:
+        ours, self.theirs = Pipe()
+        return ours
+
+    def kill(self) -> bool:
+        return False
+
+    def read(self) -> list[MaskRequest]:
+        read = []
+        while self.theirs.poll():
+            read.append(msgspec.msgpack.decode(self.theirs.recv_bytes(), type=MaskRequest))
+        return read
+
+
+def test_a_server_that_does_not_read_stops_nobody() -> None:
+    host = Silent()
+    guidance, grammar = Guidance([host]), " " * MAX_GRAMMAR_BYTES
+    rows = [Sequence() for _ in range(40)]
+    for row in rows:
+        guidance.begin(row, grammar)
+    assert host.read() == [], "it is starting"
+    guides = [row.guide for row in rows if row.guide is not None]
+    for guide in guides[2:]:
+        guidance.forget(guide)
+    reader = threading.Thread(target=lambda: host.theirs.send_bytes(msgspec.msgpack.encode(Ready())))
+    reader.start()
+    reader.join()
+    received: list[MaskRequest] = []
+    sender = threading.Thread(target=lambda: guidance.receive(GENEROUS))
+    sender.start()
+    wait(lambda: (received.extend(host.read()), not sender.is_alive())[1], what="all requests")
+    received += host.read()
+    assert received == [Build(guide.number, grammar, slow=False) for guide in guides[:2]], "the others are not needed"
+    guidance.forget(guides[0])
+    assert host.read() == [Forget(guides[0].number)]
 
 
 def ended(*_: object) -> dict[int, str]:
@@ -205,7 +250,7 @@ def test_a_matcher_that_is_being_built_when_its_server_ends_fails(
     monkeypatch.setattr(MaskServer, "_submit", ended)
     lost = guided(guidance, "no never")
     built(guidance, lost)
-    assert lost.guide is not None and lost.guide.problem == BROKEN and guidance.building_since is None
+    assert lost.guide is not None and lost.guide.problem == BROKEN and not guidance.building
 
 
 def test_a_server_that_cannot_be_started_anew_fails_its_guide_alone(
@@ -227,7 +272,7 @@ def test_a_server_that_cannot_be_started_anew_fails_its_guide_alone(
         patch.setattr(host, "start", refused)
         refusal = guided(guidance, "yes yet")
         assert refusal.guide is not None and (refusal.guide.built, refusal.guide.problem) == (True, BROKEN)
-        assert guidance.take_built() == [refusal.guide] and guidance.building_since is None
+        assert guidance.take_built() == [refusal.guide] and not guidance.building
     other = guided(guidance, "on of")
     built(guidance, other)
     assert other.guide is not None and not other.guide.problem
