@@ -18,14 +18,14 @@ from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
-from service.engine.chat.launched import InFlight, InFlightStep, token_infos, with_times
+from service.engine.chat.launched import InFlight, InFlightStep, LaunchedStep, token_infos, with_times
 from service.engine.chat.limits import RequestLimits, timed_out
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
 from service.engine.chat.pacing import ITL_TARGET, LEAST_TOKENS, ChunkWork, Pacing
 from service.engine.chat.runner import ChatRunner
-from service.engine.chat.scheduler import Chunk, Scheduler
+from service.engine.chat.scheduler import Chunk, Scheduler, Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure
 from service.engine.pages import PagePool
@@ -197,51 +197,50 @@ class ChatWorker:
             self._observations.count("preemptions_total", preempted, model=self.name)
         if step is None:
             return False
-        try:
-            launched = self._runner.launch(step, self._vision.embeds)
-        except torch.AcceleratorError:
-            raise
-        except PrefillError as error:
-            self._fail([chunk.sequence for chunk in step.chunks], error)
-            return True
-        except LAUNCH_ERRORS as error:
-            self._fail([*(chunk.sequence for chunk in step.chunks), *step.sequences], error)
+        launched = self._run(step)
+        if launched is None:
             return True
         self._outbox.release()
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._after_chunk(chunk, now)
-        rows, predicted, work, self._chunks_put_off = len(step.slots), decode, None, False
+        in_flight = InFlightStep(launched.kind, len(step.slots), launched.route, now, 0.0, decode, None)
+        self._chunks_put_off = False
         if budget is not None and not step.chunks:
             self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
         elif budget is not None:
-            work = ChunkWork(budget.padded(budget.used), budget.pairs, decode)
-            predicted += budget.predicted
-            self._pacing.spend(rows, budget.predicted)
-        sequences = step.sampled if step.chunks else step.sequences
-        readback = masks = None
+            self._pacing.spend(len(step.slots), budget.predicted)
+            in_flight.size += budget.used
+            in_flight.predicted += budget.predicted
+            in_flight.work = ChunkWork(budget.padded(budget.used), budget.pairs, decode)
+        self._expect(in_flight, step, launched, decode)
+        in_flight.host_seconds = time.perf_counter() - started
+        self._in_flight.add(in_flight)
+        return True
+
+    def _run(self, step: Step) -> LaunchedStep | None:
+        """None when it failed, and with it its requests."""
+        chunks = [chunk.sequence for chunk in step.chunks]
+        try:
+            return self._runner.launch(step, self._vision.embeds)
+        except torch.AcceleratorError:
+            raise
+        except PrefillError as error:
+            self._fail(chunks, error)
+        except LAUNCH_ERRORS as error:
+            self._fail([*chunks, *step.sequences], error)
+        return None
+
+    def _expect(self, in_flight: InFlightStep, step: Step, launched: LaunchedStep, decode: float) -> None:
+        """What the step's results will be: those of the launch, or where it holds its sampling, masks first."""
+        in_flight.chunks, in_flight.held = step.chunks, launched.held
+        in_flight.sequences = step.sampled if step.chunks else step.sequences
         if launched.held is None:
             self._pacing.gaps.close(decode)
-            readback = Readback(launched.results, self._context.device)
+            in_flight.readback = Readback(launched.results, self._context.device)
         else:
-            masks = self._guidance.masks(sequences, self._in_flight.unread(sequences))
-        self._in_flight.add(
-            InFlightStep(
-                kind=launched.kind,
-                size=rows + (budget.used if budget is not None else 0),
-                route=launched.route,
-                launched_at=now,
-                host_seconds=time.perf_counter() - started,
-                predicted=predicted,
-                readback=readback,
-                sequences=sequences,
-                chunks=step.chunks,
-                work=work,
-                held=launched.held,
-                masks=masks,
-            )
-        )
-        return True
+            unread = self._in_flight.unread(in_flight.sequences)
+            in_flight.masks = self._guidance.masks(in_flight.sequences, unread)
 
     def _can_start(self, sequence: ChatSequence) -> bool:
         return sequence.has_guide and self._vision.has_embeddings(sequence)
