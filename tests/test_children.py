@@ -16,8 +16,8 @@ from service.cli.bench.run import CLIENT
 from service.link.config import EngineConfig, ModelConfig
 from service.link.supervisor import ProcessLink
 from service.media.audio_in import decode_audio
-from service.media.limits import AudioLimits, WorkerLimits
-from service.media.workers import WorkerPool
+from service.media.decoders import decode_workers
+from service.media.limits import AudioLimits
 from tests.media.samples import sound, tone
 from tests.support.processes import ROOT
 
@@ -102,7 +102,7 @@ async def test_decode_workers_are_not_started_from_the_current_directory(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", ".")
-    pool = WorkerPool(1, WorkerLimits())
+    pool = decode_workers(1)
     try:
         clip = sound(tone(440, 8000), 8000, "WAV")
         samples = await decode_audio(pool, clip, sample_rate=8000, field="clip", limits=AudioLimits(1 << 20, 10.0))

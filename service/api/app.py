@@ -40,18 +40,10 @@ from service.api.tracing import tracing_from
 from service.catalog import Catalog
 from service.link.supervisor import EngineLink
 from service.media.audio_out import EncoderPool
+from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.limits import (
-    AudioLimits,
-    FetchLimits,
-    ImageLimits,
-    MediaLimits,
-    RequestLimits,
-    VideoLimits,
-    WorkerLimits,
-)
+from service.media.limits import AudioLimits, FetchLimits, ImageLimits, MediaLimits, RequestLimits, VideoLimits
 from service.media.loader import MediaLoader
-from service.media.workers import WorkerPool
 from service.metrics import Metrics
 from service.settings import Settings, SettingsError
 from service.versions import server_version, version_of
@@ -109,7 +101,7 @@ def create_context(
     lora_voices, lexicon or OTEL_ variable.
 
     metrics: the engine's, too. others: API processes that the limits are shared with."""
-    workers = WorkerPool(settings.media_workers, WorkerLimits())
+    workers = decode_workers(settings.media_workers)
     media_threads = settings.media_threads or default_threads()
     resizing.use_threads(media_threads)
     context = ServerContext(
@@ -122,7 +114,7 @@ def create_context(
             workers,
             media_limits(settings),
             image_threads=media_threads,
-            image_pool=WorkerPool(media_threads, WorkerLimits()) if settings.isolate_images else None,
+            image_pool=decode_workers(media_threads) if settings.isolate_images else None,
             on_read=lambda kind, seconds: metrics.observe("media_fetch_duration_seconds", seconds, kind=kind),
         ),
         workers,

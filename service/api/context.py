@@ -23,9 +23,9 @@ from service.api.http.turns import Turns
 from service.api.speech.lexicon import Lexicon
 from service.api.tracing import Tracing
 from service.catalog import Catalog, HostedModel
+from service.confined.workers import WorkerPool
 from service.media.audio_out import EncoderPool
 from service.media.loader import MediaLoader
-from service.media.workers import WorkerPool
 from service.metrics import Metrics
 from service.settings import Settings
 from service.voice_store import ReferenceCache, VoiceStore

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from models.errors import InputError
-from service.media.channel import DecodeAudio, ProtocolError, Samples, WorkerChannel, expect
+from service.confined.channel import ProtocolError, WorkerChannel
+from service.confined.workers import WorkerLost, WorkerPool
 from service.media.limits import AudioLimits
-from service.media.workers import WorkerLost, WorkerPool
+from service.media.messages import DecodeAudio, Samples, expect
 
 
 async def decode_audio(

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from models.errors import InputError
-from service.media.channel import (
+from service.confined.channel import WorkerChannel
+from service.confined.privileges import allow_cpu, confine
+from service.media.image_decode import load_decoders, open_image, upright_picture
+from service.media.messages import (
     DecodeAudio,
     Done,
     Frame,
@@ -24,10 +27,7 @@ from service.media.channel import (
     Refused,
     Samples,
     VideoOpened,
-    WorkerChannel,
 )
-from service.media.confinement import allow_cpu, confine
-from service.media.image_decode import load_decoders, open_image, upright_picture
 
 if TYPE_CHECKING:
     from PIL import Image

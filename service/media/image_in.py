@@ -9,8 +9,9 @@ import numpy as np
 from PIL import Image
 
 from models.errors import InputError
-from service.media.channel import ImageOpened, OpenImage, Pixels, ProtocolError, ReadPixels, WorkerChannel, expect
+from service.confined.channel import ProtocolError, WorkerChannel
 from service.media.limits import ImageLimits
+from service.media.messages import ImageOpened, OpenImage, Pixels, ReadPixels, expect
 
 
 def read_image(

@@ -39,19 +39,6 @@ class AudioLimits:
 
 
 @dataclass(frozen=True)
-class WorkerLimits:
-    """What a job may cost its worker process before it is killed and replaced.
-
-    memory_bytes: address space (RLIMIT_AS). cpu_seconds: processor time of one job (RLIMIT_CPU).
-    wall_seconds: time from the job's start to its last byte.
-    """
-
-    memory_bytes: int = 3072 * MIB
-    cpu_seconds: int = 30
-    wall_seconds: float = 60.0
-
-
-@dataclass(frozen=True)
 class RequestLimits:
     """Limits on all media of one request together. max_items: images and videos. max_bytes: encoded.
     max_decoded_bytes: uint8 RGB pixels."""

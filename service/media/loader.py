@@ -15,6 +15,7 @@ from PIL import Image
 
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata, source_digest
+from service.confined.workers import WorkerLost, WorkerPool
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
 from service.media.fetch import Fetcher
@@ -22,7 +23,6 @@ from service.media.image_decode import decode_image, load_decoders
 from service.media.image_in import read_image
 from service.media.limits import MediaLimits, RequestLimits
 from service.media.video_in import Choose, decode_frame_list, decode_video
-from service.media.workers import WorkerLost, WorkerPool
 
 T = TypeVar("T")
 

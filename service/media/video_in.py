@@ -10,11 +10,12 @@ from PIL import Image
 
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata
-from service.media.channel import Done, Frame, OpenVideo, ProtocolError, ReadFrames, VideoOpened, WorkerChannel, expect
+from service.confined.channel import ProtocolError, WorkerChannel
+from service.confined.workers import WorkerLost, WorkerPool
 from service.media.data_url import decode_base64, without_spaces
 from service.media.image_decode import decode_image
 from service.media.limits import ImageLimits, VideoLimits
-from service.media.workers import WorkerLost, WorkerPool
+from service.media.messages import Done, Frame, OpenVideo, ReadFrames, VideoOpened, expect
 
 Choose = Callable[[VideoMetadata], Sequence[int]]
 """Metadata -> ascending indices of the frames to decode (ChatProcessor.sample_video)."""

@@ -9,8 +9,8 @@ from models.errors import InputError
 from service.media.audio_decode import decode_samples
 from service.media.audio_in import decode_audio
 from service.media.audio_out import StreamingEncoder
-from service.media.limits import AudioLimits, WorkerLimits
-from service.media.workers import WorkerPool
+from service.media.decoders import decode_workers
+from service.media.limits import AudioLimits
 from tests.media.samples import mutations, sound, sound_by_av, tone
 
 FIELD = "ref_audio"
@@ -69,7 +69,7 @@ def test_what_the_server_speaks_it_can_hear(name: str) -> None:
 
 
 async def test_through_a_worker() -> None:
-    pool = WorkerPool(1, WorkerLimits())
+    pool = decode_workers(1)
     data = sound(tone(440, 44_100), 44_100, "FLAC")
     samples = await decode_audio(pool, data, sample_rate=16_000, field=FIELD, limits=LIMITS)
     assert np.array_equal(samples, decode(data))

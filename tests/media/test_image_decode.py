@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 
 from models.errors import InputError
+from service.confined.workers import Worker, WorkerLimits
+from service.media.decoders import DECODER
 from service.media.image_decode import decode_image
 from service.media.image_in import read_image
-from service.media.limits import ImageLimits, WorkerLimits
-from service.media.workers import Worker
+from service.media.limits import ImageLimits
 from tests.media.samples import encoded, mutations, picture
 
 FIELD = "messages[0].content[1].image_url"
@@ -28,7 +29,7 @@ def decoder(request: pytest.FixtureRequest) -> Iterator[Callable[..., Image.Imag
         Decode.image = decode_image
         yield decode_image
         return
-    worker = Worker(WorkerLimits())
+    worker = Worker(WorkerLimits(), DECODER)
     Decode.image = lambda data, **options: worker.run(lambda channel: read_image(channel, data, **options))
     yield Decode.image
     assert worker.alive and not worker.lost, "every refusal leaves the worker ready for the next picture"

@@ -13,10 +13,10 @@ import pytest
 
 from models.errors import InputError
 from models.media import DIGEST_BYTES
+from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
-from service.media.limits import MediaLimits, RequestLimits, WorkerLimits
+from service.media.limits import MediaLimits, RequestLimits
 from service.media.loader import MediaLoader
-from service.media.workers import WorkerPool
 from tests.media.samples import encoded, picture, sound, tone, video
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ def itself(media: T, source: bytes) -> T:
 @pytest.fixture(params=["shared", "isolated"])
 async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
     """With pictures decoded in this process, and in confined ones."""
-    pool = WorkerPool(1, WorkerLimits())
-    images = WorkerPool(1, WorkerLimits()) if request.param == "isolated" else None
+    pool = decode_workers(1)
+    images = decode_workers(1) if request.param == "isolated" else None
     limits = MediaLimits(request=RequestLimits(max_items=3, max_bytes=200_000, max_decoded_bytes=100_000))
     loader = MediaLoader(Fetcher(UrlPolicy()), pool, limits, image_threads=1, image_pool=images)
     yield loader
@@ -53,10 +53,10 @@ def test_the_first_picture_imports_nothing() -> None:
 import sys
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.image_decode import decode_image
-from service.media.limits import ImageLimits, MediaLimits, WorkerLimits
+from service.media.decoders import decode_workers
+from service.media.limits import ImageLimits, MediaLimits
 from service.media.loader import MediaLoader
-from service.media.workers import WorkerPool
-MediaLoader(Fetcher(UrlPolicy()), WorkerPool(1, WorkerLimits()), MediaLimits())
+MediaLoader(Fetcher(UrlPolicy()), decode_workers(1), MediaLimits())
 before = set(sys.modules)
 for data in (sys.stdin.buffer.read(), b"no picture"):
     try:
@@ -189,7 +189,7 @@ async def test_isolated_pictures_are_not_decoded_in_this_process(
 
 
 async def test_a_picture_that_ends_its_process_is_refused_and_the_next_one_is_taken() -> None:
-    images = WorkerPool(1, WorkerLimits())
+    images = decode_workers(1)
     loader = MediaLoader(Fetcher(UrlPolicy()), images, MediaLimits(), image_pool=images)
     images.start()
 

@@ -8,9 +8,10 @@ import pytest_asyncio
 
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata
-from service.media.limits import VideoLimits, WorkerLimits
+from service.confined.workers import WorkerLimits, WorkerPool
+from service.media.decoders import decode_workers
+from service.media.limits import VideoLimits
 from service.media.video_in import Choose, decode_video
-from service.media.workers import WorkerPool
 from tests.media import samples
 
 FIELD = "messages[0].content[0].video_url"
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool() -> AsyncIterator[WorkerPool]:
-    pool = WorkerPool(1, WorkerLimits(memory_bytes=2048 * MIB, cpu_seconds=60, wall_seconds=240))
+    pool = decode_workers(1, WorkerLimits(memory_bytes=2048 * MIB, cpu_seconds=60, wall_seconds=240))
     yield pool
     pool.close()
 

@@ -16,10 +16,12 @@ import pytest
 
 from benchmarks.footprint import inspect
 from models.errors import InputError
+from service.confined.channel import WorkerChannel
+from service.confined.workers import WorkerLimits, WorkerLost, WorkerPool, _environment
 from service.media.audio_in import decode_audio
-from service.media.channel import DecodeAudio, Refused, WorkerChannel
-from service.media.limits import AudioLimits, WorkerLimits
-from service.media.workers import WorkerLost, WorkerPool, _environment
+from service.media.decoders import decode_workers
+from service.media.limits import AudioLimits
+from service.media.messages import DecodeAudio, Refused
 from tests.media.samples import sound, tone
 from tests.support.processes import stand_still
 from tests.support.waiting import until
@@ -33,7 +35,7 @@ async def make_pool() -> AsyncIterator[Callable[[WorkerLimits], WorkerPool]]:
     pools: list[WorkerPool] = []
 
     def make(limits: WorkerLimits, size: int = 1) -> WorkerPool:
-        pools.append(WorkerPool(size, limits))
+        pools.append(decode_workers(size, limits))
         return pools[-1]
 
     yield make
@@ -83,7 +85,7 @@ async def test_a_job_has_its_own_cpu_limit(make_pool) -> None:
 
 
 def test_the_cpu_limit_ends_a_process() -> None:
-    code = "from service.media.confinement import allow_cpu; allow_cpu(0)\nwhile True: pass"
+    code = "from service.confined.privileges import allow_cpu; allow_cpu(0)\nwhile True: pass"
     spinning = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
     assert spinning.returncode == -signal.SIGXCPU
 

@@ -20,9 +20,9 @@ from functools import cache
 import llguidance
 import numpy as np
 
+from service.confined.channel import Struct, WorkerChannel
+from service.confined.privileges import allow_cpu, confine
 from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES
-from service.media.channel import Struct, WorkerChannel
-from service.media.confinement import allow_cpu, confine
 
 _STEPS = 16
 """Tokens of each answer that is followed."""

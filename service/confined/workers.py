@@ -17,10 +17,23 @@ import msgspec
 
 from models.errors import InputError
 from service.children import python_command, python_environment
-from service.media.channel import ProtocolError, Reply, WorkerChannel
-from service.media.limits import WorkerLimits
+from service.confined.channel import ProtocolError, WorkerChannel
 
 T = TypeVar("T")
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """What a job may cost its worker process before it is killed and replaced.
+
+    memory_bytes: address space (RLIMIT_AS). cpu_seconds: processor time of one job (RLIMIT_CPU).
+    wall_seconds: time from the job's start to its last byte.
+    """
+
+    memory_bytes: int = 3072 * MIB
+    cpu_seconds: int = 30
+    wall_seconds: float = 60.0
 
 
 class WorkerLost(Exception):
@@ -40,13 +53,10 @@ class Program:
     replies: Any
 
 
-DECODER = Program("service.media.decode_worker", Reply)
-
-
 class Worker:
     """A confined process and the channel to it."""
 
-    def __init__(self, limits: WorkerLimits, program: Program = DECODER) -> None:
+    def __init__(self, limits: WorkerLimits, program: Program) -> None:
         self._limits = limits
         ours, theirs = socket.socketpair()
         with theirs:
@@ -106,7 +116,7 @@ class Worker:
 class WorkerPool:
     """At most `size` jobs at a time, each in a worker of its own. Belongs to one event loop."""
 
-    def __init__(self, size: int, limits: WorkerLimits, program: Program = DECODER) -> None:
+    def __init__(self, size: int, limits: WorkerLimits, program: Program) -> None:
         self.size = size
         self._limits = limits
         self._program = program

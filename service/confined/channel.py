@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-
-from models.errors import InputError
-from models.media import VideoMetadata
-from service.media.limits import AudioLimits, ImageLimits, VideoLimits
 
 MAX_MESSAGE_BYTES = 1 << 20
 
@@ -26,91 +22,6 @@ class ProtocolError(Exception):
 class Struct(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages, those of other workers too; the tag is the class name. `field` is the request field that
     errors name."""
-
-
-# API process -> worker
-
-
-class OpenVideo(Struct, frozen=True):
-    """Followed by the container's bytes. Answered by VideoOpened."""
-
-    field: str
-    limits: VideoLimits
-
-
-class ReadFrames(Struct, frozen=True):
-    """Frames of the opened video, indices ascending. Answered by one Frame each and Done."""
-
-    indices: tuple[int, ...]
-
-
-class DecodeAudio(Struct, frozen=True):
-    """Followed by the encoded audio. Answered by Samples."""
-
-    field: str
-    sample_rate: int
-    limits: AudioLimits
-
-
-class OpenImage(Struct, frozen=True):
-    """Followed by the picture's bytes. Answered by ImageOpened."""
-
-    field: str
-    limits: ImageLimits
-
-
-class ReadPixels(Struct, frozen=True):
-    """Pixels of the opened picture. Answered by Pixels."""
-
-
-# Worker -> API process
-
-
-class ImageOpened(Struct, frozen=True):
-    """Size as stored, before the EXIF orientation is applied."""
-
-    width: int
-    height: int
-
-
-class Pixels(Struct, frozen=True):
-    """Followed by uint8 [height, width, 3], with the EXIF orientation applied."""
-
-    width: int
-    height: int
-
-
-class VideoOpened(Struct, frozen=True):
-    metadata: VideoMetadata
-
-
-class Frame(Struct, frozen=True):
-    """Followed by uint8 [height, width, 3]. `time` in seconds from the first frame."""
-
-    index: int
-    time: float
-
-
-class Samples(Struct, frozen=True):
-    """Followed by float32 [count]."""
-
-    count: int
-
-
-class Done(Struct, frozen=True):
-    pass
-
-
-class Refused(Struct, frozen=True):
-    """The input is invalid: raised as InputError."""
-
-    field: str
-    message: str
-
-
-Job = OpenVideo | ReadFrames | DecodeAudio | OpenImage | ReadPixels
-Reply = VideoOpened | Frame | Samples | ImageOpened | Pixels | Done | Refused
-T = TypeVar("T")
 
 
 class WorkerChannel:
@@ -180,12 +91,3 @@ class WorkerChannel:
         if left <= 0:
             raise TimeoutError("the job exceeded its time limit")
         self._sock.settimeout(left)
-
-
-def expect(message: Reply, kind: type[T]) -> T:
-    """The message, checked to be of the expected kind. Refused is raised as InputError."""
-    if isinstance(message, Refused):
-        raise InputError(message.field, message.message)
-    if not isinstance(message, kind):
-        raise ProtocolError(f"{type(message).__name__} where {kind.__name__} is expected")
-    return message
