@@ -9,7 +9,6 @@ a path.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -28,6 +27,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from service.disk import no_space
+
 log = logging.getLogger(__name__)
 
 METADATA = "voice.json"
@@ -40,8 +41,6 @@ CLOCK_TICK = 2_000_000_000
 CACHED_LATENTS = 32
 CACHED_REFERENCES = 64
 """Encoded reference audio of up to a minute: a third of a megabyte each."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""errno values that mean that there is no space: on the device, in the quota, or below the file size limit."""
 TENSORS = frozenset({"reference", "prompt"})
 LONGEST_NAME = 64
 """Characters of a voice's name, before it is normalised; ids are shorter."""
@@ -191,7 +190,7 @@ class VoiceStore:
                 self._voices.pop(id_, None)
             shutil.rmtree(final, ignore_errors=True)
             log.error("voice %s cannot be stored: %s", id_, error)
-            if error.errno in DISK_FULL:
+            if no_space(error):
                 raise VoiceStoreError("disk_full", "the disk that stores voices is full") from error
             raise VoiceStoreError("disk", "the voice cannot be written to disk") from error
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 from huggingface_hub import constants, get_token
@@ -14,11 +13,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from service.disk import no_space
+
 # The client library below is httpx in huggingface_hub 1 and httpx2 in 2; HfHubHTTPError derives from its HTTPError.
 TransportError: type[Exception] = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")
 
 _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class BrokenTransfer(Exception):
@@ -53,7 +53,7 @@ def describe(error: BaseException, source: str, revision: str | None, cache: Pat
         return f"{where}: {constants.ENDPOINT} cannot be reached ({_short(error)}), and the cache {cache} has no copy"
     if isinstance(error, BrokenTransfer):
         return f"{where}: the download kept failing ({error}): start again to resume it"
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and no_space(error):
         return f"{where}: no space left in {cache}: free some, or set HF_HOME to a directory on another disk"
     reason = error.strerror if isinstance(error, OSError) else None
     return f"{where}: cannot use the cache {cache} ({reason or error}): set HF_HOME to a directory that can be written"

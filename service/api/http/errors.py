@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from models.errors import InputError
 from service.api.http.validation import explain
 from service.api.request_stream import EngineError
-from service.voice_store import DISK_FULL
+from service.disk import no_space
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def as_api_error(error: Exception) -> ApiError:
             return _describe(str(error))
         case msgspec.DecodeError() | RecursionError() | UnicodeDecodeError():
             return bad_request("The body is not valid JSON.", code="invalid_json")
-        case OSError() if error.errno in DISK_FULL:
+        case OSError() if no_space(error):
             log.error("the disk is full: %s", error)
             return ApiError(507, "The server's disk is full.", code="insufficient_storage")
         case TimeoutError():
