@@ -12,7 +12,7 @@ from models.protocol import Bucket
 
 BucketKey = tuple[tuple[str, int], ...]
 
-_SPAN = 4
+_SPAN = 16
 
 
 def key_of(bucket: Bucket) -> BucketKey:
@@ -56,7 +56,7 @@ def captured_first(before_ready: Iterable[Bucket], *, restarted: bool) -> list[B
 
 def spanning(bucket_list: Iterable[Bucket]) -> list[Bucket]:
     """Few of the buckets that hold whatever one of them holds: the largest and, below each that is taken, the next that
-    is at most a quarter of it."""
+    is at most a sixteenth of it."""
     taken: list[Bucket] = []
     for bucket in sorted(bucket_list, key=cost_of, reverse=True):
         if not taken or (bucket[primary_size(bucket)] * _SPAN <= taken[-1][primary_size(bucket)]):

@@ -43,11 +43,11 @@ def test_few_buckets_hold_what_any_of_a_list_holds(sizes: list[tuple[int, bool]]
     few = spanning(bucket_list)
     assert all(any(fits(taken, bucket) for taken in few) for bucket in bucket_list)
     tokens = [bucket["tokens"] for bucket in few]
-    assert all(smaller * 4 <= larger for larger, smaller in pairwise(tokens)) and len(few) <= 6
+    assert all(smaller * 16 <= larger for larger, smaller in pairwise(tokens)) and len(few) <= 4
 
 
 def test_few_batch_sizes_are_captured_after_a_restart() -> None:
-    assert [bucket["rows"] for bucket in spanning([{"rows": rows} for rows in row_buckets(64)])] == [64, 16, 4, 1]
+    assert [bucket["rows"] for bucket in spanning([{"rows": rows} for rows in row_buckets(64)])] == [64, 4]
 
 
 def test_demand_proposes_what_saves_most_padding() -> None:
