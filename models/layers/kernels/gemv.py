@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.layers.e4m3 import Weight
-from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, parts, wide_halves
+from models.layers.e4m3 import E4M3Weight, Weight
+from models.layers.kernels.e4m3 import HALF_GROUP, low_inputs, parts, takes, wide_halves
 from models.layers.kernels.gemm_configs import e4m3_blocks
 from models.layers.kernels.gemm_types import Blocks
 from models.layers.kernels.launch import launch, release_next, wait_for_previous
@@ -176,6 +176,8 @@ def gemv(
     index int64 [v * fan_out]: weight is [experts, N or 2 N, K], and row i // fan_out of x meets weight index[i]. norm:
     its weight [K] and eps. residual [v, N], contiguous.
     """
+    if isinstance(weight, E4M3Weight) and not takes(weight):
+        weight = weight.multiplied_out(out_dtype or x.dtype)
     values, scale, form = parts(weight)
     inputs = weight.shape[-1]
     outputs = weight.shape[-2] // (2 if silu_mul else 1)

@@ -100,6 +100,14 @@ def test_gemv(device: torch.device, blocks: Blocks | None) -> None:
     assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < LIMIT
 
 
+def test_gemv_of_inputs_that_are_no_whole_groups(device: torch.device) -> None:
+    """The embedded chat model has 192: their halves are not interleaved."""
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    weight, x = weight_of(device, 64, 192), torch.randn(1, 192, device=device).to(kind)
+    expected = x.double() @ weight.multiplied_out(torch.float64).T
+    assert relative_error(replayed(device, lambda: gemv(x, weight)), expected) < LIMIT
+
+
 def test_gemv_of_chosen_experts(device: torch.device) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
     each = [weight_of(device, 64, 128) for _ in range(5)]
