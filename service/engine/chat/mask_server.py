@@ -81,7 +81,8 @@ class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Sent once: the vocabulary has been read, which takes seconds for a published one."""
+    """Sent once: the vocabulary has been read, which takes seconds for a published one, or cannot be: then no guide can
+    be built, and its Built says so."""
 
 
 class Built(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -119,9 +120,13 @@ class MaskServer:
         self._keeping = threading.Lock()
 
     def _read(self, tokenizer: Callable[[], llguidance.LLTokenizer]) -> llguidance.LLTokenizer:
-        read = tokenizer()
-        self._send(Ready())
-        return read
+        try:
+            return tokenizer()
+        except Exception:
+            log.exception("the vocabulary cannot be read")
+            raise
+        finally:
+            self._send(Ready())
 
     def run(self) -> None:
         """In a thread with a deep stack (deep_thread)."""

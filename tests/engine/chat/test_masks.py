@@ -171,6 +171,16 @@ def test_what_comes_while_a_server_reads_the_vocabulary_goes_to_those_that_have(
     built(guidance, *late)
 
 
+def test_a_vocabulary_that_cannot_be_read_fails_its_guides(masks: np.ndarray) -> None:
+    def unreadable() -> Any:
+        raise ValueError("a token is not text")
+
+    guidance = Guidance([MaskThread(unreadable, masks)])
+    row = guided(guidance, "no never")
+    built(guidance, row)
+    assert row.guide is not None and "cannot be built" in row.guide.problem and not guidance.building
+
+
 class Silent:
     """A host whose server reads nothing until it is told to."""
 
