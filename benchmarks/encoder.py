@@ -80,7 +80,10 @@ WORK: dict[str, list[Work]] = {
 
 
 def floor(name: str, encoder: VisionEncoder, plan: Plan, embeds: int) -> float:
-    """Seconds, from the plan's own segments."""
+    """Roofline of a pass in seconds, from the plan's own segments. embeds: rows that the pass puts out.
+
+    Raises ValueError for a family whose arithmetic is not in floors.py.
+    """
     if isinstance(encoder, Qwen3VLEncoder):
         vision, levels = encoder.config, len(encoder.deepstack)
         sizes = vision.depth, vision.hidden_size, vision.intermediate_size, vision.out_features
@@ -92,7 +95,9 @@ def floor(name: str, encoder: VisionEncoder, plan: Plan, embeds: int) -> float:
         return floors.qwen2_5_vl_encoder(frames, windows, 2048 if name.endswith("3b") else 3584)
     if name.startswith("kimi_vl"):
         return floors.moonvit_encoder(_lengths(plan, "cu_seqlens"))
-    return floors.minicpmv_encoder(_lengths(plan, "cu_slices"), embeds // 64, 64, 4096)
+    if name.startswith("minicpmv"):
+        return floors.minicpmv_encoder(_lengths(plan, "cu_slices"), embeds // 64, 64, 4096)
+    raise ValueError(f"{name} has no roofline: add its family to floor of benchmarks/encoder.py")
 
 
 def _lengths(plan: Plan, name: str) -> Sequence[int]:
