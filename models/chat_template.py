@@ -132,8 +132,9 @@ def unused_character(texts: Sequence[str]) -> str:
 
 def escape_with(character: str, inside: Callable[[str, str], str]) -> Escape:
     """Texts with `character` in each literal special token (inside(text, character): a tokenizer's escape) and at both
-    ends, because two texts must not make a special token where they meet."""
-    return lambda text: character + inside(text, character) + character
+    ends, because two texts must not make a special token where they meet. An empty text stays one, which templates ask
+    for."""
+    return lambda text: character + inside(text, character) + character if text else ""
 
 
 def _token_text(token: str | Mapping[str, Any]) -> str:

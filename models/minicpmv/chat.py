@@ -19,10 +19,11 @@ PLACEHOLDER = "<image>"
 REASONING_MARKERS = ("<think>", "</think>")
 
 
-def turns(messages: Sequence[ChatMessage], escape: Escape) -> list[dict[str, Any]]:
+def turns(messages: Sequence[ChatMessage], escape: Escape, *, reasoning: bool) -> list[dict[str, Any]]:
     """Template turns: the pieces of a message joined by line breaks, text escaped.
 
-    Answers before the last question lose their reasoning, as Qwen3's template does it.
+    reasoning: the model has a reasoning mode, and answers before the last question lose theirs, as Qwen3's template
+    does it.
     """
     last_question = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     rendered = []
@@ -34,7 +35,8 @@ def turns(messages: Sequence[ChatMessage], escape: Escape) -> list[dict[str, Any
                 pieces.append(PLACEHOLDER)
             elif part.text is not None:
                 text = part.text
-                if message.role == "assistant" and index < last_question:
+                earlier = reasoning and message.role == "assistant" and index < last_question
+                if earlier and REASONING_MARKERS[1] in text:
                     text = text.rpartition(REASONING_MARKERS[1])[2].lstrip("\n")
                 pieces.append(escape(text))
         rendered.append({"role": role, "content": "\n".join(pieces), **escaped_calls(message, escape)})

@@ -168,7 +168,7 @@ class MiniCPMVProcessor:
             return self.tokenizer.escape(text, escape)
 
         rendered = self.template.render(
-            turns(messages, escaped),
+            turns(messages, escaped, reasoning=self.reasoning_markers is not None),
             tools=escaped_tools(tools, escaped),
             enable_thinking=enable_thinking,
         )

@@ -130,6 +130,20 @@ def test_reasoning_of_past_answers_is_left_out() -> None:
     assert asked("<think>\nhm .\n</think>\n\nso .") == asked("so .")
 
 
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version != "2.5"])
+def test_past_answers_without_reasoning_are_as_they_were_said(version: str) -> None:
+    """But in 2.5, whose template trims messages."""
+    owner = processor(version)
+
+    def asked(answer: str) -> list[int]:
+        turns = [user("why ?"), ChatMessage("assistant", (ContentPart(text=answer),)), user("and ?")]
+        return prompt_of(owner, turns).token_ids.tolist()
+
+    assert asked("\n\nso .") != asked("so .")
+    if owner.reasoning_markers is None:
+        assert b"so .</think>hm ." in owner.detokenize(asked("so .</think>hm ."))
+
+
 @pytest.mark.parametrize("version", ("2.5", "2.6", "4.0"))
 def test_versions_without_reasoning_refuse_it(version: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from models.errors import InputError
-from models.media import ChatMessage, ContentPart, MediaItem, VideoFrames, VideoMetadata
+from models.media import ChatMessage, ContentPart, MediaItem, ToolCall, VideoFrames, VideoMetadata
 from models.qwen2_vl.pictures import smart_resize
 from models.qwen3_vl.processor import Qwen3VLProcessor
 from models.qwen3_vl.videos import pair_tenths, sample_frames, time_text, video_size
@@ -194,6 +194,20 @@ def test_reasoning_of_earlier_answers_is_dropped_by_thinking_checkpoints() -> No
     assert rendered(DENSE, *talk) == "user\na\nassistant\n<think>\nb\n</think>\n\nc\nuser\nd\nassistant\n"
     assert MIXTURE.processor.reasoning_markers == ("<think>", "</think>")
     assert DENSE.processor.reasoning_markers is None
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_an_empty_answer_with_calls_is_one_without_text(golden: Golden) -> None:
+    """Clients send "content": "" beside calls as often as null. The template breaks the line before a call only behind
+    text."""
+
+    def asked(*content: ContentPart) -> list[int]:
+        calling = ChatMessage("assistant", content, (ToolCall("look", {"at": "it"}),))
+        messages = [say("user", "why ?"), calling, say("tool", "so .")]
+        return prompt_of(golden.processor, messages).token_ids.tolist()
+
+    assert asked(ContentPart(text="")) == asked()
+    assert asked(ContentPart(text="hm")) != asked()
 
 
 def test_sampling_and_stops_are_those_of_the_files() -> None:
