@@ -1,4 +1,4 @@
-"""What the service asks of a model family. One forward, two routes:
+"""The interface between the service and a model family. One forward, two routes:
 
     plan (host, numpy) -> buffers (device) -> forward(buffers, bucket) -> outputs
 
@@ -21,12 +21,12 @@ from models.lora import LoraBank, LoraPlace
 from models.media import MediaItem
 
 Bucket = Mapping[str, int]
-"""Sizes by name, e.g. {"patches": 1024, "sequences": 64, "max_seqlen": 1024} or {"rows": 8}. A plan requires one, a
-bucket offers one; a bucket fits when every named size is at least the needed one.
+"""Sizes by name, e.g. {"patches": 1024, "sequences": 64, "max_seqlen": 1024} or {"rows": 8}. A plan names the bucket
+that it requires; a captured bucket fits when each of its sizes is at least the required one.
 
-Order and names mean something. The first name is the size that the time of a call grows with: of the buckets that fit,
-the one with the least is the cheapest (service/graphs/buckets.py). Where items are packed, sizes add up, but of those
-named max_... the largest counts (service/graphs/packing.py)."""
+Order and names matter. The time of a call grows with the first size: of the buckets that fit, the one with the smallest
+first size is the cheapest (service/graphs/buckets.py). Where items are packed, sizes add up, except that of those named
+max_... the largest counts (service/graphs/packing.py)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Plan:
     arrays: host data by buffer name; written to the leading rows of the buffer (all in one packed upload).
     tensors: device data by buffer name; the tensors' rows are written one after the other.
     fills: filler for the rest of a buffer (0 unless named). The whole buffer is refilled at each replay.
-    required: the least bucket that holds this plan; also the exact bucket of the eager route.
+    required: the smallest bucket that holds this plan, which is also the exact bucket of the eager route.
     """
 
     arrays: dict[str, np.ndarray]
@@ -54,8 +54,8 @@ class Plan:
 class Capturable(Protocol):
     """A computation that can be captured: forward reads nothing but buffers, constants and slot state.
 
-    In forward: no .item(), no .tolist(), no torch.tensor on data, no data-dependent shape, no memory of what a
-    buffer held. Integers that the captured graph bakes in come from `bucket` alone.
+    Not allowed in forward: .item(), .tolist(), torch.tensor on data, shapes that depend on data, and relying on what a
+    buffer held before. Integers that are baked into a captured graph come only from `bucket`.
     """
 
     name: str
@@ -78,8 +78,8 @@ class VisionEncoder(Capturable, Protocol):
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
         """Consecutive parts of `item` whose embeddings, one after the other, are the item's own.
 
-        Each part fits `limit` (the largest captured bucket), or is a piece that attention does not let divide. An
-        item that fits comes back as it is. Parts are packed like items and have digests of their own.
+        Each part fits `limit` (the largest captured bucket), or cannot be divided because its rows attend to each
+        other. An item that fits is returned as it is. Parts are packed like items and have digests of their own.
         """
         ...
 

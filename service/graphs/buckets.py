@@ -1,7 +1,7 @@
-"""Buckets: which of a list hold a plan, and which of those is cheapest.
+"""Buckets: which of a list can hold a plan, and which of those is the cheapest.
 
-The first name of a bucket ("patches", "rows") is its primary size: a step's time grows with it, and occupancy and
-padding are counted in it. Buckets of a list are ordered by their sizes in that order.
+The first name of a bucket ("patches", "rows") is its primary size: the time of a step grows with it, and occupancy and
+padding are counted in it. Lists of buckets are sorted by the first size, then by the next.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def key_of(bucket: Bucket) -> BucketKey:
 
 
 def cost_of(bucket: Bucket) -> tuple[int, ...]:
-    """Sort key of the buckets of a list: by their first size, then by the next."""
+    """Sort key of buckets: the first size, then the next."""
     return tuple(bucket.values())
 
 
 def primary_size(bucket: Bucket) -> str:
-    """The name of the size that a step's time grows with."""
+    """Name of the size that the time of a step grows with."""
     return next(iter(bucket))
 
 
@@ -50,13 +50,13 @@ def cheapest(bucket_list: Iterable[Bucket], needed: Bucket) -> Bucket | None:
 
 
 def captured_first(before_ready: Iterable[Bucket], *, restarted: bool) -> list[Bucket]:
-    """What to capture before readiness: `before_ready`, after a restart the least of it alone."""
+    """What to capture before the server is ready: `before_ready`, or after a restart only the smallest of it."""
     return sorted(before_ready, key=cost_of)[:1] if restarted else list(before_ready)
 
 
 def spanning(bucket_list: Iterable[Bucket]) -> list[Bucket]:
-    """Few of the buckets that hold whatever one of them holds: the largest and, below each that is taken, the next that
-    is at most a sixteenth of it."""
+    """A few of the buckets that together hold whatever any of them holds: the largest, and after each chosen one the
+    next that is at most a sixteenth of it."""
     taken: list[Bucket] = []
     for bucket in sorted(bucket_list, key=cost_of, reverse=True):
         if not taken or (bucket[primary_size(bucket)] * _SPAN <= taken[-1][primary_size(bucket)]):
@@ -65,18 +65,18 @@ def spanning(bucket_list: Iterable[Bucket]) -> list[Bucket]:
 
 
 def powers_of_two(largest: int) -> list[int]:
-    """1, 2, 4, ... and `largest`: sizes that meet every kernel variant. A kernel that selects its tile by the number of
-    rows uses each tile over a range of at least a factor of two (tests/models/kernels/test_variants.py)."""
+    """1, 2, 4, ... and `largest`: sizes that exercise every kernel variant. A kernel that selects its tile by the
+    number of rows uses each tile over a range of at least a factor of two (tests/models/kernels/test_variants.py)."""
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
 def chosen_buckets(sizes: Iterable[int], largest: int) -> list[int]:
-    """Batch sizes that a setting names, those above `largest` as `largest`: no batch has more rows."""
+    """The batch sizes of a setting, cut to `largest`, since no batch has more rows."""
     return sorted({min(size, largest) for size in sizes})
 
 
 def row_buckets(largest: int) -> list[int]:
-    """Default batch sizes up to `largest`: every power of two to 8, then steps of at most a third."""
+    """Default batch sizes up to `largest`: every power of two up to 8, then steps of at most a third."""
     steps = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128]
     while steps[-1] < largest:
         steps.append(steps[-1] + 32)

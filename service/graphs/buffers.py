@@ -1,7 +1,7 @@
 """Device buffers of one call, filled from a plan by one upload.
 
-All buffers of a bucket lie in one block of device memory with a pinned block of the same layout on the host. The host
-block is written whole, data and filler, and copied up at once. Buffers that the plan gives as device tensors are
+All buffers of a bucket lie in one block of device memory with a pinned block of the same layout on the host. The whole
+host block is written, data and filler, and uploaded in one copy. Buffers that the plan gives as device tensors are
 written on the device; buffers that it does not name hold their filler.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from models.protocol import BufferSpec, Plan
 
 _ALIGNMENT = 256
-"""Bytes, as the device's own allocator aligns: kernels load vectors from a buffer's start."""
+"""Bytes, as cudaMalloc aligns: kernels load vectors from the start of a buffer."""
 _NUMPY = {
     torch.bool: np.dtype(np.bool_),
     torch.uint8: np.dtype(np.uint8),
@@ -149,7 +149,7 @@ class StaticBuffers:
         return self.device.numel()
 
     def fill(self, layout: Layout, plan: Plan) -> dict[str, Tensor]:
-        """As Upload.fill. Waits only when both host blocks are still being copied."""
+        """Like Upload.fill. Waits only when both host blocks are still being copied."""
         self._turn = 1 - self._turn
         if self._copied is None:
             return self._upload(layout).fill(plan)

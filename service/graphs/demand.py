@@ -1,4 +1,5 @@
-"""Which further bucket is worth capturing: counts the sizes of calls and proposes what would save most padding."""
+"""Which further bucket is worth capturing: counts the sizes of calls and proposes the bucket that would save most
+padding."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from service.graphs.buckets import BucketKey, cheapest, fits, key_of, primary_si
 _LEAST_CALLS = 16.0
 """Calls before anything is proposed."""
 _LEAST_GAIN = 0.05
-"""Share of the rows computed now that a new captured graph must save."""
+"""Share of the currently computed rows that a new captured graph must save."""
 _HALVE_AT = 4096.0
 """Calls after which all counts are halved, so that old demand fades."""
 _MOST_ROUNDED = 4096
-"""Most sizes that are remembered; pictures come in any number of sizes."""
+"""Number of sizes that are remembered at most; pictures come in any number of sizes."""
 
 
 class Demand:
@@ -27,7 +28,8 @@ class Demand:
         self._total = 0.0
 
     def note(self, required: Bucket) -> None:
-        """Counts one call. Calls over every bucket of the list are not counted: no captured graph can serve them."""
+        """Counts one call. Calls larger than every bucket of the list are not counted: no captured graph could serve
+        them."""
         exact = key_of(required)
         if exact not in self._rounded:
             if len(self._rounded) >= _MOST_ROUNDED:
@@ -44,7 +46,7 @@ class Demand:
             self._total = sum(self._calls.values())
 
     def propose(self, captured: Iterable[Bucket], unavailable: Iterable[Bucket]) -> Bucket | None:
-        """The bucket that would save most padded rows; None when none saves a twentieth of all rows.
+        """The bucket that would save most padded rows; None when none would save a twentieth of all rows.
 
         A call that runs eagerly now counts double.
         """
@@ -68,8 +70,8 @@ class Demand:
         return best
 
     def _round(self, required: Bucket) -> Bucket | None:
-        """`required` with its primary size rounded up and the other sizes of the list's next larger bucket, so that a
-        captured graph also serves calls of similar sizes."""
+        """`required` with its primary size rounded up, and with the other sizes of the next larger bucket of the list,
+        so that a captured graph also serves calls of similar sizes."""
         bucket = cheapest(self._bucket_list, required)
         if bucket is None:
             return None

@@ -3,7 +3,7 @@
 Several groupings are tried (first fit into every bucket, even splits) and the cheapest is used: greedy packing into the
 largest bucket alone would pay for padding that two smaller buckets do not have.
 
-An engine packs before every encoder pass, in a burst 32 items at a time: what is tried for each of them compares
+An engine packs before every encoder pass, in a burst 32 items at a time. So what is tried for each item only compares
 tuples, and only with groups that have room left.
 """
 
@@ -19,13 +19,13 @@ from models.protocol import Bucket
 from service.graphs.buckets import cost_of
 
 Size = tuple[int, ...]
-"""Of a bucket, in the order of the buckets' own names. The first is the primary one, which adds up."""
+"""Sizes of a bucket in the order of its names. The first is the primary size, which adds up."""
 
 LAUNCH_COST = 256
 """Fixed cost of a replay, in patches. The GEMMs of an encoder layer take 34 / 68 / 239 us for 256 / 1024 / 4096 patches
 on an H100: a fixed part of 10 to 20 us and 0.05 us a patch."""
 _MOST_EVEN_GROUPS = 4
-"""Most groups of an even split; first fit into a small bucket finds finer ones."""
+"""Largest number of groups of an even split; first fit into a small bucket finds finer ones."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def combine(sizes: Iterable[Bucket]) -> dict[str, int]:
 
 @dataclass(eq=False)
 class _Open:
-    """A group in the making, and what it needs."""
+    """A group that is being filled, and the bucket that it needs."""
 
     items: list[int]
     size: Size
@@ -66,13 +66,13 @@ class _SortedBuckets:
         self._cheapest: dict[Size, int | None] = {}
 
     def size(self, required: Bucket) -> Size | None:
-        """None where it names other sizes than the buckets."""
+        """None if it names other sizes than the buckets."""
         if required.keys() != set(self._names):
             return None
         return tuple(required[name] for name in self._names)
 
     def together(self, first: Size, second: Size) -> Size:
-        """As `combine`."""
+        """Like `combine`, for tuples of sizes."""
         return tuple([max(a, b) if most else a + b for a, b, most in zip(first, second, self._maxima, strict=True)])
 
     def cheapest(self, size: Size) -> int | None:
@@ -88,7 +88,7 @@ class _SortedBuckets:
         return None if index is None else self.buckets[index]
 
     def cost(self, size: Size) -> float:
-        """Infinite where no bucket holds it: each of its items alone has one."""
+        """Infinite if no bucket holds the group, although each of its items alone has one."""
         index = self.cheapest(size)
         return math.inf if index is None else LAUNCH_COST + self._primaries[index]
 
@@ -103,7 +103,7 @@ def pack(sizes: Sequence[Bucket], bucket_list: Sequence[Bucket]) -> list[Group]:
     known = {index: size for index, required in enumerate(sizes) if (size := buckets.size(required)) is not None}
     own = {index: bucket for index, size in known.items() if (bucket := buckets.cheapest(size)) is not None}
     order = sorted(own, key=lambda index: known[index], reverse=True)
-    # Of one item, the usual case, all groupings are one.
+    # One item, the usual case, can be grouped in one way only.
     targets = range(len(buckets.limits) if len(order) > 1 else 0)
     groupings = [_first_fit(order, known, own, buckets, target) for target in targets]
     most = min(len(order), _MOST_EVEN_GROUPS)
@@ -122,7 +122,7 @@ def _first_fit(
     groups: list[_Open] = []
     limits: list[Size] = []
     left: list[int] = []
-    """Of the primary size, which alone rules out most groups."""
+    """Room left in the primary size, which alone rules out most groups."""
     for index in order:
         size = sizes[index]
         primary = size[0]

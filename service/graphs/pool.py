@@ -23,10 +23,11 @@ from service.graphs.observations import Route
 log = logging.getLogger(__name__)
 
 _WARM_UPS = 2
-"""Eager runs before a capture: libraries initialise and select kernels in the first, which is illegal in a capture."""
+"""Eager runs before a capture. In the first one libraries initialise and select kernels, which is illegal in a
+capture."""
 _GRAPH_BYTES = 16 << 20
-"""Most bytes that a graph is taken to use outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2 use 0
-to 8 MiB each once the pool holds their largest. Free memory that shrinks by more was taken by another process."""
+"""Bytes that a graph is assumed to use at most outside torch's allocator. On an H100 the steps of Qwen2-VL and VoxCPM2
+use 0 to 8 MiB each once the pool holds their largest. Free memory that shrinks by more was taken by another process."""
 CAPTURE_ERRORS = (RuntimeError, NotImplementedError)
 """Raised by a failed capture: illegal calls while capturing, and torch.OutOfMemoryError."""
 
@@ -41,13 +42,13 @@ class CaptureError(Exception):
 
 @dataclass(frozen=True)
 class RouteSeconds:
-    """What one call costs on each route, alone on the device, from its launch to its end."""
+    """Seconds that one call takes on each route, alone on the device, from its launch to its end."""
 
     eager: float
     replay: float
 
     def faster(self, current: Route = "replay", *, gain: float = 0.0) -> Route:
-        """The faster route; `current` unless the other takes less than 1 - gain of its seconds."""
+        """The faster route; `current` unless the other takes less than 1 - gain of its time."""
         other: Route = "replay" if current == "eager" else "eager"
         seconds: dict[Route, float] = {"eager": self.eager, "replay": self.replay}
         return other if seconds[other] < (1 - gain) * seconds[current] else current
@@ -56,7 +57,7 @@ class RouteSeconds:
 @dataclass(frozen=True, eq=False)
 class Capture:
     """replay: runs what was captured again, on a GPU torch.cuda.CUDAGraph.replay itself. outputs: static tensors by
-    name, valid until the next replay of the same capturable. seconds: measured on a GPU at the capture, over static
+    name, valid until the next replay of the same capturable. seconds: measured on a GPU at the capture, with static
     buffers that hold fillers."""
 
     replay: Callable[[], None]
@@ -73,7 +74,7 @@ class _SharedMemory:
 
 
 class GraphPool:
-    """Makes captured graphs and accounts their bytes: `graph_bytes` in memory pools, `static_bytes` outside them."""
+    """Captures graphs and accounts for their bytes: `graph_bytes` in memory pools, `static_bytes` outside them."""
 
     def __init__(self, device: torch.device, limit_bytes: int) -> None:
         self.device = device
@@ -97,7 +98,7 @@ class GraphPool:
             raise CaptureError(f"{num_bytes} bytes of static buffers: {error}", refused=True) from error
 
     def _reserve(self, num_bytes: int) -> None:
-        """Accounts static buffers; CaptureError when they do not fit under the limit."""
+        """Accounts for static buffers; CaptureError when they do not fit under the limit."""
         if self.num_bytes + num_bytes > self.limit_bytes:
             raise CaptureError(
                 f"{num_bytes} bytes of static buffers do not fit: {self.num_bytes} of {self.limit_bytes} are used",
@@ -200,7 +201,7 @@ class GraphPool:
 
 
 def seconds_of(run: Callable[[], None], device: torch.device) -> float:
-    """Of one run on a GPU, with nothing else in flight."""
+    """Seconds of one run on a GPU, with nothing else in flight."""
     torch.cuda.synchronize(device)
     started = time.perf_counter()
     run()

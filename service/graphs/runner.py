@@ -30,10 +30,10 @@ from service.graphs.trials import RouteTrial
 log = logging.getLogger(__name__)
 
 _MOST_CHOICES = 4096
-"""Most sizes whose graph is remembered; pictures come in any number of sizes."""
+"""Number of sizes whose graph is remembered at most; pictures come in any number of sizes."""
 _TIMED = 3
 _PADDED_MISS = 1 / 16
-"""What a replay counts as a miss whose graph is larger than one of the list that is not captured yet."""
+"""How much a replay counts as a miss if a smaller bucket of the list would hold the plan but is not captured yet."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class _Choice:
-    """For a size: the captured graph to replay, and the least bucket of the list that holds it, where that has not been
-    tried."""
+    """For a size: the captured graph to replay, and the smallest bucket of the list that holds it, if its capture has
+    not been tried yet."""
 
     graph: CapturedGraph | None
     missed: BucketKey | None
@@ -57,7 +57,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class Run:
-    """outputs by name. Those of a replay have the bucket's rows and are valid until the runner's next run. bucket: the
+    """outputs: by name; those of a replay have the bucket's rows and are valid until the runner's next run. bucket: the
     captured one that holds the plan, if any, whichever route was taken."""
 
     outputs: Mapping[str, Tensor]
@@ -68,12 +68,12 @@ class Run:
 class GraphRunner:
     """kind names the computation in metrics (encoder, decode, ...). before_ready: the buckets to capture before
     readiness, by default all; the largest comes first, so that one block of static buffers serves all. stream: where
-    `run` is called, if not on the engine's stream. measured: a bucket whose eager call is not much slower than its
-    replay takes the route that is faster in service, by what `observe` is told.
+    `run` is called, if not on the engine's stream. measured: where the capture finds an eager call not much slower than
+    a replay, calls take the route that is faster in service, as measured by the durations given to `observe`.
 
-    `misses` and Demand are separate on purpose: a miss is a bucket of the list that idle time has not come to yet and
-    that a busy engine needs now, or would rather have, while Demand proposes sizes between the list's, once that is
-    captured.
+    `misses` and Demand are separate on purpose. A miss is a bucket of the list that has not been captured yet for lack
+    of idle time, and that a busy engine needs now or would gain from. Demand proposes sizes between those of the list,
+    once the list is captured.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class GraphRunner:
         self._demand = Demand(self.bucket_list)
         self._missed = defaultdict[BucketKey, float](float)
         self.misses = 0.0
-        """Calls since the last capture that the most missed bucket would have served; replays count _PADDED_MISS."""
+        """Calls since the last capture that the most missed bucket would have served; a replay counts as
+        _PADDED_MISS."""
 
     @property
     def captured(self) -> list[Bucket]:
@@ -117,7 +118,7 @@ class GraphRunner:
     def run(self, plan: Plan, *, eager: EagerReason | None = None) -> Run:
         """Runs forward over the plan. eager: the reason why this call must not be replayed.
 
-        The caller cuts the outputs to the plan's own rows.
+        The caller must cut the outputs to the plan's own rows.
         """
         if eager is None:
             choice = self._choice(plan.required)
@@ -135,8 +136,8 @@ class GraphRunner:
         return self.capturable.forward(buffers, plan.required)
 
     def _measured(self, graph: CapturedGraph, plan: Plan) -> Run | None:
-        """An eager call, where its trial takes that route; None: replay it. One that runs out of memory is replayed,
-        and so is every later one: a replay works in memory that the graph holds already."""
+        """An eager call, if the trial of its bucket takes that route; None: replay it. A call that runs out of memory
+        is replayed, and so is every later one, since a replay works in memory that the graph holds already."""
         if self._trials is None or self._trial(graph).route() == "replay":
             return None
         try:
@@ -156,12 +157,12 @@ class GraphRunner:
         return self._trials[key]
 
     def observe(self, bucket: Bucket, route: Route, seconds: float) -> None:
-        """What a call of this captured bucket took in service; for runners with `measured`."""
+        """Records how long a call of this captured bucket took in service; for runners with `measured`."""
         if self._trials is not None:
             self._trial(self._graphs[key_of(bucket)]).observe(route, seconds)
 
     def miss(self, required: Bucket) -> EagerReason:
-        """Notes a call that no captured graph holds, whoever runs it, and says why."""
+        """Records a call that no captured graph holds, whoever runs it, and returns why."""
         self._demand.note(required)
         reason = self._reason(required)
         if reason == "no_bucket":
@@ -196,7 +197,8 @@ class GraphRunner:
         return "capture_failed" if any(fits(bucket, required) for bucket in self._failed.values()) else "no_bucket"
 
     def _replay(self, graph: CapturedGraph, plan: Plan) -> Run:
-        # The constants of a captured graph (max_seqlen, row counts) must cover the real sizes, or rows stay unwritten.
+        # The constants of a captured graph (max_seqlen, numbers of rows) must cover the real sizes, or rows stay
+        # unwritten.
         lack = shortfall(graph.bucket, plan.required)
         assert lack is None, f"{self.capturable.name}: {lack}"
         graph.static.fill(graph.layout, plan)
@@ -210,7 +212,8 @@ class GraphRunner:
         return Run(graph.capture.outputs, "replay", graph.bucket)
 
     def eager_seconds(self, size: int) -> float | None:
-        """Of an eager call of this primary size, between those that were measured when buckets were captured."""
+        """Seconds of an eager call of this primary size, interpolated between the captured buckets that were
+        measured."""
         measured = sorted((captured, seconds.eager) for captured, seconds in self.measured_seconds)
         if not measured:
             return None
@@ -224,8 +227,8 @@ class GraphRunner:
         return [(bucket[primary_size(bucket)], seconds) for bucket, seconds in graphs if seconds is not None]
 
     def replay_seconds(self, plan: Plan) -> float | None:
-        """Of a replay of this plan on a GPU, with nothing else in flight; None where no captured graph holds it. Not
-        counted in metrics."""
+        """Seconds of a replay of this plan on a GPU, with nothing else in flight; None if no captured graph holds it.
+        Not counted in metrics."""
         graph = self.graph_for(plan.required)
         if graph is None:
             return None
@@ -288,7 +291,7 @@ class GraphRunner:
     def _make_graph(self, bucket: Bucket) -> CapturedGraph:
         layout = Layout.of(self.capturable.buffer_specs(bucket))
         if self._static is None or layout.num_bytes > self._static.num_bytes:
-            # Graphs captured before keep reading the old block.
+            # # Graphs that were captured earlier keep reading the old block.
             self._static = self._pool.allocate(layout.num_bytes)
         buffers = self._static.fill(layout, Plan(arrays={}, required=bucket))
         return CapturedGraph(bucket, layout, self._static, self._pool.capture(self.capturable, bucket, buffers))

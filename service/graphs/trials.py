@@ -1,7 +1,7 @@
-"""Which route a captured bucket takes where the capture leaves it open: measured on the calls that are served.
+"""Which route a captured bucket takes if the capture could not decide it: measured on the calls that are served.
 
-What a capture measures runs over fillers. Where that says that eager execution comes near, the first calls of a bucket
-take both routes in turn, and the faster one, by the median, is taken from then on. Now and then a call takes the other
+A capture is timed on fillers. If eager execution is not much slower there, the first calls of the bucket alternate
+between the routes, and the one with the shorter median is taken from then on. Now and then a call takes the other
 route, so that a change is noticed.
 """
 
@@ -14,19 +14,20 @@ from service.graphs.observations import Route
 from service.graphs.pool import RouteSeconds
 
 _NEAR = 1.5
-"""A bucket whose eager call takes longer than this many replays at its capture is replayed always."""
+"""A bucket is always replayed if its eager call takes longer than this many replays at the capture."""
 _SAMPLES = 5
-"""Latest seconds that are kept of each route."""
+"""Number of latest durations that are kept of each route."""
 _ENOUGH = 3
-"""Seconds of each route before a choice."""
+"""Number of durations of each route that a choice needs."""
 _GAIN = 0.03
-"""The other route must be faster by this share to be taken instead of the one in use."""
+"""The other route must be faster by this share to replace the one in use."""
 _EVERY = 128
 """Calls between two samples of the route that is not in use."""
 
 
 class RouteTrial:
-    """Of one captured bucket. `route` says which route the next call takes, `observe` what a call took."""
+    """The trial of one captured bucket. `route` returns the route of the next call, `observe` records how long a call
+    took."""
 
     def __init__(self, captured: RouteSeconds | None) -> None:
         """captured: seconds at the capture; None without a GPU, where nothing is measured."""
@@ -46,11 +47,12 @@ class RouteTrial:
         return other if self._calls % _EVERY == 0 else self._current
 
     def close(self) -> None:
-        """Eager calls fail: every later one is replayed."""
+        """Ends the trial because eager calls fail: every later call is replayed."""
         self._open = False
 
     def observe(self, route: Route, seconds: float) -> None:
-        """The first call of a route, which may allocate and choose kernels, does not count."""
+        """Records the duration of a call. The first call of a route does not count, since it may allocate and choose
+        kernels."""
         if route not in self._warm:
             self._warm.add(route)
             return
