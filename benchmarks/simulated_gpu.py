@@ -157,8 +157,7 @@ class SimulatedPool(GraphPool):
         rows = bucket["rows"]
         sampling = name.removeprefix("guided_").removesuffix("_full") == "sample"
         seconds = DILATION * SAMPLE if sampling else self._seconds.of("decode", rows)
-        results = {"results": torch.zeros((rows, 2), dtype=torch.int32)}
-        outputs = {"hidden": torch.zeros(rows, self._widths["hidden"])} if name == "guided_layers" else results
+        outputs = {} if name == "guided_layers" else {"results": torch.zeros((rows, 2), dtype=torch.int32)}
         return _capture(lambda: STREAM.launch(seconds), outputs, seconds)
 
 

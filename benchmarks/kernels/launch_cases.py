@@ -268,7 +268,7 @@ def sampling(rows: int) -> None:
     step_kernels.decode_rows(slots, state, 2048, 16)
     logits = empty(rows, 1024)[:, :1000]
     step_kernels.sample_tokens(logits, slots, state)
-    step_kernels.sample_tokens(logits, slots, state, empty(rows, 32, dtype=torch.int32))
+    step_kernels.sample_tokens(logits, slots, state, rows_of_int64(rows))
     column = empty(rows, dtype=torch.float32)
     step_kernels.sample_tokens(filter_kernels.filtered(logits.float(), column, column, slots, column), slots, state)
 

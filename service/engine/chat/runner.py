@@ -248,9 +248,9 @@ class ChatRunner:
         if step.needs.guided:
             with prefill_errors():
                 last = self._backbone(alone, embeds, choice.prefill)
-            layers = self._layers.run(self._decode_plan(step))
-            hidden = torch.cat((layers.outputs["hidden"][: len(step.slots)], last))
-            return self._sampled(step, hidden, layers.route, kind)
+            # They leave hidden states in `held`, padding included; those of the chunks come behind the rows.
+            route = self._layers.run(self._decode_plan(step)).route
+            return self._sampled(step, last, route, kind)
         with prefill_errors():
             prefilled = self._prefill_rows(alone, embeds, kind, choice)
         decoded = self._decode_rows(step)
@@ -285,12 +285,13 @@ class ChatRunner:
         return self._sampled(step, hidden, route, kind)
 
     def _sampled(self, step: Step, hidden: Tensor, route: Route, kind: StepKind) -> LaunchedStep:
-        """Samples the step's rows from hidden [rows, hidden_size], or holds them until their masks are there."""
+        """Samples the step's rows from hidden [rows, hidden_size], or holds them until their masks are there; rows
+        before those of `hidden` are held already."""
         slots = np.array([sequence.slot for sequence in step.sampled], dtype=np.int64)
         if not len(slots):
             return LaunchedStep({}, route, kind)
         if step.needs.guided:
-            self._held[: len(slots)] = hidden
+            self._held[len(slots) - len(hidden) : len(slots)] = hidden
             return self._hold(step, slots, route, kind)
         plan = Plan(arrays={"slots": slots}, tensors={"hidden": [hidden]}, required={"rows": len(slots)})
         run = self._sample[step.needs.full].run(plan)

@@ -100,12 +100,12 @@ def filtered(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, 
     return torch.where((scaled >= floor) & (keys >= limit), logits, -torch.inf)
 
 
-def mask_logits(logits: Tensor, forbidden: Tensor) -> Tensor:
-    """Logits [rows, n] as float32, with -inf at tokens that a grammar forbids: bit i % 32 of word i // 32 of
-    forbidden int32 [rows, ceil(n / 32)]."""
-    octets = forbidden.view(torch.uint8)  # Little-endian, as words are on every device here: bit i % 8 of byte i // 8.
-    bits = (octets[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=forbidden.device)) & 1
-    return logits.float().masked_fill(bits.flatten(1)[:, : logits.shape[1]].bool(), -torch.inf)
+def mask_logits(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Logits [rows, n] as float32, with -inf at tokens that a grammar does not allow: bit i % 32 of word i // 32 of
+    allowed int32 [rows, ceil(n / 32)]."""
+    octets = allowed.view(torch.uint8)  # Little-endian, as words are on every device here: bit i % 8 of byte i // 8.
+    bits = (octets[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=allowed.device)) & 1
+    return logits.float().masked_fill(bits.flatten(1)[:, : logits.shape[1]] == 0, -torch.inf)
 
 
 def adjusted(logits: Tensor, slots: Tensor, ints: Tensor, floats: Tensor, state: SlotState) -> Tensor:

@@ -97,20 +97,23 @@ def decode_rows(
 
 
 @triton.jit
-def _load_logits(logits_ptr, forbidden_ptr, row, column, stride_logits, words, columns, GUIDED: tl.constexpr):
-    """Logits of a row at `column`, float32; -inf past its end and at tokens that a grammar forbids."""
+def _load_logits(logits_ptr, allowed_ptr, row, mask_row, column, stride_logits, words, columns, GUIDED: tl.constexpr):
+    """Logits of a row at `column`, float32; -inf past its end and at tokens that its mask does not allow."""
     here = column < columns
     logits = tl.load(logits_ptr + row * stride_logits + column, mask=here, other=float("-inf")).to(tl.float32)
-    if GUIDED:
-        word = tl.load(forbidden_ptr + row * words + column // 32, mask=here, other=0)
-        logits = tl.where(((word >> (column % 32)) & 1) != 0, float("-inf"), logits)
+    if GUIDED:  # noqa: SIM102 (a constant first: Triton drops the branch)
+        # Mask 0 allows everything: rows without a grammar read none.
+        if mask_row > 0:
+            word = tl.load(allowed_ptr + mask_row * words + column // 32, mask=here, other=0)
+            logits = tl.where(((word >> (column % 32)) & 1) == 0, float("-inf"), logits)
     return logits
 
 
 @triton.jit
 def _summarise_kernel(
     logits_ptr,
-    forbidden_ptr,
+    allowed_ptr,
+    mask_rows_ptr,
     slots_ptr,
     floats_ptr,
     peaks_ptr,
@@ -135,7 +138,8 @@ def _summarise_kernel(
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     entry = tl.arange(0, ENTRIES)
     column = block[:, None] * ENTRIES + entry[None, :]
-    logits = _load_logits(logits_ptr, forbidden_ptr, row, column, stride_logits, words, columns, GUIDED)
+    mask_row = tl.load(mask_rows_ptr + row) if GUIDED else 0
+    logits = _load_logits(logits_ptr, allowed_ptr, row, mask_row, column, stride_logits, words, columns, GUIDED)
     scaled = tl.div_rn(logits, temperature + tl.zeros_like(column).to(tl.float32))
     peak = tl.max(scaled, 1)
     # A block of nothing but barred entries: -inf - -inf is NaN.
@@ -171,7 +175,8 @@ def _first(mask, weights, index, COUNT: tl.constexpr):
 @triton.jit
 def _choose_kernel(
     logits_ptr,
-    forbidden_ptr,
+    allowed_ptr,
+    mask_rows_ptr,
     slots_ptr,
     ints_ptr,
     floats_ptr,
@@ -219,7 +224,8 @@ def _choose_kernel(
         start = tl.sum(tl.where(index < block, sums, 0.0).to(tl.float64), 0)
         entry = tl.arange(0, ENTRIES)
         column = block * ENTRIES + entry
-        logits = _load_logits(logits_ptr, forbidden_ptr, row, column, stride_logits, words, columns, GUIDED)
+        mask_row = tl.load(mask_rows_ptr + row) if GUIDED else 0
+        logits = _load_logits(logits_ptr, allowed_ptr, row, mask_row, column, stride_logits, words, columns, GUIDED)
         scaled = tl.div_rn(logits, temperature + tl.zeros_like(column).to(tl.float32))
         weights = tl.exp(scaled - peak)
         ends = start + tl.cumsum(weights.to(tl.float64), 0)
@@ -237,13 +243,14 @@ def _choose_kernel(
     tl.store(state + _ACTIVE, active - stopped)
 
 
-def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, forbidden: Tensor | None = None) -> Tensor:
-    """logits [rows, columns] of any float dtype, slots int64 [rows], forbidden int32 [rows, words] as in
-    sampler.mask_logits -> results int32 [rows, 2]; commits them."""
+def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, mask_rows: Tensor | None = None) -> Tensor:
+    """logits [rows, columns] of any float dtype, slots int64 [rows], mask_rows int64 [rows] of state.allowed -> results
+    int32 [rows, 2]; commits them."""
     rows, columns = logits.shape
-    guided = forbidden is not None
-    words = 0 if forbidden is None else forbidden.shape[1]
-    masks = slots if forbidden is None else forbidden  # Without masks the pointer is not read.
+    guided = mask_rows is not None
+    # Without masks neither pointer is read.
+    masks = (state.allowed, slots if mask_rows is None else mask_rows)
+    words = state.allowed.shape[1]
     device = logits.device
     blocks = triton.cdiv(columns, _ENTRIES)
     peaks, sums = (torch.empty((rows, blocks), device=device) for _ in range(2))
@@ -255,7 +262,7 @@ def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, forbidden: Te
         _summarise_kernel,
         (rows, triton.cdiv(blocks, _BLOCKS)),
         logits,
-        masks,
+        *masks,
         slots,
         state.floats,
         peaks,
@@ -274,7 +281,7 @@ def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, forbidden: Te
         _choose_kernel,
         (rows,),
         logits,
-        masks,
+        *masks,
         slots,
         state.ints,
         state.floats,

@@ -36,12 +36,11 @@ class Sampling:
         int32 [rows, 2] (token, 1 where it stopped); the full variant adds "logits" float32 [rows, vocabulary], the
         model's own."""
         state = self._state
-        forbidden = None if mask_rows is None else state.allowed[mask_rows].bitwise_not_()
         # Rows past the tokenizer's vocabulary only pad the embedding.
         logits = self._decoder.logits(hidden)[:, : self._vocab_limit]
         if not self.full:
-            return {"results": sample_tokens(logits, slots, state, forbidden)}
-        candidates = logits if forbidden is None else mask_logits(logits, forbidden)
+            return {"results": sample_tokens(logits, slots, state, mask_rows)}
+        candidates = logits if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
         logits = logits.float()
         active = state.ints[slots, Int.ACTIVE].to(torch.int32)
         results = sample_tokens(restricted(candidates.float(), slots, state), slots, state)
@@ -51,10 +50,10 @@ class Sampling:
 
 
 @op(cuda="service.engine.chat.step_kernels:sample_tokens")
-def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, forbidden: Tensor | None = None) -> Tensor:
+def sample_tokens(logits: Tensor, slots: Tensor, state: SlotState, mask_rows: Tensor | None = None) -> Tensor:
     """Samples the slots' next tokens, greedily or by plain temperature, and commits them: logits [rows, vocabulary],
-    slots int64 [rows], forbidden int32 [rows, words] (sampler.mask_logits) -> results int32 [rows, 2]."""
-    candidates = logits.float() if forbidden is None else mask_logits(logits, forbidden)
+    slots int64 [rows], mask_rows int64 [rows] (of SlotState.allowed) -> results int32 [rows, 2]."""
+    candidates = logits.float() if mask_rows is None else mask_logits(logits, state.allowed[mask_rows])
     return commit_tokens(choose(candidates, slots, state), slots, state)
 
 
@@ -115,8 +114,8 @@ class LayersStep:
 
 
 class GuidedLayersStep:
-    """The layers of decode rows some of which are guided. Their outputs stay in `held` [rows of the largest bucket,
-    hidden_size] for the sampling, which is launched later. Bucket: as LayersStep."""
+    """The layers of decode rows some of which are guided. What they make stays in `held` [rows of the largest bucket,
+    hidden_size] for the sampling, which is launched later: there are no outputs to copy. Bucket: as LayersStep."""
 
     name = "guided_layers"
 
@@ -128,8 +127,8 @@ class GuidedLayersStep:
         return self._layers.buffer_specs(bucket)
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        held = self._held[: bucket["rows"]]
-        return {"hidden": held.copy_(self._layers.forward(buffers, bucket)["hidden"])}
+        self._held[: bucket["rows"]] = self._layers.forward(buffers, bucket)["hidden"]
+        return {}
 
 
 class DecodeStep:

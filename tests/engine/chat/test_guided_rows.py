@@ -153,6 +153,12 @@ def test_replayed_guided_steps_give_the_tokens_of_eager_ones(device: str) -> Non
     assert answers[0] == answers[1]
 
 
+def test_layers_of_guided_rows_leave_nothing_to_copy() -> None:
+    engine = InlineEngine(max_running=8, guided_graphs_first=True)
+    graphs = engine.worker._runner._layers._graphs.values()
+    assert graphs and not any(graph.capture.outputs for graph in graphs), "their hidden states stay where sampling is"
+
+
 def test_graphs_of_guided_rows_may_be_captured_before_readiness() -> None:
     engine = InlineEngine(max_running=8, guided_graphs_first=True)
     kinds = {**GUIDED, **{f"full {name}": {**fields, "top_k": 9} for name, fields in GUIDED.items()}}
@@ -365,10 +371,10 @@ def test_joins_leaves_preemptions_and_aborts_in_any_order(seed: int) -> None:
             assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
 
 
-def test_forbidden_tokens_cannot_win() -> None:
+def test_tokens_that_are_not_allowed_cannot_win() -> None:
     logits = torch.tensor(np.random.default_rng(1).normal(size=(2, 70)), dtype=torch.float32)
-    forbidden = torch.zeros((2, 3), dtype=torch.int32)
-    forbidden[1] = torch.tensor([-1, 0b101, -1], dtype=torch.int32)
-    masked = mask_logits(logits, forbidden)
+    allowed = torch.full((2, 3), -1, dtype=torch.int32)
+    allowed[1] = torch.tensor([0, ~0b101, 0], dtype=torch.int32)
+    masked = mask_logits(logits, allowed)
     torch.testing.assert_close(masked[0], logits[0])
     assert torch.isfinite(masked[1]).nonzero().flatten().tolist() == [33, *range(35, 64)]

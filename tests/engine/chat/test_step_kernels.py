@@ -87,11 +87,16 @@ def test_choice_among_what_a_grammar_allows(device: torch.device, vocabulary: in
         logits = torch.randn(len(slots), vocabulary + 24) * 4
         barred = torch.rand(len(slots), 32 * words) < share
         barred[:, 7] = False
-        barred[0] = False  # a row without a grammar
-        octets = (barred.view(len(slots), -1, 8) * (2 ** torch.arange(8))).sum(2).to(torch.uint8)
-        forbidden = octets.view(torch.int32)
-        mine = sample_tokens.kernel(logits.to(device)[:, :vocabulary], slots.to(device), state, forbidden.to(device))
-        plain = sample_tokens.reference(logits[:, :vocabulary], slots, expected, forbidden)
+        octets = ((~barred).view(len(slots), -1, 8) * (2 ** torch.arange(8))).sum(2).to(torch.uint8)
+        mask_rows = torch.tensor([5, 0, 1, 3, 8, 2, 7, 0])
+        barred[mask_rows == 0] = False  # rows without a grammar
+        expected.allowed[mask_rows] = octets.view(torch.int32)
+        expected.allowed[0] = -1
+        state.allowed = expected.allowed.to(device, copy=True)
+        state.allowed[0] = 0  # It is not read: rows without a grammar cost no more than in other batches.
+        given = logits.to(device)[:, :vocabulary], slots.to(device)
+        mine = sample_tokens.kernel(*given, state, mask_rows.to(device))
+        plain = sample_tokens.reference(logits[:, :vocabulary], slots, expected, mask_rows)
         assert torch.equal(mine.cpu(), plain)
         assert torch.equal(state.ints.cpu(), expected.ints)
         assert not barred.gather(1, plain[:, :1].long()).any()
@@ -103,11 +108,11 @@ def test_a_row_in_which_all_is_barred_draws_a_token_of_the_vocabulary(device: to
     """Its answer ends, but its token counts and its log probability are looked up all the same."""
     state = random_state(vocabulary, device)
     state.floats[1:, Float.TEMPERATURE] = torch.tensor([0.0, 1.0]).repeat(SLOTS)[:SLOTS]
-    slots, words = torch.arange(1, SLOTS + 1), -(-vocabulary // 32)
-    forbidden = torch.full((SLOTS, words), -1, dtype=torch.int32)
+    state.allowed[1:] = 0
+    slots = torch.arange(1, SLOTS + 1)
     logits = torch.randn(SLOTS, vocabulary)
-    plain = sample_tokens.reference(logits, slots, copied(state), forbidden)
-    mine = sample_tokens.kernel(logits.to(device), slots.to(device), state, forbidden.to(device))
+    plain = sample_tokens.reference(logits, slots, copied(state), slots)
+    mine = sample_tokens.kernel(logits.to(device), slots.to(device), state, slots.to(device))
     for tokens in (plain[:, 0], mine[:, 0].cpu()):
         assert ((tokens >= 0) & (tokens < vocabulary)).all()
 
