@@ -1,7 +1,7 @@
-"""Attention: packed variable-length, paged decode and prefill, and dense, each one function for the GPU's kernel and
-for the CPU.
+"""Attention: packed variable-length, paged decode, paged prefill, and dense. Each is one function, which runs the
+kernel on a GPU and a faster form of the reference on a CPU.
 
-References are what both are tested against.
+Tests compare both with the references.
 
 Shapes are packed: [rows, heads, head_dim]. Grouped-query heads: query head h reads key head h // (Hq // Hkv). Softmax
 and accumulation in float32. Every output row is written: rows of no segment are zero.
@@ -80,7 +80,7 @@ def attend_segments(
 
 
 def _segments(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Segment number, index inside it and whether there is one, of every packed row."""
+    """For every packed row: number of its segment, index inside the segment, and whether it is in a segment at all."""
     index = torch.arange(rows, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     segment = torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
     inside = index < cu_seqlens[-1]
@@ -120,7 +120,7 @@ def attend_pages(
     page_size: int,
     scale: float,
 ) -> Tensor:
-    """paged_decode_attention: dense attention over all that the tables hold; reads no tensor on the host."""
+    """paged_decode_attention: dense attention over everything in the tables; reads no tensor on the host."""
     rows, heads, _ = q.shape
     positions = torch.arange(block_tables.shape[1] * page_size, device=q.device)
     slot_mapping = block_tables.long()[:, positions // page_size] * page_size + positions % page_size
@@ -150,8 +150,8 @@ def paged_prefill_attention(
 
     q [n, Hq, D]: chunk i is rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [sequences + 1], a repeated tail is
     allowed) and ends at key seq_lens[i] - 1 of its sequence (int32 [sequences]). Caches [KV slots, Hkv, D or Dv],
-    block_tables int32 [sequences, max_pages]. All are read on the device, so how much is cached is no size of a
-    captured graph. Returns [n, Hq, Dv]; rows behind the last chunk are zero.
+    block_tables int32 [sequences, max_pages]. All of these are read on the device, so the amount of cached context is
+    not a size of a captured graph. Returns [n, Hq, Dv]; rows behind the last chunk are zero.
     """
     scale = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1])
     return attend_prefill_pages(q, k_cache, v_cache, block_tables, cu_seqlens_q, seq_lens, page_size, scale)
@@ -219,11 +219,11 @@ def rotary_paged_decode_attention(
     seq_lens: Tensor,
     page_size: int,
 ) -> Tensor:
-    """rotate_and_cache of one new token of each sequence, then paged_decode_attention of it.
+    """rotate_and_cache of one new token of each sequence, then paged_decode_attention.
 
     q [rows, Hq, D], k and v [rows, Hkv, D]; rotary: cos and sin float32 [rows, D/2], None for no rotation. slot_mapping
-    int64 [rows] is the KV slot of position seq_lens - 1, and of rows of length 0 a scratch slot, which may stay as it
-    is. Returns [rows, Hq, D].
+    int64 [rows] is the KV slot of position seq_lens - 1; for rows of length 0 it is a scratch slot, which need not be
+    written. Returns [rows, Hq, D].
     """
     q = rotate_and_cache.reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
     scale = 1.0 / math.sqrt(q.shape[-1])
@@ -252,8 +252,8 @@ def cached_attention(
 ) -> Tensor:
     """Causal attention of one layer over the cache: rotates q and k, stores k and v, and attends.
 
-    q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` says: decode rows first, then prefill chunks. rotary: cos and
-    sin float32 [n, D/2]; None where there is no rotation or it is done already.
+    q [n, Hq, D], k and v [n, Hkv, D], packed as `batch` describes: decode rows first, then prefill chunks. rotary: cos
+    and sin float32 [n, D/2]; None if there is no rotation or it has been done already.
     """
     decodes = batch.num_decode_rows
     if decodes == 0:

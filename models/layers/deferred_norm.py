@@ -10,7 +10,8 @@ from torch import Tensor
 
 class DeferredNorm(NamedTuple):
     """Rows of an RMSNorm before their scale: x times the norm's weight [..., K], the squares of x summed in parts,
-    float32 [rows, parts], and eps. A GEMM's result is scaled afterwards, which is the same but for rounding."""
+    float32 [rows, parts], and eps. The GEMM scales its result afterwards, which gives the same values up to
+    rounding."""
 
     rows: Tensor
     squares: Tensor
@@ -27,4 +28,4 @@ class DeferredNorm(NamedTuple):
 
 
 Normed = Tensor | DeferredNorm
-"""What a GEMM reads as its x."""
+"""The x that a GEMM can read."""

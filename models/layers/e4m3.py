@@ -1,10 +1,11 @@
-"""Weights in e4m3, 8 bits each, with one factor for each output (channel) of their linear layer.
+"""Weights in e4m3, 8 bits each, with one scale factor for each output channel of the linear layer.
 
-A weight is made at load, from any dtype: factor = largest magnitude of its row / 448, value = nearest e4m3 of weight /
-factor, ties to even. A value is off by 1/16 of itself, or by half of e4m3's least step, 2^-10, times the factor.
+Weights of any dtype are quantised as they are loaded: factor = largest magnitude of the row / 448, value = nearest e4m3
+of weight / factor, ties to even. The error of a value is at most 1/16 of itself, or half of e4m3's smallest step,
+2^-10, times the factor.
 
 In memory, inputs j and j + 64 of every 128 lie side by side. A kernel reads both as one 16-bit unit, as it reads a
-bfloat16, and has of a tile of units two tiles of weights, each of consecutive inputs.
+bfloat16, and gets two tiles of weights from one tile of units, each of consecutive inputs.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from models.errors import CheckpointError
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
 GROUP = 128
-"""Inputs whose halves are interleaved."""
+"""Number of inputs whose two halves are interleaved."""
 COLUMNS = 64
-"""Outputs of which kernels take whole multiples; others would be multiplied out in each step."""
+"""Kernels take numbers of outputs that are multiples of this; other weights would be expanded to 16 bits in each
+step."""
 _ROWS_AT_A_TIME = 4096
 
 
 class E4M3Weight(nn.Module):
-    """values e4m3 [..., N, K], interleaved, times scale float32 [..., N]: what stands in a weight's place."""
+    """Replaces a weight: values e4m3 [..., N, K], interleaved, times scale float32 [..., N]."""
 
     float32_parameters = frozenset({"scale"})
 
@@ -47,11 +49,11 @@ class E4M3Weight(nn.Module):
 
 
 Weight = Tensor | E4M3Weight
-"""What a linear layer multiplies by."""
+"""The weight of a linear layer."""
 
 
 class E4M3Linear(nn.Module):
-    """Stands in the place of an nn.Linear of the same sizes."""
+    """Replaces an nn.Linear of the same sizes."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -62,10 +64,10 @@ class E4M3Linear(nn.Module):
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[..., N, K] -> values e4m3 like it and factors float32 [..., N]; a row of zeros has factor 0. Infinities and NaN
-    become NaN factors: the caller looks."""
+    become NaN factors, which the caller must check for."""
     wide = weight.float()
     largest = wide.abs().amax(-1)
-    # A tiny row's factor would be subnormal, and its inverse infinite: its values are no more than rounding to 0.
+    # The factor of a tiny row would be subnormal, and its inverse infinite. Such a row is rounded to 0.
     scale = torch.where(largest < LARGEST * torch.finfo(torch.float32).tiny, 0.0, largest / LARGEST)
     scale = torch.where(largest.isfinite(), scale, torch.nan)
     values = wide / torch.where(scale == 0.0, 1.0, scale)[..., None]
@@ -86,7 +88,7 @@ def fill_rows(weight: Tensor, values: Tensor, scale: Tensor, name: str) -> None:
 
 
 def interleaved(values: Tensor) -> Tensor:
-    """[..., K] as it lies in memory; K that is no multiple of GROUP stays as it is."""
+    """[..., K] in the order of the memory. Unchanged if K is not a multiple of GROUP."""
     if values.shape[-1] % GROUP:
         return values
     return values.unflatten(-1, (-1, 2, GROUP // 2)).mT.reshape(values.shape)
@@ -100,7 +102,8 @@ def ordered(values: Tensor) -> Tensor:
 
 
 def widened(values: Tensor) -> Tensor:
-    """e4m3 -> float16, which holds every value of it. By bits: torch itself takes seven times longer on a CPU."""
+    """e4m3 -> float16, which can hold every e4m3 value. Done by bits, since torch's own conversion takes seven times
+    longer on a CPU."""
     if not values.is_cpu:
         return values.to(torch.float16)
     bits = values.contiguous().view(torch.int8).to(torch.int16)
@@ -115,8 +118,8 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hold_in_e4m3(module: nn.Module) -> None:
-    """The linear layers of a module without memory give their place to e4m3, but for those that their owner names in
-    `sixteen_bit_layers`."""
+    """Replaces the linear layers of a module on the meta device by E4M3Linear, except for those that their owner names
+    in `sixteen_bit_layers`."""
     children = [(owner, name, child) for owner in module.modules() for name, child in owner.named_children()]
     for owner, name, child in children:
         if isinstance(child, nn.Linear) and name not in getattr(owner, "sixteen_bit_layers", ()):

@@ -1,6 +1,7 @@
-"""Element-wise chains of the transformer stacks, each one operation so that each is one kernel where it pays.
+"""Element-wise chains of the transformer stacks. Each is one operation, so that it can be one kernel where that pays
+off.
 
-The references say what is computed: float32 inside, rounded to the input's dtype where the published code rounds.
+The references define what is computed: float32 inside, rounded to the input's dtype where the published code rounds.
 """
 
 from __future__ import annotations

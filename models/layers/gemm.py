@@ -1,4 +1,4 @@
-"""The door to all GEMMs of the networks: x times a weight, together with what follows.
+"""All GEMMs of the networks: x times a weight, together with the operations that follow.
 
 On a GPU models.layers.kernels.gemm chooses for each shape between a GEMV, a tiled GEMM with the epilogue inside, and
 cuBLAS with kernels around it. Weights are [N, K], rows of outputs, as in torch.nn.Linear.
@@ -18,20 +18,20 @@ from models.layers.fused import add_rms_norm, add_rms_norm_host, rms_norm, silu_
 from models.layers.op import op
 
 Epilogue = Literal["", "silu_mul", "quick_gelu"]
-"""What follows x times weight plus bias: nothing; silu(gate) * up, with the weight's rows of gate first, then those of
-up; y * sigmoid(1.702 y)."""
+"""What is applied to x times weight plus bias. "": nothing; "silu_mul": silu(gate) * up, where the weight has the rows
+of gate first, then those of up; "quick_gelu": y * sigmoid(1.702 y)."""
 
 
 def lay_out_for_host(module: nn.Module) -> None:
-    """The weights of all linear layers -> the same values with outputs innermost in memory, which makes a float32 GEMM
-    of a few rows faster on a CPU."""
+    """Lays out the weights of all float32 linear layers with outputs innermost in memory, which makes a GEMM of a few
+    rows faster on a CPU."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32:
             layer.weight.data = layer.weight.data.T.contiguous().T
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """F.linear, of a weight in e4m3 with what it is multiplied out."""
+    """F.linear; a weight in e4m3 is expanded to x's dtype first."""
     return F.linear(x, weight.multiplied_out(x.dtype) if isinstance(weight, E4M3Weight) else weight, bias)
 
 
@@ -49,7 +49,7 @@ def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilog
 
 @op(cuda="models.layers.kernels.gemm:narrow_gemm")
 def narrow_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """gemm to few outputs: the inputs of a row bound it, so that many thread blocks share the rows."""
+    """gemm to few outputs, which is bound by reading the inputs, so that many thread blocks share the rows."""
     return F.linear(x, weight, bias)
 
 
@@ -71,7 +71,7 @@ def gemm_add_norm(
 def gemm_add_deferrable_norm(
     x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Normed, Tensor]:
-    """gemm_add_norm whose norm is read by `gemm` alone, so that its scale may wait."""
+    """gemm_add_norm whose norm only `gemm` reads, so that it may be a DeferredNorm."""
     return gemm_add_norm.reference(x, weight, bias, residual, norm_weight, eps)
 
 
@@ -88,10 +88,12 @@ def gemv(
     fan_out: int = 1,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """residual + linear(rms_norm(x)) of each row, or silu(gate) * up of it: x [v, K], weight [N or 2 N, K] -> [v, N].
+    """residual + linear(rms_norm(x)) of each row, with silu_mul residual + silu(gate) * up.
 
-    Each row reads the weight for itself. index int64 [v * fan_out]: weight is [experts, N or 2 N, K], and row
-    i // fan_out of x meets weight index[i]. norm: its weight [K] and eps. residual [v, N], contiguous.
+    x [v, K], weight [N, K], with silu_mul [2 N, K] -> [v, N].
+
+    Each row reads the weight on its own. index int64 [v * fan_out]: weight is [experts, N or 2 N, K], and row i of the
+    result is row i // fan_out of x times weight index[i]. norm: its weight [K] and eps. residual [v, N], contiguous.
     """
     kind = out_dtype or x.dtype
     rows = rms_norm.reference(x, *norm) if norm is not None else x

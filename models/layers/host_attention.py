@@ -1,8 +1,9 @@
-"""Attention on the CPU: one sequence after another through PyTorch's, with the lengths read on the host.
+"""Attention on the CPU: one sequence after another through PyTorch's scaled_dot_product_attention, with the lengths
+read on the host.
 
 The references of models.layers.attention compute every pair of rows of a batch and read no length, as a captured graph
-must; several pictures or a long cache make that slow. These are operators, so that the audit of what can be captured,
-which runs on tensors without data, does not look inside.
+must; several pictures or a long cache make that slow. They are registered as operators, so that the audit of what can
+be captured, which runs on tensors without data, does not look inside.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _OPERATORS = torch.library.Library("reprise", "DEF")
 
 
 def _operator(arguments: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Registers attention on the CPU under the function's name. Not torch.library.custom_op, whose first call imports
+    """Registers a CPU operator under the function's name. torch.library.custom_op is not used: its first call imports
     torch's compiler, which takes two seconds."""
 
     def register(implementation: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -48,7 +49,7 @@ def varlen_attention_host(
     segments = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
     for (first, end), (first_key, end_key) in segments:
         keys = slice(first_key, end_key)
-        # Queries before the first key have nothing to see.
+        # Queries before the first key have no key to attend to.
         queries = slice(max(first, end - (end_key - first_key)) if causal else first, end)
         if queries.start < end and first_key < end_key:
             seen_k, seen_v = (x[keys].repeat_interleave(group, dim=1) for x in (k, v))
@@ -66,7 +67,7 @@ def paged_decode_attention_host(
     page_size: int,
     scale: float,
 ) -> Tensor:
-    """models.layers.attention.paged_decode_attention on the CPU. Reads the pages that hold a sequence and no other."""
+    """models.layers.attention.paged_decode_attention on the CPU. Reads only the pages that hold a sequence."""
     out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
     key_heads = k_cache.shape[1]
     k_pages, v_pages = (cache.unflatten(0, (-1, page_size)) for cache in (k_cache, v_cache))
@@ -95,7 +96,7 @@ def paged_prefill_attention_host(
     page_size: int,
     scale: float,
 ) -> Tensor:
-    """models.layers.attention.paged_prefill_attention on the CPU. Reads the pages that hold a sequence and no other."""
+    """models.layers.attention.paged_prefill_attention on the CPU. Reads only the pages that hold a sequence."""
     out = q.new_zeros((q.shape[0], q.shape[1], v_cache.shape[-1]))
     group = q.shape[1] // k_cache.shape[1]
     offsets = torch.arange(page_size)

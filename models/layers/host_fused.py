@@ -1,7 +1,7 @@
-"""Chains of small operations on the CPU, where each costs more to dispatch than to compute: those of
-models.layers.fused and models.layers.rotary in fewer operations, which round elsewhere in the last bits.
+"""Chains of small operations on the CPU, where an operation takes longer to dispatch than to compute. They do what
+models.layers.fused and models.layers.rotary do in fewer operations, and differ from them in the last bits.
 
-Float32 alone, which is the default there. Other dtypes are rounded between operations, as the references say.
+Only for float32, the default on a CPU. Other dtypes must be rounded between operations as in the references.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """One layer's cache: shape of one token's row by tensor name, e.g. {"k": (2, 128), "v": (2, 128)} or
+    """Cache of one layer: the shape of one token's row by tensor name, e.g. {"k": (2, 128), "v": (2, 128)} or
     {"latent": (576,)}."""
 
     rows: Mapping[str, tuple[int, ...]]
@@ -37,7 +37,7 @@ class PagedBatch:
 
     The first `num_decode_rows` packed rows advance one sequence each by one token; the rest are prefill chunks.
 
-    slot_mapping: int64 [n], the KV slot of every packed row (padding: a scratch slot). A decode row's is that of
+    slot_mapping: int64 [n], the KV slot of every packed row (padding: a scratch slot). For a decode row, the slot of
     position seq_lens - 1 in its block table.
     block_tables: int32 [num_decode_rows, max_pages], pages of the decode rows' sequences.
     seq_lens: int32 [num_decode_rows], keys that each decode row attends to, the new one included; 0 for padding.
@@ -45,7 +45,7 @@ class PagedBatch:
     context_slots: int64 [total keys], KV slots of the prefills' keys in order; None when no prefill has cached context.
     prefill_tables, prefill_lens: int32 [prefills, max_pages] and [prefills], the prefills' pages and keys (cached +
     new), in place of cu_seqlens_k and context_slots: sizes that do not grow with the cached context, as a captured
-    graph needs. Of batches without decode rows only.
+    graph needs. Only for batches without decode rows.
     """
 
     caches: Sequence[Mapping[str, Tensor]]
@@ -90,7 +90,7 @@ class PagedBatch:
         cu_seqlens: Tensor,
         max_seqlen: int,
     ) -> PagedBatch:
-        """Whole prompts, or their first chunks: nothing is cached, so that keys have the bounds of queries."""
+        """Whole prompts, or their first chunks: nothing is cached, so keys have the same bounds as queries."""
         return cls(
             caches=caches,
             page_size=page_size,

@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) of linear layers, several in one batch: y += B (A x), where each row has
 the A and B of its own slot or none.
 
-Slots are rows of stacked tensors at fixed addresses, so that captured graphs stay while adapters come and go. A row
-without an adapter is not touched. The factor alpha / r is in B.
+Slots are rows of stacked tensors at fixed addresses, so that captured graphs stay valid while adapters come and go. A
+row without an adapter is not touched. B includes the factor alpha / r.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from models.layers.deferred_norm import DeferredNorm, Normed
 from models.layers.op import op
 
 TILE_UNITS = 16
-"""Most units of one adapter that a tile holds."""
+"""Number of units of one adapter that a tile holds at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoraPair:
-    """Of linear layers that read the same x and whose outputs lie one after the other, `widths` each (q, k and v).
+    """A and B for linear layers that read the same x and whose outputs lie one after the other, with `widths` columns
+    each (q, k and v).
 
     a [slots, len(widths) * rank, K], the layers' own A one after the other; b [slots, sum(widths), rank]. Both have any
     stride between slots and are contiguous inside one. Ranks below `rank` are filled with zeros.
@@ -40,7 +41,8 @@ class LoraPair:
 
 @dataclass(frozen=True, eq=False)
 class LoraRows:
-    """Which slot each unit of a batch uses. A unit is as many consecutive rows of x as there are rows for each entry.
+    """Which slot each unit of a batch uses. A unit is a group of consecutive rows of x: x has the same number of rows
+    for each entry of `slots`.
 
     slots int32 [units], -1 for none. For kernels: order int32 [units], units sorted by slot; tiles int32 [tiles, 3],
     (first, count, slot) of each run in `order`, of TILE_UNITS units at most; unused tiles have count 0.
@@ -51,7 +53,7 @@ class LoraRows:
     tiles: Tensor
 
     def twice(self) -> LoraRows:
-        """For a batch behind which the same units follow once more."""
+        """For a batch that holds the same units twice, one after the other."""
         units = self.slots.shape[0]
         behind = self.tiles.clone()
         behind[:, 0] += units
@@ -79,12 +81,12 @@ class StackLora:
 
 
 def num_tiles(units: int, slots: int) -> int:
-    """Tiles that any batch of so many units needs at most."""
+    """Number of tiles that a batch of `units` units needs at most."""
     return min(units, slots) + units // TILE_UNITS
 
 
 def rows_arrays(slots: np.ndarray, num_slots: int) -> dict[str, np.ndarray]:
-    """LoraRows of units on the host, by field: slots int32 [units], -1 for none."""
+    """The fields of LoraRows as host arrays. slots: int32 [units], -1 for none."""
     slots = slots.astype(np.int32)
     order = np.argsort(slots, kind="stable").astype(np.int32)
     tiles = np.zeros((num_tiles(len(slots), num_slots), 3), dtype=np.int32)
@@ -98,7 +100,7 @@ def rows_arrays(slots: np.ndarray, num_slots: int) -> dict[str, np.ndarray]:
 
 
 def _add_lora_host(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
-    """Each adapter once, over its own rows; on the meta device, whose rows have none, nothing."""
+    """Applies each adapter once, to its own rows. Does nothing on the meta device, whose rows have no slots."""
     if y.is_meta:
         return y
     inputs, outputs, of_row = _flat(y, x, rows)

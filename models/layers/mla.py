@@ -1,9 +1,10 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over a paged cache of latents.
 
-The cache holds one row of rank + rope_dim values per token and layer. Decode rows are absorbed: the key
-projection moves to the query and the value projection behind the softmax, which leaves one key head whose first `rank`
-values are the values. Prefills project the latents to keys and values of every head, which are as many as there are
-keys; so prefills whose cached context has no bound, as in a captured graph, are absorbed, too.
+The cache holds one row of rank + rope_dim values per token and layer. Decode rows use the absorbed form: the key
+projection is applied to the query and the value projection to the result of the softmax, which leaves one key head,
+whose first `rank` columns are also the values. Prefills project the latents to keys and values of every head. That
+takes memory in proportion to the number of keys, so prefills whose cached context has no bound, as in a captured graph,
+are absorbed, too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from models.layers.op import op
 from models.layers.rotary import rotate_half_split
 
 _LATENT_NORM_EPS = 1e-6
-"""The published code leaves the latent norm at its class default, whatever rms_norm_eps says."""
+"""The published code leaves the epsilon of the latent norm at its class default, whatever rms_norm_eps says."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class LatentAttentionConfig:
 
 class LatentAttention(nn.Module):
     """q [heads * (nope + rope), hidden_size]; kv_down [rank + rope, hidden_size]; kv_up [heads * (nope + value), rank]:
-    the rows of a head lie together, nope before rope and keys before values. Rotary rows are in half-split order."""
+    the rows of a head are contiguous, nope before rope and keys before values. Rotary rows are in half-split order."""
 
     sixteen_bit_layers = frozenset({"kv_up"})
-    """Decode rows multiply by its transpose, head by head."""
+    """The absorbed form multiplies by its transpose, head by head, which the kernels for e4m3 do not do."""
 
     def __init__(self, config: LatentAttentionConfig) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def _activated_linear(x: Tensor, layer: nn.Linear, activation: Activation) -> Te
     if activation == "quick_gelu":
         return gemm(x, layer.weight, layer.bias, "quick_gelu")
     if activation == "gelu_tanh" and x.is_cuda and x.dtype != torch.float32:
-        # cuBLASLt applies bias and the tanh form before the GEMM's result is rounded: no kernel of its own.
+        # cuBLASLt applies bias and tanh GELU inside the GEMM, before its result is rounded.
         return torch._addmm_activation(layer.bias, x, layer.weight.t(), use_gelu=True)
     return F.gelu(layer(x), approximate="tanh" if activation == "gelu_tanh" else "none")
 
@@ -47,7 +47,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def widen(self, multiple: int) -> None:
-        """Fills intermediate_size of loaded parameters up to a multiple with values of zero, which add silu(0) * 0."""
+        """Pads intermediate_size of loaded parameters with zeros up to a multiple; the padding adds silu(0) * 0."""
         more = -self.down.in_features % multiple
         if not more:
             return

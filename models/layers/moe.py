@@ -1,4 +1,4 @@
-"""Mixture of experts: sigmoid or softmax routing, experts run grouped with routing on the device."""
+"""Mixture of experts: sigmoid or softmax routing on the device, and grouped GEMMs over the experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from models.layers.op import op
 from models.layers.precision import upcast
 
 _FEW_ROWS = 4
-"""Up to here every chosen expert is read by a GEMV of its own; a grouped GEMM shares what rows have in common."""
+"""Up to this many rows, each chosen expert of a row is a GEMV. For more rows a grouped GEMM reads an expert once for
+all of its rows."""
 
 
 class SigmoidRouter(nn.Module):
@@ -104,7 +105,7 @@ class Experts(nn.Module):
 
 
 def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Every expert on every row, weighted by 0 where it was not chosen: the plain path, exact and without a sort."""
+    """Every expert on every row, with weight 0 where it was not chosen: the plain form, exact and without sorting."""
     weights = upcast(weights)
     spread = weights.new_zeros((x.shape[0], gate_up.shape[0])).scatter(1, experts, weights)
     total = upcast(torch.zeros_like(x))
@@ -129,7 +130,7 @@ def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor
 
 
 def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Every chosen expert's answer to its row: x [n, hidden_size], experts [n, top_k] -> [n * top_k, hidden_size].
+    """Output of every chosen expert for its row: x [n, hidden_size], experts [n, top_k] -> [n * top_k, hidden_size].
     CUDA only."""
     index = experts.flatten()
     hidden = gemv(x, gate_up, index=index, fan_out=experts.shape[1], silu_mul=True)
@@ -137,7 +138,7 @@ def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts, and one shared SwiGLU that every row passes where the model has it."""
+    """Routed experts, and a shared SwiGLU for every row if the model has one."""
 
     def __init__(self, router: Router, experts: Experts, shared: SwiGLU | None = None) -> None:
         super().__init__()
@@ -146,12 +147,13 @@ class MixtureOfExperts(nn.Module):
         self.shared = shared
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, width] -> like x. Of a mixture with a shared SwiGLU; one without is added to the residual stream."""
+        """[n, hidden_size] -> like x, for a mixture with a shared SwiGLU. Use added_to for one without."""
         assert self.shared is not None
         return self._added(x, self.shared)
 
     def added_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + the routed experts of x, of a mixture without a shared SwiGLU: both [n, width] -> like x."""
+        """residual + the routed experts of x, for a mixture without a shared SwiGLU: both [n, hidden_size] -> like
+        x."""
         assert self.shared is None
         return self._added(x, lambda _: residual)
 

@@ -1,11 +1,11 @@
-"""An operation: plain PyTorch that says what is computed, and by name the CUDA kernel that computes the same.
+"""An operation: plain PyTorch that defines what is computed, and the name of the CUDA kernel that computes the same.
 
     @op(cuda="models.layers.kernels.norms:rms_norm")
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ...plain PyTorch...
 
     rms_norm(x, weight, eps)              the kernel where x is on a GPU, else plain PyTorch
-    rms_norm.reference(x, weight, eps)    plain PyTorch on any device: what tests compare with
+    rms_norm.reference(x, weight, eps)    plain PyTorch on any device, for tests to compare with
 
 Kernels are imported at their first use, so that nothing here depends on them or on Triton.
 """
@@ -27,8 +27,9 @@ Result = TypeVar("Result")
 class CannotLaunch(Exception):
     """A kernel's configuration asks for more than the GPU has, or does not compile for it.
 
-    A launch is refused before the device hears of it, so that a capture goes on with the reference's launches. Captures
-    come after eager runs of the same shapes and after kernel precompilation: by then it is known what is refused.
+    A launch is refused before anything reaches the device, so that a capture can go on with the launches of the
+    reference. Captures follow eager runs of the same shapes and kernel precompilation, so by then it is known which
+    kernels are refused.
     """
 
     def __init__(self, kernel: str, reason: str) -> None:
@@ -37,11 +38,11 @@ class CannotLaunch(Exception):
 
 
 class Fallbacks:
-    """Counts what ran as a reference, and names each kernel once in the log."""
+    """Reports operations that ran as their reference, and names each kernel once in the log."""
 
     def __init__(self) -> None:
         self.listener: Callable[[str], None] | None = None
-        """Is told the kernel's name at each fallback."""
+        """Called with the kernel's name at each fallback."""
         self._named: set[str] = set()
 
     def report(self, error: CannotLaunch) -> None:
@@ -56,7 +57,7 @@ FALLBACKS = Fallbacks()
 
 
 class Op(Generic[Params, Result]):
-    """A callable with the signature of its reference; the first argument says by `is_cuda` where it runs."""
+    """A callable with the signature of its reference. `is_cuda` of the first argument decides where it runs."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class Op(Generic[Params, Result]):
 
     @cached_property
     def kernel(self) -> Callable[..., Result]:
-        """What launches the CUDA kernel, on tensors of any device: without a GPU Triton's interpreter takes them. Some
-        take options that the reference has no use for, such as a tile."""
+        """The function that launches the CUDA kernel, or without a GPU runs it in Triton's interpreter. Some have
+        further options that the reference has no use for, such as a tile."""
         module, _, name = self._cuda.partition(":")
         return cast("Callable[..., Result]", getattr(importlib.import_module(module), name))
 
@@ -101,11 +102,12 @@ def op(
     cpu: Callable[..., Any] | None = None,
     takes: Callable[..., bool] | None = None,
 ) -> Callable[[Callable[Params, Result]], Op[Params, Result]]:
-    """Decorates a reference, which reads no tensor on the host, so that it can be captured.
+    """Decorates a reference. It must not read a tensor on the host, so that it can be captured.
 
-    cuda: "module:function" of the kernel's launcher, which takes the same arguments. Where it makes several launches,
-    what those before the last write the reference may write again. cpu: what runs on a CPU, where the reference is slow
-    there. takes: which arguments the kernel takes; for others the reference runs on the GPU too.
+    cuda: "module:function" of the kernel's launcher, which takes the same arguments. If it makes several launches, the
+    reference must be able to write again what those before the last one wrote. cpu: what runs on a CPU, if the
+    reference is slow there. takes: whether the kernel supports given arguments; for others the reference runs on the
+    GPU, too.
     """
 
     def decorate(reference: Callable[Params, Result]) -> Op[Params, Result]:

@@ -1,4 +1,4 @@
-"""Element-wise chains over packed rows of the encoders, each one operation so that each is one kernel on a GPU."""
+"""Element-wise chains over packed rows of the encoders. Each is one operation, so that it is one kernel on a GPU."""
 
 from __future__ import annotations
 

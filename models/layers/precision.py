@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 Precision = Literal["ieee", "tf32", "float16"]
-"""Of a GEMM's float32 operands; its sums are float32. tf32 and float16 both keep 10 bits of mantissa; float16 takes
-half the bytes and saturates at +-65504."""
+"""Precision in which a GEMM multiplies float32 operands; sums are float32. tf32 and float16 both keep 10 bits of
+mantissa; float16 takes half the bytes and saturates at +-65504."""
 
 
 def upcast(x: Tensor) -> Tensor:
-    """x as float32, or as float64 where it is that: what a kernel is checked against must not round as the kernel."""
+    """x as float32, or as float64 if it is float64: the reference of a kernel must not round as the kernel does."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -26,7 +26,7 @@ _MASK = 0xFFFFFFFF
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Four random words from a counter of four and a key of two words; words are int64 tensors in 0..2^32 - 1."""
     c0, c1, c2, c3 = counter
-    # Two words at a time, since on a CPU an operation costs more than its numbers.
+    # Two words at a time: on a CPU, dispatching an operation takes longer than these few numbers.
     even, odd, round_key = torch.stack((c0, c2)), torch.stack((c1, c3)), torch.stack(key)
     multipliers, key_steps = (
         torch.stack([torch.full_like(key[0], word) for word in words]) for words in (_MULTIPLIERS, _KEY_STEPS)

@@ -16,7 +16,7 @@ from models.layers.norms import RMSNorm
 from models.layers.packed import rotate_packed
 
 Segments = tuple[Tensor, int]
-"""cu_seqlens int32 [segments + 1], and a bound on the longest segment."""
+"""cu_seqlens int32 [segments + 1], and an upper bound of the longest segment."""
 
 
 class RMSTowerBlock(nn.Module):
@@ -49,8 +49,8 @@ def run_rms_tower(
 ) -> Tensor:
     """Packed patches x [n, hidden_size] through all blocks -> their final norm [n, hidden_size].
 
-    rotary: cos and sin float32 [n, head_dim / 2], half-split. segments: what each block's attention looks at. Every
-    residual sum is made together with the norm that reads it.
+    rotary: cos and sin float32 [n, head_dim / 2], half-split. segments: the attention segments of each block. Every
+    residual sum is computed together with the norm that reads it.
     """
     layers = list(blocks)
     normed: Normed = layers[0].attention_norm(x)

@@ -42,11 +42,11 @@ def run_tower(
     max_seqlen: int,
     after: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
-    """Packed patches x [n, hidden_size], which is used up, through all blocks -> their final norm [n, hidden_size].
+    """Packed patches x [n, hidden_size] through all blocks -> their final norm [n, hidden_size]. Overwrites x.
 
     rotary: cos and sin float32 [n, head_dim / 2], half-split. cu_seqlens int32 [segments + 1]; max_seqlen bounds the
-    longest segment. Every residual sum is made together with the norm that reads it.
-    after: is told each block's number and output [n, hidden_size], which the next block overwrites.
+    longest segment. Every residual sum is computed together with the norm that reads it.
+    after: called with each block's number and output [n, hidden_size], which the next block overwrites.
     """
     layers = list(blocks)
     norms = [*(block.attention_norm for block in layers[1:]), final_norm]

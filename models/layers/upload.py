@@ -1,4 +1,4 @@
-"""Pictures on their way to the device."""
+"""Upload of pictures to the device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 def upload(frames: Sequence[np.ndarray], device: torch.device) -> Tensor:
     """uint8 arrays of one shape -> [n, *shape] on `device`, with one copy on the host.
 
-    That copy is pinned memory: from any other the driver copies when all that was launched before has run, and the
-    launching thread waits for it.
+    That copy is in pinned memory. From other memory the driver copies only when everything launched before has run, and
+    the launching thread would wait for it.
     """
     shape = (len(frames), *frames[0].shape)
     host = torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")

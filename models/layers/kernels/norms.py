@@ -1,6 +1,6 @@
 """RMSNorm with what stands before it: a residual, or a residual and the partial sums of a split-K GEMM.
 
-References: models.layers.fused.rms_norm, add_rms_norm and linear_add_rms_norm.
+References: models.layers.fused.rms_norm and add_rms_norm, models.layers.gemm.gemm_add_norm.
 """
 
 from __future__ import annotations
