@@ -224,9 +224,10 @@ def shard_paths(directory: Path) -> list[Path]:
     return paths
 
 
-def holds_tensor(directory: Path, name: str) -> bool:
-    """Whether one of the checkpoint's files holds a tensor of this name."""
-    return any(tensor.name == name for path in shard_paths(directory) for tensor in _tensors(path))
+def tensor_shape(directory: Path, name: str) -> tuple[int, ...] | None:
+    """Of the tensor of this name in the checkpoint's files; None where there is none."""
+    tensors = (tensor for path in shard_paths(directory) for tensor in _tensors(path))
+    return next((tensor.shape for tensor in tensors if tensor.name == name), None)
 
 
 def _read_index(index: Path) -> dict[str, str]:

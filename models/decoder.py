@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from models.layers.gemm import gemm
 from models.layers.kv_cache import CacheSpec, PagedBatch
 from models.layers.norms import RMSNorm
 from models.layers.rotary import inverse_frequencies, longrope_inverse_frequencies, rotary_cos_sin, section_axes
+from models.published import rope_field
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class DecoderConfig:
     longrope: LongRope | None = None
     feature_levels: int = 0
     """models.protocol.Decoder.feature_levels."""
+    dense_layers: frozenset[int] = frozenset()
+    """Numbers of the layers without experts, where the others have some."""
 
     @classmethod
     def from_published(
@@ -52,6 +55,7 @@ class DecoderConfig:
         qkv_bias: bool | None = None,
         qk_norm: bool = False,
         experts: ExpertsConfig | None = None,
+        dense_layers: frozenset[int] = frozenset(),
         feature_levels: int = 0,
     ) -> DecoderConfig:
         """Read the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
@@ -62,8 +66,8 @@ class DecoderConfig:
             raise CheckpointError("config.json: use_sliding_window true is not supported")
         try:
             block = _block_config(config, qkv_bias, qk_norm, experts)
-            rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-            theta = config.get("rope_theta") or rope["rope_theta"]
+            _, rope = rope_field(config)
+            theta = rope.get("rope_theta") or config["rope_theta"]
             mrope_section, longrope = _rope_scaling(rope, block.head_dim)
             return cls(
                 vocab_size=int(config["vocab_size"]),
@@ -76,6 +80,7 @@ class DecoderConfig:
                 mrope_interleaved=bool(rope.get("mrope_interleaved", False)),
                 longrope=longrope,
                 feature_levels=feature_levels,
+                dense_layers=dense_layers,
             )
         except KeyError as error:
             raise CheckpointError(f"config.json: field {error} is missing") from error
@@ -105,7 +110,8 @@ def _rope_scaling(rope: Mapping[str, Any], head_dim: int) -> tuple[tuple[int, ..
     kind = rope.get("rope_type") or rope.get("type") or "default"
     sections = tuple(int(size) for size in rope.get("mrope_section", ()))
     if sections and kind in ("mrope", "default"):
-        if sum(sections) != head_dim // 2:
+        # Axes that take turns have what is there of theirs, as in the reference.
+        if sum(sections) != head_dim // 2 and not rope.get("mrope_interleaved"):
             raise CheckpointError(f"config.json: mrope_section {sections} must sum to {head_dim // 2}")
         return sections, None
     if kind == "longrope":
@@ -136,14 +142,18 @@ class CausalDecoder(nn.Module):
         self.position_axes = len(config.mrope_section) or 1
         self.feature_levels = config.feature_levels
         self.embed_tokens = nn.Embedding(config.vocab_size, config.block.hidden_size)
-        self.layers = nn.ModuleList(Block(config.block) for _ in range(config.num_layers))
+        dense = replace(config.block, experts=None)
+        self.layers = nn.ModuleList(
+            Block(dense if layer in config.dense_layers else config.block) for layer in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.block.hidden_size, config.block.norm_eps)
         self.head = None if config.tied else nn.Linear(config.block.hidden_size, config.vocab_size, bias=False)
         self.tied_head: E4M3Weight | None = None
         frequencies, self.rope_scale = _frequencies(config)
         axes = None
         if config.mrope_section:
-            axes = section_axes(config.mrope_section, interleaved=config.mrope_interleaved)
+            sections, count = config.mrope_section, len(frequencies)
+            axes = section_axes(sections, interleaved=config.mrope_interleaved, count=count)
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
 

@@ -26,6 +26,15 @@ def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
     return read_json(directory, name) if (directory / name).exists() else {}
 
 
+def rope_field(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name and content of the field of a language model that describes its rotary positions: rope_scaling, or
+    rope_parameters as transformers 5 writes it. Of two, the first counts, as in transformers 5; what it says of
+    rope_theta goes before a rope_theta beside it."""
+    if text.get("rope_scaling") or not text.get("rope_parameters"):
+        return "rope_scaling", text.get("rope_scaling") or {}
+    return "rope_parameters", text["rope_parameters"]
+
+
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,10 @@ from models.layers.lora import StackLora, add_lora
 from models.layers.mlp import SwiGLU
 from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import RMSNorm
+
+ExpertLayout = Literal["published", "saved", "apart"]
+"""How a checkpoint holds the matrices of experts: those of all in one tensor [expert, in, out], in one of [expert, out,
+in] as transformers 5 saves it, or each as a tensor of its own."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """q [..., n, heads, head_dim], k and v [..., n, kv_heads, head_dim], layer number -> like q."""
@@ -209,21 +214,18 @@ def _run_vector(
     return final_norm(x.view(shape))
 
 
-def block_rules(config: BlockConfig, published: str, ours: str, *, experts_apart: bool = False) -> list[Rule]:
-    """Published Llama-style names under the prefix `published` to a Block under `ours`, both ending in ".".
-
-    experts_apart: each expert's matrices are tensors of their own, not those of all in one.
-    """
+def block_rules(config: BlockConfig, published: str, ours: str, *, experts: ExpertLayout = "published") -> list[Rule]:
+    """Published Llama-style names under the prefix `published` to a Block under `ours`, both ending in "."; to one with
+    experts, and to one of the same sizes without."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {"q": (0, q_rows), "k": (q_rows, q_rows + kv_rows), "v": (q_rows + kv_rows, q_rows + 2 * kv_rows)}
-    if config.experts is None:
-        mlp = swiglu_rules(f"{published}mlp.", f"{ours}mlp.", config.intermediate_size)
-    else:
-        size = config.experts.intermediate_size
-        mlp = [
-            Rule(f"{published}mlp.gate.weight", f"{ours}mlp.router.weight"),
-            *(expert_rules(published, ours, size) if experts_apart else _stacked_expert_rules(published, ours)),
-        ]
+    mlp = swiglu_rules(f"{published}mlp.", f"{ours}mlp.", config.intermediate_size)
+    if config.experts is not None:
+        mlp.append(Rule(f"{published}mlp.gate.weight", f"{ours}mlp.router.weight"))
+        if experts == "apart":
+            mlp += expert_rules(published, ours, config.experts.intermediate_size)
+        else:
+            mlp += _stacked_expert_rules(published, ours, transposed=experts == "published")
     rules = [
         Rule(f"{published}self_attn.{name}_proj.{kind}", f"{ours}attention.qkv.{kind}", rows=span)
         for name, span in rows.items()
@@ -259,9 +261,8 @@ def expert_rules(published: str, ours: str, size: int) -> list[Rule]:
     ]
 
 
-def _stacked_expert_rules(published: str, ours: str) -> list[Rule]:
-    """Published as [expert, in, out] and by transformers 5 as [expert, out, in]."""
+def _stacked_expert_rules(published: str, ours: str, *, transposed: bool) -> list[Rule]:
     return [
-        Rule(f"{published}mlp.experts.gate_up_proj", f"{ours}mlp.experts.gate_up", transposed=True),
-        Rule(f"{published}mlp.experts.down_proj", f"{ours}mlp.experts.down", transposed=True),
+        Rule(f"{published}mlp.experts.gate_up_proj", f"{ours}mlp.experts.gate_up", transposed=transposed),
+        Rule(f"{published}mlp.experts.down_proj", f"{ours}mlp.experts.down", transposed=transposed),
     ]

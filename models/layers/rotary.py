@@ -48,16 +48,17 @@ def longrope_inverse_frequencies(
     return frequencies, scale
 
 
-def section_axes(sections: Sequence[int], *, interleaved: bool = False) -> Tensor:
+def section_axes(sections: Sequence[int], *, interleaved: bool = False, count: int | None = None) -> Tensor:
     """Position axis of every frequency under M-RoPE sections: (1, 2, 1) -> [0, 1, 1, 2].
 
     interleaved (Qwen3-VL): axes take turns, each for as many turns as its section says, and the first has what is left:
-    (4, 2, 1) -> [0, 1, 2, 0, 1, 0, 0].
+    (4, 2, 1) -> [0, 1, 2, 0, 1, 0, 0]. count: of frequencies, where it is not the sum of the sections; turns that do
+    not fit do not happen.
     """
     if not interleaved:
         counts = torch.tensor(list(sections), device="cpu")
         return torch.repeat_interleave(torch.arange(len(sections), device="cpu"), counts)
-    turns = torch.arange(sum(sections), device="cpu")
+    turns = torch.arange(count or sum(sections), device="cpu")
     axes = turns % len(sections)
     return torch.where(turns < len(sections) * torch.tensor(list(sections), device="cpu")[axes], axes, 0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config, read_json, read_optional_json
+from models.published import read_config, read_json, read_optional_json, rope_field
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
     Raises CheckpointError where it does not divide them among three: the decoder would run and answer wrongly.
     """
-    name = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
-    rope = text.get(name) or {}
+    name, rope = rope_field(text)
     sections = rope.get("mrope_section")
     if not isinstance(sections, list) or len(sections) != 3:
         raise CheckpointError(

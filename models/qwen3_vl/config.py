@@ -26,9 +26,12 @@ class TowerConfig:
 
 @dataclass(frozen=True)
 class ExpertSizes:
+    """dense_layers: numbers of the layers that have a dense MLP in their place."""
+
     count: int
     top_k: int
     intermediate_size: int
+    dense_layers: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,6 @@ def load_config(directory: Path) -> Qwen3VLConfig:
             raise CheckpointError(
                 f"config.json: vision_config.out_hidden_size is {tower.vision.out_features}, expected the language "
                 f"model's {text['hidden_size']}"
-            )
-        if len(tower.deepstack) > text["num_hidden_layers"]:
-            raise CheckpointError(
-                f"config.json: vision_config.deepstack_visual_indexes names {len(tower.deepstack)} levels for "
-                f"{text['num_hidden_layers']} language-model layers"
             )
         return Qwen3VLConfig(
             text=text,
@@ -103,15 +101,29 @@ def _experts(text: Mapping[str, Any]) -> ExpertSizes | None:
     count = text.get("num_experts", text.get("num_local_experts"))
     if count is None:
         return None
-    expected = {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}
-    for name, value in expected.items():
-        if text.get(name, value) != value:
-            raise CheckpointError(f"config.json: text_config.{name} is {text[name]!r}, expected {value!r}")
-    sizes = ExpertSizes(int(count), int(text["num_experts_per_tok"]), int(text["moe_intermediate_size"]))
-    if text["hidden_size"] == 2 * sizes.intermediate_size:
-        # gate_up_proj is square then, and its shape does not tell the published order from that of transformers 5.
-        raise CheckpointError("config.json: text_config.hidden_size is 2 * moe_intermediate_size, which is not hosted")
-    return sizes
+    if text.get("norm_topk_prob", True) is not True:
+        raise CheckpointError(f"config.json: text_config.norm_topk_prob is {text['norm_topk_prob']!r}, expected True")
+    return ExpertSizes(
+        count=int(count),
+        top_k=int(text["num_experts_per_tok"]),
+        intermediate_size=int(text["moe_intermediate_size"]),
+        dense_layers=_dense_layers(text),
+    )
+
+
+def _dense_layers(text: Mapping[str, Any]) -> frozenset[int]:
+    """Those that mlp_only_layers lists, and of every decoder_sparse_step layers all but the last."""
+    layers, step = range(int(text["num_hidden_layers"])), int(text.get("decoder_sparse_step") or 1)
+    listed = text.get("mlp_only_layers") or []
+    if step < 1 or not all(layer in layers for layer in listed):
+        raise CheckpointError(
+            f"config.json: text_config.mlp_only_layers is {listed!r} and decoder_sparse_step {step}, expected numbers "
+            f"of layers below {len(layers)} and a step of at least 1"
+        )
+    dense = frozenset(layer for layer in layers if layer in listed or (layer + 1) % step)
+    if len(dense) == len(layers):
+        raise CheckpointError("config.json: text_config.mlp_only_layers leaves no layer with experts")
+    return dense
 
 
 def _tower(config: Mapping[str, Any]) -> TowerConfig:

@@ -7,13 +7,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint import LoadFormat, Quantization, Rule, holds_tensor, load_parameters, without_memory
+from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, tensor_shape, without_memory
 from models.decoder import CausalDecoder, DecoderConfig
-from models.layers.block import ExpertsConfig, block_rules
+from models.layers.block import ExpertLayout, ExpertsConfig, block_rules
 from models.qwen3_vl.config import Qwen3VLConfig, TowerConfig, load_config
 from models.qwen3_vl.vision import Qwen3VLEncoder
-
-_AN_EXPERT = "model.language_model.layers.0.mlp.experts.0.gate_proj.weight"
 
 
 class Qwen3VL(nn.Module):
@@ -39,12 +37,11 @@ def load_model(
         model = Qwen3VL(config, decoder)
         if quantization == "fp8":
             model.decoder.hold_in_e4m3()
-    # As converters of other tools write them.
-    experts_apart = load_format == "published" and holds_tensor(directory, _AN_EXPERT)
+    layout = expert_layout(directory, decoder) if load_format == "published" else "published"
     load_parameters(
         model,
         directory,
-        [*vision_rules(config.tower), *decoder_rules(decoder, experts_apart=experts_apart)],
+        [*vision_rules(config.tower), *decoder_rules(decoder, layout)],
         device=torch.device(device),
         dtype=dtype,
         load_format=load_format,
@@ -59,8 +56,26 @@ def decoder_config(config: Qwen3VLConfig) -> DecoderConfig:
         config.text,
         qk_norm=True,
         experts=ExpertsConfig(sizes.count, sizes.top_k, sizes.intermediate_size) if sizes else None,
+        dense_layers=sizes.dense_layers if sizes else frozenset(),
         feature_levels=len(config.tower.deepstack),
     )
+
+
+def expert_layout(directory: Path, decoder: DecoderConfig) -> ExpertLayout:
+    """As the names or the shapes of a layer's experts tell it: published and saved tensors have the same names, and of
+    their two shapes at most one is square."""
+    sizes, hidden = decoder.block.experts, decoder.block.hidden_size
+    if sizes is None:
+        return "published"
+    layer = next(layer for layer in range(decoder.num_layers) if layer not in decoder.dense_layers)
+    prefix = f"model.language_model.layers.{layer}.mlp.experts."
+    if tensor_shape(directory, f"{prefix}0.gate_proj.weight") is not None:
+        return "apart"  # as converters of other tools write them
+    saved = {"gate_up_proj": (2 * sizes.intermediate_size, hidden), "down_proj": (hidden, sizes.intermediate_size)}
+    for name, (rows, columns) in saved.items():
+        if rows != columns and tensor_shape(directory, f"{prefix}{name}") == (sizes.count, rows, columns):
+            return "saved"
+    return "published"
 
 
 def vision_rules(config: TowerConfig) -> list[Rule]:
@@ -89,12 +104,12 @@ def vision_rules(config: TowerConfig) -> list[Rule]:
     return rules
 
 
-def decoder_rules(config: DecoderConfig, *, experts_apart: bool = False) -> list[Rule]:
+def decoder_rules(config: DecoderConfig, layout: ExpertLayout = "published") -> list[Rule]:
     published, ours = "model.language_model.", "decoder."
     return [
         Rule(f"{published}embed_tokens.weight", f"{ours}embed_tokens.weight"),
         Rule(f"{published}embed_tokens.weight", f"{ours}tied_head", again=True),
-        *block_rules(config.block, f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.", experts_apart=experts_apart),
+        *block_rules(config.block, f"{published}layers.{{i}}.", f"{ours}layers.{{i}}.", experts=layout),
         Rule(f"{published}norm.weight", f"{ours}norm.weight"),
         Rule("lm_head.weight", f"{ours}head.weight"),
     ]

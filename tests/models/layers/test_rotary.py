@@ -84,7 +84,9 @@ def test_rms_norm_multiplies_the_weight_in_the_dtype_of_the_model() -> None:
     [
         ((4, 2, 1), [0, 1, 2, 0, 1, 0, 0]),
         ((24, 20, 20), [0, 1, 2] * 20 + [0] * 4),
+        ((24, 2, 9), [0, 1, 2, 0, 1, 2, 0, 0]),
+        ((1, 1, 1), [0, 1, 2, 0, 0, 0]),
     ],
 )
 def test_interleaved_sections_take_turns_and_time_has_the_rest(sections: tuple[int, ...], axes: list[int]) -> None:
-    assert section_axes(sections, interleaved=True).tolist() == axes
+    assert section_axes(sections, interleaved=True, count=len(axes)).tolist() == axes

@@ -214,6 +214,16 @@ def test_the_newer_name_of_rope_scaling_loads_in_a_flat_config(tmp_path: Path) -
     check_like_golden(directory)
 
 
+def test_of_two_fields_about_rotary_positions_transformers_choice_counts(tmp_path: Path) -> None:
+    """rope_scaling before rope_parameters, and rope_theta inside before one beside."""
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "two")
+    config = json.loads((directory / "config.json").read_text())
+    config["rope_scaling"]["rope_theta"] = config["rope_theta"]
+    config |= {"rope_theta": 50.0, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 1]}}
+    (directory / "config.json").write_text(json.dumps(config))
+    check_like_golden(directory)
+
+
 def test_frequencies_of_older_writers_are_ignored(tmp_path: Path) -> None:
     directory = copy_checkpoint(DIRECTORY, tmp_path / "older")
     tensors = load_file(directory / "model.safetensors")
@@ -243,7 +253,11 @@ def test_size_fields_of_a_newer_preprocessor_config_load(tmp_path: Path) -> None
         ("config.json", {"image_token_id": 4000}, "image_token_id"),
         ("config.json", {"rope_scaling": None}, r"rope_scaling\.mrope_section is None, expected three numbers"),
         ("config.json", {"rope_scaling": {"type": "mrope"}}, r"rope_scaling\.mrope_section is None"),
-        ("config.json", {"rope_parameters": {"rope_theta": 1e6}}, r"rope_parameters\.mrope_section is None"),
+        (
+            "config.json",
+            {"rope_scaling": None, "rope_parameters": {"rope_theta": 1e6}},
+            r"rope_parameters\.mrope_section is None",
+        ),
         ("config.json", {"rope_scaling": {"mrope_section": [4, 4]}}, r"mrope_section is \[4, 4\], expected three"),
         ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ("preprocessor_config.json", {"min_pixels": None}, "'shortest_edge' is missing"),

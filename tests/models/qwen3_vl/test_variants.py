@@ -1,0 +1,127 @@
+"""Configurations that the published ones are not, with random weights against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.errors import CheckpointError
+from models.media import ChatMessage, ContentPart, Prompt
+from models.qwen3_vl.model import load_model
+from models.qwen3_vl.processor import load_processor
+from tests.models.qwen3_vl.golden import CPU, DENSE, MIXTURE, Golden
+from tests.support.chat_golden import generate
+from tests.support.golden import copy_checkpoint, fact_of_own_fixture
+from tests.support.prompts import prompt_of
+
+pytestmark = fact_of_own_fixture
+TOLERANCE = 3e-5
+
+
+def variant_of(golden: Golden, target: Path, text: dict[str, Any], rope: dict[str, Any] | None = None) -> Path:
+    """The golden checkpoint's files without weights, with other fields in text_config and in its rope_scaling."""
+    directory = copy_checkpoint(golden.directory, target)
+    for path in directory.glob("*.safetensors*"):
+        path.unlink()
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"] |= text
+    config["text_config"]["rope_scaling"] |= rope or {}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@torch.no_grad()
+def save_random(directory: Path) -> torch.nn.Module:
+    """The published code's model of these files, with random weights that it saves beside them."""
+    import transformers
+
+    published = (directory / "config.json").read_text()
+    (name,) = json.loads(published)["architectures"]
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(transformers.AutoConfig.from_pretrained(directory)).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.normal_(1.0, 0.2)
+        else:
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    model.tie_weights()
+    model.save_pretrained(directory)
+    (directory / "config.json").write_text(published)
+    return model
+
+
+def two_pictures(golden: Golden) -> Prompt:
+    items = [golden.item(name) for name in golden.images[:2]]
+    parts = (ContentPart(item=0), ContentPart(text="or"), ContentPart(item=1))
+    return prompt_of(golden.processor, [ChatMessage("user", parts)], items)
+
+
+@torch.inference_mode()
+def check_like_reference(golden: Golden, directory: Path) -> None:
+    model, prompt, encoder = save_random(directory), two_pictures(golden), golden.model.encoder
+    ids = torch.from_numpy(prompt.token_ids).long()[None]
+    expected = model(
+        input_ids=ids,
+        pixel_values=torch.cat([encoder.normalise(encoder.patchify(item, CPU)) for item in prompt.items]),
+        image_grid_thw=torch.stack([torch.from_numpy(item.arrays["grid_thw"]).long() for item in prompt.items]),
+        mm_token_type_ids=(ids == golden.processor.config.image_token_id).long(),
+    ).logits[0]
+    logits, _, _ = generate(load_model(directory, CPU, torch.float32), prompt, 1)
+    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("sections", [[16, 8, 8], [4, 4, 4], [6, 5, 4]])
+def test_interleaved_sections_that_are_not_half_a_head(tmp_path: Path, sections: list[int]) -> None:
+    """As the smallest checkpoints have them: turns that do not fit do not happen, what is left is time's."""
+    assert sum(sections) != DENSE.model.decoder.config.block.head_dim // 2
+    check_like_reference(DENSE, variant_of(DENSE, tmp_path / "variant", {}, {"mrope_section": sections}))
+
+
+def test_rope_theta_inside_the_field_of_rotary_positions_counts(tmp_path: Path) -> None:
+    check_like_reference(DENSE, variant_of(DENSE, tmp_path / "variant", {"rope_theta": 1e4}, {"rope_theta": 3e5}))
+
+
+def test_features_of_more_levels_than_layers_have_no_use(tmp_path: Path) -> None:
+    assert DENSE.model.decoder.feature_levels > 2
+    check_like_reference(DENSE, variant_of(DENSE, tmp_path / "variant", {"num_hidden_layers": 2}))
+
+
+@pytest.mark.parametrize(
+    ("text", "dense"),
+    [
+        ({"mlp_only_layers": [1], "num_hidden_layers": 3}, {1}),
+        ({"decoder_sparse_step": 2, "num_hidden_layers": 4}, {0, 2}),
+        ({"mlp_only_layers": None, "num_hidden_layers": 2}, set()),
+    ],
+)
+def test_dense_layers_between_sparse_ones(tmp_path: Path, text: dict[str, Any], dense: set[int]) -> None:
+    directory = variant_of(MIXTURE, tmp_path / "variant", text)
+    check_like_reference(MIXTURE, directory)
+    assert load_processor(directory).config.experts.dense_layers == dense  # type: ignore[union-attr]
+
+
+def test_a_mixture_without_a_sparse_layer_is_refused(tmp_path: Path) -> None:
+    directory = variant_of(MIXTURE, tmp_path / "variant", {"mlp_only_layers": [0, 1], "num_hidden_layers": 2})
+    with pytest.raises(CheckpointError, match="mlp_only_layers leaves no layer with experts"):
+        load_processor(directory)
+
+
+@pytest.mark.parametrize("share", [1, 2], ids=["down", "gate and up"])
+def test_square_matrices_of_experts_load_in_both_orders(tmp_path: Path, share: int) -> None:
+    """Only the shape of the other matrix tells published files from those that transformers 5 saves."""
+    inner = MIXTURE.model.decoder.hidden_size // share
+    directory = variant_of(MIXTURE, tmp_path / "saved", {"moe_intermediate_size": inner})
+    check_like_reference(MIXTURE, directory)
+    saved = load_model(directory, CPU, torch.float32)
+    tensors = load_file(directory / "model.safetensors")
+    stacked = [name for name in tensors if ".experts." in name]
+    assert any(tensors[name].shape[1] == tensors[name].shape[2] for name in stacked)
+    exchanged = {name: tensors[name].mT.contiguous() for name in stacked}
+    save_file({**tensors, **exchanged}, directory / "model.safetensors")
+    published = load_model(directory, CPU, torch.float32)
+    assert all(map(torch.equal, saved.parameters(), published.parameters()))
