@@ -61,7 +61,7 @@ test-all: $(ALL)  ## Run what `test` leaves out; needs the Debian packages that 
 compile-kernels: $(TEST)  ## Compile all kernels for every supported GPU, which takes no GPU but half an hour on 2 cores
 	env -u TRITON_INTERPRET $(BIN)/python -m benchmarks.kernels.compile $(ARGS)
 
-voice: $(SERVE)  ## Train the embedded voice anew (20 minutes of one GPU; Debian's flite and wamerican-small)
+voice: $(SERVE)  ## Train the embedded voice anew (50 minutes of one GPU; Debian's flite and wamerican-small)
 	$(BIN)/python -m models.embedded.make_voice build/voice --export build/voice/checkpoint $(ARGS)
 
 lint: $(TEST)  ## Check style

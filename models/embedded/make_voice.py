@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _MANY = "1000000"
+_ECHOES = 0.1
+"""Share of the voice's texts in which words are said again or follow others that are like them."""
 _OTHERS = (("rms",), ("awb",), ("kal16", "--varied"), ("clb", "--varied"), ("bdl", "--varied"))
 """Voices that the recogniser learns from, the last two with RHVoice alone."""
 
@@ -40,9 +42,9 @@ def generators(work: Path, cores: int, source: Sequence[str], rhvoice: Path | No
     """Processes that speak until they are stopped: the voice itself, others for the recogniser, and sentences that the
     recogniser is tried on."""
     corpus = "voices.corpus"
+    endless = ("--files", _MANY, "--waves", 8, "--echoes", _ECHOES)
     running = [
-        start(corpus, work / "voice", *source, "--seed", 2001 + core, "--files", _MANY, "--waves", 8)
-        for core in range(max(1, cores - 6))
+        start(corpus, work / "voice", *source, "--seed", 2001 + core, *endless) for core in range(max(1, cores - 6))
     ]
     source = [*source, *(["--rhvoice", str(rhvoice)] if rhvoice else [])]
     for number, (voice, *varied) in enumerate(_OTHERS if rhvoice else _OTHERS[:3]):
@@ -102,7 +104,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--recogniser-seconds", type=float, default=300.0)
     parser.add_argument("--codec-seconds", type=float, default=450.0)
-    parser.add_argument("--lm-seconds", type=float, default=900.0)
+    parser.add_argument("--lm-seconds", type=float, default=2000.0)
     run(parser.parse_args())
 
 

@@ -183,7 +183,9 @@ def make(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     speaker, other = speaker_of(options), dictionary(options.words)
     listener = Listener(options.basis)
-    shares = Shares(1.0 if options.strings else 0.0, 0.0, 0.0) if options.grammar or options.strings else Shares()
+    shares = Shares(echoes=options.echoes)
+    if options.grammar or options.strings:
+        shares = Shares(1.0 if options.strings else 0.0, 0.0, 0.0)
     for number in range(options.files):
         writer = Writer(options.seed * 100_003 + number, other)
         if options.varied:
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--varied", action="store_true", help="another pitch and tempo for each file (kal16, bdl, clb)")
     parser.add_argument("--grammar", action="store_true", help="sentences of known words alone")
     parser.add_argument("--strings", action="store_true", help="strings of known words alone")
+    parser.add_argument("--echoes", type=float, default=0.0, help="share of texts with words that are alike")
     parser.add_argument("--exchanged", action="store_true", help="one word of every second text is another known one")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)

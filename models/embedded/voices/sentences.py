@@ -19,6 +19,7 @@ class Shares:
     known_words: float = 0.15
     other_words: float = 0.2
     numbers: float = 0.14
+    echoes: float = 0.0
 
 
 class Writer:
@@ -51,6 +52,8 @@ class Writer:
         return text[:-1] if text[-1] == "." and self.maybe(0.15) else text
 
     def _text(self, shares: Shares) -> str:
+        if shares.echoes and self.maybe(shares.echoes):
+            return self.echo()
         drawn = self.random.random()
         if drawn < shares.known_words:
             return self.word_string(w.KNOWN)
@@ -80,6 +83,38 @@ class Writer:
                 parts.append(self.one(w.FUNCTION))
             parts.append(self.one(self.other))
         return finish(" ".join(parts))
+
+    def echo(self) -> str:
+        """Where a voice loses its place: alike words in a row, known words with one or two of the smallest between
+        them, or a sentence with one of its words, or one like it, put in a second time."""
+        if self.maybe(0.25):
+            words = [self.one(w.KNOWN)]
+            for _ in range(self.random.randint(1, 4)):
+                words += [self.one(_SMALLEST) for _ in range(self.random.randint(1, 2))]
+                words.append(self.one(w.KNOWN))
+            return finish(" ".join(words))
+        if self.maybe(0.4):
+            words = self.alike(self.one(w.KNOWN), self.random.randint(1, 4))
+            if self.maybe(0.5):
+                joint = self.one(("and", "or", "by", "after", "to", "with"))
+                words = [part for word in words for part in (word, joint)][:-1]
+            return finish(" ".join(words))
+        words = self.sentence().split(" ")
+        for _ in range(self.random.randint(1, 2)):
+            source = self.random.randrange(len(words))
+            word = words[source].strip(".,?!").lower()
+            put_in = word if self.maybe(0.6) else self.alike(word, 1)[1]
+            words.insert(min(len(words) - 1, max(0, source + self.random.randint(-1, 3))), put_in)
+        return finish(" ".join(words))
+
+    def alike(self, word: str, count: int) -> list[str]:
+        """The word, and known ones that begin or end as it does; without one the word again."""
+        found = [word]
+        for _ in range(count):
+            like = _BEGINNINGS.get(word[:2], ()) if self.maybe(0.6) else _ENDINGS.get(word[-2:], ())
+            found.append(self.one(like or (word,)))
+            word = self.one(found)
+        return found
 
     def description(self) -> str:
         """Of a voice, as a request may have it in front of its text."""
@@ -161,6 +196,15 @@ def article_of(word: str) -> str:
     return "an" if word[0] in "aeio" or word.startswith(("ugly", "uncle")) else "a"
 
 
+def _grouped(part: slice) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for word in dict.fromkeys((*w.KNOWN, *w.FUNCTION)):
+        groups.setdefault(word[part], []).append(word)
+    return groups
+
+
+_SMALLEST = tuple(word for word in w.FUNCTION if len(word) <= 3)
+_BEGINNINGS, _ENDINGS = _grouped(slice(0, 2)), _grouped(slice(-2, None))
 _PLURALS = {"man": "men", "woman": "women", "child": "children", "knife": "knives", "wife": "wives", "leaf": "leaves"}
 
 

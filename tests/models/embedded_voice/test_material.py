@@ -46,6 +46,31 @@ def test_texts_depend_on_the_seed_alone() -> None:
     assert all(text[0].isupper() or text[0].isdigit() for text in texts)
 
 
+def test_words_that_are_alike_begin_or_end_alike() -> None:
+    for seed in range(200):
+        first, *others = Writer(seed).alike("station", 4)
+        said = [first]
+        for word in others:
+            assert any(word[:2] == other[:2] or word[-2:] == other[-2:] for other in said)
+            said.append(word)
+    assert set(Writer(0).alike("zq", 3)) == {"zq"}
+
+
+def test_echoes_are_texts_that_say_words_again() -> None:
+    shares = Shares(0, 0, 0, echoes=1.0)
+    texts = [Writer(seed).text(shares) for seed in range(300)]
+    plain_texts = [Writer(seed).text(Shares(0, 0, 0)) for seed in range(300)]
+    assert all(text[0].isupper() or text[0].isdigit() for text in texts)
+    assert repeated(texts) > 2 * repeated(plain_texts)
+    assert Writer(7).text(Shares(0, 0, 0, echoes=0.0)) == plain_texts[7]
+
+
+def repeated(texts: list[str]) -> int:
+    """Texts in which a word of four letters or more comes twice."""
+    words = ([word for word in text.lower().strip(".?!").split() if len(word) > 3] for text in texts)
+    return sum(len(set(found)) < len(found) for found in words)
+
+
 @pytest.mark.parametrize(("noun", "many"), [("box", "boxes"), ("baby", "babies"), ("key", "keys"), ("man", "men")])
 def test_plurals(noun: str, many: str) -> None:
     assert plural(noun) == many
