@@ -45,13 +45,13 @@ class SoftmaxRouter(nn.Module):
 
     float32_parameters = frozenset({"weight"})
 
-    def __init__(self, width: int, num_experts: int, top_k: int) -> None:
+    def __init__(self, hidden_size: int, num_experts: int, top_k: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_experts, width))
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
         self.top_k = top_k
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [n, width] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
+        """x [n, hidden_size] -> weights float32 [n, top_k] and experts int64 [n, top_k]."""
         few = x.shape[0] <= _FEW_ROWS
         logits = gemv(x, self.weight, out_dtype=torch.float32) if few else F.linear(x.float(), self.weight)
         return route_softmax(logits, self.top_k)
