@@ -1,6 +1,7 @@
 """Block-scaled FP8 checkpoints: weights in e4m3, and one factor for each block of rows and columns beside them.
 
-They are multiplied out when they are loaded, so that every family and kernel sees weights of its usual dtype.
+Weights are multiplied by their factors when they are loaded, so that every family and kernel has weights of its usual
+dtype.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from models.errors import CheckpointError
 from models.published import fp8_block, read_optional_json
 
 DTYPE = "F8_E4M3"
-"""As the files name it."""
+"""The dtype's name in the files."""
 SUFFIX = "_scale_inv"
-"""What a weight's factors are called, behind the weight's own name. A value is the stored one times its factor."""
+"""Suffix of the name of a weight's factors. A value is the stored one times its factor."""
 
 
 def block_of(directory: Path) -> tuple[int, int] | None:
-    """Rows and columns of a block, by the checkpoint's config.json; None when it is not in FP8."""
+    """Rows and columns of a block, from the checkpoint's config.json; None if it is not in FP8."""
     config = read_optional_json(directory, "config.json")
     sections = (config, *(value for value in config.values() if isinstance(value, dict)))
     return next((block for block in map(fp8_block, sections) if block is not None), None)
 
 
 def check_scale(name: str, shape: tuple[int, ...], scale: Tensor, block: tuple[int, int]) -> None:
-    """Raises CheckpointError unless `scale` has a factor for each block, the last ones of a side cut, of the last two
-    axes of `shape`."""
+    """Raises CheckpointError unless `scale` has a factor for each block of the last two axes of `shape`, where the last
+    blocks of an axis may be smaller."""
     *leading, rows, columns = shape if len(shape) > 1 else (1, *shape)
     expected = (*leading, -(-rows // block[0]), -(-columns // block[1]))
     if tuple(scale.shape) != expected:

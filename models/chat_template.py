@@ -28,7 +28,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 
 
 def template_role(role: str) -> str:
-    """The role that templates know for one of the interface. Raises InputError for any other."""
+    """The role that templates use for a role of the API. Raises InputError for an unknown one."""
     if role not in ROLES:
         raise InputError("messages", f"role {role!r} is not one of {', '.join(ROLES)}")
     return ROLES[role]
@@ -111,7 +111,7 @@ def load_chat_template(directory: Path, default: str | None = None) -> ChatTempl
 
 
 def _template_source(directory: Path, tokenizer_config: Mapping[str, Any]) -> tuple[str, Any]:
-    """The file that holds the template, and what it says."""
+    """The file that holds the template, and the template's text."""
     jinja = directory / "chat_template.jinja"
     if jinja.exists():
         return jinja.name, jinja.read_text(encoding="utf-8")

@@ -44,9 +44,9 @@ class Rule:
     published, ours: names; {i} (a single letter) stands for a number and {rest} for anything, the same on both sides.
         A number that only `published` has runs over the parameter's leading axis (stacked experts).
     rows: the rows [start, stop) that the tensor fills; None for all (fused weights are filled part by part).
-    shape: the published shape where it is not that of the place it fills (flattened convolution kernels).
-    transposed: the last two axes are published in the other order; some writers keep ours, which the shape tells.
-    again: another rule reads the tensor, too (a table of embeddings that is the head's weight).
+    shape: the published shape, if it is not the shape of the parameter (flattened convolution kernels). transposed: the
+    last two axes are published in the other order; some writers keep ours, which the shape tells. again: another rule
+    reads the tensor, too (an embedding table that is also the weight of a tied head).
     """
 
     published: str
@@ -59,7 +59,7 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """scale: the factors of a view in e4m3, which whole rows are quantised for."""
+    """scale: for a view in e4m3, the factors of its rows."""
 
     view: Tensor
     shape: tuple[int, ...]
@@ -82,7 +82,7 @@ class _Published:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """torch.nn.init does nothing. On the meta device its normal distribution imports torch's compiler, which takes two
+    """Disables torch.nn.init, whose normal distribution imports torch's compiler on the meta device, which takes two
     seconds."""
 
     def __torch_function__(
@@ -95,7 +95,8 @@ class _WithoutValues(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Modules that are built inside have shapes only: on the meta device, their parameters not initialised."""
+    """Modules that are built inside have only shapes: they are on the meta device, and their parameters are not
+    initialised."""
     with torch.device("meta"), _WithoutValues():
         yield
 
@@ -111,11 +112,11 @@ def load_parameters(
     aliases: Sequence[tuple[str, str]] = (),
     ignore: Sequence[str] = (),
 ) -> None:
-    """Give `module`, built on the meta device, its memory and its values.
+    """Gives `module`, which was built on the meta device, its memory and its values.
 
-    aliases: (prefix, replacement) pairs for names that other writers give; the first that matches is applied.
-    ignore: patterns (as in Rule) of published tensors that are known and not needed.
-    On the meta device there are no values: the files' headers are checked and no tensor is read.
+    aliases: (prefix, replacement) pairs for names that other tools write; the first that matches is applied. ignore:
+    patterns (as in Rule) of published tensors that are known and not needed.
+    If `device` is meta, the headers of the files are checked and no tensor is read.
     A class attribute `float32_parameters: frozenset[str]` of a submodule names its parameters that stay float32.
     """
     materialise(module, device, dtype)
@@ -138,8 +139,8 @@ def _fill_from_shards(
     aliases: Sequence[tuple[str, str]],
     ignore: Sequence[str],
 ) -> set[str]:
-    """Names of the tensors that the files hold, each filled into its places. Raises CheckpointError for one that is
-    there twice or has no place."""
+    """Fills each tensor of the files into its places and returns their names. Raises CheckpointError for a tensor that
+    occurs twice or has no place."""
     ignored = [_pattern(text) for text in ignore]
     seen: dict[str, str] = {}
     unexpected = []
@@ -162,12 +163,12 @@ def _fill_from_shards(
 
 
 def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Replace the meta parameters of `module` by uninitialised ones on `device` in `dtype`, and move its buffers."""
+    """Replaces the meta parameters of `module` by uninitialised ones on `device` in `dtype`, and moves its buffers."""
     for owner in module.modules():
         float32: frozenset[str] = getattr(owner, "float32_parameters", frozenset())
         for name, parameter in owner.named_parameters(recurse=False):
             chosen = torch.float32 if name in float32 else E4M3 if parameter.dtype == E4M3 else dtype
-            # Strides stay: some weights lie in memory as their GEMM reads them.
+            # Strides are kept: some weights have the memory layout that their GEMM reads.
             values = torch.empty_strided(parameter.shape, parameter.stride(), device=device, dtype=chosen)
             setattr(owner, name, nn.Parameter(values, requires_grad=False))
         for name, buffer in owner.named_buffers(recurse=False):
@@ -177,10 +178,11 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 
 def fill_random(module: nn.Module, seed: int) -> None:
-    """Values of a usual scale, made on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
+    """Fills parameters with random values of a usual scale on their device: matrices N(0, 1 / fan_in), norm weights
+    near 1."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter, factors in _targets(module):
-        if parameter.is_meta:  # a model whose shapes alone are asked for
+        if parameter.is_meta:  # a model of which only the shapes are needed
             continue
         generator = generators.get(parameter.device)
         if generator is None:
@@ -225,7 +227,7 @@ def shard_paths(directory: Path) -> list[Path]:
 
 
 def tensor_shape(directory: Path, name: str) -> tuple[int, ...] | None:
-    """Of the tensor of this name in the checkpoint's files; None where there is none."""
+    """Shape of the tensor of this name in the checkpoint's files; None if there is none."""
     tensors = (tensor for path in shard_paths(directory) for tensor in _tensors(path))
     return next((tensor.shape for tensor in tensors if tensor.name == name), None)
 
@@ -279,7 +281,8 @@ class _Scales:
         self._left = set(by_name)
 
     def applied(self, name: str, tensor: _Published) -> _Published:
-        """`tensor` as it is, or one in FP8 whose values are multiplied out as they are read."""
+        """`tensor` itself, or for block-scaled FP8 one whose values are multiplied by their factors as they are
+        read."""
         if tensor.dtype != block_scaled.DTYPE or self._block is None:
             return tensor
         scale, block = self.by_name.get(name + block_scaled.SUFFIX), self._block
@@ -325,7 +328,7 @@ def _tensors(path: Path) -> Iterator[_Published]:
 
 
 def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]:
-    """Every published name that the module's parameters ask for, with the views that it fills."""
+    """Every published name that the module's parameters need, with the views that it fills."""
     places: dict[str, list[_Place]] = {}
     patterns = [(rule, _pattern(rule.ours)) for rule in rules]
     for name, parameter, factors in _targets(module):
@@ -353,7 +356,8 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
 
 
 def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """The parameters of a module, one in e4m3 by the name of the weight that it stands for, with its factors."""
+    """The parameters of a module by name. One in e4m3 has the name of the weight that it replaces, and comes with its
+    factors."""
     weights = {name: child for name, child in module.named_modules() if isinstance(child, E4M3Weight)}
     for name, parameter in module.named_parameters():
         owner, _, own = name.rpartition(".")
@@ -368,7 +372,7 @@ def _item(factors: Tensor | None, index: int | slice) -> Tensor | None:
 
 
 def published_shapes(module: nn.Module, rules: Sequence[Rule]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a checkpoint of `module` (which may be on the meta device) holds."""
+    """Names and shapes of the tensors in a checkpoint of `module`, which may be on the meta device."""
     return {name: _published_shape(filled[0]) for name, filled in _places(module, rules).items()}
 
 

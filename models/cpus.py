@@ -1,8 +1,8 @@
 """How many processors this process may use: its affinity and the quota of its control groups. Torch-free.
 
-Libraries count the machine's processors, also in a container that may use two of sixty-four: their threads then wait
-for each other's turn. Control groups: cpu.max of version 2, cpu.cfs_quota_us and cpu.cfs_period_us of version 1 (Linux
-Documentation/admin-guide/cgroup-v2.rst, Documentation/scheduler/sched-bwc.rst).
+Libraries count the processors of the machine, even in a container that may use two of sixty-four, and then start so
+many threads that these wait for each other. Control groups: cpu.max of version 2, cpu.cfs_quota_us and
+cpu.cfs_period_us of version 1 (Linux Documentation/admin-guide/cgroup-v2.rst, Documentation/scheduler/sched-bwc.rst).
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ def available() -> int:
 
 
 def default_threads() -> int:
-    """Half of the CPUs that may be used, 2 to 8, of one CPU 1: the engine and the decode workers want the others."""
+    """Half of the CPUs that may be used, from 2 to 8, or 1 if there is only one: the engine and the decode workers need
+    the others."""
     return min(8, max(2, available() // 2), available())
 
 
 def group_quota(root: Path = Path("/")) -> float | None:
-    """Processors that the control groups of this process allow, the least of them and their parents; None: no limit.
+    """Processors that the control groups of this process allow: the smallest quota of them and their parents; None: no
+    limit.
 
     root: holds proc/self/cgroup and sys/fs/cgroup.
     """
@@ -49,8 +51,8 @@ def _quotas(root: Path) -> Iterator[float | None]:
 
 
 def _with_parents(mount: Path, group: str) -> Iterator[Path]:
-    """A container may see its own group as the mount itself and its path as the host names it: folders that are not
-    there hold no files."""
+    """A container may see its own group as the mount itself, while the path is the one on the host, so folders may be
+    missing: they hold no files."""
     folder = mount / group.lstrip("/")
     yield folder
     while folder != mount and mount in folder.parents:

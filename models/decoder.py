@@ -59,7 +59,7 @@ class DecoderConfig:
         feature_levels: int = 0,
     ) -> DecoderConfig:
         """Read the text fields of a config.json, published (rope_scaling, rope_theta) or as transformers 5 writes them
-        (rope_parameters). qkv_bias None: as the field attention_bias says, which in Llama form covers o_proj too."""
+        (rope_parameters). qkv_bias None: follow the field attention_bias, which in Llama form covers o_proj, too."""
         if config.get("hidden_act", "silu") != "silu":
             raise CheckpointError(f"config.json: hidden_act {config['hidden_act']!r} is not supported, expected 'silu'")
         if config.get("use_sliding_window"):
@@ -180,8 +180,8 @@ class CausalDecoder(nn.Module):
         return gemm(hidden, weight if self.tied_head is None else self.tied_head)
 
     def hold_in_e4m3(self) -> None:
-        """Its linear layers, before they have memory. The table of embeddings stays, so that a tied head is a copy. A
-        head that kernels do not take stays in 16 bits."""
+        """Makes the linear layers hold e4m3 weights; called on the meta device. The embedding table stays in 16 bits,
+        so a tied head becomes a copy. A head whose size the kernels do not support stays in 16 bits."""
         whole = self.embed_tokens.weight.shape[0] % COLUMNS == 0
         self.sixteen_bit_layers = frozenset() if whole else frozenset({"head"})
         hold_in_e4m3(self)
@@ -216,7 +216,8 @@ def decoder_rules(config: DecoderConfig, *, published: str = "", ours: str = "de
 
 
 def decoder_ignored(config: DecoderConfig, *, published: str = "") -> list[str]:
-    """Published tensors without a place: rotary tables of old writers, and the copy that some keep of a tied head."""
+    """Published tensors that are not needed: rotary tables that old tools wrote, and the copy of a tied head that some
+    write."""
     tied = [f"{published}lm_head.weight"] if config.tied else []
     tables = [f"{published}model.layers.{{i}}.self_attn.rotary_emb.inv_freq", f"{published}model.rotary_emb.inv_freq"]
     return [*tables, *tied]

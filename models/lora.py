@@ -13,13 +13,13 @@ from torch import Tensor
 from models.layers.lora import LoraLayer, LoraPair, LoraRows, StackLora, add_lora
 
 _ALIGNMENT = 128
-"""Elements: every tensor of a slot begins at a multiple of them, for wide loads."""
+"""Every tensor of a slot begins at a multiple of this number of elements, for wide loads."""
 
 
 @dataclass(frozen=True)
 class LoraPlace:
-    """Linear layers by their published names, of `inputs` each; their outputs, `widths`, lie one after the other.
-    group: places that are kept together, since an adapter has them all or none."""
+    """Linear layers by their published names, with `inputs` inputs each; their outputs, `widths`, lie one after the
+    other. group: an adapter changes all places of a group or none."""
 
     group: str
     names: tuple[str, ...]
@@ -38,8 +38,8 @@ class _Offsets:
 
 
 class LoraLayout:
-    """Where the tensors of an adapter lie in its slot: those of the places of some groups, with ranks filled up to
-    `rank`, a power of two from 16."""
+    """Where the tensors of an adapter lie in its slot: those of the places of some groups, with ranks padded to `rank`,
+    a power of two from 16 on."""
 
     def __init__(self, places: Mapping[str, LoraPlace], groups: Iterable[str], rank: int) -> None:
         kept = set(groups)
@@ -86,7 +86,7 @@ class LoraLayout:
 
 
 class LoraBank:
-    """The slots, [slots, size] in one block at a fixed address: an adapter comes in by one copy."""
+    """The slots, [slots, size] in one block at a fixed address, so that an adapter is loaded with one copy."""
 
     def __init__(self, layout: LoraLayout, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
         self.layout = layout
@@ -123,12 +123,12 @@ class Lora:
         return None if layers is None else StackLora(layers, self.rows)
 
     def project(self, name: str, y: Tensor, x: Tensor) -> Tensor:
-        """y, what projection `name` made of x, with its adapters, in place."""
+        """Adds the adapters of projection `name` to its output y for the input x, in place; returns y."""
         pair = self.bank.pair(name)
         return y if pair is None else add_lora(y, x, pair, self.rows)
 
     def twice(self) -> Lora:
-        """For a batch behind which the same units follow once more."""
+        """For a batch that holds the same units twice, one after the other."""
         return Lora(self.bank, self.rows.twice())
 
 

@@ -16,13 +16,14 @@ from models.lora import LoraLayout, LoraPlace
 from models.lora_folders import CONFIG, WEIGHTS
 
 LEAST_RANK = 16
-"""Smaller ranks are filled up to it: the least depth of a tensor core's product."""
+"""Smaller ranks are padded to this, the smallest depth of a tensor core's product."""
 MOST_RANK = 256
 
 
 @dataclass(frozen=True)
 class LoraFile:
-    """An adapter on disk, its header read and checked. scale: alpha / r. groups: of the places that it changes."""
+    """An adapter on disk whose header was read and checked. scale: alpha / r. groups: those of the places that it
+    changes."""
 
     name: str
     weights: Path
@@ -63,7 +64,8 @@ def survey(folder: Path, places: Mapping[str, LoraPlace]) -> LoraFile:
 
 
 def layout_of(files: Sequence[LoraFile], places: Mapping[str, LoraPlace]) -> LoraLayout:
-    """A slot that holds any of these adapters: as wide as the largest, and with the places that any of them changes."""
+    """The layout of a slot that can hold any of these adapters: with the largest rank, and with the places that any of
+    them changes."""
     rank = max(LEAST_RANK, *(file.rank for file in files))
     return LoraLayout(places, {group for file in files for group in file.groups}, 1 << (rank - 1).bit_length())
 

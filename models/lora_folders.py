@@ -1,4 +1,4 @@
-"""Adapters as voices: one in each subfolder of a directory, whose name is the voice's. Torch-free."""
+"""Adapters as voices: each subfolder of a directory holds one, and its name is the voice's name. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ WEIGHTS = "lora_weights.safetensors"
 
 
 def adapter_folders(directory: Path) -> list[Path]:
-    """Of all adapters, by name; hidden ones are left out. CheckpointError for a directory that cannot be read, and for
-    a folder that holds no adapter."""
+    """Folders of all adapters, by name; hidden folders are left out. CheckpointError for a directory that cannot be
+    read, and for a folder that holds no adapter."""
     try:
         folders = sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:

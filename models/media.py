@@ -18,13 +18,13 @@ DIGEST_BYTES = 32
 class MediaItem:
     """One image or video, resized and ready for a vision encoder.
 
-    frames: uint8 pictures [height, width, 3]; what one is (the image, a slice of it, a video frame) is the
-        family's business. Order is the order in which the encoder reads them.
+    frames: uint8 pictures [height, width, 3]; what each is (the image, a slice of it, a video frame) depends on the
+    family. They are in the order in which the encoder reads them.
     arrays: further host data that the family's encoder plans with (grids, temporal ids, group sizes), int32.
     num_patches: encoder rows that the item occupies.
     num_sequences: attention sequences (segments of cu_seqlens) that it occupies.
-    num_embeds: rows that the encoder returns for it; with DeepStack, a row is the embedding and its features.
-    digest: 32 bytes, a cryptographic hash over the decoded pixels, or the encoded picture that they come from, and
+    num_embeds: rows that the encoder returns for it; with DeepStack, a row is the embedding and its features. digest:
+    32 bytes, a cryptographic hash over the decoded pixels, or the encoded picture that they come from, and
         all else that changes the item's embeddings (grids, sampling, fusion, processor settings, revision). Keys the
         encoder cache and, with tokens and positions, prefix reuse: what changes positions alone may be left out.
     """
@@ -45,11 +45,11 @@ def media_digest(
     settings: bytes,
     source: bytes | None = None,
 ) -> bytes:
-    """BLAKE2b over a media item's content, every part with its shape, so that no two contents join alike.
+    """BLAKE2b over a media item's content, every part with its shape, so that no two contents hash the same bytes.
 
-    settings: the processor's identity (configuration and revision), hashed along.
-    source: a cryptographic hash of what the frames were made from. It stands for their pixels, which the settings, the
-        arrays and the frames' shapes must then determine; an encoded picture is much shorter than its pixels.
+    settings: the processor's identity (configuration and revision), which is hashed, too. source: a cryptographic hash
+    of what the frames were made from, hashed in place of their pixels, which it must determine together with the
+    settings, the arrays and the frames' shapes. An encoded picture is much shorter than its pixels.
     """
     digest = hashlib.blake2b(repr((kind, settings, source)).encode(), digest_size=DIGEST_BYTES)
     for name, array in [*((f"frame {i}", frame) for i, frame in enumerate(frames)), *sorted(arrays.items())]:
@@ -106,9 +106,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class VideoMetadata:
-    """What a container says of a video before any frame is decoded; `duration` in seconds.
-
-    listed: a list of frames, which its sender has chosen: all are looked at as far as the limits allow.
+    """What a container says about a video before any frame is decoded; `duration` in seconds. listed: the request has a
+    list of frames, chosen by its sender, of which as many are used as the limits allow.
     """
 
     num_frames: int
@@ -123,8 +122,8 @@ class VideoMetadata:
 class VideoFrames:
     """Decoded frames (uint8 [height, width, 3]) with their indices and times (seconds) in the source.
 
-    requested_fps: the rate that the request asked for (as given to sample_video), None when it named none.
-    times_given: the sender of a frame list told the times, which need not be evenly spaced.
+    requested_fps: the rate that the request asked for (as given to sample_video), None if it named none. times_given:
+    the sender of a frame list gave the times, which need not be evenly spaced.
     """
 
     frames: tuple[np.ndarray, ...]
@@ -145,7 +144,7 @@ class ContentPart:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that answers may call. parameters: JSON Schema of its arguments, an object."""
+    """A function that the model may call. parameters: JSON Schema of its arguments, an object."""
 
     name: str
     description: str | None
@@ -154,7 +153,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that an earlier answer has made. arguments: the parsed JSON object."""
+    """A call that an earlier answer made. arguments: the parsed JSON object."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -162,8 +161,8 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """role is system, user, assistant or tool (developer is system's alias). tool_calls: of an assistant; the messages
-    of role tool after it are their results in the same order."""
+    """role: system, user, assistant or tool (developer is an alias of system). tool_calls: only for an assistant; the
+    messages of role tool that follow are their results in the same order."""
 
     role: str
     content: tuple[ContentPart, ...] = field(default_factory=tuple)

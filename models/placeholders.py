@@ -1,4 +1,4 @@
-"""Placeholder tokens of a conversation, and what takes their place once the sizes of the media are known."""
+"""Placeholder tokens of a conversation, and the tokens that replace them once the sizes of the media are known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from models.media import ChatMessage, PlaceholderRange, TokenizedChat
 
 @dataclass(frozen=True, eq=False)
 class MediaTokens:
-    """Prompt tokens of one item: int32 [n]. runs: (start, length) of what its embeddings fill, in their order."""
+    """Prompt tokens of one item: int32 [n]. runs: (start, length) of the tokens that take the item's embeddings, in
+    order."""
 
     token_ids: np.ndarray
     runs: tuple[tuple[int, int], ...]
@@ -41,7 +42,8 @@ def join(parts: Sequence[MediaTokens]) -> MediaTokens:
 def tokenized_chat(
     token_ids: Sequence[int], messages: Sequence[ChatMessage], placeholder_ids: Container[int]
 ) -> TokenizedChat:
-    """Matches the placeholders that the chat template made with the items as the messages name them."""
+    """Matches the placeholders that the chat template made with the items, in the order in which the messages name
+    them."""
     order = [part.item for message in messages for part in message.content if part.item is not None]
     found = [index for index, token in enumerate(token_ids) if token in placeholder_ids]
     if len(found) != len(order):

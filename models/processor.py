@@ -41,7 +41,7 @@ class ChatProcessor(Protocol):
         ...
 
     def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        """A tokenizer.json with which other libraries do what `tokenize` does, without `special_ids`; None where they
+        """A tokenizer.json with which other libraries tokenize as `tokenize` does, without `special_ids`; None if they
         would not (models.tokenizer.Tokenizer.without_specials)."""
         ...
 
@@ -64,15 +64,15 @@ class ChatProcessor(Protocol):
         options: Mapping[str, Any],
         tools: Sequence[Tool] = (),
     ) -> TokenizedChat:
-        """Chat template and tokens: all that can be done before the media are loaded. kinds: of the items that the
-        messages name. options: enable_thinking, add_vision_id. tools: written as models/tools.py says.
+        """Renders the chat template and tokenizes it, which needs no media. kinds: those of the items that the messages
+        name. options: enable_thinking, add_vision_id. tools: written as models/tools.py says.
 
         Raises models.errors.InputError that names the field, or the option that would change nothing.
         """
         ...
 
     def expand_placeholders(self, chat: TokenizedChat, items: Sequence[MediaItem]) -> Prompt:
-        """Placeholders become the tokens of their items, and every token has its position. Looks at neither text nor
+        """Replaces placeholders by the tokens of their items and gives every token its position. Reads neither text nor
         pixels: 16,384 tokens take less than a millisecond.
 
         Raises models.errors.InputError for a prompt that leaves no room for an answer.
@@ -96,7 +96,7 @@ class SpeechProcessor(Protocol):
     """Turns text and the lengths of reference and prompt audio into a SpeechLayout."""
 
     solver_steps: tuple[int, ...]
-    """Numbers of solver steps that requests may ask for where the server names no others; the first is the default."""
+    """Numbers of solver steps that requests may choose if the server sets no others; the first is the default."""
     context_length: int
     """Positions, prompt and generated patches together."""
     sample_rate: int
@@ -110,9 +110,10 @@ class SpeechProcessor(Protocol):
         ...
 
     def layout(self, text_ids: Sequence[int], *, reference_patches: int = 0, prompt_patches: int = 0) -> SpeechLayout:
-        """zero-shot (no patches), reference, continuation (prompt_patches; text_ids hold transcript + text) or both."""
+        """Layout of zero-shot speech (no patches), of a reference, of a continuation (prompt_patches; text_ids hold
+        transcript + text), or of both."""
         ...
 
     def max_patches(self, text_ids: Sequence[int]) -> int:
-        """Length cap for a text of these ids."""
+        """Cap on the generated patches for a text of these ids."""
         ...

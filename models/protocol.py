@@ -67,7 +67,7 @@ class Capturable(Protocol):
 
 class VisionEncoder(Capturable, Protocol):
     """Vision tower with its projector. Output "embeds": [rows, (1 + feature_levels) * hidden_size of the decoder], item
-    after item; behind a row's embedding lie its features (Decoder.feature_levels)."""
+    after item; in each row the features follow the embedding (Decoder.feature_levels)."""
 
     def plan(self, items: Sequence[MediaItem]) -> Plan: ...
 
@@ -96,7 +96,8 @@ class Decoder(Protocol):
     position_axes: int
     max_positions: int
     feature_levels: int
-    """Layers, from the first on, to whose outputs vision rows add features of the encoder (DeepStack); 0 for none."""
+    """Number of layers, from the first on, whose outputs get features of the encoder added at vision rows (DeepStack);
+    0 for none."""
 
     def cache_specs(self) -> list[CacheSpec]: ...
 
@@ -107,7 +108,8 @@ class Decoder(Protocol):
     def forward(self, hidden: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         """hidden [n, hidden_size], positions int [axes, n] -> the same after the final norm; writes keys and values.
 
-        hidden may be [n, (1 + feature_levels) * hidden_size]: embeddings, and behind each its features, 0 for text.
+        hidden may be [n, (1 + feature_levels) * hidden_size]: each row an embedding followed by its features, which are
+        0 for text.
         """
         ...
 
@@ -122,7 +124,7 @@ class ChatModel(Protocol):
 
 
 RESULT_FLAGS = ("stopped", "finished", "emitted")
-"""What follows the patch in a row of a speech step's results, 0 or 1 each."""
+"""The columns, 0 or 1 each, that follow the patch in a row of a speech step's results."""
 
 
 class SpeechModel(Protocol):
@@ -148,13 +150,15 @@ class SpeechModel(Protocol):
     max_positions: int
     conditioning_width: int
     priming_patches: int
-    """A continuation's codec starts from silence and decodes, unheard, as many last patches of its prompt audio."""
+    """Number of last patches of its prompt audio that the codec of a continuation decodes first, from silence and
+    unheard."""
     local_networks: Sequence[nn.Module]
     """Networks with several rows for each stream of a step; their GEMMs are tuned for more rows than the backbone's."""
 
     def lora_places(self) -> Mapping[str, LoraPlace]:
-        """What adapters may change. The steps below take a `bank` of them, and with it the buffers lora_slots,
-        lora_order and lora_tiles (models.layers.lora.LoraRows), with one unit a row or prompt position."""
+        """The layers that adapters may change. The steps below take a `bank` of adapters, and with it the buffers
+        lora_slots, lora_order and lora_tiles (models.layers.lora.LoraRows), with one unit for each row or prompt
+        position."""
         ...
 
     def cache_specs(self) -> list[CacheSpec]: ...
@@ -167,16 +171,16 @@ class SpeechModel(Protocol):
         """Reference audio float32 [samples] at reference_sample_rate -> patches [n, frames, channels] float32, in
         consecutive pieces of a few seconds each.
 
-        A piece is computed when it is asked for, so that steps of live streams fit between.
+        Each piece is computed when the iterator is advanced, so that steps of live streams can run in between.
         """
         ...
 
     def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
         """Ragged backbone over packed prompt rows -> conditioning [rows, conditioning_width] of the rows in `last`.
 
-        plan: token_ids and positions int64 [n]; patches [a, frames, channels]; patch_index int64 [n], which of them a
-        packed row holds, -1 at text; last int64 [rows], the packed rows that end a prompt (a chunk before the end has
-        none).
+        plan: token_ids and positions int64 [n]; patches [a, frames, channels]; patch_index int64 [n], the patch of each
+        packed row, -1 for text; last int64 [rows], the packed rows that end a prompt (a chunk that does not reach the
+        end has none).
         """
         ...
 
@@ -201,8 +205,8 @@ class SpeechModel(Protocol):
     ) -> Tensor:
         """prefill with one decode row for each of `slots` int64 [k] in the same pass, its length advanced.
 
-        plan and batch describe the prefills alone, but for the adapters' buffers: there the decode rows come first.
-        Returns conditioning [k + rows, conditioning_width]; `tail` makes the patches of all of them.
+        plan and batch describe only the prefills, except for the adapters' buffers, in which the decode rows come
+        first. Returns conditioning [k + rows, conditioning_width]; `tail` makes the patches of all of them.
         """
         ...
 
@@ -232,9 +236,9 @@ class SpeechModel(Protocol):
     def vae_step(self, state: Mapping[str, Tensor]) -> Capturable:
         """Output audio float32 [rows, samples_per_patch] of patches of `slots`, VAE state advanced.
 
-        Buffers: slots; results as decode_step and tail put them out, of which the patches and `emitted` are read. Rows
-        that emitted nothing (overrun rows) give silence and leave their state. The state is this step's alone, so it
-        may run beside the next decode step. A stream begins with zeros in its row of `vae`; to prime it, run this step
-        for each of the last min(priming_patches, n) patches of its prompt audio.
+        Buffers: slots; results as decode_step and tail return them, of which the patches and `emitted` are read. Rows
+        that emitted nothing (overrun rows) give silence and do not change their state. No other step uses this state,
+        so this one may run in parallel with the next decode step. A stream begins with zeros in its row of `vae`; to
+        prime it, run this step for each of the last min(priming_patches, n) patches of its prompt audio.
         """
         ...

@@ -11,7 +11,7 @@ from models.errors import CheckpointError
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The object in file `name`; CheckpointError when it is missing or no JSON object."""
+    """The object in file `name`; CheckpointError if it is missing or is not a JSON object."""
     try:
         value = json.loads((directory / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -27,9 +27,9 @@ def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
 
 
 def rope_field(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Name and content of the field of a language model that describes its rotary positions: rope_scaling, or
-    rope_parameters as transformers 5 writes it. Of two, the first counts, as in transformers 5; what it says of
-    rope_theta goes before a rope_theta beside it."""
+    """Name and content of the field of a language model's configuration that describes rotary positions: rope_scaling,
+    or rope_parameters as transformers 5 writes it. If there are both, the first counts, as in transformers 5, and its
+    rope_theta takes precedence over a separate rope_theta."""
     if text.get("rope_scaling") or not text.get("rope_parameters"):
         return "rope_scaling", text.get("rope_scaling") or {}
     return "rope_parameters", text["rope_parameters"]
@@ -41,9 +41,8 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 def sampling_defaults(
     generation: Mapping[str, Any], recommended: Mapping[str, float | int] | None = None
 ) -> dict[str, float | int]:
-    """Sampling fields of a generation_config.json; one that says "do_sample": false asks for greedy decoding.
-
-    recommended: what the makers say elsewhere; it holds where the file names no field at all.
+    """Sampling fields of a generation_config.json; with "do_sample": false they ask for greedy decoding. recommended:
+    what the model's makers recommend elsewhere, which is used if the file names no field at all.
     """
     defaults = {name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None}
     if generation.get("do_sample") is False:
@@ -65,14 +64,14 @@ def stop_token_ids(
 
 
 def published_name(directory: Path) -> str:
-    """The name of a checkpoint as far as its path tells: that of its directory, or of its repository in the hub's
+    """The name of a checkpoint, derived from its path: the name of its directory, or of its repository in the hub's
     cache (models--OWNER--NAME/snapshots/COMMIT)."""
     return directory.parents[1].name if directory.parent.name == "snapshots" else directory.name
 
 
 def fp8_block(section: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of a block of the block-scaled FP8 (e4m3) that quantization_config names; None where it names
-    nothing or another format."""
+    """Rows and columns of a block, if quantization_config describes block-scaled FP8 (e4m3); None without it or for
+    another format."""
     quantization = section.get("quantization_config")
     if not isinstance(quantization, dict) or quantization.get("quant_method") != "fp8":
         return None
@@ -83,8 +82,8 @@ def fp8_block(section: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a checkpoint in full precision or block-scaled FP8. Adapters, which often have none, and other
-    quantised checkpoints are refused by name."""
+    """config.json of a checkpoint in full precision or block-scaled FP8. Raises CheckpointError for adapters, which
+    often have none, and for other quantised checkpoints."""
     if (directory / "adapter_config.json").exists():
         raise CheckpointError(f"{directory}: adapter_config.json: adapter checkpoints are not hosted")
     if not (directory / "config.json").exists():

@@ -77,8 +77,8 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def family_of(directory: Path) -> Family:
-    """The family that hosts the checkpoint in `directory`; CheckpointError names what it is instead: an adapter,
-    quantised, or of another architecture."""
+    """The family of the checkpoint in `directory`. CheckpointError says why there is none: it is an adapter, quantised,
+    or of another architecture."""
     config = read_config(directory)
     architectures = [*(config.get("architectures") or ()), *filter(None, [config.get("architecture")])]
     for family in FAMILIES:

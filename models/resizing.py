@@ -1,9 +1,9 @@
 """Bicubic resizing on several processors. Torch-free.
 
 Two passes with whole bytes in between, first along the rows and then along the columns: what Pillow did up to version
-12, and with it the preprocessing that the models were trained with. Pillow 13 begins with the pass that leaves less to
-do, which changes pixels. A row does not see another one in the first pass, nor a column in the second, so bands of
-them are resized side by side; Pillow lets go of the interpreter lock meanwhile.
+12, and with it the preprocessing that the models were trained with. Pillow 13 begins with the pass that leaves less
+work, which changes pixels. Rows are independent in the first pass and columns in the second, so bands of them are
+resized in parallel; Pillow releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _PIXELS_OF_A_BAND = 1 << 17
-"""Of the larger picture: some milliseconds of work, against the fraction of one until a thread is at it."""
+"""Pixels of the larger picture from which threads are used: some milliseconds of work, where starting a thread takes a
+fraction of one."""
 
 _threads = min(8, cpus.available())
 _local = threading.local()
-"""`resizes` is set in the threads of the pool, where nothing may wait for another one of them."""
+"""`resizes` is set in the threads of the pool, which must not wait for each other."""
 
 
 def use_threads(count: int) -> None:
-    """From now on `count` threads resize pictures, all callers' together; 1: the callers' own."""
+    """Sets the number of threads that resize pictures for all callers together; 1: the callers' own threads."""
     global _threads
     _threads = count
 
 
 def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
-    """An RGB picture -> uint8 [height, width, 3]. One that has this size is as it was."""
+    """An RGB picture -> uint8 [height, width, 3]. A picture that has this size already is not changed."""
     if picture.mode != "RGB":
         picture = picture.convert("RGB")
     picture.load()  # of a file that was only opened: the threads below would all do it
@@ -47,7 +48,7 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
 
 
 def each(step: Callable[[T], U], items: Sequence[T]) -> list[U]:
-    """step(item) of all items, several at a time where there are several: the frames of a video."""
+    """step(item) for all items, several at a time: the frames of a video."""
     if len(items) == 1 or _threads == 1 or _in_pool():
         return [step(item) for item in items]
     return list(_pool(_threads).map(step, items))

@@ -66,7 +66,7 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text`; literal special tokens in it are plain text."""
-        # Of this library's calls only those for batches let other threads run meanwhile.
+        # Of this library's calls, only those for batches release the interpreter lock.
         return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
     def escape(self, text: str, escape: str) -> str:

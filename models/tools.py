@@ -1,4 +1,4 @@
-"""Tools in prompts: what templates are given, and the block for templates that know none.
+"""Tools in prompts: what templates are given, and a block of text for templates that do not support tools.
 
 A call stands in the text as <tool_call>, a JSON object with `name` and `arguments`, </tool_call>, and a result between
 <tool_response> and </tool_response>: the format of Hermes 2 Pro, which Qwen2.5 and Qwen3 were trained with.
@@ -15,14 +15,14 @@ from models.media import ChatMessage, Tool
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 RESULT_START, RESULT_END = "<tool_response>", "</tool_response>"
 DEFAULT_SYSTEM = "You are a helpful assistant."
-"""Before the block where the conversation has no system message: templates would have put theirs."""
+"""Text before the block if the conversation has no system message: the one that templates would have added."""
 
 Escape = Callable[[str], str]
 Turn = dict[str, Any]
 
 
 def prompt_texts(messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> list[str]:
-    """Every text that a request brings into the prompt, without what the template adds."""
+    """Every text of the request that becomes part of the prompt, without what the template adds."""
     texts = [part.text for message in messages for part in message.content if part.text is not None]
     for message in messages:
         for call in message.tool_calls:
@@ -59,8 +59,8 @@ def escaped_tools(tools: Sequence[Tool], escape: Escape) -> list[dict[str, Any]]
 
 
 def hermes_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """Turns without tools for a template that knows none: the tools become a block of the system message, calls the
-    text of their answer, results a message of the user."""
+    """Turns for a template that does not support tools: the tools become a block of the system message, calls become
+    text of their answer, and results become a message of the user."""
     plain: list[Turn] = []
     for turn in turns:
         if turn["role"] == "tool":

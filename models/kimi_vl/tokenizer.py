@@ -50,12 +50,12 @@ class KimiTokenizer:
         self._special = SpecialTokens(special_tokens)
 
     def encode(self, text: str) -> list[int]:
-        # Of this library's calls only those for batches let other threads run meanwhile.
+        # Of this library's calls, only those for batches release the interpreter lock.
         encodings = self._bpe.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
         return [token for encoding in encodings for token in encoding.ids]
 
     def escape(self, text: str, escape: str) -> str:
-        """`text` with the character `escape` put into each literal special token."""
+        """`text` with the character `escape` inserted into each literal special token."""
         return self._special.escape(text, escape)
 
     def encode_prompt(self, text: str, escape: str) -> list[int]:
