@@ -32,7 +32,7 @@ class SpecialTokens:
         self._literal = re.compile("|".join(literals)) if literals else re.compile(r"(?!)")
 
     def escape(self, text: str, escape: str) -> str:
-        """`text` with the character `escape` put into each literal special token."""
+        """`text` with the character `escape` inserted into each literal special token."""
         return self._literal.sub(lambda match: match[0][:1] + escape + match[0][1:], text)
 
     def encode(self, text: str, escape: str, encode_plain: Callable[[str], list[int]]) -> list[int]:
@@ -70,7 +70,7 @@ class Tokenizer:
         return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
     def escape(self, text: str, escape: str) -> str:
-        """`text` with the character `escape` put into each literal special token."""
+        """`text` with the character `escape` inserted into each literal special token."""
         return self._special.escape(text, escape)
 
     def encode(self, text: str, escape: str) -> list[int]:
