@@ -85,6 +85,8 @@ def load_config(directory: Path) -> VoxCPM2Config:
     lm, vae = _section(config, "lm_config"), _section(config, "audio_vae_config")
     _require(config, "architecture", "voxcpm2")
     _require(config, "residual_lm_no_rope", True)
+    # The published files' mean_mode is a name that their loader does not know.
+    _require({"dit_mean_mode": False, **_section(config, "dit_config")}, "dit_mean_mode", False, "dit_config.")
     for key, value in (("depthwise", True), ("use_noise_block", False), ("cond_type", "scale_bias")):
         _require({key: value, **vae}, key, value, "audio_vae_config.")
     result = VoxCPM2Config(

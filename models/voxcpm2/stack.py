@@ -117,5 +117,6 @@ def longrope_table(config: LanguageModelConfig, length: int, dtype: torch.dtype)
     exponents = torch.arange(0, config.kv_channels, 2, dtype=torch.float32, device="cpu") / config.kv_channels
     positions = torch.arange(length, dtype=torch.float32, device="cpu")
     angles = torch.outer(positions, 1.0 / factors) * (1.0 / config.rope_theta**exponents)
-    scale = math.sqrt(1 + math.log(stretch) / math.log(rope.original_max_position_embeddings)) if stretch > 1 else 1.0
+    # Below 1 where the table is shorter than the original one: the published code does not ask, unlike transformers.
+    scale = math.sqrt(1 + math.log(stretch) / math.log(rope.original_max_position_embeddings))
     return (angles.cos() * scale).to(dtype).float(), (angles.sin() * scale).to(dtype).float()

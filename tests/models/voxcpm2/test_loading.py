@@ -18,6 +18,7 @@ from models.voxcpm2.audio_vae import AudioVAE, rate_bucket
 from models.voxcpm2.config import load_config
 from models.voxcpm2.model import load_model
 from models.voxcpm2.processor import load_processor
+from models.voxcpm2.stack import longrope_table
 from models.voxcpm2.vae_weights import load_audio_vae
 from tests.models.voxcpm2.golden import DIRECTORY, expected
 from tests.support.speech import SpeechRig, Utterance
@@ -144,6 +145,33 @@ def test_refuses_token_ids_without_an_embedding(checkpoint: Path) -> None:
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="vocab_size 300"):
         load_processor(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"), [("dit_mean_mode", "dit_config.dit_mean_mode is True"), ("mean_mode", "")]
+)
+def test_the_mean_mode_that_the_published_loader_knows_is_refused(checkpoint: Path, field: str, message: str) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["dit_config"][field] = True
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    if not message:
+        load_config(checkpoint)
+        return
+    with pytest.raises(CheckpointError, match=message):
+        load_config(checkpoint)
+
+
+@pytest.mark.parametrize(("length", "scale"), [(32768, 1.0), (512, (9 / 15) ** 0.5), (2**20, (20 / 15) ** 0.5)])
+def test_rotary_tables_of_another_length_than_the_original_are_scaled(
+    checkpoint: Path, length: int, scale: float
+) -> None:
+    """By sqrt(1 + ln(length / original) / ln(original)), which is below 1 for the shorter ones of small checkpoints."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["lm_config"]["max_position_embeddings"] = length
+    config["lm_config"]["rope_scaling"]["original_max_position_embeddings"] = 32768
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    cos, sin = longrope_table(load_config(checkpoint).lm, 4, torch.float32)
+    torch.testing.assert_close((cos**2 + sin**2).sqrt(), torch.full_like(cos, scale))
 
 
 def test_the_scores_are_those_of_the_embedded_checkpoint() -> None:
