@@ -1,10 +1,10 @@
 """The order in which the workers of one GPU launch.
 
 The least recently launched worker goes first, with an allowance: the seconds by which the live listeners of the other
-workers can wait (their slack). When nothing fits its allowance, the worker with the least slack launches a step, or
-nobody while a launch of a worker with less slack is still running. A worker that was passed over for long launches its
-smallest unit of work anyway: `SHARE` of the GPU is reserved for it, so that overload slows everybody down instead of
-starving models without live listeners.
+workers can wait (their slack). If nothing fits its allowance, the worker with the least slack launches a step, or none
+does while a launch of a worker with even less slack is still running. A worker that has been passed over for long
+launches its smallest unit of work anyway: `SHARE` of the GPU is reserved for it, so that overload slows down all models
+instead of starving those without live listeners.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Arbiter:
         self._waiting_since: dict[str, float] = {}
 
     def turns(self, now: float) -> Iterator[Turn]:
-        """Whom to ask to launch, one after the other until one does; nobody when none has work."""
+        """The workers to ask, one after the other until one launches; none when no worker has work."""
         ready = [worker for worker in self._workers if worker.has_work()]
         self._waiting_since = {worker.name: self._waiting_since.get(worker.name, now) for worker in ready}
         if not ready:
@@ -54,7 +54,7 @@ class Arbiter:
         yield Turn(pressing, self._allowance(pressing, now, backlog), must=True)
 
     def launched(self, worker: ModelWorker, now: float) -> None:
-        """Notes that a worker took its turn."""
+        """Records that a worker launched."""
         self._launched[worker.name] = now
         self._waiting_since.pop(worker.name, None)
 

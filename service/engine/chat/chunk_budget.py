@@ -1,4 +1,4 @@
-"""How many prefill tokens a step may hold: by its token budget, by seconds, and by the sizes that are captured."""
+"""How many prefill tokens a step may hold: limited by its token budget, by seconds, and by the captured sizes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from service.engine.chat.costs import PrefillCost
 
 _FEW = 32
-"""Tokens that are not worth a step of their own: they wait for a gap with more room."""
+"""So few tokens are not worth a step of their own: they wait for a gap with more room."""
 _GAIN = 0.05
-"""A prompt that goes on is cut at a captured size where that computes more tokens a second by this share."""
+"""A prompt that does not end in this step is cut to a captured size if that computes more tokens per second by this
+share."""
 
 
 @dataclass
 class ChunkBudget:
-    """Of one step; the scheduler asks for each chunk what it may hold and spends it.
-
-    tokens: at most so many; seconds: chunks must not be predicted to take longer; room: nor longer than this, but where
-    it affords less than _FEW tokens (and not all of `tokens`), `least` are taken. sizes: tokens of the captured
-    prefills, ascending; empty where chunks need not fit them.
+    """The budget of one step. The scheduler asks how much each chunk may hold, and spends it. tokens: limit. seconds:
+    the chunks must not be predicted to take longer. room: seconds as well, but if they allow fewer than _FEW tokens
+    (and not all of `tokens`), `least` tokens are allowed. sizes: tokens of the captured prefills, ascending; empty if
+    chunks need not fit them.
     """
 
     tokens: int
@@ -33,7 +33,7 @@ class ChunkBudget:
     used: int = 0
     """Tokens of the chunks so far."""
     pairs: int = 0
-    """Pairs of a query and a cached key in them."""
+    """Pairs of a query and a cached key in the chunks so far."""
 
     @property
     def predicted(self) -> float:
@@ -42,7 +42,7 @@ class ChunkBudget:
 
     @property
     def crowded(self) -> bool:
-        """The gap has no room for a chunk."""
+        """Whether the gap has no room for a chunk."""
         return not self.least and self._within(self.room, 0) < self._few
 
     @property
@@ -50,12 +50,13 @@ class ChunkBudget:
         return min(_FEW, self.tokens)
 
     def padded(self, tokens: int) -> int:
-        """What a replay of so many tokens computes; themselves where no captured size holds them."""
+        """Tokens that a replay would compute for `tokens`: the captured size, or `tokens` if no captured size holds
+        them."""
         index = bisect_left(self.sizes, tokens)
         return self.sizes[index] if index < len(self.sizes) else tokens
 
     def affords(self, context: int) -> int:
-        """Tokens that the next chunk may hold, behind `context` cached keys."""
+        """Tokens that the next chunk may hold after `context` cached keys."""
         paced = self._within(self.room, context)
         if self.used + paced < self._few:
             paced = self.least - self.used
@@ -67,9 +68,8 @@ class ChunkBudget:
         self.pairs += tokens * context
 
     def excess(self, *, finished: bool) -> int:
-        """Tokens to give back, so that a smaller captured prefill is replayed that pads less or holds the seconds.
-
-        finished: the chunks end their prompts, so that what is given back takes a step of its own.
+        """Tokens to give back, so that a smaller captured prefill can be replayed, which has less padding or keeps to
+        the seconds. finished: the chunks end their prompts, so the tokens that are given back need a step of their own.
         """
         below = bisect_right(self.sizes, self.used) - 1
         if below < 0 or self.sizes[below] == self.used or self.padded(self.used) == self.used:
@@ -85,7 +85,7 @@ class ChunkBudget:
         return self.used - size if pays else 0
 
     def _within(self, seconds: float, context: int) -> int:
-        """Further tokens behind `context` keys that stay within seconds for the whole step."""
+        """Further tokens after `context` keys with which the whole step stays within `seconds`."""
         launch, token, pair = self.cost.coefficients
         each = token + pair * context
         if math.isinf(seconds) or not each:
@@ -94,8 +94,8 @@ class ChunkBudget:
         return self._as_measured(paced, seconds, context)
 
     def _as_measured(self, paced: int, seconds: float, context: int) -> int:
-        """`paced` further tokens by the coefficients; more where a captured size of more was launched lately and did
-        not take longer. A smaller size is thought to take no longer than a larger one."""
+        """`paced` further tokens according to the coefficients, or more if a larger captured size was launched lately
+        and did not take longer. A smaller size is assumed to take no longer than a larger one."""
         for size in reversed(self.sizes):
             more = size - self.used
             if more <= paced:

@@ -12,26 +12,27 @@ _UP, _DOWN = 0.5, 0.2
 can make a live listener's audio run out."""
 
 _SHAPE = (128.0, 1.0, 1e-4)
-"""Of a prefill's cost before anything is measured: a launch costs as much as so many tokens, and a cached key that a
-token attends to so much of one."""
+"""Assumed shape of a prefill's cost before anything is measured, relative to a token: a launch, a token, and a pair of a
+query and a cached key."""
 _NOISE = 0.1
-"""Of a measurement, relative to what was expected."""
+"""Standard deviation of a measurement, relative to the expected value."""
 _DRIFT = 5e-4
 """Variance that each coefficient, relative to its start, gains with a measurement."""
 _MOST = 3.0
-"""Times the mean of encoder passes or decode steps that a measurement counts at most."""
+"""A measurement of an encoder pass or decode step counts as at most this many times the mean."""
 _OUTLIER = 3.0
-"""Deviations beyond which a measurement counts no more than one at that distance."""
+"""A measurement farther off than this many deviations counts as one at that distance."""
 _LEAST = 0.02
 """No coefficient falls under this share of its start."""
 _FAR_LESS = 0.5
-"""Share of the start under which it was none."""
+"""If coefficients fall under this share of their start, the start was wrong."""
 
 
 _JUMP = 1.3
-"""Times the mean of launches of one number of tokens that a measurement counts at most, and its inverse at least."""
+"""A measurement counts as at most this many times the mean of launches of the same number of tokens, and as at least
+that mean divided by it."""
 _FRESH = 50
-"""Measurements after which one of a certain size says no more than the coefficients do."""
+"""After this many other measurements, one of a certain size is worth no more than the coefficients."""
 
 
 class ChatCosts:
@@ -55,7 +56,8 @@ class ChatCosts:
         known[size.bit_length()] = (mean_size + weight * (size - mean_size), mean + weight * (seconds - mean))
 
     def mean(self, kind: str, size: int) -> float:
-        """Expected seconds; 0 for a kind that never ran. A size below its group's mean costs as much as the mean."""
+        """Expected seconds; 0 for a kind that has never run. A size below the mean size of its group costs as much as
+        the mean."""
         known = self._seconds.get(kind)
         if not known:
             return 0.0
@@ -66,7 +68,7 @@ class ChatCosts:
 
 @dataclass(frozen=True)
 class _Measured:
-    """seconds: of launches of a certain number of tokens, as of one with so many pairs. at: the last one's number."""
+    """Launches of a certain number of tokens. seconds: mean for `pairs` pairs. at: number of the last measurement."""
 
     seconds: float
     pairs: int
@@ -90,14 +92,14 @@ class PrefillCost:
         self._factors = np.ones(3)
         self._variance = np.eye(3)
         self._measured: dict[int, _Measured] = {}
-        """By tokens."""
+        """Recent launches by number of tokens."""
         self._number = 0
-        """Of measurements."""
+        """Number of measurements."""
         self.known = False
-        """Something was measured; until then everything costs nothing."""
+        """Whether anything was measured; until then everything costs 0."""
 
     def start(self, launch: float, token: float, pair: float, measured: Mapping[int, float] | None = None) -> None:
-        """Sets the coefficients. One that is 0, because it was lost in noise, gets its usual share of a token's.
+        """Sets the coefficients. One that is 0 because it was lost in noise is set to its usual share of a token's.
         measured: seconds by tokens, without cached keys, that the coefficients were found from."""
         given = np.array((launch, token, pair))
         self._start = np.where(given > 0, given, np.array(_SHAPE) * token)
@@ -111,7 +113,7 @@ class PrefillCost:
         return launch, token, pair
 
     def seconds(self, tokens: int, pairs: int) -> float:
-        """tokens: computed, with those that pad a captured graph."""
+        """tokens: those computed, including the padding of a captured graph."""
         recent = self._recent(tokens)
         return self._linear(tokens, pairs) if recent is None else self._with_pairs(recent, tokens, pairs)
 
@@ -157,8 +159,8 @@ class PrefillCost:
         self._note(tokens, pairs, min(seconds, expected + most))
 
     def _scale_down(self) -> None:
-        """Makes the coefficients the start where both a launch and a token turned out to cost far less: the first
-        measurement was of a call that compiled or was held up, and no floor may follow from it."""
+        """Makes the current coefficients the start if both a launch and a token turned out to cost far less. Then the
+        first measurement was of a call that compiled or was held up, and must not set a lower bound."""
         scale = float(self._factors[:2].max())
         if scale < _FAR_LESS:
             self._start, self._factors = self._start * scale, self._factors / scale

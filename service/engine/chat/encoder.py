@@ -28,12 +28,12 @@ from service.graphs.runner import GraphRunner
 log = logging.getLogger(__name__)
 
 _MOST_PARTS = 32
-"""Most parts that are packed together; the oldest come first."""
+"""Number of parts that are packed together at most; the oldest come first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A piece of an item that is encoded in one go; its embeddings start at row `offset` of the item's."""
+    """A piece of an item that is encoded in one pass; its embeddings start at row `offset` of the item's embeddings."""
 
     digest: bytes
     item: MediaItem
@@ -49,15 +49,15 @@ class PendingItem:
     parts: list[Part]
     embeds: Tensor | None = None
     tallies: list[StepTally] = field(default_factory=list)
-    """Of the sequences that wait for it."""
+    """Tallies of the sequences that wait for the item."""
     alone: bool = False
-    """A pass shared with other items failed, so it is encoded alone before its requests fail."""
+    """A pass shared with other items failed: the item is tried alone before its requests fail."""
 
 
 @dataclass(frozen=True)
 class Encoded:
     """One pass that was launched. bucket: the captured one that holds it, if any, whichever route was taken. begun:
-    where it begins on a GPU. tallies: of the sequences that wait for its items."""
+    mark of its begin on a GPU. tallies: those of the sequences that wait for its items."""
 
     route: Route
     bucket: Bucket | None
@@ -86,7 +86,7 @@ class VisionStage:
         self._embeds_width = embeds_width
         self._context = context
         self.cache = EncoderCache(config.encoder_cache)
-        # Every other bucket, from the largest down, is captured before readiness; an idle engine captures the others.
+        # Every second bucket, from the largest down, is captured before readiness; an idle engine captures the others.
         self.runner = GraphRunner(
             name,
             "encoder",
@@ -101,7 +101,7 @@ class VisionStage:
         self._wanted: OrderedDict[bytes, PendingItem] = OrderedDict()
 
     def measure(self) -> MemoryRequirements:
-        """Peak of one eager pass of the largest bucket, and the cache's whole limit."""
+        """Peak of one eager pass of the largest bucket, and the whole limit of the cache."""
         device, encoder = self._context.device, self._encoder
         if device.type == "cpu":
             return MemoryRequirements()
@@ -119,11 +119,11 @@ class VisionStage:
 
     @property
     def oldest_patches(self) -> int:
-        """Patches that a pass of the part that has waited longest computes. Only while there is work."""
+        """Patches of a pass of the part that has waited longest. Only while there is work."""
         return self.patches(next(iter(self._wanted.values())).parts[:1])
 
     def has_embeddings(self, sequence: ChatSequence) -> bool:
-        """Every item after the sequence's prefix hit is encoded and pinned for it."""
+        """Whether every item after the sequence's prefix hit is encoded and pinned for it."""
         if not sequence.prompt.items:
             return True
         return all(
@@ -132,8 +132,9 @@ class VisionStage:
         )
 
     def request_all(self, waiting: Sequence[ChatSequence]) -> None:
-        """Requests the items of waiting sequences, until the cache has no room. One that finds none holds nothing
-        while it waits, and those behind it give up what they hold: no two of them can wait for each other."""
+        """Requests the items of waiting sequences until the cache has no room. A sequence that finds no room holds
+        nothing while it waits, and those after it give up what they hold, so that no two of them can wait for each
+        other."""
         for place, sequence in enumerate(waiting):
             if not sequence.prompt.items or self._request(sequence):
                 continue
@@ -194,17 +195,15 @@ class VisionStage:
                     self._wanted.pop(digest, None)
 
     def embeds(self, sequence: ChatSequence, item: int) -> Tensor:
-        """Of a pinned, encoded item: [num_embeds, embeds_width]."""
+        """Embeddings of a pinned, encoded item: [num_embeds, embeds_width]."""
         embeds = self.cache.embeds(sequence.prompt.items[item].digest)
         assert embeds is not None
         return embeds
 
     def next_group(self, affords: Callable[[int], bool] = lambda patches: True) -> list[Part]:
-        """The parts to encode next: the group that holds the oldest one. The others are packed again next time, with
-        new ones, so that emptier groups wait to be filled.
-
-        affords: whether a pass of so many patches may run. An item of many frames is cut for it; a part that no such
-        pass holds comes alone.
+        """The parts to encode next: the group that holds the oldest one. The others are packed again next time,
+        together with new ones, so that groups with free room have time to fill. affords: whether a pass of that many
+        patches may run. An item of many frames is cut to fit; a part that does not fit is returned alone.
         """
         oldest = next(iter(self._wanted.values()))
         if oldest.alone:
@@ -251,8 +250,8 @@ class VisionStage:
         return Encoded(run.route, run.bucket, begun, tuple(tallies))
 
     def observe(self, encoded: Encoded, seconds: float, ended: float) -> None:
-        """What a pass took, for metrics, for the times of its sequences and for the route that its bucket takes next.
-        ended: when its results were read."""
+        """Records how long a pass took: in the metrics, in the times of its sequences, and for the next route of its
+        bucket. ended: when its results were read."""
         for tally in encoded.tallies:
             tally.add_encoder_pass(ended - seconds, ended)
         observations, route = self._context.observations, encoded.route
@@ -278,7 +277,8 @@ class VisionStage:
 
 
 def _with_patches(bucket_list: Sequence[Bucket], patches: int) -> Bucket:
-    """The operator's patch budget; the other sizes are those of the next larger bucket, or of the largest, scaled."""
+    """A bucket of the operator's patch budget. The other sizes are those of the next larger bucket, or of the largest,
+    scaled."""
     above = next((bucket for bucket in bucket_list if bucket["patches"] >= patches), None)
     if above is not None:
         return dict(above) | {"patches": patches}

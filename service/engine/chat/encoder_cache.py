@@ -34,7 +34,7 @@ class EncoderCache:
     def try_pin(self, sizes: dict[bytes, int]) -> bool:
         """Pins the entries of these digests, all or none; sizes are in bytes. Unknown digests get an empty entry.
 
-        False when they do not fit beside the pinned entries. When nothing is pinned they are admitted even over the
+        False if they do not fit next to the pinned entries. If nothing is pinned, they are admitted even over the
         limit.
         """
         more = sum(
@@ -55,7 +55,7 @@ class EncoderCache:
         return True
 
     def unpin(self, digest: bytes) -> bool:
-        """Removes one pin. True when the entry was dropped: it was empty and nobody waits for it any more."""
+        """Removes one pin. True if the entry was dropped: it was empty, and no sequence waits for it any more."""
         entry = self._entries[digest]
         entry.pins -= 1
         if entry.pins:

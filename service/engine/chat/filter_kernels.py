@@ -1,7 +1,6 @@
-"""min_p, top_k and top_p in one kernel; reference: service.engine.chat.sampler.filtered.
-
-One program a row. The row (0.6 MB of logits at most) stays in the L2 cache while two bits of the threshold are found
-per pass; in plain PyTorch each of the 64 passes would go through memory three times.
+"""min_p, top_k and top_p in one kernel; reference: service.engine.chat.sampler.filtered. One program per row. The row
+(0.6 MB of logits at most) stays in the L2 cache while two bits of the threshold are found per pass; in plain PyTorch
+each of the 64 passes would go through memory three times.
 """
 
 from __future__ import annotations

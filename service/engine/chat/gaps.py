@@ -1,23 +1,23 @@
-"""The gap between two tokens of the rows that decode: how much other work may lie in it."""
+"""The gap between two tokens of decode rows: how much other work may run in it."""
 
 from __future__ import annotations
 
 import math
 
 _AIM = 0.9
-"""Share of the target that predictions may fill; the rest is for what they miss."""
+"""Share of the target that predictions may fill; the rest allows for their errors."""
 _LEAST_RATE = 0.15
-"""Decode rows keep this share of their rate, however long the target is."""
+"""Decode rows keep at least this share of their rate, however long the target is."""
 _LEAST_SHARE = 1 / 3
-"""Other work gets this share of the time, however little the target leaves."""
+"""Other work gets at least this share of the time, however little the target leaves."""
 
 
 class Gaps:
     """Seconds of encoder passes and prefill chunks between the tokens of decode rows.
 
-    A gap has room up to the target for the inter-token latency, or up to where the rows would fall under _LEAST_RATE;
-    but at least for _LEAST_SHARE, so that prompts go on beside rows that leave no time. Work that cannot be cut to the
-    room may run once nothing is owed; the gaps that follow pay it back.
+    A gap has room up to the target for the inter-token latency, or until the rows would fall below _LEAST_RATE, but
+    always for _LEAST_SHARE, so that prompts make progress even when the rows leave no time. Work that cannot be cut to
+    the room may run once nothing is owed; what it exceeds the room by is owed, and the following gaps pay it back.
     """
 
     def __init__(self, target: float | None) -> None:
@@ -36,16 +36,16 @@ class Gaps:
         return not self._spent and not self._owed
 
     def room(self, decode: float) -> float:
-        """Seconds that are left in this gap beside a decode step of `decode` seconds; 0: not measured yet."""
+        """Seconds that are left in this gap next to a decode step of `decode` seconds (0: not measured yet)."""
         return max(0.0, self._whole(decode) - self._spent - self._owed)
 
     def spend(self, seconds: float) -> None:
-        """Other work was launched."""
+        """Records that other work was launched."""
         if self.paced:
             self._spent += seconds
 
     def close(self, decode: float) -> None:
-        """The next tokens of the rows were launched. decode 0: there are no rows, and nothing is owed to them."""
+        """Ends the gap: the next tokens of the rows were launched. decode 0: there are no rows, and nothing is owed."""
         if self._spent or self._owed:
             self._owed = max(0.0, self._owed + self._spent - self._whole(decode)) if decode else 0.0
             self._spent = 0.0

@@ -47,8 +47,8 @@ class StepSizes:
 
 class ChatGraphs:
     """decode, sample and guided_sample by whether rows have penalties or filters. layers and guided_sample are the
-    halves of a decode step with guided rows; held [max_running, hidden_size] is what the second finds of the first.
-    prefill holds chunks without cached context, cached_prefill any."""
+    halves of a decode step with guided rows; held [max_running, hidden_size] passes the hidden states of the first to
+    the second. prefill takes chunks without cached context, cached_prefill any chunks."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ChatGraphs:
         return [*self.decode.values(), *self.sample.values(), self.prefill, self.cached_prefill, *guided]
 
     def _prefill_runners(self) -> tuple[GraphRunner, GraphRunner]:
-        """Of chunks without cached context, and of any."""
+        """Runners for chunks without cached context, and for any chunks."""
         context, kind = self._context, self._context.device.type
         shape = (self._sizes.page_size, self._sizes.hidden_size, context.dtype)
         budget, sequences = context.config.max_step_tokens, context.config.max_running
@@ -137,8 +137,8 @@ class ChatGraphs:
         guided: bool = False,
     ) -> GraphRunner:
         """Before readiness: plain sampling at every size; with penalties and filters, powers of two and the largest.
-        What guided rows need is captured while the engine idles, unless the configuration says otherwise: a server
-        without them starts no later."""
+        The graphs for guided rows are captured while the engine idles, unless the configuration says otherwise, so that
+        they do not delay the start."""
         largest = max(bucket["rows"] for bucket in bucket_list)
         before_ready = [c for c in bucket_list if not full or c["rows"].bit_count() == 1 or c["rows"] == largest]
         if guided and not self._context.config.guided_graphs_first:

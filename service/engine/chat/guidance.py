@@ -1,7 +1,7 @@
-"""Answers that match a grammar, as the engine sees them: what it asks of the mask servers and what they reply.
+"""The engine's side of answers that match a grammar: its requests to the mask servers, and their replies.
 
-A matcher is built when its request comes; the request is admitted once it is there. The masks of each step are asked
-for by a MaskJob (service.engine.chat.masks).
+A matcher is built when its request comes, and the request is admitted once it is built. A MaskJob
+(service.engine.chat.masks) requests the masks of each step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from service.engine.chat.masks import GuidedRow, MaskJob, Unread
 log = logging.getLogger(__name__)
 
 _LONGEST_COMPUTATION = 10.0
-"""Seconds after which a server that computes masks is given up: the budgets of grammars end far below."""
+"""Seconds after which a server that computes masks is given up. The budgets of grammars end far earlier."""
 
 
 class Guide:
@@ -37,13 +37,13 @@ class Guide:
         self.number = number
         self.server = server
         self.built = False
-        """Or cannot be: see `problem`."""
+        """Built, or failed: see `problem`."""
         self.problem = ""
         self.begun = time.monotonic()
-        """When its building was asked for."""
+        """When building it was requested."""
         self.ended = False
         self.num_consumed = 0
-        """Tokens of the answer that the matcher was told."""
+        """Tokens of the answer that were sent to the matcher."""
 
     @property
     def seconds(self) -> float:
@@ -52,7 +52,7 @@ class Guide:
 
 
 class Guided(Protocol):
-    """What a sequence shows of itself here."""
+    """The part of a sequence that guidance uses."""
 
     guide: Guide | None
     generated: list[int]
@@ -69,7 +69,7 @@ class _Asked:
 
 
 class _Server:
-    """One mask server: started, and started anew if it has ended, by `start`."""
+    """One mask server. `start` starts it, and starts it again if it has ended."""
 
     def __init__(self, host: MaskHost, poll: select.poll) -> None:
         """poll: watches its connection."""
@@ -80,7 +80,7 @@ class _Server:
         """That it knows."""
         self.link: Connection | None = None
         self.ready = False
-        """It has read the vocabulary."""
+        """Whether it has read the vocabulary."""
         self.asked: _Asked | None = None
         self._unsent: list[Build | Forget] = []
         """Until it reads requests: while it starts or computes masks a full connection would stop the engine."""
@@ -175,8 +175,8 @@ class _Server:
 
 
 class Guidance:
-    """The guides of one model, shared out among its mask servers. `start` has the first one read the vocabulary; the
-    others are started with the first guide, since each takes the memory of a vocabulary."""
+    """The guides of one model, distributed over its mask servers. `start` makes the first one read the vocabulary. The
+    others are started with the first guide, since each of them takes the memory of a vocabulary."""
 
     def __init__(self, hosts: Sequence[MaskHost]) -> None:
         self._poll = select.poll()
@@ -196,10 +196,10 @@ class Guidance:
         return bool(self._building)
 
     def begin(self, sequence: Guided, grammar: str, *, slow: bool = False) -> None:
-        """Begins to build the sequence's guide. slow: that takes long, unless it is kept."""
-        self.receive(0.0)  # A server that has ended is started anew.
+        """Begins to build the sequence's guide. slow: building takes long, unless a matcher of this grammar is kept."""
+        self.receive(0.0)  # A server that has ended is started again.
         running = [index for index, server in enumerate(self._servers) if server.start()]
-        # One that still reads the vocabulary gets no guides beside one that has.
+        # A server that is still reading the vocabulary gets no guides if another one is ready.
         index = min(running, key=lambda index: (not self._servers[index].ready, self._load(index)), default=0)
         guide = sequence.guide = Guide(next(self._numbers), index)
         if running:
@@ -220,7 +220,7 @@ class Guidance:
         return built
 
     def forget(self, guide: Guide) -> None:
-        """Its sequence has ended."""
+        """Drops the guide of a sequence that has ended."""
         guide.ended = True
         self._building.pop(guide.number, None)
         self._servers[guide.server].forget(guide)
@@ -246,7 +246,7 @@ class Guidance:
             first += len(rows)
 
     def receive(self, seconds: float) -> None:
-        """Waits up to so long for the first of what comes."""
+        """Handles messages; waits up to `seconds` for the first one."""
         ready = {descriptor for descriptor, _ in self._poll.poll(math.ceil(1e3 * seconds))}
         for server in self._servers:
             heard = server.link is not None and server.link.fileno() in ready

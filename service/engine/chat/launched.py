@@ -1,4 +1,4 @@
-"""What the worker of a chat model keeps of a launch until its results have been read."""
+"""What a chat worker keeps about a launch until its results have been read."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ StepKind = Literal["decode", "mixed", "prefill"]
 
 @dataclass(frozen=True, eq=False)
 class HeldSampling:
-    """Sampling that waits for masks: slots int64 [rows]. No other step of the model is launched before it, which would
-    overwrite its hidden states (GuidedLayersStep). An encoder pass may be: its graphs have outputs of their own, and it
-    touches no slot state."""
+    """Sampling that waits for masks: slots int64 [rows]. Until it is launched, no other step of the model is, since
+    that would overwrite its hidden states (GuidedLayersStep). An encoder pass may be launched: its graphs have their
+    own outputs, and it touches no slot state."""
 
     slots: np.ndarray
     needs: SamplerNeeds
@@ -80,7 +80,7 @@ class InFlightStep:
         return self.readback is not None and self.readback.ready()
 
     def wait(self) -> None:
-        """Until its results, or the masks of a held one, are there."""
+        """Blocks until its results, or the masks of a held step, have arrived."""
         if self.readback is not None:
             self.readback.wait()
         elif self.masks is not None:
@@ -107,7 +107,7 @@ class InFlight:
         return last if last is not None and last.readback is None else None
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
-        """Where tokens of these will be that are on their way."""
+        """Where the tokens of these sequences that are still on their way will arrive."""
         places: dict[ChatSequence, list[tuple[Readback, int]]] = {}
         for step in self._steps:
             if step.readback is not None:
@@ -116,7 +116,7 @@ class InFlight:
         return [places.get(sequence, ()) for sequence in sequences]
 
     def holds(self, readbacks: Sequence[Readback]) -> bool:
-        """A launch with one of these has not been read."""
+        """Whether the results of a launch with one of these have not been read."""
         return any(step.readback is readback for step in self._steps for readback in readbacks)
 
     def add(self, step: InFlightStep) -> None:
@@ -137,7 +137,7 @@ class InFlight:
         return step, now - max(step.launched_at, before)
 
     def backlog(self, now: float) -> float:
-        """Predicted seconds that are left."""
+        """Predicted seconds until the launches have finished."""
         if not self._steps:
             return 0.0
         started = max(self._steps[0].launched_at, self._last_read_at)

@@ -1,4 +1,4 @@
-"""Which chat requests the engine takes, and how long their answers may become."""
+"""Which chat requests the engine accepts, and how long their answers may become."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class RequestLimits:
     max_waiting: int
 
     def length_cap(self, request: ChatRequest) -> int:
-        """Most tokens to generate: as requested, at most to the end of the context and of all pages."""
+        """Number of tokens to generate at most: as requested, but not beyond the context or the pages of the cache."""
         prompt = len(request.prompt.token_ids)
         return min(request.sampling.max_tokens, self.max_context - prompt, self.pool - prompt + 1)
 
     def refusal(self, request: ChatRequest, num_waiting: int) -> Failed | None:
-        """Why the request is not taken; None where it is."""
+        """Why the request is refused; None if it is accepted."""
         name, length = request.request_id, len(request.prompt.token_ids)
         if num_waiting >= self.max_waiting:
             return Failed(name, 503, "overloaded", "too many requests are waiting", retry_after=1.0)
