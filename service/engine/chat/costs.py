@@ -12,8 +12,8 @@ _UP, _DOWN = 0.5, 0.2
 can make a live listener's audio run out."""
 
 _SHAPE = (128.0, 1.0, 1e-4)
-"""Assumed shape of a prefill's cost before anything is measured, relative to a token: a launch, a token, and a pair of a
-query and a cached key."""
+"""Assumed shape of a prefill's cost before anything is measured, relative to a token: a launch, a token, and a pair of
+a query and a cached key."""
 _NOISE = 0.1
 """Standard deviation of a measurement, relative to the expected value."""
 _DRIFT = 5e-4
