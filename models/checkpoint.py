@@ -44,9 +44,9 @@ class Rule:
     published, ours: names; {i} (a single letter) stands for a number and {rest} for anything, the same on both sides.
         A number that only `published` has runs over the parameter's leading axis (stacked experts).
     rows: the rows [start, stop) that the tensor fills; None for all (fused weights are filled part by part).
-    shape: the published shape, if it is not the shape of the parameter (flattened convolution kernels). transposed: the
-    last two axes are published in the other order; some writers keep ours, which the shape tells. again: another rule
-    reads the tensor, too (an embedding table that is also the weight of a tied head).
+    shape: the published shape, if it is not the shape of the parameter (flattened convolution kernels).
+    transposed: the last two axes are published in the other order; some writers keep ours, which the shape tells.
+    again: another rule reads the tensor, too (an embedding table that is also the weight of a tied head).
     """
 
     published: str
@@ -95,8 +95,7 @@ class _WithoutValues(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Modules that are built inside have only shapes: they are on the meta device, and their parameters are not
-    initialised."""
+    """Modules that are built inside have only shapes: on the meta device, with parameters that are not initialised."""
     with torch.device("meta"), _WithoutValues():
         yield
 
@@ -114,8 +113,8 @@ def load_parameters(
 ) -> None:
     """Gives `module`, which was built on the meta device, its memory and its values.
 
-    aliases: (prefix, replacement) pairs for names that other tools write; the first that matches is applied. ignore:
-    patterns (as in Rule) of published tensors that are known and not needed.
+    aliases: (prefix, replacement) pairs for names that other tools write; the first that matches is applied.
+    ignore: patterns (as in Rule) of published tensors that are known and not needed.
     If `device` is meta, the headers of the files are checked and no tensor is read.
     A class attribute `float32_parameters: frozenset[str]` of a submodule names its parameters that stay float32.
     """
@@ -178,8 +177,7 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 
 def fill_random(module: nn.Module, seed: int) -> None:
-    """Fills parameters with random values of a usual scale on their device: matrices N(0, 1 / fan_in), norm weights
-    near 1."""
+    """Random values of a usual scale, made on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter, factors in _targets(module):
         if parameter.is_meta:  # a model of which only the shapes are needed
@@ -281,8 +279,7 @@ class _Scales:
         self._left = set(by_name)
 
     def applied(self, name: str, tensor: _Published) -> _Published:
-        """`tensor` itself, or for block-scaled FP8 one whose values are multiplied by their factors as they are
-        read."""
+        """`tensor` itself, or for block-scaled FP8 one whose values are scaled as they are read."""
         if tensor.dtype != block_scaled.DTYPE or self._block is None:
             return tensor
         scale, block = self.by_name.get(name + block_scaled.SUFFIX), self._block
@@ -356,8 +353,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
 
 
 def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """The parameters of a module by name. One in e4m3 has the name of the weight that it replaces, and comes with its
-    factors."""
+    """The parameters of a module. One in e4m3 has the name of the weight that it replaces, and comes with its factors."""
     weights = {name: child for name, child in module.named_modules() if isinstance(child, E4M3Weight)}
     for name, parameter in module.named_parameters():
         owner, _, own = name.rpartition(".")
