@@ -177,7 +177,7 @@ def materialise(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 
 def fill_random(module: nn.Module, seed: int) -> None:
-    """Random values of a usual scale, made on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
+    """Values of a usual scale, made on the parameters' device: matrices N(0, 1 / fan_in), norm weights near 1."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter, factors in _targets(module):
         if parameter.is_meta:  # a model of which only the shapes are needed
@@ -353,7 +353,7 @@ def _places(module: nn.Module, rules: Sequence[Rule]) -> dict[str, list[_Place]]
 
 
 def _targets(module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """The parameters of a module. One in e4m3 has the name of the weight that it replaces, and comes with its factors."""
+    """The parameters of a module. One in e4m3 has the name of the weight that it replaces, with its factors."""
     weights = {name: child for name, child in module.named_modules() if isinstance(child, E4M3Weight)}
     for name, parameter in module.named_parameters():
         owner, _, own = name.rpartition(".")
