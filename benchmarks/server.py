@@ -95,10 +95,11 @@ def serve(
     environment: dict[str, str] | None = None,
     program: Sequence[str] = ("service.cli", "serve"),
     ready: str = "/ready",
+    checkout: Path | None = None,
 ) -> Iterator[Server]:
     """`reprise serve` with these flags on a free loopback port; SIGTERM at the end. Its log stays where what is done
     with it fails. program: a module that does the same otherwise, and its first arguments. ready: path that answers
-    200 once it serves."""
+    200 once it serves. checkout: another one, whose code is to run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -107,9 +108,10 @@ def serve(
     command = [sys.executable, "-m", *program, "--port", str(port), *flags]
     began, done = time.monotonic(), False
     try:
-        process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
-        )
+        environ = {**os.environ, **(environment or {})}
+        if checkout is not None:
+            environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environ, cwd=checkout)
     finally:
         os.close(sink)
     try:

@@ -1,0 +1,182 @@
+"""A first token's way beside the GPU: from the client's socket through both processes and back, by stage, on a CPU.
+
+    python -m benchmarks.host_path [--old CHECKOUT] [--rounds 8] [--name host_path]
+
+Real clients, API process, pictures, tokenizer of published size and engine; the GPU is simulated
+(benchmarks.simulated_gpu), so that the result says nothing of one. `alone` asks one request at a time and takes the
+simulated seconds of the GPU away from the time to its first token; `together` has several open and counts processor
+time of both processes for a request. With --old another checkout's server runs beside this one's, and rounds alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from benchmarks.burst import MODEL, POSITIONS, directory_of
+from benchmarks.footprint import processor_seconds
+from benchmarks.marked_server import MARKS, POINTS, read_marks
+from benchmarks.raw_client import Answer, Errand, collect, started
+from benchmarks.record import Row, commit, record
+from benchmarks.server import Server, random_weights, serve
+from service.cli.bench.spec import ChatLoad
+from service.cli.bench.traffic import payload
+
+SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", "64", "--media-threads", "8")
+TOKENS = 2
+ALONE, TOGETHER = 40, 128
+"""Requests of a round."""
+LANES = (8, 32)
+WARM_UP = 8
+
+
+@dataclass(frozen=True)
+class Input:
+    name: str
+    images: int
+    words: int
+    system_tokens: int
+
+
+INPUTS = (
+    Input("395 text tokens", 0, 360, 0),
+    Input("448 x 448 JPEG, 128 words", 1, 128, 0),
+    Input("the same behind a system prompt of 500 words", 1, 128, 500),
+)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A server and the file of its marks."""
+
+    name: str
+    server: Server
+    marks: Path
+
+
+def bodies(what: Input, count: int, seed: int) -> list[bytes]:
+    load = ChatLoad(
+        url="",
+        model=MODEL,
+        requests=count,
+        seed=seed,
+        images=what.images,
+        text_words=what.words,
+        system_tokens=what.system_tokens,
+        output_tokens=TOKENS,
+    )
+    rng = np.random.default_rng(seed)
+    return [msgspec.json.encode(payload(load, rng)) for _ in range(count)]
+
+
+def asked(server: Server, sent: list[bytes], lanes: int) -> list[Answer]:
+    """In the order in which they were asked for."""
+    address = urlsplit(server.url)
+    assert address.hostname is not None and address.port is not None
+    errand = Errand(address.hostname, address.port, "/v1/chat/completions", sent, lanes, len(sent))
+    with started(errand) as process:
+        return sorted(collect(process), key=lambda answer: answer.began)
+
+
+def alone(side: Side, what: Input, seed: int) -> list[dict[str, float]]:
+    """Milliseconds of each request by stage, and host: all but the GPU's."""
+    begin = side.marks.stat().st_size
+    answers = asked(side.server, bodies(what, ALONE, seed), 1)
+    with side.marks.open("rb") as file:
+        file.seek(begin)
+        marks = read_marks(file.read())
+    return [stages(answer, marks) for answer in answers]
+
+
+def stages(answer: Answer, marks: list[tuple[str, float]]) -> dict[str, float]:
+    """Each is named for the point that it ends at. The GPU's is what stands between launched and computed."""
+    first = answer.began + answer.first
+    times: dict[str, float] = {}
+    for point, at in marks:
+        if answer.began <= at <= first:
+            times.setdefault(point, at)
+    points = [answer.began, *(times[point] for point in POINTS), first]
+    found = {f"{name}_ms": 1e3 * (b - a) for name, (a, b) in zip((*POINTS, "read"), pairwise(points), strict=True)}
+    gpu = found.pop("computed_ms")
+    return {"host_ms": 1e3 * answer.first - gpu, "gpu_ms": gpu, **found}
+
+
+def together(side: Side, what: Input, lanes: int, seed: int) -> dict[str, float]:
+    """Processor milliseconds of a request, by role."""
+    sent = bodies(what, TOGETHER, seed)
+    before = processor_seconds(side.server.pid)
+    answers = asked(side.server, sent, lanes)
+    after = processor_seconds(side.server.pid)
+    cpu = {f"{role}_cpu_ms": 1e3 * (after[role] - before.get(role, 0.0)) / len(answers) for role in ("api", "engine")}
+    return {**cpu, "first_p50_ms": 1e3 * statistics.median(answer.first for answer in answers)}
+
+
+def measured(sides: Sequence[Side], rounds: int) -> Iterator[tuple[Row, dict[str, Any]]]:
+    for what in INPUTS:
+        for side in sides:
+            asked(side.server, bodies(what, WARM_UP, 1), 4)  # A shared system prompt is cached from now on.
+        each: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+        medians: dict[str, list[float]] = {side.name: [] for side in sides}
+        for index in range(rounds):
+            for side in sides if index % 2 else reversed(sides):
+                found = alone(side, what, 100 + index)
+                each[side.name] += found
+                medians[side.name].append(statistics.median(one["host_ms"] for one in found))
+        for side in sides:
+            rows = each[side.name]
+            middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+            p10 = float(np.quantile([row["host_ms"] for row in rows], 0.1))
+            spread = {"host_p10_ms": p10, "host_rounds_ms": medians[side.name]}
+            yield {"run": "alone", "code": side.name, "input": what.name, **middle, **spread}, {}
+        for lanes in LANES:
+            counted: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+            for index in range(max(1, rounds // 2)):
+                for side in sides if index % 2 else reversed(sides):
+                    counted[side.name].append(together(side, what, lanes, 1000 * lanes + index))
+            for side in sides:
+                rows = counted[side.name]
+                middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+                yield {"run": "together", "code": side.name, "input": what.name, "lanes": lanes, **middle}, {}
+
+
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.host_path", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--old", type=Path, help="a checkout whose server is measured alternately with this one's")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--name", default="host_path", help="of the result")
+    chosen = parser.parse_args(words)
+    checkouts: dict[str, Path | None] = {"now": None} if chosen.old is None else {"before": chosen.old, "now": None}
+    facts = {"simulated": "NVIDIA H100", "rounds": chosen.rounds}
+    if chosen.old is not None:
+        facts["before"] = commit(chosen.old)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        flags = [*random_weights([directory_of(Path(folder))]), *SETTINGS, "--kv-cache-tokens", POSITIONS]
+        flags += ["--api-processes", "1", "--log-level", "warning"]
+        sides = []
+        for name, checkout in checkouts.items():
+            marks = Path(folder) / name
+            serving = serve(
+                *flags,
+                environment={MARKS: str(marks)},
+                program=["benchmarks.marked_server"],
+                checkout=checkout,
+            )
+            sides.append(Side(name, stack.enter_context(serving), marks))
+        return record(chosen.name, measured(sides, chosen.rounds), flags=list(SETTINGS), **facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""`reprise serve` over a simulated GPU that marks when a chat request comes by each point of its way (host_path.py).
+
+    REPRISE_MARKS=/tmp/marks python -m benchmarks.marked_server --port 8000 ...
+
+API process and engine append to one file: the number of a POINT and the time on the machine's monotonic clock, which
+both read. Whose request it is is not told: meaningful while one is asked at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import simulated_gpu
+from service import server
+from service.api.chat import route
+from service.api.engine_client import EngineClient
+from service.api.http.connections import BoundedConnection
+from service.api.http.streaming import LiveResponse
+from service.cli import main as cli
+from service.engine.chat.worker import ChatWorker
+from service.link.config import Channel, EngineConfig
+from service.link.engine_socket import EngineSocket
+from service.link.messages import ChatRequest, Command, Outputs
+from service.link.supervisor import ProcessLink
+
+MARKS = "REPRISE_MARKS"
+ENTRY = "benchmarks.marked_server:engine"
+POINTS = (
+    "received",
+    "parsed",
+    "prepared",
+    "submitted",
+    "taken",
+    "launched",
+    "computed",
+    "answered",
+    "heard",
+    "written",
+)
+"""received: by the API process, the first bytes. parsed: the body. prepared: the prompt, media and sampling. submitted:
+to the link. taken: by the engine. launched: the first work of the GPU. computed: the first token, on the GPU. answered:
+by the engine, to the link. heard: by the API process. written: the event, to the client's socket. All but received and
+taken are marked just before it is done, so that they come in this order on any machine."""
+MARK = struct.Struct("<qd")
+
+_numbers = {point: number for number, point in enumerate(POINTS)}
+
+
+def _marker() -> Callable[[str], None]:
+    sink = os.open(os.environ[MARKS], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    return lambda point: _write(sink, point, time.monotonic())
+
+
+def _write(sink: int, point: str, at: float) -> None:
+    os.write(sink, MARK.pack(_numbers[point], at))
+
+
+def read_marks(data: bytes) -> list[tuple[str, float]]:
+    """Points and times (s), in the order of the times."""
+    return sorted(((POINTS[number], at) for number, at in MARK.iter_unpack(data)), key=lambda mark: mark[1])
+
+
+def mark_api_process() -> None:
+    mark = _marker()
+    received, prepare, send, hear, write = (
+        BoundedConnection.data_received,
+        route.prepare_job,
+        EngineSocket.send,
+        EngineClient._on_outputs,
+        LiveResponse._write,
+    )
+
+    def data_received(self: BoundedConnection, data: bytes) -> None:
+        if data.startswith(b"POST"):
+            mark("received")
+        received(self, data)
+
+    async def prepare_job(*arguments: Any) -> route.ChatJob:
+        mark("parsed")
+        job = await prepare(*arguments)
+        mark("prepared")
+        return job
+
+    def send_command(self: EngineSocket, command: Command) -> None:
+        if isinstance(command, ChatRequest):
+            mark("submitted")
+        send(self, command)
+
+    def on_outputs(self: EngineClient, outputs: Outputs) -> None:
+        if outputs.chat:
+            mark("heard")
+        hear(self, outputs)
+
+    async def write_chunk(self: LiveResponse, *arguments: Any, **options: Any) -> None:
+        if not self._started:
+            mark("written")
+        await write(self, *arguments, **options)
+
+    BoundedConnection.data_received = data_received  # type: ignore[method-assign]
+    route.prepare_job = prepare_job  # type: ignore[assignment]
+    EngineSocket.send = send_command  # type: ignore[method-assign]
+    EngineClient._on_outputs = on_outputs  # type: ignore[method-assign]
+    LiveResponse._write = write_chunk  # type: ignore[method-assign]
+
+
+class _MarkedStream(simulated_gpu.Stream):
+    def __init__(self, mark: Callable[[str], None]) -> None:
+        super().__init__()
+        self._mark = mark
+
+    def launch(self, seconds: float) -> None:
+        self._mark("launched")
+        super().launch(seconds)
+
+
+class _MarkedChannel:
+    def __init__(self, channel: Channel, mark: Callable[[str], None]) -> None:
+        self._channel = channel
+        self._mark = mark
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        commands = self._channel.receive(timeout)
+        if any(isinstance(command, ChatRequest) for command in commands):
+            self._mark("taken")
+        return commands
+
+    def send(self, outputs: Outputs) -> None:
+        if outputs.chat:
+            self._mark("answered")
+        self._channel.send(outputs)
+
+
+def engine(config: EngineConfig, channel: Channel) -> None:
+    """An EngineEntry."""
+    mark = _marker()
+    sink = os.open(os.environ[MARKS], os.O_WRONLY | os.O_APPEND)
+    read = ChatWorker._read_tokens
+
+    def read_tokens(self: ChatWorker, launch: Any) -> None:
+        if launch.chunks:
+            _write(sink, "computed", launch.readback._at)
+        read(self, launch)
+
+    ChatWorker._read_tokens = read_tokens  # type: ignore[method-assign]
+    simulated_gpu.STREAM = _MarkedStream(mark)
+    simulated_gpu.engine(config, _MarkedChannel(channel, mark))
+
+
+if __name__ == "__main__":
+    mark_api_process()
+    server.link_maker = lambda settings, config: lambda: ProcessLink(config, ENTRY)
+    sys.argv[1:1] = ["serve"]
+    cli.main()

@@ -1,0 +1,46 @@
+"""A first token's way, by stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import host_path
+from benchmarks.marked_server import MARK, POINTS, read_marks
+from benchmarks.raw_client import Answer
+
+
+def test_stages_end_at_their_points_and_all_but_the_gpu_is_the_host() -> None:
+    # A mark of the request before, one for each point a millisecond apart, and what the second token marks again.
+    times = [("written", 0.5), *((point, 1.0 + 0.001 * (n + 1)) for n, point in enumerate(POINTS)), ("heard", 1.05)]
+    data = b"".join(MARK.pack(POINTS.index(point), at) for point, at in reversed(times))
+    first = 0.001 * (len(POINTS) + 3)
+    answer = Answer(200, began=1.0, ended=1.1, first=first, size=0, events=1, reads=1)
+    found = host_path.stages(answer, read_marks(data))
+    assert found.pop("host_ms") == pytest.approx(1e3 * first - 1)
+    assert found.pop("gpu_ms") == pytest.approx(1)
+    assert found.pop("read_ms") == pytest.approx(3)
+    assert list(found) == [f"{point}_ms" for point in POINTS if point != "computed"]
+    assert list(found.values()) == pytest.approx([1] * len(found))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_way_of_a_first_token_over_a_simulated_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(host_path, "ALONE", 2)
+    monkeypatch.setattr(host_path, "TOGETHER", 8)
+    monkeypatch.setattr(host_path, "LANES", (4,))
+    old = Path(__file__).parents[2]
+    rows = json.loads(host_path.main(["--rounds", "2", "--old", str(old)]).read_text())["rows"]
+    alone = [row for row in rows if row["run"] == "alone"]
+    assert [(row["code"], row["input"]) for row in alone] == [
+        (code, what.name) for what in host_path.INPUTS for code in ("before", "now")
+    ]
+    for row in alone:
+        assert 0 < row["prepared_ms"] < row["host_ms"]
+        assert row["gpu_ms"] > (2.7 if "text" in row["input"] else 6.4)  # a prefill, and a picture's encoder pass
+    together = [row for row in rows if row["run"] == "together"]
+    assert len(together) == len(alone) and all(row["api_cpu_ms"] > 0 < row["engine_cpu_ms"] for row in together)
