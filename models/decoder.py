@@ -68,12 +68,13 @@ class DecoderConfig:
             block = _block_config(config, qkv_bias, qk_norm, experts)
             _, rope = rope_field(config)
             theta = rope.get("rope_theta") or config["rope_theta"]
-            mrope_section, longrope = _rope_scaling(rope, block.head_dim)
+            max_positions = int(config["max_position_embeddings"])
+            mrope_section, longrope = _rope_scaling(rope, block.head_dim, max_positions)
             return cls(
                 vocab_size=int(config["vocab_size"]),
                 num_layers=int(config["num_hidden_layers"]),
                 block=block,
-                max_positions=int(config["max_position_embeddings"]),
+                max_positions=max_positions,
                 rope_theta=float(theta),
                 tied=bool(config.get("tie_word_embeddings", False)),
                 mrope_section=mrope_section,
@@ -105,7 +106,9 @@ def _block_config(
     )
 
 
-def _rope_scaling(rope: Mapping[str, Any], head_dim: int) -> tuple[tuple[int, ...], LongRope | None]:
+def _rope_scaling(
+    rope: Mapping[str, Any], head_dim: int, max_positions: int
+) -> tuple[tuple[int, ...], LongRope | None]:
     # transformers 4.45 and later save "mrope" as rope_type "default" beside the section.
     kind = rope.get("rope_type") or rope.get("type") or "default"
     sections = tuple(int(size) for size in rope.get("mrope_section", ()))
@@ -114,17 +117,29 @@ def _rope_scaling(rope: Mapping[str, Any], head_dim: int) -> tuple[tuple[int, ..
         if sum(sections) != head_dim // 2 and not rope.get("mrope_interleaved"):
             raise CheckpointError(f"config.json: mrope_section {sections} must sum to {head_dim // 2}")
         return sections, None
-    if kind == "longrope":
-        factor = rope.get("factor")
-        return (), LongRope(
-            short_factor=tuple(rope["short_factor"]),
-            long_factor=tuple(rope["long_factor"]),
-            original_max_positions=int(rope["original_max_position_embeddings"]),
-            factor=float(factor) if factor is not None else None,
-        )
+    if kind == "longrope" and not sections:
+        return (), _longrope(rope, max_positions)
     if kind != "default":
         raise CheckpointError(f"config.json: rope_scaling type {kind!r} is not supported")
     return (), None
+
+
+def _longrope(rope: Mapping[str, Any], max_positions: int) -> LongRope:
+    if rope.get("attention_factor") is not None:
+        raise CheckpointError("config.json: attention_factor of a rope_scaling of type 'longrope' is not supported")
+    factor, original = rope.get("factor"), int(rope["original_max_position_embeddings"])
+    if max_positions > original and rope["long_factor"] != rope["short_factor"]:
+        # The reference takes the long ones from the first prompt on that is longer than the original length.
+        raise CheckpointError(
+            f"config.json: max_position_embeddings {max_positions} is over original_max_position_embeddings "
+            f"{original}, and long_factor is not short_factor: factors that change with the length are not supported"
+        )
+    return LongRope(
+        short_factor=tuple(rope["short_factor"]),
+        long_factor=tuple(rope["long_factor"]),
+        original_max_positions=original,
+        factor=float(factor) if factor is not None else None,
+    )
 
 
 class CausalDecoder(nn.Module):

@@ -63,7 +63,7 @@ def load_config(directory: Path) -> MiniCPMVConfig:
     preprocessor = read_optional_json(directory, "preprocessor_config.json")
     version = _version(config)
     try:
-        vision_fields = config["vision_config"]
+        vision_fields = config.get("vision_config") or {}
         published_layers = int(vision_fields.get("num_hidden_layers", 27))
         vision = VisionConfig(
             hidden_size=int(vision_fields.get("hidden_size", 1152)),

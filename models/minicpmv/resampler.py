@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
+from models.errors import CheckpointError
 from models.layers.attention import varlen_attention
 from models.layers.packed import layer_norm
 from models.minicpmv.slicing import MAX_PATCHES_PER_SIDE
 
-_HEAD_DIM = 128
+_VALUES_PER_HEAD = 128
+"""At least: there are as many heads as that makes, and they share all values."""
 _NORM_EPS = 1e-6
 
 
@@ -33,6 +35,7 @@ class Resampler(nn.Module):
     def __init__(self, vision_hidden_size: int, hidden_size: int, num_queries: int, *, temporal: bool) -> None:
         super().__init__()
         self.hidden_size = hidden_size
+        self.head_dim = head_dim(hidden_size)
         self.num_queries = num_queries
         self.query = nn.Parameter(torch.empty(num_queries, hidden_size))
         self.kv_proj = nn.Linear(vision_hidden_size, hidden_size, bias=False)
@@ -52,7 +55,7 @@ class Resampler(nn.Module):
         """Constants of the loaded weights, in their dtype."""
         weight, bias = self.in_proj.weight[: self.hidden_size], self.in_proj.bias[: self.hidden_size]
         queries = F.linear(self.query_norm(self.query), weight, bias)
-        self.register_buffer("queries", queries.unflatten(-1, (-1, _HEAD_DIM)), persistent=False)
+        self.register_buffer("queries", queries.unflatten(-1, (-1, self.head_dim)), persistent=False)
         self.side_table = self.side_table.to(weight.dtype)
 
     def forward(
@@ -80,8 +83,8 @@ class Resampler(nn.Module):
         bounds = torch.arange(groups + 1, dtype=torch.int32, device=cu_groups.device) * self.num_queries
         attended = varlen_attention(
             self.queries.repeat(groups, 1, 1),
-            keys.unflatten(-1, (-1, _HEAD_DIM)),
-            values.unflatten(-1, (-1, _HEAD_DIM)),
+            keys.unflatten(-1, (-1, self.head_dim)),
+            values.unflatten(-1, (-1, self.head_dim)),
             bounds,
             cu_groups,
             self.num_queries,
@@ -95,6 +98,17 @@ class Resampler(nn.Module):
         angles = temporal_ids.float()[:, None] * self.temporal_frequencies
         table = torch.cat((angles.sin(), angles.cos()), dim=1)
         return torch.where(temporal_ids[:, None] >= 0, table, 0.0).to(self.side_table.dtype)
+
+
+def head_dim(hidden_size: int) -> int:
+    """Raises CheckpointError for a width that heads cannot share."""
+    heads = hidden_size // _VALUES_PER_HEAD
+    if heads == 0 or hidden_size % heads or hidden_size % 4:
+        raise CheckpointError(
+            f"config.json: hidden_size {hidden_size}: the resampler needs a multiple of 4 and of its heads, one for "
+            f"every {_VALUES_PER_HEAD} values"
+        )
+    return hidden_size // heads
 
 
 def _frequencies(hidden_size: int) -> np.ndarray:

@@ -109,6 +109,9 @@ def test_logits_equal_transformers_in_chunks_and_batches(form: str, tmp_path: Pa
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type 'yarn'"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 4]}}, "must sum to 6"),
         ({"hidden_size": None}, "hidden_size"),
+        ({"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 63}}, "factors that change with the length"),
+        ({"rope_scaling": {**LONGROPE, "attention_factor": 1.2}}, "attention_factor"),
+        ({"rope_scaling": {**LONGROPE, "mrope_section": [2, 2, 2]}}, "type 'longrope' is not supported"),
     ],
 )
 def test_unsupported_configs_are_refused(change: dict[str, Any], message: str) -> None:

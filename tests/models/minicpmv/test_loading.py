@@ -60,6 +60,14 @@ def test_dropped_last_vision_layer(tmp_path: Path, keep: bool) -> None:
     assert len(load_model(tmp_path, CPU, torch.float32).encoder.tower.layers) == last
 
 
+def test_a_config_without_the_towers_sizes_has_those_of_the_published_one(tmp_path: Path) -> None:
+    config = read_json(directory("2.5"), "config.json")
+    del config["vision_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    vision = load_config(tmp_path).vision
+    assert (vision.hidden_size, vision.intermediate_size, vision.num_layers, vision.table_side) == (1152, 4304, 27, 70)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_random_weights_make_finite_embeddings(version: str) -> None:
     with torch.inference_mode():
