@@ -1,4 +1,4 @@
-"""Where a model's mask servers run: in processes of their own, or in a thread of the engine's."""
+"""Where the mask servers of a model run: in their own processes, or in a thread of the engine's process."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from service.link.grammar_limits import deep_thread
 
 _MOST_PROCESSES = 4
 _PROCESSORS_EACH = 4
-"""Of the host's, for each process: it computes for a part of every step, beside the engine and what serves HTTP."""
+"""Number of the host's processors for each mask server: it computes during a part of every step, while the engine and
+the API processes need processors as well."""
 
 
 class MaskHost(Protocol):
-    """Of one server at a time."""
+    """Starts and ends one mask server; at most one runs at a time."""
 
     def start(self) -> Connection:
-        """Starts a server; the engine's end of its connection. It ends when that is closed."""
+        """Starts a server and returns the engine's end of its connection. The server ends when that is closed."""
         ...
 
     def kill(self) -> bool:
-        """Ends the last one at once; False where that cannot be done."""
+        """Ends the last server at once; False if that is not possible."""
         ...
 
 
@@ -72,7 +73,7 @@ class MaskProcess:
     """The server in a process."""
 
     def __init__(self, directory: str, vocab_limit: int, shared: SharedMasks, config: EngineConfig) -> None:
-        """directory: of the model's checkpoint."""
+        """directory: the model's checkpoint."""
         rows, words = shared.masks.shape
         self._process: subprocess.Popen[bytes] | None = None
         self._shared = shared

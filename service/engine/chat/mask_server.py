@@ -1,11 +1,12 @@
 """Builds the matchers of grammars and computes the masks of guided rows for one model. Torch-free.
 
-Beside a GPU it is a process, `service.engine.chat.mask_server SETTINGS`: a step lasts a millisecond or two, and in the
+With a GPU it is a process, `service.engine.chat.mask_server SETTINGS`: a step lasts a millisecond or two, and in the
 engine's own process every call of the library would wait for the interpreter lock while the engine computes. A grammar
-that ends this process ends guided answers alone. Several of them share the rows of a step: the library's own threads
-took longer for them than one alone (docs/lab-notes.md). On a CPU, where steps take longer, it is a thread.
+that makes this process crash ends only guided answers. Several such processes share the rows of a step, since the
+library's own threads took longer than one thread (docs/lab-notes.md). On a CPU, where steps take longer, it is a
+thread.
 
-Requests and replies are msgpack messages over a connection; masks lie in memory that both sides see.
+Requests and replies are msgpack messages over a connection; masks are in memory that both sides share.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from service.logs import configure_logging
 log = logging.getLogger(__name__)
 
 COMPLETE = "complete"
-"""The verdict on a row whose answer its newest token completes. Any other one says why no token can follow."""
+"""The verdict on a row whose newest token completes its answer. Any other verdict says why no token can follow."""
 BROKEN = "its mask cannot be computed"
 
 _MOST_KEPT = 64
@@ -46,7 +47,7 @@ _NO_TOKEN = "no token can follow"
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """Of the process. link and memory: descriptors of the connection and of int32 [rows, words]."""
+    """Argument of the process. link, memory: descriptors of the connection and of the masks int32 [rows, words]."""
 
     directory: str
     vocab_limit: int
@@ -59,7 +60,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A matcher for a guide; answered by Built. slow: that takes long, unless the grammar is kept."""
+    """Requests a matcher for a guide; answered by Built. slow: building it takes long, unless a matcher of the grammar
+    is kept."""
 
     guide: int
     grammar: str
@@ -67,7 +69,7 @@ class Build(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The guide's answer has ended. Not answered, and its Build no longer has to be."""
+    """The guide's answer has ended. This message is not answered, and its Build need not be any more."""
 
     guide: int
 
@@ -81,8 +83,8 @@ class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Sent once: the vocabulary has been read, which takes seconds for a published one, or cannot be: then no guide can
-    be built, and its Built says so."""
+    """Sent once, when the vocabulary has been read, which takes seconds for a published one, or could not be read. In
+    that case no guide can be built, and each Built says so."""
 
 
 class Built(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -93,7 +95,7 @@ class Built(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """verdicts: by row of the request, of those that do not go on. seconds: from the request to the masks."""
+    """verdicts: for the rows that end, by row of the request. seconds: from the request to the masks."""
 
     verdicts: dict[int, str]
     seconds: float
@@ -112,7 +114,7 @@ class MaskServer:
         self._masks = masks
         self._sending = threading.Lock()
         self._builders = {slow: deep_threads(1, "slow-grammars" if slow else "grammars") for slow in (False, True)}
-        """By whether what they build takes long: no usual grammar waits behind one that does."""
+        """Builders for quick and for slow grammars, so that no usual grammar waits behind a slow one."""
         self._tokenizer = self._builders[False].submit(self._read, tokenizer)
         self._matchers: dict[int, Future[llguidance.LLMatcher]] = {}
         """By guide."""
@@ -194,7 +196,7 @@ class MaskServer:
             pass  # As in `run`.
 
     def _compute(self, first: int, rows: list[tuple[int, list[int]]]) -> dict[int, str]:
-        """Advances the matchers of these guides and writes their masks. The verdicts on those that do not go on."""
+        """Advances the matchers of these guides and writes their masks. Returns the verdicts on the rows that end."""
         verdicts = {}
         masks = self._masks[first : first + len(rows)]
         address, size = masks.ctypes.data, masks.strides[0]

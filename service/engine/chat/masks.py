@@ -1,7 +1,9 @@
-"""The masks of a step's guided rows, beside its layers: from tokens on their way to the host to words on the device.
+"""The masks of a step's guided rows, computed while its layers run: from tokens on their way to the host to words on
+the device.
 
-A MaskJob is made when the layers are launched. Once the tokens before them are there it asks the mask server for the
-masks; the engine's thread reads and sends those tokens meanwhile, and launches the sampling when the masks are there.
+A MaskJob is made when the layers are launched. Once the previous tokens have arrived, it requests the masks from the
+mask servers. Meanwhile the engine's thread reads and sends those tokens, and launches the sampling when the masks are
+computed.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from service.engine.readback import Readback
 log = logging.getLogger(__name__)
 
 _TURN = 0.004
-"""Seconds after which who waits for masks looks for commands."""
+"""Seconds that the engine waits for masks before it looks for commands again."""
 
 
 @dataclass(frozen=True)
 class _CopyStream:
-    """Of masks, on a GPU. sent: behind the last copy; read: on the engine's stream, behind the last launch that reads
-    them."""
+    """Events around the copies of masks on a GPU. sent: after the last copy. read: on the engine's stream, after the
+    last launch that reads the masks."""
 
     stream: torch.cuda.Stream
     sent: torch.cuda.Event
@@ -57,14 +59,14 @@ class MaskTable:
             weakref.finalize(self, runtime.cudaHostUnregister, address)
 
     def writable(self) -> None:
-        """Returns once nothing is copied from the host's masks any more."""
+        """Waits until no copy reads the host's masks any more."""
         if self._copies is not None:
             self._copies.sent.synchronize()
 
     @contextlib.contextmanager
     def sent(self, count: int) -> Iterator[None]:
-        """Copies the first `count` masks to rows 1 .. count on the device, behind what reads those there now and beside
-        what runs; what is launched inside reads them."""
+        """Copies the first `count` masks to rows 1 .. count on the device, after the launches that still read the
+        current ones and in parallel with what runs. Launches inside the context read the new masks."""
         target, source = self._allowed[1 : 1 + count], self._host[:count]
         if self._copies is None:
             target.copy_(source)
@@ -82,8 +84,8 @@ class MaskTable:
 
 
 class RowGuide(Protocol):
-    """The grammar of a row. number: by which its server knows it; server: which of them has its matcher; problem: why
-    it has no masks, empty if it has; num_consumed: tokens of the answer that its matcher was told."""
+    """The grammar of a row. number: its id at its server. server: index of the server that has its matcher. problem:
+    why it has no masks; empty if it has. num_consumed: tokens of the answer that were sent to its matcher."""
 
     number: int
     server: int
@@ -96,23 +98,23 @@ class Masks(Protocol):
     """The mask servers, as a MaskJob sees them."""
 
     def compute(self, job: MaskJob, wanted: Sequence[GuidedRow]) -> None:
-        """Asks for masks of rows that are in the order of their servers; `job.finish` is called with what each of
-        these replies once `receive` meets it."""
+        """Requests masks for rows, which are sorted by server. `receive` calls `job.finish` with the reply of each
+        server."""
         ...
 
     def receive(self, seconds: float) -> None:
-        """Takes in what has come; waits up to so long for the first of it."""
+        """Handles the replies that have come; waits up to `seconds` for the first one."""
         ...
 
 
 Unread = Sequence[tuple[Readback, int]]
-"""Where the tokens of a sequence will be that were sampled and not read yet: rows of results, the oldest first."""
+"""Where the tokens of a sequence that were sampled but not read yet will arrive: rows of results, the oldest first."""
 
 
 @dataclass(eq=False)
 class GuidedRow:
-    """A guided row of a step. tokens: of its answer, those that its matcher has not seen; unread ones come to them.
-    stopped: by a stop token among these."""
+    """A guided row of a step. tokens: those of its answer that its matcher has not seen; unread ones are appended.
+    stopped: one of them is a stop token."""
 
     guide: RowGuide
     tokens: list[int]
@@ -132,13 +134,13 @@ class MaskJob:
         """Rows whose masks were asked for, in the order of these."""
         self._asked_at: float | None = None
         self._missing = 0
-        """Masks that have not been computed."""
+        """Number of masks that have not been computed yet."""
         self.rows = np.zeros(num_rows, np.int64)
         self.count = 0
         self.verdicts: dict[int, str] = {}
         self.awaited = list({id(readback): readback for row in wanted.values() for readback, _ in row.unread}.values())
         self.seconds = 0.0
-        """That the slowest server took."""
+        """Seconds that the slowest server took."""
         self.ask_when_ready()
 
     @property
@@ -147,17 +149,17 @@ class MaskJob:
 
     @property
     def late(self) -> bool:
-        """They were asked for long ago."""
+        """Whether they were requested long ago."""
         return self._asked_at is not None and time.monotonic() - self._asked_at > _TURN
 
     def ask_when_ready(self) -> None:
-        """Asks for the masks, once, if the tokens before them are there."""
+        """Requests the masks, once, if the previous tokens have arrived."""
         if self._asked_at is None and all(readback.ready() for readback in self.awaited):
             self._fetch()
             self._ask()
 
     def wait(self) -> None:
-        """Until the tokens before its masks are there; then for its masks, or for a while."""
+        """Waits until the previous tokens have arrived, then for the masks, or for a while."""
         if self._asked_at is None:
             for readback in self.awaited:
                 readback.wait()
@@ -174,7 +176,7 @@ class MaskJob:
         self._missing -= count
 
     def _fetch(self) -> None:
-        """The tokens that the engine has not read."""
+        """Appends the tokens that the engine has not read."""
         results = {id(readback): readback.read()["results"].tolist() for readback in self.awaited}
         for row in self._wanted.values():
             for readback, place in row.unread:

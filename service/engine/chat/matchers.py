@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance reads it, and the matchers of grammars over it. Torch-free."""
+"""A model's vocabulary in the form that llguidance reads, and matchers of grammars over it. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _FORCED_TEXTS = 16_384
 """Forced texts whose tokens are remembered, the least recently used go first."""
 
 _SHORT_STRING = r'[^"\\\x00-\x1F\x7F]{1,5}'
-"""Tokens that also fit near the end of a string of limited length, where all the others have to be tried one by one."""
+"""Pattern of tokens that also fit near the end of a string of limited length, where all others have to be tried one by
+one."""
 
 
 def build_matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
@@ -27,7 +28,7 @@ def build_matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance
     if matcher.is_error():
         log.warning("a grammar cannot be built: %s", " ".join(matcher.get_error().split())[:_LONGEST_REASON])
         raise ValueError("the grammar cannot be built")
-    matcher.compute_bitmask()  # Copies share what the first mask, the slowest one, has worked out.
+    matcher.compute_bitmask()  # Copies share the results of the first mask, which is the slowest one.
     return matcher
 
 
@@ -52,7 +53,8 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids))
 
     def spelled_alike(self, tokenizer: llguidance.LLTokenizer) -> bool:
-        """Whether another reader of the vocabulary has the same tokens. To the library 0xFF begins a special one."""
+        """Whether another reading of the vocabulary gives the same tokens. For the library, 0xFF begins a special
+        one."""
         ordinary = (token for token, text in enumerate(self.tokens) if not text.startswith(b"\xff"))
         special = set(self.special_token_ids)
         return all(
@@ -62,22 +64,22 @@ class _Vocabulary:
         )
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens of text that a grammar forces, as the model would write them. The library's threads ask for them in
-        the midst of masks, under the interpreter lock, and mostly for the same: names of a schema, and what is left of
-        them."""
+        """Tokens of a text that a grammar forces, as the model would write them. The library's threads call this while
+        they compute masks, under the interpreter lock, and mostly for the same texts: names of a schema and their
+        ends."""
         return self._forced(text)
 
     def _tokens_of(self, text: str) -> list[int]:
-        """Tokenizers that begin every text with a blank would add one here: then the longest tokens are taken that
-        spell the text itself."""
+        """A tokenizer that begins every text with a blank would add one here. In that case the longest tokens that
+        spell the text itself are taken."""
         ids = self._tokenize(text)
         raw = text.encode()
         return ids if b"".join(self.tokens[token] for token in ids) == raw else spelled(raw, self._ids, self._longest)
 
 
 def spelled(raw: bytes, tokens: Mapping[bytes, int], longest: int) -> list[int]:
-    """The longest of `tokens`, by their bytes, that spell `raw` one after the other, up to where none does. longest:
-    bytes of the longest one."""
+    """Spells `raw` with the longest tokens one after the other, up to where none fits. tokens: ids by their bytes.
+    longest: bytes of the longest token."""
     ids: list[int] = []
     start = 0
     while start < len(raw):
@@ -91,10 +93,9 @@ def spelled(raw: bytes, tokens: Mapping[bytes, int], longest: int) -> list[int]:
 
 
 def build_tokenizer(processor: ChatProcessor, vocab_limit: int) -> llguidance.LLTokenizer:
-    """The model's tokens as bytes, for all families: what an answer's tokens are as text is all that a grammar sees.
-
-    Where the library can read the tokenizer itself, its threads need not ask Python for tokens: in the midst of a step
-    each of them would wait for the interpreter lock."""
+    """The model's tokens as bytes, for all families: a grammar depends only on the text of tokens. If the library can
+    read the tokenizer itself, its threads need not call Python for tokens, where each of them would wait for the
+    interpreter lock during a step."""
     ends = sorted(token for token in processor.stop_token_ids if token < vocab_limit)
     blanks, *strings = llguidance.LLTokenizer.json_slices()
     slices = [blanks, _SHORT_STRING, *strings]  # A token belongs to the first one that holds it.

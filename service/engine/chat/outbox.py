@@ -1,4 +1,4 @@
-"""What a chat worker has to say, kept back while the GPU waits for the host."""
+"""The output of a chat worker, held back while the GPU waits for the host."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ _NOTHING = Outputs()
 
 
 class Outbox:
-    """deltas and failed: of requests, in the order in which they go out.
-
-    Behind the layers of a guided step the GPU has nothing to do until its sampling and the next step are launched.
-    Sending tokens in between would make it wait, so they are kept back until that step is launched.
+    """deltas, failed: in the order in which they are sent. After the layers of a guided step the GPU has nothing to do
+    until its sampling and the next step are launched. Sending tokens in between would make it wait, so they are held
+    back until that step is launched.
     """
 
     def __init__(self, *, keeps: bool) -> None:
-        """keeps: something may be kept back, as nothing is on a CPU."""
+        """keeps: output may be held back. On a CPU none is."""
         self._keeps = keeps
         self.deltas: list[ChatDelta] = []
         self.failed: list[Failed] = []
         self._due = _NOTHING
 
     def release(self) -> None:
-        """What is there goes out with the next `take`, whatever is kept back then."""
+        """The current output is returned by the next `take`, even while other output is held back."""
         if self.deltas or self.failed:
             chat, failed = (*self._due.chat, *self.deltas), (*self._due.failed, *self.failed)
             self._due = Outputs(chat=chat, failed=failed)
             self.deltas, self.failed = [], []
 
     def end_guided(self, sequence: ChatSequence, verdict: str) -> None:
-        """The end of an answer that its grammar ends (service.engine.chat.mask_server)."""
+        """Adds the output that ends an answer because of its grammar. verdict: see service.engine.chat.mask_server."""
         if verdict == COMPLETE:
             self.deltas.append(sequence.delta((), (), "stop"))
         else:

@@ -1,5 +1,5 @@
-"""How much prefill and encoder work a launch may hold beside rows that decode, from what launches were measured to
-cost."""
+"""How much prefill and encoder work a launch may hold while other rows decode, based on the measured costs of
+launches."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from service.engine.chat.gaps import Gaps
 from service.graphs.runner import GraphRunner
 
 ITL_TARGET = 0.015
-"""Seconds between two tokens, on a GPU where EngineConfig.itl_target is None."""
+"""Target in seconds between two tokens on a GPU if EngineConfig.itl_target is None."""
 LEAST_TOKENS = 128
-"""Prefill tokens of a step that must be launched although nothing fits the allowance, or the room of a gap that owes
-nothing."""
+"""Prefill tokens of a step that must be launched although nothing fits the allowance, or although nothing fits the room
+of a gap with nothing owed."""
 
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """What the prefill chunks of a step compute. tokens: with padding; pairs: of a query and a cached key; beside:
+    """The work of a step's prefill chunks. tokens: including padding. pairs: of a query and a cached key. beside:
     predicted seconds of the decode rows in the same step."""
 
     tokens: int
@@ -32,8 +32,8 @@ class ChunkWork:
 
 
 class Pacing:
-    """The costs of a model's launches and the gaps of its rows; without a target only the allowance of a turn limits
-    work."""
+    """The costs of a model's launches and the gaps between the tokens of its rows. Without a target, only the allowance
+    of a turn limits work."""
 
     def __init__(self, itl_target: float | None, max_step_tokens: int) -> None:
         """itl_target: seconds, see service.engine.chat.gaps."""
@@ -42,7 +42,7 @@ class Pacing:
         self._max_step_tokens = max_step_tokens
 
     def start(self, decode: GraphRunner, prefill: GraphRunner, encoder: GraphRunner, pair: float) -> None:
-        """Takes over what captures measured. pair: seconds of a query and a cached key."""
+        """Starts from what the captures measured. pair: seconds of a pair of a query and a cached key."""
         for kind, runner in (("decode", decode), ("encoder", encoder)):
             for size, seconds in runner.measured_seconds:
                 self.costs.observe(kind, size, seconds.replay)
@@ -58,8 +58,8 @@ class Pacing:
         return self.costs.mean("decode", rows) if rows else 0.0
 
     def chunk_budget(self, rows: int, allowance: float, sizes: Sequence[int], *, must: bool) -> ChunkBudget:
-        """Of a step with `rows` decode rows. allowance: seconds of the whole step; must: the step may be of
-        LEAST_TOKENS although that takes longer. sizes: tokens of the captured prefills."""
+        """The chunk budget of a step with `rows` decode rows. allowance: seconds for the whole step. must: the step may
+        hold LEAST_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
         decode = self.decode_seconds(rows)
         seconds, room = allowance - decode, self.gaps.room(decode) if rows else math.inf
         least = LEAST_TOKENS if must or not rows or self.gaps.free else 0
@@ -69,18 +69,18 @@ class Pacing:
         return ChunkBudget(self._max_step_tokens, seconds, room, least, cost, tuple(sizes) if self.gaps.paced else ())
 
     def encoder_room(self, rows: int, *, shared: bool) -> float:
-        """Seconds that an encoder pass should keep to. shared: prefill chunks want their part of the room."""
+        """Seconds that an encoder pass should not exceed. shared: prefill chunks need a part of the room."""
         if not rows:
             return math.inf
         return self.gaps.room(self.decode_seconds(rows)) / (2 if shared else 1)
 
     def spend(self, rows: int, seconds: float) -> None:
-        """Work beside `rows` decode rows was launched; work beside none delays no token."""
+        """Records work that was launched while `rows` rows decode; with no rows it delays no token."""
         if rows:
             self.gaps.spend(seconds)
 
     def observe(self, kind: str, size: int, chunks: ChunkWork | None, seconds: float) -> None:
-        """What a launch took; size: decode rows, or patches of an encoder pass."""
+        """Records how long a launch took. size: decode rows, or patches of an encoder pass."""
         if chunks is None:
             self.costs.observe(kind, size, seconds)
         else:

@@ -1,9 +1,9 @@
 """Which route a batch with prefill chunks takes: a captured prefill, with captured decode beside it, or one eager pass.
 
-Eager execution is bound by its launches in small batches, and spares in large ones the padding and a second reading of
-the weights for the decode rows. So the choice is made from seconds: of each captured bucket on both routes, measured at
-its capture, and of a pair of a query and a cached key on both, measured at the start. Without a GPU nothing is
-measured, and what is captured is replayed.
+Eager execution is bound by its launches for small batches. For large ones it avoids the padding and a second read of
+the weights for the decode rows. So the choice is based on measured seconds: of each captured bucket on both routes,
+measured at its capture, and of a pair of a query and a cached key on both, measured at the start. Without a GPU nothing
+is measured, and captured buckets are always replayed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 PREFILL_TOKENS = {"cuda": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), "cpu": (64,)}
 """Buckets of captured prefills without cached context. A padded token costs as much as a real one (20 us for 7B
-parameters), so the steps are small. Every other bucket is captured before readiness."""
+parameters), so the steps are small. Every second bucket is captured before readiness."""
 PREFILL_SEQUENCES = 8
 CACHED_PREFILL_TOKENS = {
     "cuda": (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048),
     "cpu": (16, 64),
 }
-"""Buckets of captured prefills of any chunks. A later turn has few tokens; a long prompt's chunks have the step's whole
-budget, or what decode rows leave of it."""
+"""Buckets of captured prefills of any chunks. A later turn of a conversation has few tokens; a chunk of a long prompt
+has the whole budget of a step, or what decode rows leave of it."""
 
 
 def token_buckets(sizes: tuple[int, ...], budget: int, *, whole: bool = False) -> list[int]:
-    """`sizes` under the step's token budget. whole: and on to the budget, in steps of a quarter."""
+    """The `sizes` within the step's token budget. whole: extended up to the budget in steps of a quarter."""
     made = sorted({min(size, budget) for size in sizes})
     while whole and made[-1] < budget:
         made.append(min(budget, made[-1] * 5 // 4))
@@ -43,8 +43,8 @@ def token_buckets(sizes: tuple[int, ...], budget: int, *, whole: bool = False) -
 
 
 def chunk_buckets(sizes: list[int], sequences: int, feature_levels: int) -> tuple[list[Bucket], list[Bucket]]:
-    """Buckets of a captured prefill, and those to capture before readiness. Where media rows have features there is one
-    with them and one without of each size; the first holds text, too."""
+    """Buckets of a captured prefill, and those to capture before readiness. If media rows have features, each size has
+    a bucket with them and one without; the former can hold text, too."""
     bucket_list: list[Bucket] = [{"tokens": tokens, "sequences": sequences} for tokens in sizes]
     with_features = bucket_list
     if feature_levels:
@@ -75,9 +75,9 @@ class PrefillRoutes:
         self._mixed_route = mixed_route
         self._feature_levels = feature_levels
         self.pair_seconds = RouteSeconds(0.0, 0.0)
-        """Of a query and a cached key."""
+        """Seconds of a pair of a query and a cached key on each route."""
         self._without_memory: set[Capture] = set()
-        """Replayed always, because eager execution ran out of memory."""
+        """Buckets that are always replayed, because eager execution ran out of memory."""
 
     def choose(self, chunks: tuple[Chunk, ...], rows: int, decode: CapturedGraph | None) -> Choice:
         """decode: the captured step of the `rows` decode rows beside the chunks, if there is one."""
@@ -105,8 +105,8 @@ class PrefillRoutes:
         return Choice(runner, "captured")
 
     def replay_instead(self, choice: Choice) -> Choice:
-        """Of a batch that passed over a captured prefill and ran out of memory: a replay works in memory that its graph
-        holds already, so this batch and every later one of its size are replayed."""
+        """Called when a batch that passed over a captured prefill ran out of memory. A replay works in memory that its
+        graph holds already, so this batch and every later one of its size are replayed."""
         assert choice.passed_over is not None
         runner, graph = choice.passed_over
         log.warning("prefills at %s are replayed from now on: eager ones run out of memory", dict(graph.bucket))

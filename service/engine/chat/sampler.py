@@ -94,7 +94,7 @@ def filtered(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, 
     limit = threshold(keys, torch.ones_like(keys), kept)
     inside = (scaled >= floor) & (keys >= limit)
     weights = torch.where(inside, torch.exp(scaled - scaled.amax(dim=-1, keepdim=True)), 0.0)
-    # A target of 0 would be reached by no token at all; the best one always stays.
+    # A target of 0 would be reached without any token; the best one always stays.
     mass = (top_p * weights.sum(dim=-1)).clamp(min=torch.finfo(torch.float32).tiny)
     limit = torch.where(top_p[:, None] < 1.0, torch.maximum(limit, threshold(keys, weights, mass)), limit)
     return torch.where((scaled >= floor) & (keys >= limit), logits, -torch.inf)

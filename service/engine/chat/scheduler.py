@@ -1,8 +1,8 @@
-"""What runs next: continuous batching with chunked prefill over pages and slots.
+"""Chooses what runs next: continuous batching with chunked prefill over pages and slots.
 
-A step advances every decode row by one token and gives what its budget affords to prefill chunks. Pages of the
-prompt are allocated at admission, pages of new tokens as needed. When none is left, the newest sequence is preempted:
-it goes back to waiting and is computed again later.
+A step advances every decode row by one token and gives what its budget affords to prefill chunks. Pages of the prompt
+are allocated at admission, pages of new tokens as needed. When none is left, the newest sequence is preempted: it goes
+back to waiting and is computed again later.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from service.engine.slots import SlotPool
 
 SECONDS_PER_PROMPT_TOKEN = 5e-5
 """Priority is the arrival time plus this much per prompt token to compute: short requests overtake long ones that came
-at about the same time, also begun ones, and none waits for ever."""
+at about the same time, even if those have begun, and no request waits for ever."""
 _CHUNK_SHARE = 4
-"""Decode rows leave prefill chunks this part of a step's token budget, however many they are, so that prompts go on."""
+"""However many decode rows there are, they leave prefill chunks this part of a step's token budget, so that prompts
+make progress."""
 
 
 def chunk_tokens(max_step_tokens: int, rows: int) -> int:
-    """Most prefill tokens of a step with `rows` decode rows."""
+    """Number of prefill tokens at most in a step with `rows` decode rows."""
     return max(max_step_tokens - rows, max_step_tokens // _CHUNK_SHARE)
 
 
@@ -54,8 +55,8 @@ class BlockAllocation:
 
 
 class SamplerNeeds(NamedTuple):
-    """What the sampled rows of a step need together. full: the sampler with penalties and filters; logprobs: the most
-    alternatives that a row wants reported, None when none wants any; guided: masks."""
+    """What sampling of a step's rows needs. full: the sampler with penalties and filters. logprobs: the largest number
+    of alternatives that a row must report, None if none must. guided: masks."""
 
     full: bool
     logprobs: int | None
@@ -159,12 +160,12 @@ class Scheduler:
         return bool(self._prefilling or self.waiting)
 
     def has_chunks(self, can_start: Callable[[ChatSequence], bool]) -> bool:
-        """A prompt is begun or could begin, given room."""
+        """Whether a prompt has begun or could begin, given room."""
         return self.prefilling or bool(self.slots.num_free and self._admissible(can_start))
 
     @property
     def prefilling(self) -> bool:
-        """A prompt was begun and is not computed yet."""
+        """Whether a prompt has begun and is not computed yet."""
         return bool(self._prefilling)
 
     def schedule(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget | None) -> Step | None:
@@ -186,8 +187,8 @@ class Scheduler:
         return Step(rows.slots, rows.sequences, num_pages, tuple(chunks), tuple(allocations), needs)
 
     def _chunks(self, can_start: Callable[[ChatSequence], bool], budget: ChunkBudget) -> list[Chunk]:
-        """Of begun and of admissible prompts, in order of priority: a short one that came later overtakes the rest of
-        a long one."""
+        """Chunks of begun and of admissible prompts, in order of priority: a short one that came later overtakes the
+        rest of a long one."""
         budget.tokens = min(budget.tokens, chunk_tokens(self._max_step_tokens, len(self.rows.slots)))
         chunks: list[Chunk] = []
         admitting = True
@@ -215,7 +216,7 @@ class Scheduler:
             budget.spend(length, start)
 
     def _give_back(self, chunks: list[Chunk], budget: ChunkBudget) -> None:
-        """Shortens the last chunks to what a captured prefill holds, where that is better."""
+        """Shortens the last chunks to the size of a captured prefill, where that is better."""
         excess = budget.excess(finished=all(chunk.is_last for chunk in chunks))
         while excess:
             chunk = chunks.pop()
@@ -295,7 +296,7 @@ class Scheduler:
         self.add(sequence)
 
     def launched(self, step: Step) -> None:
-        """Notes that a step of `schedule` was launched."""
+        """Records that a step of `schedule` was launched."""
         self.rows.advance()
         for chunk in step.chunks:
             sequence = chunk.sequence

@@ -38,7 +38,7 @@ class ChatSequence:
 
     request: ChatRequest
     max_new_tokens: int
-    """The length cap, from the request, the context and the pages there are."""
+    """The length cap, from the request, the context and the number of pages."""
     page_size: int
 
     generated: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class ChatSequence:
     num_indexed: int = 0
     """Leading pages that are in the prefix index."""
     digests: list[bytes] = field(default_factory=list)
-    """Of the leading full pages of known tokens."""
+    """Digests of the leading full pages of known tokens."""
     hit_pages: int = 0
     """Leading pages found at the last lookup in the prefix index."""
     cached_tokens: int = 0
@@ -61,7 +61,7 @@ class ChatSequence:
     pinned: dict[bytes, int] = field(default_factory=dict)
     """Digests of items pinned for it in the encoder cache, with the last prompt position that needs each."""
     guide: Guide | None = None
-    """What its answer must match. Knows `generated`, so a preemption does not concern it."""
+    """The grammar of its answer. It follows `generated`, so a preemption does not affect it."""
     tally: StepTally = field(default_factory=StepTally)
     finished: bool = False
 
@@ -82,7 +82,7 @@ class ChatSequence:
 
     @property
     def has_guide(self) -> bool:
-        """Its grammar, if it has one, has been built."""
+        """Whether its grammar, if it has one, has been built."""
         return self.guide is None or self.guide.built
 
     @property
@@ -125,8 +125,8 @@ class ChatSequence:
             offsets[run.item] += run.length
 
     def items_from(self, start: int) -> Mapping[int, MediaItem]:
-        """Items with a position at or after `start`, by index. Kept for the next call: every launch asks it of every
-        sequence that waits, and `start`, the end of its prefix hit, seldom changes."""
+        """Items with a position at or after `start`, by index. Kept for the next call: it is called at every launch for
+        every waiting sequence, and `start`, the end of its prefix hit, seldom changes."""
         if self._items[0] != start:
             self._items = start, {rows.item: self.prompt.items[rows.item] for rows in self.media_rows(start)}
         return self._items[1]

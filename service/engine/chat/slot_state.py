@@ -17,9 +17,9 @@ class Int(IntEnum):
     """Columns of SlotState.ints."""
 
     TOKEN = 0
-    """Fed next."""
+    """The next input token."""
     LENGTH = 1
-    """Keys in the cache, hence the index of the next one."""
+    """Number of keys in the cache, and so the index of the next one."""
     POSITION = 2
     """Rotary position (all axes) of TOKEN."""
     GENERATED = 3

@@ -1,7 +1,7 @@
 """The captured steps of a chat model: decode, sampling after a prefill, and prefills without and with cached context.
 
-A batch with guided rows decodes in two steps, so that the masks of their tokens are computed beside the first: layers,
-then sampling. Their next token depends on the grammar and on the token before, which the host reads in between.
+A batch with guided rows decodes in two steps, layers and sampling, so that the masks can be computed while the layers
+run. The next token depends on the grammar and on the previous token, which the host reads in between.
 
 The only input of a decode step is the list of request slots. It feeds each slot's token, samples the next one and
 writes the slot's state for the step after it. A slot that stopped is inactive: its overrun row writes to scratch.
@@ -23,7 +23,7 @@ from service.engine.chat.slot_state import Int, SlotState
 
 
 class Sampling:
-    """What follows the backbone: logits, choice, stop, next inputs."""
+    """The end of a step, after the backbone: logits, sampling, stop tokens, next inputs."""
 
     def __init__(self, decoder: Decoder, state: SlotState, vocab_limit: int, *, full: bool) -> None:
         self._decoder = decoder
@@ -114,8 +114,9 @@ class LayersStep:
 
 
 class GuidedLayersStep:
-    """The layers of decode rows some of which are guided. What they make stays in `held` [rows of the largest bucket,
-    hidden_size] for the sampling, which is launched later: there are no outputs to copy. Bucket: as LayersStep."""
+    """The layers of decode rows, some of which are guided. Their hidden states stay in `held` [rows of the largest
+    bucket, hidden_size] for the sampling, which is launched later, so there are no outputs to copy. Bucket: as
+    LayersStep."""
 
     name = "guided_layers"
 
@@ -154,10 +155,9 @@ class DecodeStep:
 
 
 class PrefillStep:
-    """Backbone of whole prompts, or their first chunks: nothing of them is cached. Bucket: tokens, sequences.
-
-    Of decoders with features of media rows (Decoder.feature_levels) also levels: those levels, or 0 for text alone,
-    which pays nothing for them.
+    """Backbone of whole prompts, or their first chunks, without cached context. Bucket: tokens, sequences, and for
+    decoders with features of media rows (Decoder.feature_levels) also levels: the number of levels, or 0 for text,
+    which then has no cost for them.
 
     Padded rows write to the scratch page.
     """
@@ -166,7 +166,7 @@ class PrefillStep:
 
     @staticmethod
     def with_features(hidden: Tensor, width: int) -> Tensor:
-        """Rows [n, width]: embeddings with zeros behind them, which are the features of text."""
+        """Rows [n, width]: embeddings followed by zeros, which are the features of text."""
         return F.pad(hidden, (0, width - hidden.shape[1])) if width > hidden.shape[1] else hidden
 
     def __init__(
@@ -197,8 +197,8 @@ class CachedPrefillStep:
     """Backbone of any mix of chunks, with cached context or without. Bucket: tokens, sequences.
 
     Attention reads the sequences' pages by the block tables of their slots, which hold the chunks' own pages already.
-    How much is cached is read on the device, so that it is no size of the bucket. Padded sequences have the scratch
-    slot and no keys.
+    The amount of cached context is read on the device, so it is not a size of the bucket. Padded sequences have the
+    scratch slot and no keys.
     """
 
     name = "cached_prefill"
@@ -271,10 +271,9 @@ class SampleStep:
 
 
 class GuidedSampleStep:
-    """Sampling for the rows of a batch with guided rows, whose hidden states are in `held`: what is left to send is
-    little, since it is launched when the masks are there and the layers may have ended. Bucket: rows.
-
-    The masks lie in slot state; of a row without one, as of padding, row 0 is taken.
+    """Sampling for a batch with guided rows, whose hidden states are in `held`. It is launched when the masks have
+    arrived and the layers may have ended, so its upload is small. Bucket: rows. The masks are in slot state; rows
+    without a mask, and padding, use row 0.
     """
 
     def __init__(self, sampling: Sampling, held: Tensor) -> None:

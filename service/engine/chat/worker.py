@@ -38,7 +38,8 @@ from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Out
 log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 2
-"""Most launches in flight: one runs and the next is queued behind it, so that the GPU does not wait for Python."""
+"""Number of launches in flight at most: one runs and the next is queued behind it, so that the GPU does not wait for
+Python."""
 _LEAST_CONTEXT = 512
 """The engine does not start if its pages hold fewer positions of one request (or of the model's own context)."""
 
@@ -67,7 +68,7 @@ class ChatWorker:
         self._in_flight = InFlight()
         self._encoded_last = False
         self._chunks_put_off = False
-        """The last step had decode rows alone, because the gap between their tokens had no room for chunks."""
+        """Whether the last step had only decode rows because the gap between their tokens had no room for chunks."""
         self._outbox = Outbox(keeps=context.device.type == "cuda")
 
     # Start
@@ -146,7 +147,7 @@ class ChatWorker:
         return seconds
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
-        """Launches an encoder pass or a step; behind a held step an encoder pass alone. They alternate while both have
+        """Launches an encoder pass or a step; after a held step only an encoder pass. They alternate while both have
         work, so that neither starves; chunks that were put off keep their turn."""
         self._vision.request_all(self._scheduler.waiting)
         if self._in_flight.held is not None:
@@ -219,7 +220,7 @@ class ChatWorker:
         return True
 
     def _run(self, step: Step) -> LaunchedStep | None:
-        """None when it failed, and with it its requests."""
+        """None if it failed, and its requests with it."""
         chunks = [chunk.sequence for chunk in step.chunks]
         try:
             return self._runner.launch(step, self._vision.embeds)
@@ -232,7 +233,7 @@ class ChatWorker:
         return None
 
     def _expect(self, in_flight: InFlightStep, step: Step, launched: LaunchedStep, decode: float) -> None:
-        """What the step's results will be: those of the launch, or where it holds its sampling, masks first."""
+        """Sets what the step waits for: the results of the launch, or masks if it holds its sampling."""
         in_flight.chunks, in_flight.held = step.chunks, launched.held
         in_flight.sequences = step.sampled if step.chunks else step.sequences
         if launched.held is None:
@@ -273,7 +274,7 @@ class ChatWorker:
         held = self._in_flight.held
         masks = held.masks if held is not None else None
         if masks is not None:
-            masks.ask_when_ready()  # Before all else: they are computed while the tokens are read.
+            masks.ask_when_ready()  # First of all: masks are computed while the tokens are read.
         while self._in_flight and self._in_flight[0].arrived:
             self._read()
         for guide in self._guidance.take_built():
@@ -284,7 +285,7 @@ class ChatWorker:
         return self._outbox.take(keep_back=self._scheduler.has_work())
 
     def _go_on(self, step: InFlightStep, masks: MaskJob) -> None:
-        """Samples a held step, whose masks are there; all else can wait until the GPU has something to do."""
+        """Samples a held step, whose masks have arrived; everything else can wait until the GPU has something to do."""
         self._observations.observe("guided_mask_duration_seconds", masks.seconds, model=self.name)
         problem = self._sample(step, masks)
         while self._in_flight.holds(masks.awaited):
@@ -299,7 +300,7 @@ class ChatWorker:
             step.sequences = ()
 
     def _sample(self, step: InFlightStep, masks: MaskJob) -> Exception | None:
-        """Launches the sampling of a held step; what it raised, unless that ends the engine."""
+        """Launches the sampling of a held step. Returns the error that it raised, unless that ends the engine."""
         assert step.held is not None
         self._pacing.gaps.close(self._pacing.decode_seconds(len(step.sequences)))
         problem, results = None, dict[str, Tensor]()
