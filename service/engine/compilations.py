@@ -1,8 +1,8 @@
-"""Counts the kernels that Triton compiles and those that the GPU refuses; logs each compilation while serving.
+"""Counts the kernels that Triton compiles and those that the GPU refuses, and logs each compilation while serving.
 
 Triton compiles a kernel when a batch first needs it, and nothing else runs meanwhile. So all kernels are compiled
-before readiness (precompile.py) and run once (ModelWorker.warm_up). A compilation in the phase "serving" is one that
-those two have missed.
+before readiness (precompile.py) and run once (ModelWorker.warm_up). A compilation in the phase "serving" was missed by
+both.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The models are built with shapes only, from config.json and the headers of the weights; their largest passes run on
 tensors without data, and memory.py divides the memory as at a start. Weights, caches and slot state are exact.
-Activations are those of the CPU path, which holds somewhat more than the GPU's kernels.
+Activations are those of the CPU path, which needs somewhat more memory than the GPU's kernels.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig
 
 CONTEXT_BYTES = 768 << 20
-"""CUDA's context, loaded kernels and what the allocator rounds up: 0.7 GB on an H100 with VoxCPM2."""
+"""Bytes of CUDA's context, loaded kernels and the allocator's rounding: 0.7 GB on an H100 with VoxCPM2."""
 GIB = 1 << 30
 USUAL_POSITIONS = 1024
-"""Of a chat request: a picture of 448 x 448 takes 256. Of speech: near three minutes."""
+"""Positions of a request for which `lines` prints how many fit. A picture of 448 x 448 takes 256; for speech this is
+nearly three minutes."""
 
 
 @dataclass(frozen=True)
 class HostedSize:
-    """positions: of the cache. context: most positions of one request. running: requests at a time, at most."""
+    """positions: those of the cache. context: limit of positions of one request. running: limit of requests at a
+    time."""
 
     name: str
     weights: int
@@ -38,7 +40,7 @@ class HostedSize:
     running: int
 
     def at_once(self, positions: int) -> int:
-        """Requests of so many positions that run together."""
+        """Number of requests of `positions` positions each that can run together."""
         return min(self.running, self.positions // min(positions, self.context))
 
 
@@ -51,12 +53,12 @@ class DryRun:
     refusal: str | None = None
     """Why a start would fail."""
     gpus: str | None = None
-    """The setting: each of them has an engine that takes as much."""
+    """The setting `gpus`: each GPU has an engine that takes this much."""
     api_processes: str = ""
-    """How many the server would start, and why; empty: not asked."""
+    """How many API processes the server would start, and why; empty if that was not asked for."""
 
     def lines(self) -> Iterator[str]:
-        """As text, one line each."""
+        """The lines of the report."""
         memory = self.memory
         each = "on a GPU" if self.gpus is None else f"on each GPU (--gpus {self.gpus.rstrip(',')})"
         yield f"{each} of {self.total / GIB:.1f} GiB a start would use"
@@ -107,7 +109,7 @@ def dry_run(config: EngineConfig, total: int) -> DryRun:
 
 
 def without_files(config: EngineConfig) -> EngineConfig:
-    """The same models by their configurations alone: their weights were not fetched."""
+    """The same models with their configurations alone, for weights that were not fetched."""
     random = tuple(msgspec.structs.replace(model, load_format="random") for model in config.models)
     return msgspec.structs.replace(config, models=random)
 

@@ -46,9 +46,9 @@ QUIET_BEFORE_CAPTURE = 0.25
 _BUILD_WAIT = 0.002
 """Seconds that an otherwise idle engine waits for commands while something is built for a request."""
 MISSES_BEFORE_CAPTURE = 32
-"""A busy engine captures a bucket once so many calls ran eagerly because it was not captured yet."""
+"""A busy engine captures a bucket once this many calls ran eagerly because it was not captured yet."""
 MISSES_BEFORE_PAUSE = 256
-"""After so many it captures even if live listeners hear a gap."""
+"""After this many misses it captures the bucket even if live listeners hear a gap."""
 
 
 class Engine:
@@ -98,7 +98,7 @@ class Engine:
         self._busy_at = self._clock()
 
     def run(self) -> None:
-        """Turns until a Stop command comes."""
+        """Calls `turn` until a Stop command comes."""
         while not self._stopped:
             self.turn()
 
@@ -128,7 +128,7 @@ class Engine:
         return False
 
     def _launch(self, now: float) -> bool:
-        """One worker launches; False when none does."""
+        """Lets one worker launch; False if none does."""
         for turn in self._arbiter.turns(now):
             if turn.worker.tick(now, turn.allowance, must=turn.must):
                 self._arbiter.launched(turn.worker, now)
@@ -151,8 +151,8 @@ class Engine:
         return any(self._timed(capture) for capture in captures)
 
     def _occupied(self, work: Callable[[], bool]) -> bool:
-        """Runs work that may take longer than the hang timeout, announcing its begin and end: this thread sends the
-        heartbeats, and a capture takes seconds on a busy CPU."""
+        """Runs work that may take longer than the hang timeout and announces its begin and end, since this thread sends
+        the heartbeats, and a capture takes seconds on a busy CPU."""
         self._channel.send(Outputs(state=self.state(occupied=True)))
         try:
             return work()
@@ -167,8 +167,8 @@ class Engine:
         return captured
 
     def _wait_for_oldest(self) -> bool:
-        """Waits for the oldest launch, whose results come first as a rule: the codec of a voice alone computes on a
-        stream of its own."""
+        """Waits for the oldest launch, whose results usually come first: only the codec of speech runs on another
+        stream."""
         launches = [(at, worker) for worker in self.workers.values() if (at := worker.oldest_launch()) is not None]
         if not launches:
             return False
@@ -200,8 +200,8 @@ class Engine:
                 self._stopped = True
 
     def _send(self, now: float, detail: str = "", *, hurried: bool = False) -> None:
-        """Everything new in one message; the state with it once per heartbeat. hurried: the GPU may have nothing to do,
-        so that observations wait until there are answers that they can go with."""
+        """Sends everything new in one message, and the state with it once per heartbeat. hurried: the GPU may have
+        nothing to do, so observations wait until there are answers to send them with."""
         heartbeat = now - self._state_sent >= HEARTBEAT
         if heartbeat:
             for worker in self.workers.values():

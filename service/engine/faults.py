@@ -16,11 +16,11 @@ from service.link.messages import Failed
 LAUNCH_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
 """Errors that the contents of a batch may cause; RuntimeError includes torch.OutOfMemoryError."""
 _RETRY_AFTER = 1.0
-"""Seconds; by then other requests may have given memory back."""
+"""Seconds after which other requests may have freed memory."""
 
 
 class PrefillError(Exception):
-    """A prefill failed before the state of any decode row was touched, so decode rows go on. See its __cause__."""
+    """A prefill failed before the state of any decode row was touched, so decode rows go on. __cause__ is the error."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def prefill_errors() -> Iterator[None]:
 
 
 def launch_failure(request_id: str, error: BaseException) -> Failed:
-    """The failure reported to a client whose launch failed; the text of the error itself stays in the log."""
+    """The failure that a client is told when its launch failed; the text of the error goes only to the log."""
     cause = error.__cause__ if isinstance(error, PrefillError) else error
     if isinstance(cause, torch.OutOfMemoryError):
         message = "the device ran out of memory for this request"

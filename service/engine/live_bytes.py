@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_iter
 
 
 class _Form(NamedTuple):
-    """Of a tensor that owns its storage and fills it from the start."""
+    """Form of a tensor that owns its storage and fills it from the start."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -26,14 +26,13 @@ class _Form(NamedTuple):
 
 
 _forms: dict[Hashable, _Form] = {}
-"""Of results, by operation and the metadata of its arguments."""
+"""Forms of results, by operation and the metadata of its arguments."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages of meta tensors that are made inside, until nothing refers to them.
-
-    live: bytes now; peak: the most so far. Memory from before does not count. Operations take their CPU path, which
-    for some holds more than the GPU's kernels.
+    """Counts the storages of meta tensors that are created inside the context until nothing refers to them. live: bytes
+    now. peak: largest number of bytes so far. Earlier allocations do not count. Operations take their CPU path, which
+    for some needs more memory than the GPU's kernels.
     """
 
     def __init__(self) -> None:
@@ -55,9 +54,9 @@ class LiveBytes(TorchDispatchMode):
         return made
 
     def _results(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What `func` returns. Operations on the meta device run in Python and take most of a millisecond each; a model
-        repeats few of them with many layers and steps, so the form of a result that is one new tensor, no view
-        of an argument, is remembered."""
+        """The result of `func`. Operations on the meta device run in Python and take nearly a millisecond each. A model
+        repeats the same few in many layers and steps, so the form of a result that is one new tensor, and no view of an
+        argument, is remembered."""
         key = (func, _metadata(args), _metadata(tuple(kwargs.items())))
         form = _forms.get(key)
         if form is not None:
@@ -82,7 +81,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _metadata(value: Any) -> Hashable:
-    """All that the form of a result can hang on; the type as well, since 1, 1.0 and True are equal."""
+    """Everything that the form of a result can depend on; the type as well, since 1, 1.0 and True are equal."""
     if isinstance(value, Tensor):
         return (value.device, value.dtype, value.shape, value.stride(), value.storage_offset())
     if isinstance(value, (tuple, list)):

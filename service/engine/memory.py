@@ -1,7 +1,8 @@
-"""Memory on the device, sized before the first request: weights, workspace, graphs, slot state, then pages.
+"""Divides the device's memory before the first request: weights, workspace, graphs, slot state, then pages.
 
-On CUDA pages get what is left of the operator's share. On a CPU they are sized by positions. A model that gets too
-little fails the start, by name. The dry run (dry_run.py) plans by the same code, with models that have shapes only.
+On CUDA, pages get what is left of the operator's share. On a CPU they are sized by positions. If a model gets too
+little, the start fails with its name. The dry run (dry_run.py) plans by the same code, with models that have shapes
+only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Reserved:
-    """Bytes of a GPU that are not for caches. budget: the operator's share of the device. Workspace and graphs are
+    """Bytes of a GPU that caches cannot use. budget: the operator's share of the device. Workspace and graphs are
     shared by all workers, which run one at a time."""
 
     budget: int
@@ -46,7 +47,7 @@ class Reserved:
 
     @property
     def left(self) -> int:
-        """For pages."""
+        """Bytes that are left for pages."""
         return max(0, self.budget - self.used - self.workspace - self.graphs - self.state)
 
 
@@ -54,7 +55,7 @@ def device_room(device: torch.device) -> Room | None:
     """None on a CPU."""
     if device.type == "cpu":
         return None
-    torch.cuda.empty_cache()  # what the measured runs left there is counted as workspace
+    torch.cuda.empty_cache()  # what the measured runs left in the allocator is counted as workspace
     free, total = torch.cuda.mem_get_info(device)
     return Room(total, total - free)
 
@@ -62,7 +63,7 @@ def device_room(device: torch.device) -> Room | None:
 def plan_pages(
     config: EngineConfig, workers: Sequence[ModelWorker], room_of: Callable[[], Room | None]
 ) -> dict[str, int]:
-    """Pages per worker name. room_of: asked once the workers have been measured; None: pages are sized by positions.
+    """Pages per worker name. room_of: called once the workers have been measured; None: pages are sized by positions.
 
     MemoryPlanError when a model gets too little.
     """
@@ -118,7 +119,7 @@ def _check_room(workers: Sequence[ModelWorker], pages: Mapping[str, int], left: 
 def reserve(
     config: EngineConfig, workers: Sequence[ModelWorker], room_of: Callable[[], Room | None]
 ) -> Reserved | None:
-    """Measures the workers: how much of the operator's share goes to weights, workspace, graphs and state.
+    """Measures how much of the operator's share the workers need for weights, workspace, graphs and state.
 
     Workspace and graph pool are the largest of any worker's, since one runs at a time. The whole limit of graph memory
     is kept free, since captures go on while the server is idle. None on a CPU, which has no share to divide.
@@ -144,7 +145,7 @@ def reserve(
 
 
 def split_pages(workers: Sequence[ModelWorker], left: int) -> dict[str, int]:
-    """Pages from `left` bytes in equal shares; what a model cannot use goes to the others."""
+    """Divides `left` bytes into equal shares of pages; what a model cannot use goes to the others."""
     pages: dict[str, int] = {}
     open_workers = list(workers)
     while open_workers:

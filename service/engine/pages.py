@@ -13,7 +13,7 @@ Digest = bytes
 
 
 class OutOfPages(Exception):
-    """More pages were asked for than are free or cached."""
+    """More pages were requested than are free or cached."""
 
 
 class PagePool:
@@ -62,7 +62,8 @@ class PagePool:
             self._digests[page] = None
 
     def release(self, pages: Sequence[int]) -> None:
-        """Gives up one hold on each; the pages of a sequence in order, so that its last are evicted first."""
+        """Releases one hold on each page. Pass the pages of a sequence in order, so that its last ones are evicted
+        first."""
         for page in reversed(pages):
             assert self._holders[page] > 0
             self._holders[page] -= 1
@@ -74,14 +75,14 @@ class PagePool:
                 self._cached[page] = None
 
     def index(self, page: int, digest: Digest) -> None:
-        """Makes a full, written page findable. Where another page already holds that prefix, this one stays private."""
+        """Makes a full, written page findable. If another page already holds that prefix, this one stays private."""
         assert self._holders[page] > 0 and self._digests[page] is None
         if digest not in self._index:
             self._index[digest] = page
             self._digests[page] = digest
 
     def match(self, digests: Sequence[Digest]) -> int:
-        """How many leading pages of a prefix are indexed."""
+        """Number of leading pages of a prefix that are indexed."""
         for count, digest in enumerate(digests):
             if digest not in self._index:
                 return count

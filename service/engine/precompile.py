@@ -29,9 +29,9 @@ from service.link.config import EngineConfig, ModelConfig
 log = logging.getLogger(__name__)
 
 _PAGES = 2
-"""The scratch page and one more."""
+"""Pages: the scratch page and one more."""
 _MOST_THREADS = 32
-"""The compiler takes some hundred MB per thread."""
+"""Threads at most: the compiler takes a few hundred MB in each."""
 _SAME_KERNELS: dict[str, Any] = {
     "threads": None,
     "gpu": "",
@@ -42,7 +42,8 @@ _SAME_KERNELS: dict[str, Any] = {
     "log_level": "info",
     "log_format": "text",
 }
-"""Settings that decide no kernel: a restart, and each of several engines, finds what another start compiled."""
+"""Settings that no kernel depends on, so that a restart, and each of several engines, finds what another start
+compiled."""
 _ALLOCATIONS = (
     torch.empty,
     torch.empty_like,
@@ -85,9 +86,9 @@ class ZeroAllocations(TorchFunctionMode):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, a launch of a Triton kernel only compiles it. On exit all are compiled, in this process and in the cache
-    on disk. Configurations that do not compile for this GPU, or need more shared memory than it has, are refused from
-    then on, and their operations run as the PyTorch reference. Other compiler errors are raised."""
+    """Inside, a launch of a Triton kernel only compiles it. On exit all of them are compiled, in this process and in
+    the cache on disk. Configurations that do not compile for this GPU, or need more shared memory than it has, are
+    refused from then on, and their operations run as the PyTorch reference. Other compiler errors are raised."""
     import triton
     from triton.runtime.jit import JITFunction
 

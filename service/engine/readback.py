@@ -10,10 +10,9 @@ from torch import Tensor
 
 
 class Readback:
-    """Copies tensors to pinned memory behind the work launched so far; `ready` once the copy's event has fired.
-
-    On a CPU the copies are made at once but are ready only after `wait`. So results are read as late as on a GPU, and
-    tests without one meet the same order of launches and reads.
+    """Copies tensors to pinned memory after the work launched so far; `ready` once the copy's event has fired. On a CPU
+    the copies are made at once but count as ready only after `wait`. So results are read as late as on a GPU, and tests
+    without a GPU see the same order of launches and reads.
     """
 
     def __init__(
@@ -42,7 +41,8 @@ class Readback:
         self._waited = True
 
     def seconds(self) -> float | None:
-        """Of the device from where the launch began to its end, when ready; None where that was not marked."""
+        """Seconds on the device from the mark of the launch's begin to its end, when ready; None if it was not
+        marked."""
         if self._begun is None or self._event is None:
             return None
         return self._begun.elapsed_time(self._event) / 1e3
@@ -54,7 +54,7 @@ class Readback:
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:
-    """Where the work that is launched next begins on a GPU: behind what was launched before."""
+    """Marks where the work that is launched next begins on a GPU, after everything launched before."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event(enable_timing=True)

@@ -9,7 +9,8 @@ from service.link.messages import PhaseTimes, StepCounts
 
 @dataclass(eq=False)
 class StepTally:
-    """Of one request; `counts` goes with its last delta, `times` with its first. Times are of the worker's clock."""
+    """Counts and times of one request. `counts` is sent with its last delta, `times` with its first. Times are on the
+    worker's clock."""
 
     steps: int = 0
     replayed: int = 0
@@ -21,7 +22,7 @@ class StepTally:
     """Begin of the first encoder pass with one of its items, and end of the last."""
 
     def add(self, replayed: bool, rows: int) -> None:
-        """A step with so many rows took the request along."""
+        """Records a step with `rows` rows that included the request."""
         self.steps += 1
         self.replayed += replayed
         self.rows += rows

@@ -17,7 +17,7 @@ _UTIME, _STIME, _THREADS, _START, _RSS = 11, 12, 17, 19, 21
 
 
 def process_usage(stat: Path = STAT) -> ProcessUsage | None:
-    """Of this process, all its threads together; None where there is no /proc."""
+    """Usage of this process, all threads together; None if there is no /proc."""
     if (fields := _fields(stat)) is None:
         return None
     seconds = (int(fields[_UTIME]) + int(fields[_STIME])) / os.sysconf("SC_CLK_TCK")

@@ -1,10 +1,10 @@
-"""Between the engine loop and a hosted model: what the loop asks of each model's worker.
+"""The interface between the engine loop and the worker of a hosted model.
 
 The loop (engine.py) owns the GPU and the order of launches; a worker owns its requests, slots, pages and captured
-graphs. One thread launches everything, and what uses slots or pages runs on one CUDA stream, so what is launched later
-runs later: pages and slots that are freed after a launch can be given away at once. `tick` launches and never waits;
-results are copied to pinned memory behind the launch and read by `collect` when their event has fired, as a rule one
-step later.
+graphs. One thread launches everything, and everything that uses slots or pages runs on one CUDA stream in the order of
+launches, so pages and slots that are freed after a launch can be given away at once. `tick` launches and never waits;
+results are copied to pinned memory after the launch and read by `collect` when their event has fired, usually one step
+later.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MemoryRequirements:
     state: int = 0
 
     def beside(self, other: MemoryRequirements) -> MemoryRequirements:
-        """Of two parts of a worker."""
+        """The requirements of two parts of a worker together."""
         workspace, graphs = max(self.workspace, other.workspace), max(self.graphs, other.graphs)
         return MemoryRequirements(workspace, graphs, self.state + other.state)
 
@@ -65,10 +65,10 @@ class WorkerContext:
     config: EngineConfig
     device: torch.device
     dtype: torch.dtype
-    """Of this worker's weights and caches."""
+    """The dtype of this worker's weights and caches."""
     pool: GraphPool
     observations: Observations
-    """Metric events; the loop sends and clears them."""
+    """Metric events, which the loop sends and clears."""
     clock: Callable[[], float]
     """time.monotonic, or a test's own."""
 
@@ -79,11 +79,11 @@ class ModelWorker(Protocol):
     name: str
     """The model name that requests carry."""
     page_bytes: int
-    """One page of all layers."""
+    """Bytes of one page, all layers together."""
     max_pages: int
-    """More pages than this it cannot use."""
+    """The worker cannot use more pages than this."""
     min_pages: int
-    """With fewer the engine does not start: too few for one request of its context, or of a length still useful."""
+    """With fewer pages the engine does not start: they would be too few for one request of a useful length."""
 
     # Start: measure, allocate, capture_next until it returns False, warm_up.
 
@@ -97,7 +97,7 @@ class ModelWorker(Protocol):
 
     @property
     def graph_runners(self) -> Sequence[GraphRunner]:
-        """All of its captured computations, once `allocate` has run."""
+        """The runners of all its captured computations, once `allocate` has run."""
         ...
 
     def capture_next(self, *, idle: bool) -> bool:
@@ -128,7 +128,7 @@ class ModelWorker(Protocol):
     # Stepping.
 
     def has_work(self) -> bool:
-        """Something could be launched now (at most two launches are in flight)."""
+        """Whether something could be launched now (at most two launches are in flight)."""
         ...
 
     def slack(self, now: float) -> float:
@@ -153,7 +153,7 @@ class ModelWorker(Protocol):
         ...
 
     def oldest_launch(self) -> float | None:
-        """Time of the oldest launch whose results were not collected; None without one."""
+        """Time of the oldest launch whose results have not been collected; None without one."""
         ...
 
     def wait(self) -> None:
@@ -161,7 +161,7 @@ class ModelWorker(Protocol):
         ...
 
     def building(self) -> bool:
-        """Something without which a request cannot start is made elsewhere than on the device."""
+        """Whether something that a request needs before it can start is being built, elsewhere than on the device."""
         ...
 
     def collect(self) -> Outputs:

@@ -12,7 +12,7 @@ from service.link.sampling_limits import MAX_BIASES, MAX_STOP_IDS
 
 
 def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
-    """What a captured prefill must hold (PrefillStep and CachedPrefillStep of service.engine.chat.steps)."""
+    """The bucket that a captured prefill must have (PrefillStep and CachedPrefillStep of service.engine.chat.steps)."""
     required = {"tokens": sum(chunk.length for chunk in chunks), "sequences": len(chunks)}
     if not feature_levels:
         return required
@@ -21,7 +21,7 @@ def required_prefill(chunks: tuple[Chunk, ...], feature_levels: int) -> Bucket:
 
 
 def count_pairs(chunks: tuple[Chunk, ...]) -> int:
-    """Pairs of a query and a cached key, which the seconds of attention grow with."""
+    """Number of pairs of a query and a cached key, with which the time of attention grows."""
     return sum(chunk.length * chunk.start for chunk in chunks)
 
 

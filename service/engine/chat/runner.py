@@ -40,7 +40,7 @@ from service.graphs.pool import RouteSeconds, seconds_of
 from service.graphs.runner import GraphRunner
 
 _MEASURED_CONTEXT = 4096
-"""Cached keys before a chunk, to measure what they cost."""
+"""Number of cached keys before a chunk, to measure their cost."""
 
 Embeds = Callable[[ChatSequence, int], Tensor]
 """The encoder's rows [num_embeds, embeds_width] of a sequence's item."""
@@ -58,7 +58,7 @@ class ChatRunner:
         self._max_pages = -(-max_context // self._page_size)
         self._hidden_size = model.decoder.hidden_size
         self.embeds_width = self._hidden_size * (1 + model.decoder.feature_levels)
-        """Of the encoder's rows: an embedding, and behind it its features."""
+        """Width of the encoder's rows: an embedding followed by its features."""
 
     @property
     def page_bytes(self) -> int:
@@ -142,7 +142,7 @@ class ChatRunner:
         return tuple(sorted({bucket["tokens"] for bucket in self._cached_prefill.captured}))
 
     def start_pacing(self, pacing: Pacing, encoder: GraphRunner) -> None:
-        """Tells what captures and warm-up measured."""
+        """Passes on what captures and warm-up measured."""
         pacing.start(self._decode[False], self._cached_prefill, encoder, self._routes.pair_seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
@@ -154,7 +154,7 @@ class ChatRunner:
         return due
 
     def _measure_cached_keys(self) -> None:
-        """What a pair of a query and a cached key costs on each route, by the largest captured bucket."""
+        """Seconds of a pair of a query and a cached key on each route, measured with the largest captured bucket."""
         largest = max(self._cached_prefill.captured, key=lambda bucket: bucket["tokens"], default=None)
         if largest is None:
             return
@@ -173,7 +173,7 @@ class ChatRunner:
         def eager(keys: int) -> float:
             return seconds_of(lambda: self._scratch_pass(self._caches, [tokens], cached=keys), self._context.device)
 
-        eager(cached)  # The allocator's and the libraries' first time.
+        eager(cached)  # The first run includes allocations and the start of libraries.
         pairs = tokens * cached
         each = (max(0.0, run(cached) - run(0)) / pairs for run in (eager, replay))
         self._routes.pair_seconds = RouteSeconds(*each)
@@ -236,7 +236,7 @@ class ChatRunner:
         except PrefillError as error:
             if choice.passed_over is None or not isinstance(error.__cause__, torch.OutOfMemoryError):
                 raise
-        # Behind the handler, whose exception holds the frames of the eager pass, and with them its memory.
+        # After the handler, whose exception holds the frames of the eager pass, and with them its memory.
         return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))
 
     def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: Choice) -> LaunchedStep:
@@ -248,7 +248,7 @@ class ChatRunner:
         if step.needs.guided:
             with prefill_errors():
                 last = self._backbone(alone, embeds, choice.prefill)
-            # They leave hidden states in `held`, padding included; those of the chunks come behind the rows.
+            # They leave hidden states in `held`, padding included; those of the chunks follow the rows.
             route = self._layers.run(self._decode_plan(step)).route
             return self._sampled(step, last, route, kind)
         with prefill_errors():
@@ -272,7 +272,8 @@ class ChatRunner:
         return {"rows": len(step.slots), "pages": self._table_width(step)}
 
     def _table_width(self, step: Step) -> int:
-        """Columns of the block tables. A GPU reads no more of a row than its length, so one width serves all."""
+        """Number of columns of the block tables. A GPU reads no more of a row than its length, so one width serves
+        all."""
         return self._max_pages if self._context.device.type == "cuda" else step.num_pages
 
     def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: Choice) -> LaunchedStep:
@@ -298,7 +299,7 @@ class ChatRunner:
         return LaunchedStep(self._results(run.outputs, len(slots), step.needs.logprobs), route, kind)
 
     def _hold(self, step: Step, slots: np.ndarray, route: Route, kind: StepKind) -> LaunchedStep:
-        """Of a step whose hidden states are held."""
+        """The sampling of a step whose hidden states are held."""
         self._masks.writable()
         return LaunchedStep({}, route, kind, HeldSampling(slots, step.needs))
 

@@ -17,9 +17,8 @@ from service.link.config import EngineConfig
 
 
 class AdapterSlots:
-    """Which adapter is in which slot. One in use stays; of the others the one that was used longest ago makes room.
-
-    load: puts an adapter into a slot, in the order of launches.
+    """Which adapter is in which slot. An adapter in use stays; of the others, the one that was used longest ago is
+    replaced. load: copies an adapter into a slot, in the order of launches.
     """
 
     def __init__(self, num_slots: int, load: Callable[[str, int], None]) -> None:
@@ -35,11 +34,12 @@ class AdapterSlots:
         return self._resident
 
     def fits(self, coming: Collection[str]) -> bool:
-        """These adapters and those in use can be resident together."""
+        """Whether these adapters and those in use can be resident together."""
         return len(self._used.keys() | set(coming)) <= self.num_slots
 
     def take(self, name: str) -> int:
-        """The adapter's slot, for one more stream; loaded if it is not resident. `fits` must have said that it can."""
+        """The adapter's slot, for one more stream; the adapter is loaded if it is not resident. Call only if it
+        `fits`."""
         slot = self._resident.get(name)
         if slot is None:
             slot = self._free.pop() if self._free else self._evict()
@@ -50,7 +50,7 @@ class AdapterSlots:
         return slot
 
     def give_back(self, name: str) -> None:
-        """A stream of this adapter has ended."""
+        """Releases the adapter for a stream that has ended."""
         self._used[name] -= 1
         assert self._used[name] >= 0, name
         if not self._used[name]:
@@ -62,10 +62,10 @@ class AdapterSlots:
 
 
 class AdapterFiles:
-    """The adapters of a directory: checked, and the layout of a slot that holds any of them."""
+    """The checked adapters of a directory, and the layout of a slot that can hold any of them."""
 
     def __init__(self, config: EngineConfig, model: SpeechModel) -> None:
-        """CheckpointError names the file and what is wrong in it."""
+        """Raises CheckpointError, which names the file and what is wrong with it."""
         places = model.lora_places()
         self.files: dict[str, LoraFile] = {
             folder.name: survey(folder, places) for folder in adapter_folders(Path(config.lora_voices))
@@ -75,11 +75,11 @@ class AdapterFiles:
         self._host: dict[str, Tensor] = {}
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Of the slots on the device."""
+        """Bytes of the slots on the device."""
         return 0 if self.layout is None else self.num_slots * self.layout.size * dtype.itemsize
 
     def read(self, dtype: torch.dtype, *, pinned: bool) -> None:
-        """All of them to the host's memory. CheckpointError for values that are not finite."""
+        """Reads all adapters into the host's memory. CheckpointError for values that are not finite."""
         if self.layout is None:
             return
         for name, file in self.files.items():
@@ -87,15 +87,15 @@ class AdapterFiles:
             self._host[name] = slot.pin_memory() if pinned else slot
 
     def bank(self, device: torch.device, dtype: torch.dtype) -> LoraBank | None:
-        """New slots; None where there are no adapters."""
+        """New slots; None if there are no adapters."""
         return None if self.layout is None else LoraBank(self.layout, self.num_slots, device, dtype)
 
     def slots(self, bank: LoraBank | None, loaded: Callable[[], None]) -> AdapterSlots:
-        """loaded: is told of each adapter that is copied to the device."""
+        """loaded: called each time an adapter was copied to the device."""
 
         def load(name: str, slot: int) -> None:
             assert bank is not None
-            # On the stream of the steps: those launched before read what was there, those after what comes.
+            # On the stream of the steps: steps launched before read the old adapter, steps launched after the new one.
             bank.table[slot].copy_(self._host[name], non_blocking=True)
             loaded()
 

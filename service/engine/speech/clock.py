@@ -10,7 +10,8 @@ Mark = torch.cuda.Event | float
 
 
 class DeviceClock:
-    """Marks moments in the order of launches: events on a GPU, wall time where launches return when they are done."""
+    """Marks moments in the order of launches: with events on a GPU, with wall time on a CPU, where a launch returns
+    when it is done."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -23,7 +24,7 @@ class DeviceClock:
         return event
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        """Between two marks that have both passed."""
+        """Seconds between two marks that have both passed."""
         if isinstance(start, float):
             assert isinstance(end, float)
             return end - start

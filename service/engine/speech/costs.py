@@ -1,4 +1,4 @@
-"""What launches of a speech model cost in seconds, measured: the scheduler compares them with the streams' slack."""
+"""Measured seconds of the launches of a speech model, which the scheduler compares with the slack of streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ piece of reference audio."""
 _WEIGHT = 0.2
 _DEVIATIONS = 2.0
 _PRIOR = 0.02
-"""Seconds of what nothing of its kind was measured for."""
+"""Seconds assumed while nothing of a kind was measured."""
 
 
 class SpeechCosts:
@@ -65,6 +65,6 @@ class SpeechCosts:
         return at(index - 1) + share * (at(index) - at(index - 1))
 
     def _nearest_steps(self, kind: Kind, steps: int) -> dict[int, tuple[float, float]] | None:
-        """Costs at the nearest number of solver steps that was measured, while there are none for this one."""
+        """Costs at the nearest number of solver steps that was measured, if this number was not."""
         others = [key for key in self._seen if key[0] == kind]
         return self._seen[min(others, key=lambda key: abs(key[1] - steps))] if others else None

@@ -1,6 +1,5 @@
-"""Predicted seconds: of steps from the measured costs of their parts, of streams from the patches they have left.
-
-It knows neither the queue nor the clock; the scheduler asks it and decides.
+"""Predicts seconds: those of steps from the measured costs of their parts, those of streams from the patches they have
+left. It knows neither the queue nor the clock; the scheduler uses it and decides.
 """
 
 from __future__ import annotations
@@ -22,17 +21,15 @@ from service.engine.speech.prefill import (
 from service.engine.speech.stream import Stream
 
 _LEAST_IDLE = 0.1
-"""Least share of the GPU that prefills are assumed to get, however many listen."""
+"""Share of the GPU that prefills are assumed to get at least, however many streams are heard."""
 _LEAST_RETRY = 1.0
 _LENGTH_WEIGHT = 0.05
 
 
 class Forecast:
-    """Seconds that steps and streams will take.
-
-    buckets, prefill_tokens: batch sizes, and most tokens of a prefill, as in the policy.
-    patch_seconds: audio of a patch.
-    codec_beside: the codec runs beside the next step, not before it.
+    """Seconds that steps and streams will take. buckets, prefill_tokens: batch sizes, and the limit of tokens of a
+    prefill, as in the policy. patch_seconds: audio of a patch. codec_beside: the codec runs in parallel with the next
+    step, not before it.
     """
 
     def __init__(
@@ -81,12 +78,13 @@ class Forecast:
         return None if required is None else self._captured(required)
 
     def replayable(self, tokens: int, audio: int) -> bool:
-        """A whole prompt of these sizes in a pass of its own would be replayed."""
+        """Whether a whole prompt of these sizes in a pass of its own would be replayed."""
         required = {"tokens": tokens, "audio": audio, "sequences": 1}
         return tokens <= self._prefill_tokens and self._captured(required) is not None
 
     def joins(self, chunks: Sequence[PrefillChunk], chunk: PrefillChunk) -> bool:
-        """One pass over all of them costs less than two. It would not if `chunk` made a replayed pass an eager one."""
+        """Whether one pass over all of them costs less than two, which it does not if `chunk` makes a replayed pass an
+        eager one."""
         if len(chunks) >= self._buckets[-1] or sum(c.length for c in chunks) + chunk.length > self._prefill_tokens:
             return False
         return self.prefill([*chunks, chunk]) < self.prefill(chunks) + self.prefill([chunk])
@@ -194,5 +192,5 @@ class Forecast:
         return max(1.0, self._used_of_cap * stream.max_patches - stream.launched)
 
     def learn_length(self, used_of_cap: float) -> None:
-        """A segment has ended after this share of its length cap."""
+        """Records that a segment ended after this share of its length cap."""
         self._used_of_cap += _LENGTH_WEIGHT * (used_of_cap - self._used_of_cap)

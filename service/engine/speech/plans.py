@@ -35,7 +35,7 @@ def slots_of(sequences: Sequence[SpeechSequence]) -> np.ndarray:
 def adapter_slots_of(
     rows: Sequence[SpeechSequence], chunks: Sequence[tuple[PrefillChunk, SpeechSequence]] = ()
 ) -> np.ndarray:
-    """Of each row, then of each prompt position: the slot of its adapter, -1 for none."""
+    """The adapter's slot of each row, then of each prompt position; -1 for none."""
     prompts = [np.full(chunk.length, sequence.stream.adapter_slot) for chunk, sequence in chunks]
     return np.concatenate([[sequence.stream.adapter_slot for sequence in rows], *prompts]).astype(np.int32)
 
@@ -90,7 +90,7 @@ def ragged_plan(
 def slot_state_arrays(
     sequences: Sequence[SpeechSequence], max_pages: int, patch_shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Rows of the slot state after a prompt, as models.protocol.SpeechModel lists them."""
+    """Rows of the slot state after a prompt; models.protocol.SpeechModel describes them."""
     count = len(sequences)
     prompts = [sequence.prompt for sequence in sequences]
     last_patch = np.zeros((count, *patch_shape), dtype=np.float32)

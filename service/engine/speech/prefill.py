@@ -1,4 +1,4 @@
-"""A prefill as scheduler, forecast and runner see it: its chunks, the bucket it requires, the key of its cost."""
+"""A prefill for scheduler, forecast and runner: its chunks, the bucket it requires, the key of its cost."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ FindCapturedBucket = Callable[[Bucket], Bucket | None]
 
 
 def required_prefill(chunks: Sequence[PrefillChunk]) -> Bucket | None:
-    """What a captured prefill must hold (models.protocol.SpeechModel.prefill_step); None where a chunk has cached
-    context."""
+    """The bucket that a captured prefill must have (models.protocol.SpeechModel.prefill_step); None if a chunk has
+    cached context."""
     if any(chunk.start for chunk in chunks):
         return None
     return {

@@ -1,4 +1,4 @@
-"""The requests of a speech worker: their sequences and segments, the audio and failures to send."""
+"""The requests of a speech worker: their sequences and segments, and the audio and failures to send."""
 
 from __future__ import annotations
 
@@ -146,13 +146,13 @@ class SpeechRequests:
                 self._go_on(sequence)
 
     def send_due(self, now: float) -> None:
-        """Sends audio that was held back, to listeners who need it soon."""
+        """Sends held-back audio to listeners who need it soon."""
         for sequence in self._unsent.due(now):
             self._deltas += self._unsent.take(sequence)
 
     def _draw_again(self, sequence: SpeechSequence) -> None:
-        """The current segment from its beginning, with another seed. Its prompt's keys are there, and none of its steps
-        is in flight: it has run to its cap."""
+        """Starts the current segment again, with another seed. The keys of its prompt are in the cache, and none of its
+        steps is in flight, since it has run to its cap."""
         self._context.observations.count("speech_retries_total", model=self._name)
         self._scheduler.end_segment(sequence.stream, sequence.patches)
         self._unsent.discard(sequence)

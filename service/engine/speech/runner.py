@@ -127,7 +127,7 @@ class SpeechRunner:
 
     @property
     def codec_beside(self) -> bool:
-        """The codec runs beside the next step, not before it."""
+        """Whether the codec runs in parallel with the next step, not before it."""
         return self._codec_stream is not None
 
     @contextmanager
@@ -148,14 +148,14 @@ class SpeechRunner:
 
     @property
     def variants(self) -> list[Steps]:
-        """Steps without adapters, and with them where there are any."""
+        """The steps without adapters, and those with adapters if there are any."""
         return [self._plain] if self._adapted is None else [self._plain, self._adapted]
 
     def _count_load(self) -> None:
         self._context.observations.count("lora_loads_total", model=self._name)
 
     def _steps_of(self, slots: np.ndarray) -> Steps:
-        """slots: of the adapters, -1 for none. Rows without one run with the others where any has one."""
+        """slots: those of the adapters, -1 for none. Rows without an adapter run with the others if any row has one."""
         return self._plain if self._adapted is None or (slots < 0).all() else self._adapted
 
     def captured_prefill(self, required: Bucket) -> Bucket | None:
@@ -227,7 +227,7 @@ class SpeechRunner:
         return self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
 
     def _timing(self, kind: Kind, solver_steps: int, rows: int, before: Sequence[Timing]) -> Timing:
-        """Timing of the part that was just launched, after those `before`."""
+        """Timing of the part that was just launched, after the parts `before`."""
         return Timing(kind, solver_steps, self._bucket(rows), before[-1].end, self.clock.mark())
 
     def _deliver(
@@ -283,8 +283,8 @@ class SpeechRunner:
     # Parts of a prefill
 
     def _begin_takes(self, sequences: Sequence[SpeechSequence]) -> None:
-        """Prepares the codec's streaming state for takes that begin. It goes on from one segment to the next, and a
-        further take of a segment goes on from where the first one did."""
+        """Prepares the codec's streaming state for takes that begin. The state continues from one segment to the next;
+        a further take of a segment starts from the same state as the first one."""
         for sequence in sequences:
             sequence.begins = False
         self._reset_codec([sequence for sequence in sequences if sequence.segment == 0])
@@ -300,8 +300,8 @@ class SpeechRunner:
                     self._codec_starts[sequence] = state.clone()
 
     def _reset_codec(self, sequences: Sequence[SpeechSequence]) -> None:
-        """Initialises the codec's streaming state of new streams: zeros, or what decoding the end of the audio that
-        they continue leaves, which is not sent."""
+        """Initialises the codec's streaming state of new streams: zeros, or the state after decoding the end of the
+        audio that they continue, which is not sent."""
         if not sequences:
             return
         with self.codec_turn():

@@ -1,9 +1,9 @@
 """Playback-aware scheduling: which streams run next, decided by how long each listener can still wait.
 
 A live stream's slack is the audio that its listener has received and not heard yet. Prefills are admitted while the
-least slack covers their measured cost. Streams far ahead of playback leave a decode batch first, to keep it in a bucket
-that costs less per row or to make place for streams that nobody hears live. There is a step as long as any stream can
-run.
+least slack covers their measured cost. Streams far ahead of playback are the first to leave a decode batch, to keep it
+in a bucket that costs less per row or to make room for streams without a live listener. There is always a step while
+any stream can run.
 
 Pure Python on the caller's clock; times are seconds of one monotonic clock.
 """
@@ -33,7 +33,7 @@ class Policy:
     refuse_after: seconds; a request whose first audio is predicted to come later is refused.
     max_load: share of real time that the live streams' steps may take; a request that would exceed it is refused.
     guard: seconds of slack never spent (transport, jitter of the host).
-    far_ahead: streams with more slack than this come after streams that nobody hears live.
+    far_ahead: streams with more slack than this come after streams without a live listener.
     """
 
     buckets: tuple[int, ...]
@@ -98,7 +98,7 @@ class SpeechScheduler:
     # Admission
 
     def submit(self, stream: Stream, now: float) -> Refusal | None:
-        """Queues a stream, or says why it is refused."""
+        """Queues a stream, or returns why it is refused."""
         policy = self.policy
         if self._pages_for(stream.positions) > self._pages.num_pages - 1:
             return Refusal("too_long", "text and reference audio need more positions than the cache holds", None)
@@ -214,8 +214,8 @@ class SpeechScheduler:
         """Streams with prompt positions to compute, most urgent first; only live ones if there are any.
 
         Waiting streams follow in order of arrival while slots and pages (to the length cap) suffice. A quarter of the
-        slots is reserved for live streams. A stream whose adapter finds no slot is passed by those without one only, so
-        that its turn comes.
+        slots is reserved for live streams. A stream whose adapter finds no slot can be overtaken only by streams
+        without an adapter, so that its turn comes.
         """
         begun = [s for s in self._running if s.phase is Phase.PREFILL and not s.paused]
         begun.sort(key=lambda s: (not s.live, slacks.get(s, s.arrival + self.policy.first_audio_target - start)))
@@ -237,7 +237,7 @@ class SpeechScheduler:
         return live or candidates
 
     def _prefill_step(self, candidates: Iterable[Stream], slacks: dict[Stream, float], start: float) -> Step | None:
-        """As many prompt chunks as the least slack covers, with the decode rows that cannot wait for them.
+        """As many prompt chunks as the smallest slack covers, with the decode rows that cannot wait for them.
 
         A live stream between two segments has slack itself, which does not delay its own prefill. A listener whose
         audio has run out delays only prefills of streams that are less late.
@@ -383,7 +383,7 @@ class SpeechScheduler:
         stream.phase = Phase.IDLE
 
     def release(self, stream: Stream) -> None:
-        """Forgets a stream; its slot and pages are free. The caller makes sure that no launched step uses them."""
+        """Forgets a stream; its slot and pages are free. The caller must make sure that no launched step uses them."""
         if stream.phase is Phase.WAITING:
             self._waiting.remove(stream)
             return
