@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 from models.errors import CheckpointError
 from models.published import read_config, read_json, read_optional_json, rope_field
+
+_STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
+"""Fields of preprocessor files that no published file changes. 3: bicubic."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,8 @@ def _vision(config: Mapping[str, Any]) -> VisionConfig:
 def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> dict[str, Any]:
     """The published `file`, or the `section` of processor_config.json that transformers 5 saves in its place.
 
-    Raises CheckpointError where it says other sizes of patches than config.json.
+    Raises CheckpointError where it says other sizes of patches than config.json, or asks for other steps than the
+    published ones: bicubic resizing, a 255th of each byte, normalisation.
     """
     settings: dict[str, Any] | None = read_optional_json(directory, "processor_config.json").get(section)
     if (directory / file).exists() or settings is None:
@@ -154,6 +159,11 @@ def preprocessor_settings(directory: Path, file: str, section: str, vision: Visi
     for name, value in expected.items():
         if settings.get(name, value) != value:
             raise CheckpointError(f"{file}: {name} is {settings[name]}, config.json says {value}")
+    for name, published in _STEPS.items():
+        value = settings.get(name)
+        known = value is None or (isinstance(value, int | float) and math.isclose(value, published))
+        if not known:
+            raise CheckpointError(f"{file}: {name} is {value!r}, expected {published!r}")
     return settings
 
 

@@ -43,7 +43,9 @@ def required_patches(items: Sequence[MediaItem]) -> dict[str, int]:
 def patch_buckets(
     config: VisionConfig, images: ImageSettings, sizes: Sequence[int] = _BUCKET_SIZES
 ) -> list[dict[str, int]]:
-    """Of the patches in `sizes`, up to four of the largest pictures that the checkpoint allows."""
+    """Of the patches in `sizes`, up to four of the largest pictures that the checkpoint allows. Whole embedding rows: a
+    size that they do not divide becomes the next one that they do."""
+    sizes = [-(-patches // config.merged_patches) * config.merged_patches for patches in sizes]
     largest = _LADDER_ITEMS * images.max_pixels // config.patch_size**2
     steps = [patches for patches in sizes if patches < largest] or [sizes[0]]
     steps += [patches for patches in sizes if patches >= largest and patches not in steps][:1]

@@ -262,6 +262,9 @@ def test_size_fields_of_a_newer_preprocessor_config_load(tmp_path: Path) -> None
         ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ("preprocessor_config.json", {"min_pixels": None}, "'shortest_edge' is missing"),
         ("preprocessor_config.json", {"merge_size": 4}, "merge_size is 4, config.json says 2"),
+        ("preprocessor_config.json", {"resample": 2}, "resample is 2, expected 3"),
+        ("preprocessor_config.json", {"do_normalize": False}, "do_normalize is False, expected True"),
+        ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "rescale_factor is 0.0078"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from models.protocol import Bucket, BufferSpec
 from models.qwen2_vl.model import load_model
+from models.qwen2_vl.patches import patch_buckets
 from tests.support.audit import audit, audited_decode
 from tests.support.chat_golden import GOLDEN
 from tests.support.encoder_replay import CapturedEncoder, padded, random_item
@@ -64,6 +66,12 @@ def test_the_default_bucket_list_ascends_and_holds_four_of_the_largest_pictures(
     largest = MODEL.encoder.images.max_pixels // 14**2
     assert bucket_list[-1]["patches"] >= min(4 * largest, 16384)
     assert all(bucket["max_seqlen"] == bucket["patches"] for bucket in bucket_list)
+
+
+def test_buckets_hold_whole_embedding_rows() -> None:
+    """Also of nine patches, which divide no size of the list."""
+    vision = replace(MODEL.encoder.config, merge_size=3)
+    assert all(bucket["patches"] % 9 == 0 for bucket in patch_buckets(vision, MODEL.encoder.images))
 
 
 def test_the_encoder_reads_no_value() -> None:
