@@ -38,8 +38,8 @@ WORKERS = {"chat": "service.engine.chat.worker:create_worker", "speech": "servic
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 SWITCH_INTERVAL = 1e-4
-"""Seconds after which a thread that computes in Python gives the interpreter lock to one that waits for it: masks of a
-step and what messages bring are waited for, and steps last milliseconds."""
+"""Seconds after which a thread that computes in Python must release the interpreter lock to one that waits for it.
+Steps last milliseconds, and wait for masks and for the effects of messages."""
 
 
 def serve(config: EngineConfig, channel: Channel) -> None:
@@ -126,7 +126,7 @@ def load_worker(
 
 
 def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """What load_model is given besides. ConfigurationError where a model or its dtype is not quantised."""
+    """Further arguments of load_model. ConfigurationError if quantization does not support the model or its dtype."""
     if model.quantization == "none":
         return {}
     if family.kind != "chat":
@@ -139,7 +139,7 @@ def _quantised(model: ModelConfig, family: Family, device: torch.device, dtype: 
 
 
 def resolve_device(config: EngineConfig) -> torch.device:
-    """auto: the GPU when there is one that the kernels support. ConfigurationError when CUDA is asked for and there is
+    """auto: the GPU if there is one that the kernels support. ConfigurationError if CUDA is requested and there is
     none."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
@@ -155,8 +155,8 @@ def resolve_device(config: EngineConfig) -> torch.device:
 
 
 def engine_stream(device: torch.device) -> AbstractContextManager[object]:
-    """A stream of the engine's own, since graphs cannot be captured on the default one. It has a higher priority than
-    the stream on which the speech codec runs beside the steps."""
+    """The engine's own stream, since graphs cannot be captured on the default one. It has a higher priority than the
+    stream on which the speech codec runs in parallel with the steps."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device, priority=-1))

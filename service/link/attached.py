@@ -11,12 +11,12 @@ from service.link.supervisor import EngineExit
 
 
 class EngineLives:
-    """What the supervising process has said: the address of the present engine process, or that there is none."""
+    """What the supervising process reports: the address of the current engine process, or that there is none."""
 
     def __init__(self) -> None:
         self.address: str | None = None
         self.problem = ""
-        """Why the engine's messages cannot be read, if so."""
+        """Why the engine's messages cannot be read; empty if they can."""
         self._changed = asyncio.Event()
 
     def tell(self, address: str | None) -> None:
@@ -24,20 +24,20 @@ class EngineLives:
         self._changed.set()
 
     async def started(self) -> None:
-        """Until there is an engine process."""
+        """Waits until there is an engine process."""
         await self._until(lambda: self.address is not None)
 
     async def ended(self, address: str | None) -> None:
-        """Until the engine process of that address is no longer the present one."""
+        """Waits until the engine process of that address is no longer the current one."""
         await self._until(lambda: self.address != address)
 
     def fail(self, problem: str) -> None:
-        """To this process the engine has ended, so that its requests fail at once."""
+        """Treats the engine as ended, so that its requests in this process fail at once."""
         self.problem = problem
         self.tell(None)
 
     async def failed(self) -> None:
-        """Until the engine cannot be understood: this process is of no more use."""
+        """Waits until the engine's messages cannot be read: this process is then of no more use."""
         await self._until(lambda: bool(self.problem))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -47,8 +47,8 @@ class EngineLives:
 
 
 class AttachedLink:
-    """One life of the engine, as an EngineLink. Make it when `lives` has told of one. peer: this process' name, which
-    no other process ever had."""
+    """One life of the engine, as an EngineLink. Create it when `lives` has reported an engine. peer: this process'
+    name, which no other process ever had."""
 
     def __init__(self, lives: EngineLives, peer: str) -> None:
         self.on_launch: Callable[[], None] = lambda: None

@@ -1,7 +1,7 @@
-"""What the engine is started with, and how it talks to whoever started it.
+"""The engine's configuration, and its channel to the process that started it.
 
-The engine itself is a function `serve(config, channel)` in service/engine/start.py: it loads, captures, steps until
-a Stop command comes, and returns. It runs in a process of its own (process.py) or in a thread (supervisor.py).
+The engine itself is a function `serve(config, channel)` in service/engine/start.py: it loads, captures, steps until a
+Stop command comes, and returns. It runs in a process of its own (process.py) or in a thread (supervisor.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """auto: bfloat16 on CUDA, float32 on a CPU."""
     load_format: LoadFormat = "published"
     quantization: Quantization = "none"
-    """fp8: weights of the language layers in e4m3; of chat models alone."""
+    """fp8: weights of the language layers in e4m3; only for chat models."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -42,13 +42,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
     models: tuple[ModelConfig, ...]
     device: Device = "auto"
     gpu: str = ""
-    """The only one that the process sees, as CUDA_VISIBLE_DEVICES names it; empty: all that its parent sees."""
+    """The only GPU that the process sees, as CUDA_VISIBLE_DEVICES names it; empty: all that its parent sees."""
     index: int | None = None
-    """Of several engines: which one this is, from 0."""
+    """Which of several engines this is, from 0; None for the only one."""
     sharers: int = 1
-    """Engines that share the host's processors, this one included."""
+    """Number of engines that share the host's processors, this one included."""
     threads: int | None = None
-    """That compute on the host; None: those of service.link.host_threads."""
+    """Number of threads that compute on the host; None: as service.link.host_threads chooses."""
     memory_share: float = 0.9
     page_size: int = 16
     kv_cache_tokens: int | None = None
@@ -63,15 +63,16 @@ class EngineConfig(msgspec.Struct, frozen=True):
     0.015 (CUDA), no limit (CPU)."""
     graphs: bool = True
     guided_graphs_first: bool = False
-    """The graphs of guided rows are captured before readiness, too, not while the engine idles."""
+    """Whether the graphs of guided rows are captured before readiness, too, not while the engine idles."""
     restarted: bool = False
-    """An earlier engine of this server was ready: chat answers with the least that is captured, and what else a start
-    captures before readiness is captured while the engine idles."""
+    """Whether an earlier engine of this server was ready. Then chat begins with as few captures as possible, and the
+    others that a first start makes before readiness are made while the engine idles."""
     stood_by: bool = False
-    """Its process had waited to become the engine (standby.py): its age is no part of the start."""
+    """Whether its process had waited to become the engine (standby.py), so that the age of the process is not part of
+    the start."""
     mixed_route: MixedRoute = "auto"
-    """Of chat batches with prefill chunks. auto: replayed where a captured prefill holds them and is measured faster.
-    eager: all of them run eagerly."""
+    """Route of chat batches with prefill chunks. auto: replayed if a captured prefill holds them and was measured to be
+    faster. eager: all of them run eagerly."""
     graph_memory: int = 4 << 30
     encoder_cache: int = 1 << 30
     encoder_buckets: tuple[int, ...] = ()
@@ -81,14 +82,15 @@ class EngineConfig(msgspec.Struct, frozen=True):
     solver_steps: tuple[int, ...] = ()
     """Numbers of solver steps to capture, the first is the default; empty: the model's."""
     first_audio_target: float | None = None
-    """Seconds; speech that would miss it is refused at admission. None: 2 (CUDA), no refusal (CPU)."""
+    """Seconds to the first audio; speech that would take longer is refused at admission. None: 2 (CUDA), no refusal
+    (CPU)."""
     max_speech_load: float | None = None
     """Share of real time that the steps of all live streams may take; speech that would exceed it is refused. None:
     0.8 (CUDA), no refusal (CPU)."""
     lora_voices: str = ""
     """Directory of adapters, one in each folder; empty: none."""
     lora_slots: int = 32
-    """Adapters that are on the device at a time."""
+    """Number of adapters that are on the device at a time."""
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -97,7 +99,8 @@ class Channel(Protocol):
     """The engine's end of the link. Used by one thread."""
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """All commands that have come; waits up to `timeout` seconds for the first (None: for ever, 0: not at all)."""
+        """All commands that have arrived; waits up to `timeout` seconds for the first (None: for ever, 0: not at
+        all)."""
         ...
 
     def send(self, outputs: Outputs) -> None:

@@ -1,4 +1,4 @@
-"""A process' end of the ZeroMQ socket to an engine process."""
+"""A process' end of the ZeroMQ connection to an engine process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from service.link import wire
 from service.link.messages import Attach, Command, Outputs
 
 _MESSAGES_A_TURN = 16
-"""Most messages read before other tasks of the event loop run, if the engine sends faster than they are read."""
+"""Number of messages that are read before other tasks of the event loop run, if the engine sends faster than they are
+read."""
 _RECONNECT_MS = 10
-"""Between two tries to connect to an engine process that has not bound its socket yet."""
+"""Seconds between two attempts to connect to an engine process that has not bound its socket yet."""
 
 OnOutputs = Callable[[Outputs], None]
 
 
 def discard(command: Command) -> None:
-    """What sends to an engine that has no socket: it has not begun, or has ended."""
+    """Sends to an engine without a socket, which has not begun or has ended: does nothing."""
 
 
 class EngineSocket:
@@ -32,7 +33,7 @@ class EngineSocket:
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
             self.zmq.setsockopt(option, value)
         self._readable = asyncio.Event()
-        """There may be something to read."""
+        """Called when there may be something to read."""
 
     @classmethod
     def bound(cls, address: str) -> EngineSocket:

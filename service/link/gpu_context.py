@@ -1,4 +1,4 @@
-"""The GPU's driver starts and makes the device's context, near a second's work, while torch is imported."""
+"""Starts the GPU's driver and creates the device's context, which takes nearly a second, while torch is imported."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ DRIVER = "libcuda.so.1"
 
 
 def begin_context(device: str) -> threading.Thread | None:
-    """device: as configured. Returns at once, with the thread that makes the primary context of the first visible GPU,
-    which torch takes up then; None for the CPU. What fails here fails for torch as well, which says why."""
+    """device: as configured. Returns at once with the thread that creates the primary context of the first visible GPU,
+    which torch will use; None for the CPU. What fails here fails for torch as well, which reports why."""
     if device == "cpu":
         return None
-    # As torch sets it before it starts the driver, which reads it once.
+    # torch sets this before it starts the driver, which reads it once.
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     thread = threading.Thread(target=_retain_context, name="gpu-context", daemon=True)
     thread.start()

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 MAX_GRAMMAR_BYTES = 64 << 10
-"""Of a grammar in its JSON form: what building it and computing one mask cost grows with it."""
+"""Bytes of a grammar in its JSON form, with which the cost of building it and of computing a mask grows."""
 WHITESPACE = r"(?: |\n {0,16})?"
-"""Between JSON's tokens: a blank, or an indented new line. A model that could choose blanks for ever might not end."""
+"""White space between JSON's tokens: a blank, or an indented new line. A model that could choose blanks for ever might
+not end."""
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 500_000,
@@ -24,19 +25,19 @@ LIMITS: dict[str, Any] = {
 }
 """llguidance.LLParserLimits. A lexer's state takes 1 to 2 kB; fuel is burnt at about 14,000 units a millisecond."""
 SLOW_SECONDS = 0.1
-"""Processor time of a check from which on a grammar is slow: the engine builds such ones apart from the others. Usual
-schemas take some milliseconds."""
+"""A grammar whose check takes more processor time than this is slow: the engine builds it apart from the others. Usual
+schemas take a few milliseconds."""
 _STACK_BYTES = 64 << 20
 """Stack of a thread that builds grammars or computes masks: the library descends into references by recursion."""
 CHECK_STACK_BYTES = 6 << 20
-"""Stack of every thread that checks a grammar: what overflows none of it is far from overflowing one of the engine's.
-The deepest grammars that the rules of service/api/chat/grammar.py let through take less than 4 MiB."""
+"""Stack of a thread that checks a grammar: a grammar that does not overflow it is far from overflowing a thread of the
+engine. The deepest grammars that the rules of service/api/chat/grammar.py let through take less than 4 MiB."""
 CHECK_LIMITS: dict[str, Any] = {name: value // 2 if type(value) is int else value for name, value in LIMITS.items()}
-"""Budgets of a check: half of those that the engine has for the same work."""
+"""Budgets of a check: half of the engine's budgets for the same work."""
 
 
 def deep_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """`count` threads with a large stack, which they get when they start: now."""
+    """`count` threads with a large stack. They are started at once, since the size is set when a thread starts."""
     pool = ThreadPoolExecutor(count, thread_name_prefix=name)
     with _deep_stacks():
         together = threading.Barrier(count)
@@ -46,7 +47,7 @@ def deep_threads(count: int, name: str) -> ThreadPoolExecutor:
 
 
 def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """One that has begun, with a large stack. The interpreter does not wait for its end."""
+    """A started thread with a large stack. The interpreter does not wait for its end."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     with _deep_stacks():
         thread.start()
@@ -55,7 +56,7 @@ def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
 
 @contextmanager
 def _deep_stacks() -> Iterator[None]:
-    """For threads that start inside."""
+    """Sets the stack size of threads that start inside the context."""
     usual = threading.stack_size(_STACK_BYTES)
     try:
         yield

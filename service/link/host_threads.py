@@ -1,8 +1,8 @@
 """Threads that compute on the host, and how they wait for each other.
 
 torch's threads synchronise at the end of each operation. By default OpenMP threads spin there, each on a whole
-processor. Beside other work the spinning threads take the processors from the thread they wait for, and a step lasts as
-long as the scheduler's time slices. Here waiting threads sleep.
+processor. If there is other work, the spinning threads take the processors from the thread that they wait for, and a
+step takes as long as the scheduler's time slices. Here waiting threads sleep.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from service.link.config import EngineConfig
 MOST_THREADS = 16
 """Limit of the default, since each operation waits for its slowest thread."""
 SMALL_BYTES = 64 << 20
-"""With weights smaller than this an operation ends before a second thread has woken up. The embedded models on two idle
-processors take 38 ms for an answer of 16 tokens with two spinning threads, 74 with two sleeping ones, 39 with one."""
+"""With weights smaller than this, an operation ends before a second thread has woken up. The embedded models on two
+idle processors take 38 ms for an answer of 16 tokens with two spinning threads, 74 with two sleeping ones, 39 with
+one."""
 
 
 def num_threads(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> int:

@@ -1,6 +1,6 @@
-"""What the API process and the engine process say to each other. Typed structs, no pickle.
+"""The messages between API process and engine process. Typed structs, no pickle.
 
-Arrays inside a message (prompts, pixels, audio) travel as raw frames beside it; see service/link/wire.py.
+Arrays inside a message (prompts, pixels, audio) travel as separate raw frames; see service/link/wire.py.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class ChatRequest(Struct, frozen=True):
     arrival: float
     """time.monotonic() when the request was accepted."""
     grammar: str = ""
-    """What the answer must match: an llguidance grammar in its JSON form, checked by the API process (see
-    service/api/chat/grammar.py); empty: anything."""
+    """The grammar that the answer must match, in llguidance's JSON form, checked by the API process (see
+    service/api/chat/grammar.py); empty: none."""
     slow_grammar: bool = False
-    """Checking it took longer than SLOW_SECONDS: building it will, too."""
+    """Whether checking the grammar took longer than SLOW_SECONDS, so that building it will, too."""
 
 
 class SpeechSegment(Struct, frozen=True):
@@ -70,7 +70,7 @@ class SpeechRequest(Struct, frozen=True):
     cfg_value: float
     solver_steps: int
     live: bool
-    """A listener plays the audio while it is made: the stream has a playback clock."""
+    """Whether a listener plays the audio while it is generated: then the stream has a playback clock."""
     arrival: float
     temperature: float = 1.0
     open: bool = False
@@ -83,9 +83,10 @@ class SpeechRequest(Struct, frozen=True):
     speed: float = 1.0
     """Seconds of the audio that a live listener hears in a second."""
     retries: int = 0
-    """Times that a segment which runs to its cap is drawn again with another seed, where none of it has been sent."""
+    """How often a segment that runs to its cap may be generated again with another seed, if none of it has been
+    sent."""
     adapter: str = ""
-    """The low-rank adapter that the voice is, by its folder's name; empty: none."""
+    """Folder name of the low-rank adapter that is the voice; empty: none."""
 
 
 class SpeechAppend(Struct, frozen=True):
@@ -110,14 +111,14 @@ class Abort(Struct, frozen=True):
 
 
 class Pause(Struct, frozen=True):
-    """The transport cannot take more of a live stream (paused) or can again."""
+    """The transport cannot accept more of a live stream (paused), or can again."""
 
     request_id: str
     paused: bool
 
 
 class Drain(Struct, frozen=True):
-    """Take no new requests; running ones finish."""
+    """Accept no new requests; running ones finish."""
 
 
 class Stop(Struct, frozen=True):
@@ -125,11 +126,11 @@ class Stop(Struct, frozen=True):
 
 
 class Attach(Struct, frozen=True):
-    """The sender wants the engine's state from now on. To a shared channel (shared.py), which keeps it to itself."""
+    """The sender wants the engine's state from now on. Handled by the shared channel (shared.py), not by the engine."""
 
 
 class Detach(Struct, frozen=True):
-    """A peer of a shared channel has ended: its requests are aborted. The engine itself sees those Aborts alone."""
+    """A peer of a shared channel has ended: its requests are aborted. The engine itself gets only those Aborts."""
 
     peer: str
 
@@ -145,8 +146,8 @@ class TokenInfo(Struct, frozen=True):
 
 
 class StepCounts(Struct, frozen=True):
-    """How a request was computed: steps that took it along, those of them that were replayed, rows of all of them, its
-    media that had to be encoded."""
+    """How a request was computed: number of steps that included it, how many of them were replayed, rows of all of
+    them, and number of its media that had to be encoded."""
 
     steps: int
     replayed: int
@@ -155,10 +156,11 @@ class StepCounts(Struct, frozen=True):
 
 
 class PhaseTimes(Struct, frozen=True):
-    """When the engine did the first part of a request, by time.monotonic(), which all processes of a machine share.
+    """When the engine computed the first parts of a request, by time.monotonic(), which all processes of a machine
+    share.
 
     scheduled: its first step was launched. computed: the first token, or the first audio, was read. encoder: begin of
-    the first pass over its media and end of the last one; None where every item was cached, or there were none.
+    the first pass over its media and end of the last one; None if every item was cached, or there were none.
     """
 
     scheduled: float
@@ -180,8 +182,8 @@ class ChatDelta(Struct, frozen=True):
 
 
 class SpeechDelta(Struct, frozen=True):
-    """New audio, float32 [samples]. segment_done: the segment's last audio; finished: nothing follows, and `steps`
-    of the whole request are there. times: with the first audio."""
+    """New audio, float32 [samples]. segment_done: this is the segment's last audio. finished: nothing follows, and
+    `steps` has the counts of the whole request. times: with the first audio."""
 
     request_id: str
     audio: np.ndarray
@@ -210,8 +212,8 @@ class Failed(Struct, frozen=True):
 
 
 class ModelState(Struct, frozen=True):
-    """Load of one model at the end of a tick. pages_used does not include pages_cached. slack: seconds of audio that
-    the live listener with the least of it has ahead; None without listeners."""
+    """Load of one model at the end of a tick. pages_used does not include pages_cached. slack: smallest number of
+    seconds of audio that a live listener has left; None without listeners."""
 
     model: str
     running: int
@@ -225,7 +227,8 @@ class ModelState(Struct, frozen=True):
 
 
 class ProcessUsage(Struct, frozen=True):
-    """Of the engine process since its start: processor seconds of all threads, bytes in memory, threads."""
+    """Usage of the engine process: processor seconds of all threads since its start, bytes in memory, number of
+    threads."""
 
     cpu_seconds: float
     resident_bytes: int
@@ -234,9 +237,9 @@ class ProcessUsage(Struct, frozen=True):
 
 class EngineState(Struct, frozen=True):
     """Sent at least once a second: the heartbeat. phase: "loading", "capturing", "ready", "draining".
-    device_memory: bytes by state, see memory.py; empty on a CPU. device: what the engine runs on, by name.
-    occupied: a capture runs, during which there is no heartbeat; it is not a hang. process: None where the system does
-    not tell."""
+    device_memory: bytes by state, see memory.py; empty on a CPU. device: name of the device that the engine runs on.
+    occupied: a capture is running, during which there is no heartbeat; this is not a hang. process: None if the system
+    does not provide it."""
 
     phase: str
     detail: str

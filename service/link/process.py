@@ -1,6 +1,6 @@
 """The engine process, `service.link.process ADDRESS ENTRY [shared]`, the configuration as one JSON line on stdin.
 
-Started and watched by supervisor.py. It ends when the engine returns or fails, or when its stdin closes: then the
+Started and watched by supervisor.py. It ends when the engine returns or fails, or when its stdin closes because the
 process that started it is gone. `standby ENTRY` imports what an engine imports and learns its address later, from a
 second line (standby.py).
 """
@@ -39,7 +39,7 @@ CONFIGURATION_ERROR = 3
 
 
 class ZmqChannel:
-    """The engine's end of a ZeroMQ pair; both directions are unbounded, the API process bounds what it admits."""
+    """The engine's end of a ZeroMQ pair. Both directions are unbounded, since the API process bounds what it admits."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -108,8 +108,8 @@ def main(arguments: list[str]) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process at once: the kernel gives back its memory and its GPU sooner than the interpreter takes apart
-    what holds them, and who wakes a sleeping engine waits for that."""
+    """Ends the process at once: the kernel frees its memory and its GPU sooner than the interpreter could, and requests
+    that wake a sleeping engine wait for that."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,7 +1,7 @@
 """The engine's end of a link with several peers: the process that supervises it, and any number of API processes.
 
-The engine itself knows nothing of them. This channel remembers by which peer each request came and sends its answers
-there; metric events go to the supervisor, and the state goes to everybody.
+The engine itself does not know about them. This channel remembers which peer sent each request and sends the answers
+there; metric events go to the supervisor, and the state goes to all peers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from service.link.messages import (
 )
 
 SUPERVISOR = "supervisor"
-"""Name of the peer that started the engine: only it may stop the engine, and only it may say that a peer is gone."""
+"""Name of the peer that started the engine: only it may stop the engine or report that a peer is gone."""
 
 Answer = ChatDelta | SpeechDelta | ReferenceEncoded | Failed
 
@@ -46,12 +46,12 @@ class SharedChannel:
         self._socket.bind(address)
         self._decoder = wire.command_decoder()
         self._commands: list[Command] = []
-        """Received and not handed out yet."""
+        """Commands that were received but not returned yet."""
         self._owners: dict[str, str] = {}
         """Name of the peer by request id, until the request's last answer is sent."""
         self._attached: set[str] = set()
         self._gone: set[str] = set()
-        """Peers that have ended; messages that they had sent may be read later than the news of it."""
+        """Peers that have ended. Messages that they had sent may be read later than the report of their end."""
         self._state: EngineState | None = None
         while SUPERVISOR not in self._attached:
             self._socket.poll()
@@ -66,7 +66,7 @@ class SharedChannel:
     def send(self, outputs: Outputs) -> None:
         if outputs.state is not None:
             self._state = outputs.state
-            self._take_in()  # an engine that loads does not receive, and who attaches meanwhile wants to know
+            self._take_in()  # an engine that loads does not receive, and new peers want its state
         for peer, share in self._by_peer(outputs).items():
             self._send(peer, share)
 
@@ -137,7 +137,7 @@ class SharedChannel:
         }
 
     def _send(self, peer: str, outputs: Outputs) -> None:
-        """To a peer that has ended it goes nowhere."""
+        """Messages to a peer that has ended are dropped."""
         self._socket.send_multipart([peer.encode(), *wire.encode(outputs)], copy=False)
 
 

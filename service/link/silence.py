@@ -1,17 +1,17 @@
-"""How long an engine has been silent, not counting time in which this process was paused itself (a frozen container, a
-suspended machine): messages that the engine sent meanwhile are read afterwards."""
+"""How long an engine has been silent, not counting time in which this process itself was paused (a frozen container, a
+suspended machine), since messages that the engine sent in that time are read afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 MOST_AT_ONCE = 1.0
-"""Most seconds counted between two looks. The loop looks twice a second; a longer gap means that this process was
-paused or busy."""
+"""Seconds that are counted at most between two checks. The loop checks twice a second; a longer gap means that this
+process was paused or busy."""
 
 
 class Silence:
-    """Seconds of silence, counted by looking often."""
+    """Seconds of silence, counted by frequent checks."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

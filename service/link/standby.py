@@ -1,7 +1,6 @@
-"""A process that waits to become the next life of an engine.
-
-It is started while an engine serves and has imported what an engine imports, torch above all. A restart, or the first
-request to a sleeping server, then begins with the weights. It holds no GPU, and ends with the process that started it.
+"""A process that waits to become the engine at its next start. It is started while an engine serves and imports what an
+engine imports, above all torch. A restart, or the first request to a sleeping server, then begins by loading weights.
+It does not touch the GPU, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from service.link.host_threads import thread_variables
 log = logging.getLogger(__name__)
 
 PREPARE_AFTER = 5.0
-"""Seconds from an engine's readiness until the next one's process is started: the first requests come before it."""
+"""Seconds from an engine's readiness until the standby process is started, so that it does not delay the first
+requests."""
 STANDBY = "standby"
 """First argument of such a process, in the place of the engine's address."""
 
 
 class EngineAddress(msgspec.Struct, frozen=True):
-    """The second line of a standby's standard input: what other engines are given as arguments."""
+    """The second line of a standby's standard input: what other engine processes get as arguments."""
 
     address: str
     shared: bool
@@ -55,28 +55,28 @@ def write_line(process: Process, line: msgspec.Struct) -> None:
 
 
 def standby_for(mode: Literal["auto", "on", "off"]) -> Standby | None:
-    """By the setting: auto is beside a GPU."""
+    """The standby processes that the setting asks for: auto keeps one if the engine has a GPU."""
     return None if mode == "off" else Standby(beside_cpu=mode == "on")
 
 
 class Standby:
-    """At most one process that stands by for an engine. Belongs to one event loop, whose end ends it."""
+    """At most one standby process of an engine. Belongs to one event loop and ends with it."""
 
     def __init__(self, *, beside_cpu: bool = False) -> None:
-        """beside_cpu: also where the engine runs on a CPU, whose start takes less time."""
+        """beside_cpu: also if the engine runs on a CPU, where a start takes less time."""
         self._beside_cpu = beside_cpu
         self._keeper: asyncio.Task[None] | None = None
         self._process: Process | None = None
 
     def prepare(self, config: EngineConfig, entry: str, device: str) -> None:
-        """Starts a process for another life of an engine that has become ready on this device. entry: as in
-        ProcessLink."""
+        """Starts the standby process for an engine that has become ready on this device. entry: as in ProcessLink."""
         if self._keeper is None and (device != "cpu" or self._beside_cpu):
             life = msgspec.structs.replace(config, restarted=True)
             self._keeper = asyncio.create_task(self._keep(life, entry), name="engine-standby")
 
     async def _keep(self, config: EngineConfig, entry: str) -> None:
-        """Until it is taken. One that ends by itself is not replaced before the next life of the engine."""
+        """Watches the process until it is taken. One that ends by itself is not replaced before the engine's next
+        start."""
         await asyncio.sleep(PREPARE_AFTER)
         try:
             process = self._process = await start_engine_process(config, STANDBY, entry)

@@ -1,6 +1,5 @@
-"""The API process' end of the link: starts an engine in a process or a thread and reports when it ends.
-
-One object is one life of an engine; EngineClient makes a new one after a crash.
+"""The API process' end of the link: starts an engine in a process or a thread and reports when it ends. Each object
+stands for one start of an engine; EngineClient creates a new one after a crash.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class EngineExit(msgspec.Struct, frozen=True):
 
 
 class EngineLink(Protocol):
-    """One life of an engine."""
+    """An engine from one start to its end."""
 
     on_launch: Callable[[], None]
     """Called once the engine's process or thread runs: from then on it loads."""
@@ -50,11 +49,11 @@ class EngineLink(Protocol):
         ...
 
     def send(self, command: Command) -> None:
-        """Never blocks. What is sent to an engine that has ended is lost."""
+        """Never blocks. Messages to an engine that has ended are lost."""
         ...
 
     def kill(self) -> None:
-        """End it without ceremony; run() then returns."""
+        """Kills it; run() then returns."""
         ...
 
 
@@ -66,8 +65,8 @@ class ProcessLink:
     """An engine in a child process, over a Unix socket in a private directory.
 
     shared: other processes may attach themselves to the engine at `address`, once it is launched (attached.py). This
-    one supervises it, and gets metric events and the state alone. standby: that of all lives of the engine, if later
-    ones are to find a process prepared.
+    one supervises the engine, and gets only metric events and the state. standby: shared by all starts of the engine;
+    None without standby processes.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class ProcessLink:
         return await start_engine_process(self._config, address, self._entry, *([SHARED] if self._shared else []))
 
     def _prepare_next(self, on_outputs: OnOutputs) -> OnOutputs:
-        """`on_outputs`; behind it a process for the next life is prepared once the engine is ready."""
+        """Calls `on_outputs`, and prepares a standby process once the engine is ready."""
         standby = self._standby
         if standby is None:
             return on_outputs
@@ -119,7 +118,7 @@ class ProcessLink:
         return heard
 
     async def _live(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> EngineExit:
-        """To the end of the process."""
+        """Waits for the end of the process."""
         reader = asyncio.create_task(socket.read(on_outputs))
         try:
             exited = asyncio.create_task(process.wait())
@@ -202,12 +201,12 @@ class InlineLink:
         self._commands.put(command)
 
     def kill(self) -> None:
-        """A thread cannot be killed: it is asked to stop."""
+        """Asks the engine to stop, since a thread cannot be killed."""
         self.send(Stop())
 
 
 class Abandoned(Exception):
-    """Nobody listens to the engine any more."""
+    """Raised when nobody listens to the engine any more."""
 
 
 class InlineChannel:
@@ -217,7 +216,7 @@ class InlineChannel:
         self._on_outputs = on_outputs
 
     def send(self, outputs: Outputs) -> None:
-        """Abandoned ends an engine that loads or captures, and so reads no commands, between two of its steps."""
+        """Raises Abandoned, which ends an engine that is loading or capturing and so reads no commands."""
         if self.abandoned:
             raise Abandoned
         self._on_outputs(outputs)

@@ -1,6 +1,6 @@
 """Messages to frames and back: one msgpack frame, then one raw frame per array.
 
-Arrays are not copied: an encoder hands out views of their memory, a decoder makes read-only arrays over the received
+Arrays are not copied: an encoder returns views of their memory, a decoder makes read-only arrays over the received
 frames. dtype and shape are checked against the frame's length, and dtypes that could hold objects do not exist here.
 """
 
@@ -52,7 +52,7 @@ def encode(message: Any) -> list[Frame]:
 
 
 class MessageDecoder(Generic[Message]):
-    """Decodes messages of one type. Not for several threads at once."""
+    """Decodes messages of one type. Not thread-safe."""
 
     def __init__(self, message_type: Any) -> None:
         self._frames: Sequence[Frame] = ()

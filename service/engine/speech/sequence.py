@@ -16,7 +16,7 @@ from service.link.messages import SpeechRequest, SpeechSegment
 
 MAX_SEED = 2**63 - 1
 CONTINUITY_PATCHES = 64
-"""Patches of the first segment (10 s) that condition the voice of those after it."""
+"""Number of patches of the first segment (10 s) that condition the voice of later segments."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +67,14 @@ class SpeechSequence:
         self.open = request.open
         self.tally = StepTally()
         self.idle = False
-        """The current segment has ended, and there is no next one yet."""
+        """Whether the current segment has ended and there is no next one yet."""
         self.segment = 0
         self.attempt = 0
-        """Takes of the current segment that were thrown away."""
+        """Number of takes of the current segment that were discarded."""
         self.heard = False
-        """Audio of the current segment has been sent."""
+        """Whether audio of the current segment has been sent."""
         self.begins = True
-        """No step of the current take has been launched. Ended by the runner."""
+        """Whether no step of the current take has been launched yet. The runner sets it to False."""
         self.segments: deque[SpeechSegment] = deque(request.segments[1:])
         self.patches = 0
         """Patches of the current segment that were received."""
@@ -106,7 +106,7 @@ class SpeechSequence:
     @property
     def seed(self) -> int:
         """Noise seed of the current segment: the request's own for the first, derived from it for the others. Each
-        further take is that of the next seed."""
+        further take uses the next seed."""
         seed = (self.request.seed + self.attempt) & MAX_SEED
         if self.segment == 0:
             return seed
@@ -115,7 +115,7 @@ class SpeechSequence:
 
     @property
     def may_continue(self) -> bool:
-        """Segments follow, or may still come."""
+        """Whether segments follow, or may still come."""
         return bool(self.segments) or self.open
 
     def keep(self, patch: np.ndarray) -> None:
@@ -135,12 +135,13 @@ class SpeechSequence:
 
     @property
     def may_draw_again(self) -> bool:
-        """Another take of the current segment is allowed and may end sooner, and nobody has heard this one."""
+        """Whether another take of the current segment is allowed and may end sooner, and none of this one has been
+        heard."""
         may_stop = self.prompt.min_patches < self.prompt.max_patches
         return may_stop and not self.heard and self.attempt < self.request.retries
 
     def draw_again(self) -> None:
-        """Throws the patches of the current segment away."""
+        """Discards the patches of the current segment."""
         self.attempt += 1
         self.patches = 0
         self.begins = True
@@ -148,7 +149,7 @@ class SpeechSequence:
             self._opening.clear()
 
     def later_positions(self, segment: SpeechSegment) -> int:
-        """Most positions of a segment after the first; InputError when the context has no room for it."""
+        """Number of positions of a segment after the first at most; InputError if the context has no room for it."""
         reference = len(self._voice) + CONTINUITY_PATCHES
         layout = self._processor.layout(segment.text_ids, reference_patches=reference)
         self._room(segment, len(layout.token_ids))

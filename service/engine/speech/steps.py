@@ -16,8 +16,8 @@ from service.graphs.buckets import spanning
 from service.graphs.runner import GraphRunner
 
 _PREFILL_TOKENS = {"cuda": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024), "cpu": (64,)}
-"""Buckets of captured prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens
-kernel launches, not the GPU, bound an eager prefill."""
+"""Buckets of captured prefills, each for text alone and for as many patches as tokens. Up to about a thousand tokens,
+an eager prefill is bound by kernel launches, not by the GPU."""
 _PREFILLS_BEFORE_READY = {"cuda": ((64, 128, 256, 1024), (256, 1024)), "cpu": ((64,), (64,))}
 """Tokens of the buckets that are captured before readiness: for text alone, with patches."""
 _PREFILL_SEQUENCES = 16
@@ -26,8 +26,8 @@ _RARE_STRIDE = 4
 
 
 class Steps:
-    """decode, tail: by number of solver steps. bank: the adapters' slots; None: of rows without adapters, which pay
-    nothing for them."""
+    """decode, tail: by number of solver steps. bank: the adapters' slots; None: the steps are for rows without
+    adapters, which then have no cost for them."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Steps:
         return [*self.decode.values(), *self.tail.values(), self.prefill]
 
     def plan(self, slots: np.ndarray, adapters: np.ndarray) -> Plan:
-        """Of a step over rows of these request slots and adapters' slots."""
+        """Inputs of a step over rows with these request slots and adapters' slots."""
         arrays = {"slots": slots} | self.lora_arrays(adapters)
         return Plan(arrays=arrays, required={"rows": len(slots)}, fills={"lora_slots": -1})
 
     def lora_arrays(self, adapters: np.ndarray) -> dict[str, np.ndarray]:
-        """Of rows or prompt positions with these adapters' slots, -1 for none."""
+        """Inputs for rows or prompt positions with these adapters' slots, -1 for none."""
         if self._bank is None:
             return {}
         return {f"lora_{name}": array for name, array in rows_arrays(adapters, self._bank.num_slots).items()}
@@ -86,8 +86,8 @@ def make_runner(
     before_ready: Sequence[Bucket] | None = None,
     stream: torch.cuda.Stream | None = None,
 ) -> GraphRunner:
-    """before_ready: to capture before readiness, by default all. After a restart few that hold all others, since a step
-    in a larger bucket keeps the pace of playback, and an eager one does not."""
+    """before_ready: to capture before readiness, by default all. After a restart these are a few that hold all others,
+    since a step in a larger bucket keeps the pace of playback, and an eager one does not."""
     first = bucket_list if before_ready is None else before_ready
     return GraphRunner(
         name,

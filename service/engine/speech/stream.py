@@ -1,4 +1,4 @@
-"""One speech request as the scheduler sees it: its progress, and that of its listener."""
+"""The scheduler's view of one speech request: its progress, and that of its listener."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Playback:
         return (start if self.started is None else self.started) + self.delivered + self.pending
 
     def launch(self, seconds: float) -> None:
-        """Seconds of audio were launched."""
+        """Records that this many seconds of audio were launched."""
         self.pending += seconds / self.speed
 
     def drop(self, seconds: float) -> None:
-        """Launched audio was of an overrun row, after its segment's end."""
+        """Takes back launched audio of an overrun row, after its segment's end."""
         self.pending -= seconds / self.speed
 
     def deliver(self, now: float, seconds: float) -> float:
-        """Delivers audio, unsent as yet; returns the seconds of silence that the listener heard before it."""
+        """Delivers audio, which is not sent yet; returns the seconds of silence that the listener heard before it."""
         seconds /= self.speed
         self.pending -= seconds
         if self.started is None:
@@ -48,29 +48,29 @@ class Playback:
         return late
 
     def send(self) -> None:
-        """Everything delivered has been sent."""
+        """Records that everything delivered has been sent."""
         self.unsent = 0.0
 
     def take_back(self) -> None:
-        """What was not sent is not delivered either."""
+        """Takes back what was delivered but not sent."""
         self.delivered -= self.unsent
         self.unsent = 0.0
         if not self.delivered:
             self.started = None
 
     def in_hand(self, now: float) -> float:
-        """Seconds of sound that the listener has, `now`, of what was sent."""
+        """Seconds of sent audio that the listener has at `now` and has not heard yet."""
         return 0.0 if self.started is None else max(0.0, self.started + self.delivered - self.unsent - now)
 
 
 class Phase(Enum):
     WAITING = "waiting"
-    """No slot and no pages yet."""
+    """Whether it has no slot and no pages yet."""
     PREFILL = "prefill"
-    """Positions of the current segment's prompt are left to compute."""
+    """Whether positions of the current segment's prompt are left to compute."""
     DECODE = "decode"
     IDLE = "idle"
-    """Every patch of the segment is launched, or there is no text to speak yet."""
+    """Whether every patch of the segment is launched, or there is no text to speak yet."""
 
 
 @dataclass(eq=False)
@@ -79,8 +79,8 @@ class Stream:
 
     live: a listener plays the audio while it is made.
     prompt_audio: prompt positions that hold patches.
-    positions: most cache positions of any segment known so far, prompt and patches together.
-    paused: the transport takes no more (set by the worker).
+    positions: cache positions of the longest segment known so far, prompt and patches together. paused: the transport
+    accepts no more audio (set by the worker).
     """
 
     request_id: str

@@ -1,8 +1,7 @@
-"""Audio that waits where nobody misses it, so that a segment which runs to its cap can be drawn again unheard.
-
-A request that nobody listens to live can wait for the whole segment. A live listener can wait for a later segment while
-there is sound enough of those before it: the audio is sent when the segment ends, or when that sound runs low. A live
-request's first segment never waits, since its listener has nothing yet.
+"""Audio that is held back where that delays no listener, so that a segment that runs to its cap can be generated again
+before it is heard. A request without a live listener can wait for the whole segment. A live listener can wait for a
+later segment while there is enough audio of earlier ones: the held-back audio is sent when the segment ends, or when
+that audio runs low. The first segment of a live request is never held back, since its listener has nothing yet.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from service.engine.speech.sequence import SpeechSequence
 from service.link.messages import SpeechDelta
 
 LEAST_IN_HAND = 1.0
-"""Seconds of sound with which a listener can still wait: enough to begin another take meanwhile."""
+"""Seconds of audio that a listener must have left to wait longer: enough to begin another take in the meantime."""
 MAX_BYTES = 256 << 20
-"""Of all that waits for one model. What would exceed it is sent, and cannot be drawn again."""
+"""Bytes of held-back audio of one model at most. Audio that would exceed it is sent, and its segment cannot be generated
+again."""
 
 
 class UnsentAudio:
@@ -27,7 +27,7 @@ class UnsentAudio:
         self._bytes += delta.audio.nbytes
 
     def may_wait(self, sequence: SpeechSequence, now: float) -> bool:
-        """Whether waiting serves a purpose, and nobody misses the audio."""
+        """Whether holding back the audio is of use and delays no listener."""
         stream = sequence.stream
         return (
             sequence.may_draw_again
@@ -36,11 +36,11 @@ class UnsentAudio:
         )
 
     def due(self, now: float) -> list[SpeechSequence]:
-        """Whose audio cannot wait any longer."""
+        """Sequences whose audio cannot be held back any longer."""
         return [sequence for sequence in self._deltas if not self.may_wait(sequence, now)]
 
     def take(self, sequence: SpeechSequence) -> list[SpeechDelta]:
-        """The audio in order, which is to be sent now."""
+        """The held-back audio in order, to be sent now."""
         sequence.heard = True
         sequence.stream.playback.send()
         return self.discard(sequence)

@@ -55,7 +55,7 @@ LEAD = 0.004
 """The next step is chosen this many seconds before the running one ends, so that it includes late arrivals."""
 POLL = 0.0003
 _CPU_ROWS = 8
-"""Streams of a step on a CPU, where more of them gain nothing and would only take longer to prepare at the start."""
+"""Number of streams in a step on a CPU, where more gain nothing and would only make the start longer."""
 
 
 def create_worker(name: str, processor: SpeechProcessor, model: SpeechModel, context: WorkerContext) -> SpeechWorker:
@@ -283,7 +283,8 @@ class SpeechWorker:
         return self._runner.launch_prefill(chunks, decodes, predicted=step.predicted, now=now)
 
     def _reference_goes_first(self, step: Step | None, now: float) -> bool:
-        """Encoding reference audio alternates with steps while the least slack covers a piece and the step after it."""
+        """Encoding reference audio alternates with steps while the smallest slack covers a piece and the step after
+        it."""
         if not len(self._references):
             return False
         if step is None:
@@ -325,7 +326,7 @@ class SpeechWorker:
         return self._in_flight[0].launched_at if self._in_flight else None
 
     def wait(self) -> None:
-        """Until the oldest results have arrived, or until it is time to choose the next step."""
+        """Waits until the oldest results have arrived, or until it is time to choose the next step."""
         readback = self._in_flight[0].readback
         if len(self._in_flight) < IN_FLIGHT and self._context.device.type == "cuda":
             while not readback.ready() and self.backlog(self._context.clock()) > LEAD:
