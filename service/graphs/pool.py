@@ -1,7 +1,8 @@
 """Captures CUDA graphs under a byte limit. Graphs of one stream never run concurrently, so they share a memory pool.
 
 Inputs and outputs of a captured graph lie outside the pool, so replaying one graph cannot overwrite what another
-returned. On a CPU a replay calls the same forward on the same static, padded buffers.
+returned. On a CPU a replay calls the same forward on the same static, padded buffers, and a capture only sets them
+aside.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class RouteSeconds:
 @dataclass(frozen=True, eq=False)
 class Capture:
     """replay: runs what was captured again, on a GPU torch.cuda.CUDAGraph.replay itself. outputs: static tensors by
-    name, valid until the next replay of the same capturable. seconds: measured on a GPU at the capture, with static
+    name, valid until the next replay of the same capturable; on a CPU none before the first. seconds: measured on a GPU at the capture, with static
     buffers that hold fillers."""
 
     replay: Callable[[], None]
@@ -137,15 +138,17 @@ class GraphPool:
         self._abandoned.append(graph)
 
     def _capture_call(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
-        try:
-            outputs = {name: value.clone() for name, value in capturable.forward(buffers, bucket).items()}
-        except CAPTURE_ERRORS as error:
-            raise CaptureError(f"{capturable.name} at {dict(bucket)}: {error}") from error
-        self._reserve(_num_bytes(outputs))
+        """A CPU records nothing, so nothing runs here. The first replay makes the outputs, whose bytes count from then
+        on; one that fails fails its caller, as the same forward would on the eager route."""
+        outputs: dict[str, Tensor] = {}
 
         def replay() -> None:
             for name, value in capturable.forward(buffers, bucket).items():
-                outputs[name].copy_(value)
+                if name in outputs:
+                    outputs[name].copy_(value)
+                else:
+                    outputs[name] = value.clone()
+                    self.static_bytes += _num_bytes({name: value})
 
         return Capture(replay, outputs)
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.media import MediaItem
-from models.protocol import Bucket, BufferSpec, Plan
+from models.protocol import Bucket, BufferSpec, Capturable, Plan
 from service.graphs import pool as pool_module
 from service.graphs.buckets import cheapest, cost_of
-from service.graphs.buffers import StaticBuffers
+from service.graphs.buffers import Layout, StaticBuffers
 from service.graphs.observations import Observations
-from service.graphs.pool import GraphPool
+from service.graphs.pool import Capture, CaptureError, GraphPool
 from service.graphs.runner import GraphRunner, Run
 from tests.support.devices import DEVICES
 from tests.support.tiny_chat import TinyEncoder, tiny_item, tiny_model
@@ -109,6 +109,17 @@ def test_a_bucket_is_filled_by_one_item_and_by_its_most_sequences(device: str, b
         torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_cpu_computes_nothing_before_the_first_replay() -> None:
+    runner, _ = encoder_runner("cpu")
+    smallest = min(runner._graphs.values(), key=lambda graph: graph.bucket["patches"])
+    before = runner._pool.num_bytes
+    assert not any(graph.capture.outputs for graph in runner._graphs.values())
+    for _ in range(2):
+        outputs = encode(runner, [tiny_item(0, [10])])[1].outputs
+        assert outputs is smallest.capture.outputs
+        assert runner._pool.num_bytes == before + sum(o.numel() * o.element_size() for o in outputs.values())
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_route_is_counted_with_its_reason(device: str) -> None:
     runner, observations = encoder_runner(device)
@@ -154,23 +165,33 @@ def test_the_captured_graph_is_asserted_to_cover_what_the_plan_needs() -> None:
         runner._replay(bucket, replace(plan, required={"patches": 10}))
 
 
+BROKEN = (32, 48)
+
+
 class Broken(TinyEncoder):
-    """Cannot be captured above 20 patches."""
+    """Cannot be captured at BROKEN numbers of patches."""
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         outputs = super().forward(buffers, bucket)
-        if bucket["patches"] in (32, 48):
-            if not outputs["embeds"].is_cuda:
-                raise RuntimeError("operation not permitted when stream is capturing")
+        if bucket["patches"] in BROKEN:
             outputs["embeds"].sum().item()
         return outputs
+
+
+class BrokenPool(GraphPool):
+    """A CPU records nothing that could fail: here it does at BROKEN numbers of patches."""
+
+    def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
+        if bucket["patches"] in BROKEN:
+            raise CaptureError("operation not permitted when stream is capturing")
+        return super().capture(capturable, bucket, buffers)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_failed_capture_leaves_its_calls_eager_is_counted_and_not_tried_again(device: str) -> None:
     encoder = Broken().to(device).requires_grad_(False)
     observations = Observations()
-    pool = GraphPool(torch.device(device), LIMIT)
+    pool = GraphPool(torch.device(device), LIMIT) if device != "cpu" else BrokenPool(torch.device("cpu"), LIMIT)
     runner = GraphRunner("tiny", "encoder", encoder, encoder.default_buckets(), pool, observations)
     while runner.capture_next(idle=True):
         pass
@@ -189,11 +210,8 @@ def test_a_failed_capture_leaves_its_calls_eager_is_counted_and_not_tried_again(
 def test_captured_graphs_over_the_byte_limit_are_refused_and_smaller_ones_made(device: str) -> None:
     encoder = tiny_model(device).encoder
     observations = Observations()
-    largest = sum(
-        torch.Size(spec.shape).numel() * spec.dtype.itemsize + 256
-        for spec in encoder.buffer_specs(encoder.default_buckets()[1]).values()
-    )
-    limit = largest + 4096 if device == "cpu" else 0
+    largest = Layout.of(encoder.buffer_specs(sorted(encoder.default_buckets(), key=cost_of)[1])).num_bytes
+    limit = largest if device == "cpu" else 0
     pool = GraphPool(torch.device(device), limit)
     runner = GraphRunner("tiny", "encoder", encoder, encoder.default_buckets(), pool, observations)
     while runner.capture_next(idle=True):

@@ -208,7 +208,8 @@ class SpeechRig:
         assert bucket is not None
         # What an earlier call left must not show: NaN in every float, indices out of range.
         bucket.static.device.fill_(0xFF)
-        bucket.capture.outputs["conditioning"].fill_(float("nan"))
+        for output in bucket.capture.outputs.values():
+            output.fill_(float("nan"))
         run = runner.run(Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": tokens}))
         assert run.route == "replay"
         return run.outputs["conditioning"][:sequences].clone()
