@@ -58,8 +58,8 @@ class RouteSeconds:
 @dataclass(frozen=True, eq=False)
 class Capture:
     """replay: runs what was captured again, on a GPU torch.cuda.CUDAGraph.replay itself. outputs: static tensors by
-    name, valid until the next replay of the same capturable; on a CPU none before the first. seconds: measured on a GPU at the capture, with static
-    buffers that hold fillers."""
+    name, valid until the next replay of the same capturable; on a CPU none before the first. seconds: measured on a GPU
+    at the capture, with static buffers that hold fillers."""
 
     replay: Callable[[], None]
     outputs: Mapping[str, Tensor]
