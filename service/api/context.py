@@ -1,4 +1,4 @@
-"""What all routes share: one ServerContext per server, at app.state.context."""
+"""The objects that all routes share: one ServerContext per server, at app.state.context."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class ServerContext:
     voices: VoiceStore
     encoders: EncoderPool
     threads: ThreadPoolExecutor
-    """For work that would block the event loop: tokenizing, resizing, parsing large bodies."""
+    """Threads for work that would block the event loop: tokenizing, resizing, parsing large bodies."""
     tracing: Tracing | None = None
     lexicon: Lexicon | None = None
     """The setting's."""
     named_voices: dict[tuple[str, str], asyncio.Future[np.ndarray]] = field(default_factory=dict)
-    """References of built-in voices, made or in the making, by model and name."""
+    """References of built-in voices, finished or being made, by model and name."""
     lora_voices: Mapping[str, str] = field(default_factory=dict)
     """Folder of each adapter by the name_key of its voice."""
     makes_voices: bool = True
-    """Built-in voices are made after the start; by one process of a server."""
+    """Whether this process makes the built-in voices after the start; one process of a server does."""
     grammars: GrammarChecks = field(default_factory=GrammarChecks)
     references: ReferenceCache = field(default_factory=ReferenceCache)
     transcripts: Transcripts = field(default_factory=Transcripts)
@@ -71,11 +71,12 @@ class ServerContext:
     """Set when the engine accepts no more requests: idle WebSockets are closed then."""
     open_sockets: int = 0
     unvoiced: set[object] = field(default_factory=set)
-    """Spoken answers in progress whose first words have not gone to the speech model: the engine drains after them."""
+    """Spoken answers in progress whose first words have not gone to the speech model yet; the engine starts to drain
+    only after them."""
     scrape: Callable[[], Awaitable[bytes]] | None = None
     """Page of the metrics of all API processes; None: this is the only one."""
     shared_transcripts: SharedTranscripts | None = None
-    """Of all API processes; None: this is the only one, and `transcripts` are all."""
+    """Transcripts of all API processes; None: this is the only one, and `transcripts` has all."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background tasks, cancelled when the server stops."""
 
@@ -83,15 +84,16 @@ class ServerContext:
         return await asyncio.get_running_loop().run_in_executor(self.threads, step)
 
     async def read_json(self, request: Request, kind: type[T]) -> T:
-        """The body of a request as `kind`, when it is this request's turn. ApiError or a msgspec error when it does not
-        fit."""
+        """The body of a request, decoded to `kind` when it is this request's turn. ApiError or a msgspec error if it
+        does not fit."""
         raw = await request.body()
         await self.turns.wait()
         body: T = await self.in_thread(lambda: parse(raw, kind)) if len(raw) > LARGE_BODY else parse(raw, kind)
         return body
 
     async def keep_transcript(self, id: str, text: str) -> int:
-        """Keeps what a later request may name by the id, to any API process; the Unix time until then."""
+        """Keeps a transcript that a later request to any API process may name by the id. Returns the Unix time until
+        which it is kept."""
         expiry = self.transcripts.expiry()
         if self.shared_transcripts is None:
             self.transcripts.add(id, text)
@@ -100,14 +102,14 @@ class ServerContext:
         return expiry
 
     async def transcript_of(self, id: str) -> str | None:
-        """Of a spoken answer, while it is kept."""
+        """Transcript of a spoken answer, while it is kept."""
         if self.shared_transcripts is None:
             return self.transcripts.find(id)
         return await self.shared_transcripts.find(id)
 
     @property
     def ready(self) -> bool:
-        """The server accepts requests: models loaded, graphs captured, not draining."""
+        """Whether the server accepts requests: models loaded, graphs captured, not draining."""
         return self.engine.ready and not self.draining
 
     def require_ready(self) -> None:
@@ -119,8 +121,8 @@ class ServerContext:
             raise ApiError(503, message, code="engine_unavailable", retry_after=ENGINE_RETRY_AFTER)
 
     def model(self, name: str, kind: Literal["chat", "speech"], record: RequestRecord) -> HostedModel:
-        """The model with that served name, also noted in the record. ApiError 404 for an unknown name, 400 for a model
-        of the other kind."""
+        """The model with that served name, which is also written to the record. ApiError 404 for an unknown name, 400
+        for a model of the other kind."""
         model = self.catalog.get(name)
         if model is None:
             raise ApiError(

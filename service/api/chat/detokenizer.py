@@ -61,7 +61,7 @@ class StopCutter:
         return text[: len(text) - kept]
 
     def flush(self) -> str:
-        """What was held back, at the end of the text."""
+        """The text that was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
@@ -120,7 +120,7 @@ class ReasoningSplitter:
         return self._release()
 
     def flush(self) -> tuple[str, str]:
-        """What was held back, at the end of the text."""
+        """The text that was held back, at the end of the text."""
         return (self._release(), "") if self._state == "reasoning" else ("", self._release())
 
     def _release(self) -> str:
@@ -140,7 +140,7 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Parts:
-    """What the tokens of one delta add."""
+    """The text that the tokens of one delta add."""
 
     reasoning: str = ""
     content: str = ""
@@ -152,7 +152,7 @@ class TextAssembler:
 
     tokens: tokens consumed, including the one that completed a stop string. reasoning_tokens: those up to the end of
     the reasoning, markers included. Stop strings are searched after the first `min_tokens` tokens, in reasoning and
-    content alike, but not in calls: what has begun as a call becomes whole.
+    content alike, but not in calls: a call that has begun is completed.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class TextAssembler:
         reasoning_opened: bool = False,
         calls: ToolCallParser | None = None,
     ) -> None:
-        """calls: where the answer may call tools."""
+        """calls: given if the answer may call tools."""
         self.tokens = 0
         self.reasoning_tokens = 0
         self._detokenize = detokenize
@@ -204,7 +204,7 @@ class TextAssembler:
         return self._last(parts, "length" if at_length else "stop")
 
     def _cut(self, text: str, parts: _Parts) -> None:
-        """Takes in the text before a stop string."""
+        """Adds the text before a stop string."""
         if self.tokens <= self._min_tokens:
             self._split(text, parts)
         elif self._calls is None:
@@ -214,7 +214,7 @@ class TextAssembler:
                 self._split(character if self._calls.in_call else self._cutter.feed(character), parts)
 
     def _split(self, text: str, parts: _Parts) -> None:
-        """Takes in text that can be sent. Counts reasoning tokens."""
+        """Adds text that can be sent. Counts reasoning tokens."""
         self._shown += len(text)
         inside = self._splitter.in_reasoning
         reasoning, content = self._splitter.feed(text)

@@ -1,7 +1,7 @@
-"""What an answer must match, as an llguidance grammar, and the limits that keep every grammar cheap.
+"""The grammar that an answer must match, in llguidance's form, and the limits that keep every grammar cheap.
 
-A grammar is text in llguidance's JSON form. The engine builds its matcher from it; here it is made, and its size,
-depth, references and rules are counted, before a confined process tries it (service/api/chat/grammar_worker.py).
+A grammar is text in llguidance's JSON form. This module makes the grammar and checks its size, depth, references and
+rules; then a confined process tries it (service/api/chat/grammar_worker.py), and the engine builds its matcher from it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES, WHITESPACE
 
 MAX_DEPTH = 64
-"""Containers inside each other in a JSON schema."""
+"""Depth of nested containers in a JSON schema."""
 MAX_LEVELS = 1000
-"""Depths of a schema and of all definitions that it refers to, together: no chain of references becomes deeper."""
+"""Sum of the depths of a schema and of all definitions that it refers to: no chain of references can be deeper."""
 MAX_RULES = 200
 """Rules of a Lark grammar; they may refer to each other in a chain."""
 MAX_LITERAL = 4096
@@ -29,26 +29,26 @@ MAX_MULTIPLE = 1000
 """Largest multipleOf, in units of its last digit: a matcher has that many states."""
 
 MAX_INTEGER = 2**63 - 1
-"""Of a value that an answer is matched with, and of a number that an integer must reach."""
+"""Largest integer that an answer is matched with, and largest bound of an integer."""
 
 _EXACT = 2**53
-"""From here on doubles are further apart than integers."""
+"""From this number on, doubles are farther apart than integers."""
 _LOWER, _UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
 _VALUES = frozenset({"enum", "const"})
 _ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly"})
 _RULE = re.compile(r"(?:^|[\r\n])[ \t]*[?!]?[A-Za-z_]")
-"""A line that begins with a name. Counts some that are no rules, and every rule."""
+"""A line that begins with a name. Counts every rule, and some lines that are not rules."""
 _EMBEDDED = re.compile(r"%json\s*")
 
 
 def json_schema_grammar(schema: dict[str, Any]) -> str:
-    """Answers that are JSON and valid against `schema`, which a check has to accept."""
+    """Grammar of answers that are JSON and valid against `schema`, which a check must accept."""
     return _top_level({"json_schema": with_options(schema)})
 
 
 def with_options(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema as it stands in a grammar, also after %json: with the rules for blanks and for unknown keywords, and
-    bounds that the library does not round."""
+    """The form of a schema inside a grammar, also after %json: with the rules for white space and unknown keywords, and
+    with bounds that the library does not round."""
     return {
         **_with_exact_bounds(schema),
         "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False},
@@ -56,8 +56,8 @@ def with_options(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_exact_bounds(schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
-    """The library reads bounds as floats, and takes 1 from exclusive ones. Where floats are further apart than that, a
-    bound becomes the next one inside."""
+    """Adjusts bounds. The library reads them as floats, and subtracts 1 from exclusive ones. If floats are farther
+    apart than that, a bound becomes the next float inside."""
     exact = {key: value if key in _VALUES else _with_exact_inner(value, depth) for key, value in schema.items()}
     for key in (_LOWER | _UPPER) & exact.keys():
         if isinstance(bound := exact[key], float) and bound.is_integer():
@@ -83,7 +83,7 @@ def _with_exact_inner(value: Any, depth: int) -> Any:
 
 
 def _is_rounded(bound: Any) -> TypeGuard[float]:
-    """Whether a bound may be another number to the library."""
+    """Whether the library may read a bound as another number."""
     return type(bound) in (int, float) and _EXACT <= abs(bound) <= MAX_INTEGER
 
 
@@ -96,18 +96,18 @@ def _double(bound: float, inside: float) -> float:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Answers that match a regular expression as a whole, in the syntax of Rust's regex crate."""
+    """Grammar of answers that match a regular expression as a whole, in the syntax of Rust's regex crate."""
     return llguidance.LLMatcher.grammar_from_regex(pattern)
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """Answers that are one of these strings."""
+    """Grammar of answers that are one of these strings."""
     quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
     return _top_level({"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(quoted)}"})
 
 
 def lark_grammar(text: str) -> str:
-    """Answers that match a grammar in llguidance's dialect of Lark."""
+    """Grammar of answers that match a grammar in llguidance's dialect of Lark."""
     return _top_level({"lark_grammar": text})
 
 
@@ -116,7 +116,7 @@ class Unfit(Exception):
 
 
 def check_bounds(text: str) -> None:
-    """Unfit for a grammar that may cost too much, by what can be counted before it is built."""
+    """Raises Unfit for a grammar that may cost too much, judging by what can be counted before it is built."""
     if (size := len(text.encode(errors="replace"))) > MAX_GRAMMAR_BYTES:
         raise Unfit(f"too large: {size} bytes as a grammar, at most {MAX_GRAMMAR_BYTES} allowed")
     for grammar in msgspec.json.decode(text)["grammars"]:
@@ -148,7 +148,7 @@ def _check_schema(schema: Any) -> None:
 
 
 def _too_large(key: str | None, value: float) -> str:
-    """Why a number would be rounded to another one; "" if it would not."""
+    """Why a number would be rounded to another one; "" if it would not be."""
     if (key in _LOWER and value > MAX_INTEGER) or (key in _UPPER and value < -MAX_INTEGER):
         return f"{key}: too large: a number from -{MAX_INTEGER} to {MAX_INTEGER} allowed"
     if key in _LOWER | _UPPER:
@@ -175,7 +175,7 @@ def _check_lark(text: str) -> None:
 
 
 def _brackets(rule: str) -> int:
-    """How deep brackets stand in each other, those in strings included."""
+    """Depth of nested brackets, including those in strings."""
     depth = deepest = 0
     for character in rule:
         if character in "([":
@@ -187,7 +187,7 @@ def _brackets(rule: str) -> int:
 
 
 def _constraints(schema: Any) -> Iterator[tuple[str | None, Any]]:
-    """(key, value) of everything in a schema but annotations; names of properties are values, too."""
+    """(key, value) of everything in a schema except annotations; names of properties count as values, too."""
     stack = [(None, schema)]
     while stack:
         key, value = stack.pop()
@@ -211,7 +211,7 @@ def _depth(value: Any) -> int:
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """What a reference names inside the schema; the whole of it where that is not found so simply."""
+    """The part of the schema that a reference names; the whole schema if it cannot be found that simply."""
     found = schema
     for step in reference.removeprefix("#").split("/")[1:]:
         if not isinstance(found, dict):

@@ -1,7 +1,7 @@
 """Grammars of requests: made, bounded, and tried in confined processes before the engine sees them.
 
-Clients take turns. A grammar that costs more than QUICK_SECONDS is tried again in a turn that such ones have to
-themselves, so that it delays nobody else by more.
+Clients take turns. A grammar that takes more than QUICK_SECONDS is tried again in a separate turn for slow grammars, so
+that it delays other requests by no more than that.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from service.media.limits import MIB
 log = logging.getLogger(__name__)
 
 GRAMMAR_LIMITS = WorkerLimits(memory_bytes=1024 * MIB, cpu_seconds=2, wall_seconds=20.0)
-"""Of one check. The budgets of the library end almost every one within a second of processor time."""
+"""Limits of one check. The library's own budgets end almost every check within one second."""
 WAIT_SECONDS = 30.0
-"""What a request waits at most for its turn and its check."""
+"""Seconds that a request waits at most for its turn and its check."""
 QUICK_SECONDS = 0.25
 """Processor time of the first try."""
 QUICK, SLOW = 2, 1
-"""Grammars tried at a time, each in a process of its own."""
+"""Number of grammars that are tried at a time, each in its own process."""
 _MOST_REMEMBERED = 1024
 _RETRY_AFTER = 2.0
 
@@ -48,12 +48,12 @@ class GrammarChecks:
         self.workers = WorkerPool(QUICK + SLOW, limits, program)
         self._quick, self._slow = FairTurns(QUICK), FairTurns(SLOW)
         self._results: OrderedDict[bytes, Tried] = OrderedDict()
-        """Of the grammars that were tried lately, by hash."""
+        """Results for the grammars that were tried lately, by hash."""
 
     async def checked(self, make: Callable[[], str], field: str, client: str = "") -> str:
         """The grammar that `make` returns. ApiError 400 that names `field` and the reason if it cannot be used: it is
-        over a limit, cannot be built, matches nothing or costs too much; 503 if its turn does not come. client: who
-        asks, as clients take turns."""
+        over a limit, cannot be built, matches nothing or costs too much; 503 if its turn does not come. client:
+        identifies the client, since clients take turns."""
         try:
             grammar = await asyncio.to_thread(make)
         except (msgspec.DecodeError, RecursionError):
@@ -67,7 +67,7 @@ class GrammarChecks:
         return grammar
 
     def is_slow(self, grammar: str) -> bool:
-        """Whether trying it took long, as building it will; False where that is not remembered."""
+        """Whether trying it took long, as building it will; False if that is not known any more."""
         tried = self._results.get(_digest(grammar))
         return tried is not None and tried.cpu_seconds > SLOW_SECONDS
 
@@ -82,7 +82,7 @@ class GrammarChecks:
         return self._results[key].problem
 
     async def _tried(self, grammar: str, client: str) -> Tried:
-        """Unfit for a grammar that ends the process. That is not remembered: the machine may have been busy."""
+        """Unfit for a grammar that ends the process. This result is not kept, since the machine may have been busy."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 async with self._quick.turn(client):
@@ -100,7 +100,7 @@ class GrammarChecks:
         return tried
 
     async def _run(self, asked: TryGrammar) -> Tried | None:
-        """None where the time that was asked for ended it."""
+        """None if the requested time limit ended it."""
 
         def job(channel: WorkerChannel) -> Tried:
             channel.send(asked)

@@ -1,8 +1,8 @@
 """The process that tries grammars: `service.api.chat.grammar_worker <socket fd> <memory bytes> <cpu seconds>`.
 
-It does what the engine will do with a grammar, with less of everything: it builds the matcher, computes the first mask
-and follows a few tokens of two answers. Its vocabulary is the single bytes and some longer tokens, prepared for JSON as
-the engine's is, so that no model has to be loaded. A grammar that overflows the stack here ends this process and never
+It does on a smaller scale what the engine will do with a grammar: it builds the matcher, computes the first mask and
+follows a few tokens of two answers. Its vocabulary is the single bytes and some longer tokens, prepared for JSON as the
+engine's is, so that no model has to be loaded. A grammar that overflows the stack here ends this process and never
 reaches another one.
 """
 
@@ -33,15 +33,15 @@ _BYTES = (1 << 256) - 1
 
 
 class TryGrammar(Struct, frozen=True):
-    """Answered by Tried. cpu_seconds: of processor time, after which SIGPROF ends the process; 0: the process's own
-    limit alone."""
+    """Answered by Tried. cpu_seconds: processor time after which SIGPROF ends the process; 0: only the process's own
+    limit."""
 
     grammar: str
     cpu_seconds: float = 0.0
 
 
 class Tried(Struct, frozen=True):
-    """problem: why the grammar cannot be used; empty if it can. cpu_seconds: of processor time that trying it took."""
+    """problem: why the grammar cannot be used; empty if it can. cpu_seconds: processor time that trying it took."""
 
     problem: str
     cpu_seconds: float = 0.0
@@ -62,8 +62,8 @@ def problem(grammar: str) -> str:
 
 
 def _follow(matcher: llguidance.LLMatcher) -> None:
-    """Follows the answers of the lowest and of the highest bytes. They may end, or exceed their budget on the way: the
-    engine then ends one answer with an error."""
+    """Follows two answers, of the lowest and of the highest allowed bytes. They may end, or exceed their budget: in the
+    engine that ends one answer with an error."""
     matchers = (matcher, matcher.deep_copy())
     masks = np.zeros((2, -(-(_Vocabulary.eos_token_id + 1) // 32)), np.int32)
     for _ in range(_STEPS):
@@ -95,7 +95,8 @@ def _reason(error: str) -> str:
 
 
 def _longer_tokens() -> Iterator[bytes]:
-    """Blanks as of indented text, and letters and digits: without some, what is prepared for JSON would be empty."""
+    """White space of indented text, and letters and digits: without some tokens, the preparations for JSON would be
+    empty."""
     yield from (b" " * length for length in range(2, 65))
     for run in (b"abcdefgh", b"abababab", b"aaaaaaaa", b"00000000"):
         yield from (run[:length] for length in (2, 4, 8))
@@ -130,7 +131,7 @@ def main(fd: int, memory_bytes: int, cpu_seconds: int) -> None:
 
 
 def _serve(channel: WorkerChannel, cpu_seconds: int) -> None:
-    problem('{"grammars": [{"lark_grammar": "start: /a/"}]}')  # what the first grammar would have to wait for
+    problem('{"grammars": [{"lark_grammar": "start: /a/"}]}')  # otherwise the first grammar would have to wait for this
     while True:
         try:
             asked = channel.receive()

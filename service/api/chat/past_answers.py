@@ -1,4 +1,4 @@
-"""Earlier answers that were spoken and are sent back: what the model reads of them is their transcript."""
+"""Earlier spoken answers that a request sends back: the model reads their transcripts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from service.api.context import ServerContext
 from service.api.http.errors import bad_request
 
 NamedTranscripts = Mapping[str, str | None]
-"""By the id of an answer; None where none is kept."""
+"""Looks up the transcript of an answer by its id; None if none is kept."""
 
 
 async def named_transcripts(body: ChatRequestBody, context: ServerContext) -> NamedTranscripts:
-    """Of the answers that messages name by their id alone, each looked up once."""
+    """Transcripts of the answers that messages name only by their id, each looked up once."""
     if len(body.messages) > context.settings.max_messages:  # it is refused
         return {}
     spoken = [message.audio for message in body.messages if message.audio is not None]
@@ -23,7 +23,7 @@ async def named_transcripts(body: ChatRequestBody, context: ServerContext) -> Na
 
 
 def transcript_of(audio: PastAudio, field: str, named: NamedTranscripts) -> str:
-    """ApiError 400 where neither the message nor the server has it."""
+    """ApiError 400 if neither the message nor the server has the transcript."""
     if audio.transcript is not None:
         return audio.transcript
     if audio.id is None:

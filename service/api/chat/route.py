@@ -66,14 +66,14 @@ router = APIRouter(route_class=RequestRoute)
 
 @dataclass
 class TokenCounts:
-    """Of one choice, so far."""
+    """Tokens of one choice so far."""
 
     tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     calls: int = 0
     steps: StepCounts | None = None
-    """Once the engine has ended it."""
+    """Set once the engine has ended it."""
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class ChatJob:
     counts: list[TokenCounts] = field(default_factory=list)
     spoken: SpokenAnswer | None = None
     timed_out: bool = False
-    """The request has reached request_timeout: its choices end with the text they have."""
+    """Whether the request has reached request_timeout: its choices then end with the text that they have."""
 
     def usage(self) -> Usage:
         prompt_tokens = len(self.prompt.token_ids)
@@ -166,7 +166,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
 async def _grammar(
     context: ServerContext, model: HostedModel, prompt: Prompt, tools: ToolUse | None, answer: str, client: str
 ) -> str:
-    """What the answers must match. answer: what they must match where they call nothing."""
+    """The grammar that the answers must match. answer: the one for answers that call nothing."""
     markers, opened = model.chat_processor.reasoning_markers, opens_reasoning(model.chat_processor, prompt)
     reasoning = None if markers is None else Reasoning(*markers, opened)
     if tools is not None:
@@ -244,7 +244,7 @@ async def _complete(context: ServerContext, job: ChatJob) -> ChatCompletion:
 
 
 async def _choice(context: ServerContext, job: ChatJob, index: int) -> Choice:
-    """Once more from the beginning, on another engine, where the first one ends: the client has got nothing of it."""
+    """Starts again on another engine if the first one ends before the client has received anything."""
     try:
         return await _collected(context, job, index)
     except EngineLost:

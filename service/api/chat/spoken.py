@@ -1,4 +1,5 @@
-"""Answers that are spoken while they are written: the text of a choice goes, segment by segment, to a speech model."""
+"""Answers that are spoken while they are being written: the text of a choice goes to a speech model segment by
+segment."""
 
 from __future__ import annotations
 
@@ -29,13 +30,14 @@ from service.api.steps import step_report
 from service.link.messages import StepCounts
 
 PCM_RATE = 24_000
-"""Hz: what OpenAI's clients play pcm16 with."""
+"""Hz, the rate at which OpenAI's clients play pcm16."""
 MAX_WHOLE_CHARS = 4096
-"""Characters of an answer that is not streamed: its audio is held in memory."""
+"""Characters at most of an answer that is not streamed, whose audio is held in memory."""
 AHEAD = 2
-"""Deltas and sounds that wait for a client which takes none; then the text waits, and the audio is merged."""
+"""Number of deltas and pieces of audio that wait for a slow client; beyond it the text waits, and the audio is
+merged."""
 PIECE = 6
-"""Bytes of pcm16 that are a whole number of samples and of base64 groups."""
+"""Multiple of bytes of pcm16 that holds whole samples and whole base64 groups."""
 
 Encode = Callable[[ChunkChoice], bytes]
 
@@ -72,7 +74,7 @@ async def prepare_spoken(context: ServerContext, body: ChatRequestBody, record: 
 
 
 def check_voice(context: ServerContext, audio: AudioParams) -> None:
-    """ApiError for a speech model or a voice that there is not. Which model speaks may still be open."""
+    """ApiError for an unknown speech model or voice. The model that speaks may not be decided yet."""
     hosted = [model for model in context.catalog.models if model.kind == "speech"]
     name = audio.model or context.settings.spoken_answer_model
     model = None if name is None else context.catalog.get(name)
@@ -124,7 +126,7 @@ def _options(audio: AudioParams, model: str, seed: int | None) -> SpeechOptions:
 
 
 def _within_audio(error: ApiError) -> ApiError:
-    """An error of a speech request's field, with the name that the field has in a chat request."""
+    """Turns an error of a speech request's field into one with the field's name in a chat request."""
     if error.param is None or error.status >= 500:
         return error
     field = "audio.format" if error.param == "response_format" else f"audio.{error.param}"
@@ -138,15 +140,15 @@ class SpokenAnswer:
     def __init__(self, context: ServerContext, job: SpeechJob, *, streamed: bool, logprobs: bool) -> None:
         self.id = f"audio_{uuid.uuid4().hex}"
         self.cut = False
-        """The text or the time of the request was at its limit."""
+        """Whether the text or the time of the request reached its limit."""
         self.truncated = False
-        """A segment of the speech ended at its cap."""
+        """Whether a segment of the speech ended at its cap."""
         self.texts: Sequence[str] = ()
-        """Of all segments so far, as they are spoken."""
+        """Texts of all segments so far, as they are spoken."""
         self.segments: list[tuple[float, float]] = []
-        """Of each segment that is complete: where it begins and ends, in seconds of audio."""
+        """Begin and end of each complete segment, in seconds of audio."""
         self.begun: float | None = None
-        """Where the segment begins whose audio is not complete."""
+        """Begin of the segment whose audio is not complete, in seconds."""
         self._context = context
         self._job = job
         self._streamed = streamed
@@ -155,14 +157,14 @@ class SpokenAnswer:
         self._encoder = job.encoder()
         self._samples = 0
         self._silence = 0
-        """Samples of pauses among them."""
+        """Number of those samples that are pauses."""
         self._file = bytearray()
         self._steps: tuple[StepCounts, ...] = ()
-        """Once the engine has ended the speech."""
+        """Set once the engine has ended the speech."""
 
     @property
     def patches(self) -> int:
-        """Audio tokens so far."""
+        """Number of audio tokens so far."""
         return (self._samples - self._silence) // self._job.processor.samples_per_patch
 
     async def audio(self, transcript: str) -> AnswerAudio:
@@ -177,7 +179,7 @@ class SpokenAnswer:
         return "length" if self.cut or self.truncated else "stop"
 
     async def heard(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta]:
-        """The deltas; ends when all has been spoken, too."""
+        """The deltas. Ends only when everything has been spoken, too."""
         async with aclosing(self.parts(deltas)) as parts:
             async for part in parts:
                 if isinstance(part, bytes):
@@ -236,7 +238,8 @@ class SpokenAnswer:
         return ChunkChoice(0, message, Logprobs(list(delta.logprobs)) if self._logprobs else None)
 
     async def parts(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[TextDelta | bytes]:
-        """Text as it is written and encoded audio as it is spoken. At request_timeout both end with what there is."""
+        """Text as it is written and encoded audio as it is spoken. At request_timeout both end with what there is so
+        far."""
         context = self._context
         text = LiveText(context, self._job, live=self._streamed, first="clause")
         self.texts = text.texts
@@ -258,8 +261,8 @@ class SpokenAnswer:
         text.end()
 
     async def _written(self, deltas: AsyncGenerator[TextDelta], text: LiveText) -> AsyncGenerator[TextDelta]:
-        """The deltas, each of which has been handed to the speech. Reasoning and calls are not spoken; what was said
-        before a call is, while the call is being written."""
+        """The deltas, each after it was given to the speech. Reasoning and calls are not spoken; the text before a call
+        is spoken while the call is being written."""
         room = self._most_characters
         async with aclosing(deltas):
             async for delta in deltas:
@@ -282,7 +285,7 @@ class SpokenAnswer:
         except SpokenTooLong:
             self.truncated = self._job.record.notes["unspoken"] = True
         except InputError:
-            # What the speech model has no sound for stays in the transcript.
+            # Text that the speech model cannot speak stays in the transcript.
             self._job.record.notes["unspoken"] = True
 
     async def _sounds(self, text: LiveText) -> AsyncGenerator[bytes]:
@@ -320,7 +323,7 @@ class SpokenAnswer:
 
     @property
     def _seconds(self) -> float:
-        """Of audio so far."""
+        """Seconds of audio so far."""
         return self._samples / self._job.processor.sample_rate / self._job.speed
 
     def _pause_samples(self, seconds: float) -> int:

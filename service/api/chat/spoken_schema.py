@@ -37,7 +37,7 @@ class AudioParams(msgspec.Struct, frozen=True):
 
 
 class PastAudio(msgspec.Struct, frozen=True):
-    """Of a past answer that was spoken: its transcript is what the model reads, by its id while it is kept."""
+    """Reference to a past spoken answer: the model reads its transcript, found by its id while it is kept."""
 
     id: str | None = None
     transcript: str | None = None
@@ -45,7 +45,7 @@ class PastAudio(msgspec.Struct, frozen=True):
 
 class AnswerAudio(msgspec.Struct, frozen=True):
     """data: base64 of the file. expires_at: Unix time until which the id stands for the transcript; audio is not kept.
-    finish_reason: "length" where a segment of the speech ended at its cap, or all of it before the text. steps:
+    finish_reason: "length" if a segment of the speech ended at its cap, or the speech ended before the text. steps:
     those of the speech model."""
 
     id: str
@@ -57,8 +57,8 @@ class AnswerAudio(msgspec.Struct, frozen=True):
 
 
 class DeltaAudio(msgspec.Struct, frozen=True):
-    """id: in the first one. transcript, data: the next pieces; each data is base64 of its own, and all together are
-    base64 of the whole. expires_at, finish_reason and steps: in the last one, as in AnswerAudio."""
+    """id: in the first one. transcript, data: the next pieces; each data is valid base64, and all joined are the base64
+    of the whole. expires_at, finish_reason and steps: in the last one, as in AnswerAudio."""
 
     id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET

@@ -1,6 +1,5 @@
-"""Fields that say what an answer has to match -> a checked grammar.
-
-OpenAI's response_format, and the names that vLLM gave the same: structured_outputs and, before it, guided_*.
+"""Fields that constrain an answer -> a checked grammar: OpenAI's response_format, and vLLM's names for the same,
+structured_outputs and the older guided_*.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from service.api.http.errors import bad_request
 
 
 async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: str) -> str:
-    """The grammar that the request's fields ask for; "" for free text. ApiError 400 names the field."""
+    """The grammar that the request's fields describe; "" for free text. ApiError 400 names the field."""
     asked = list(_asked(body))
     if not asked:
         return ""
@@ -29,7 +28,7 @@ async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: s
 
 
 def _asked(body: ChatRequestBody) -> Iterator[tuple[str, Callable[[], str]]]:
-    """(field, what makes its grammar) of each field that asks for something."""
+    """(field, function that makes its grammar) for each field that is set."""
     if body.response_format is not None and body.response_format.type != "text":
         yield _of_format(body.response_format)
     outputs = body.structured_outputs or StructuredOutputs()

@@ -1,7 +1,7 @@
 """Calls in the text of an answer, separated from it while it is generated.
 
-The text is constrained (service/api/chat/tool_grammar.py), so a call that has begun goes on as one: its name, then its
-arguments, then the closing tag. The format is that of models/tools.py.
+The text is constrained (service/api/chat/tool_grammar.py), so a call that has begun continues as a call: its name, then
+its arguments, then the closing tag. The format is that of models/tools.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COLON = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
-    """The calls that the deltas of an answer add up to."""
+    """Joins the deltas of an answer's calls."""
     begun = [delta for delta in deltas if delta.id is not UNSET]
     arguments: list[list[str]] = [[] for _ in begun]
     for delta in deltas:
@@ -35,8 +35,8 @@ def joined(deltas: Sequence[ToolCallDelta]) -> list[ToolCallEntry]:
 class ToolCallParser:
     """Splits an answer into text and calls. What it returns does not depend on how the text is cut into chunks.
 
-    calls: calls begun. White space around calls is no text. forced: the answer consists of calls, so it has no text,
-    also where it is cut within the first tag.
+    calls: number of calls that have begun. White space around calls is dropped. forced: the answer consists of calls,
+    so it has no text, even if it is cut within the first tag.
     """
 
     def __init__(self, *, forced: bool = False) -> None:
@@ -75,7 +75,8 @@ class ToolCallParser:
         return held if kept else ""
 
     def _take_text(self) -> str:
-        """Up to the tag. Held back: what may be the beginning of one, and white space that may come before it."""
+        """Text up to the next tag. Holds back what may be the beginning of a tag, and white space that may precede
+        one."""
         head, tag, rest = self._held.partition(CALL_START)
         if tag:
             self._state, self._held = "name", rest
@@ -86,7 +87,7 @@ class ToolCallParser:
         return said
 
     def _take_frame(self) -> list[ToolCallDelta]:
-        """What stands around the name and the arguments."""
+        """Skips what surrounds the name and the arguments."""
         if self._state == "end":
             _, tag, rest = self._held.partition(CALL_END)
             if tag:
@@ -105,7 +106,7 @@ class ToolCallParser:
         return [ToolCallDelta(self.calls - 1, FunctionDelta("", found[1]), id, "function")]
 
     def _take_arguments(self) -> list[ToolCallDelta]:
-        """Up to the brace that closes the object."""
+        """Text up to the brace that closes the object."""
         length = 0
         for character in self._held:
             length += 1

@@ -1,6 +1,5 @@
-"""The grammar of answers that may call tools: text, then calls in the format of models/tools.py.
-
-And that of answers that have to match something after reasoning."""
+"""The grammar of answers that may call tools: text, then calls in the format of models/tools.py. Also the grammar of
+answers that must match something after reasoning."""
 
 from __future__ import annotations
 
@@ -22,18 +21,18 @@ from service.api.http.errors import ApiError
 _OPENING = frozenset(
     ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 )
-"""Keywords that say themselves what else an object may hold."""
+"""Keywords with which a schema itself says what else an object may hold."""
 _BLANK = r"[\s\x1c-\x1f]"
-"""What may stand before the marker that opens reasoning: what Python takes for white space."""
+"""Characters that may precede the opening marker of reasoning: Python's white space."""
 _TEXT = ("TEXT: /(.|\\n)*/", "BREAK: /\\n{0,2}/")
 BLANKS = " ?"
-"""Between JSON's tokens in arguments: as models saw them in training, which is what templates make of earlier calls."""
+"""White space between JSON's tokens in arguments: as in training, which is how templates write earlier calls."""
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Nothing in it is a call. start, end: its markers. opened: the prompt ends with the first one, so the answer
-    begins with reasoning; otherwise it may, where it is free to begin as it likes."""
+    """Reasoning, in which nothing is a call. start, end: its markers. opened: the prompt ends with the opening marker,
+    so the answer begins with reasoning; otherwise an unconstrained answer may begin with it."""
 
     start: str
     end: str
@@ -41,7 +40,7 @@ class Reasoning:
 
 
 def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None = None) -> str:
-    """Answers of calls alone where calls are forced, else text with calls at its end, if any.
+    """Grammar of answers: only calls if calls are forced, else text that may end in calls.
 
     answer: grammar of answers that call nothing; empty: any text.
     """
@@ -72,7 +71,7 @@ def tool_grammar(use: ToolUse, *, answer: str = "", reasoning: Reasoning | None 
 
 
 def reasoned_grammar(answer: str, reasoning: Reasoning) -> str:
-    """Reasoning that the prompt opened, and after it what matches the grammar `answer`."""
+    """Grammar of reasoning that the prompt opened, followed by what matches the grammar `answer`."""
     return _beside(lark_grammar("\n".join(["start: reasoning BREAK @answer", _reasoning(reasoning), *_TEXT])), answer)
 
 
@@ -83,8 +82,8 @@ def _reasoning(reasoning: Reasoning) -> str:
 async def checked_tool_grammar(
     checks: GrammarChecks, use: ToolUse, client: str, *, answer: str = "", reasoning: Reasoning | None = None
 ) -> str:
-    """What tool_grammar returns, once it has been checked. ApiError 400 that names the tool whose parameters cannot be
-    used, or `tools`."""
+    """The result of tool_grammar after a check. ApiError 400 names the tool whose parameters cannot be used, or
+    `tools`."""
     try:
         make = partial(tool_grammar, use, answer=answer, reasoning=reasoning)
         return await checks.checked(make, "tools", client)
@@ -105,7 +104,7 @@ def _function(tool: Tool) -> str:
 
 
 def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that list what a function takes, without the leave to add more that JSON Schema gives by default."""
+    """Closes parameters that list their properties: JSON Schema would allow additional ones by default."""
     listed, required = parameters.get("properties"), parameters.get("required", [])
     if not listed or not isinstance(listed, dict) or not isinstance(required, list) or _OPENING & set(parameters):
         return dict(parameters)
@@ -115,6 +114,6 @@ def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beside(grammar: str, answer: str) -> str:
-    """`grammar`, in which @answer is the grammar `answer`."""
+    """`grammar` with @answer standing for the grammar `answer`."""
     main, other = (msgspec.json.decode(text)["grammars"][0] for text in (grammar, answer))
     return msgspec.json.encode({"grammars": [main, {**other, "name": "answer"}]}).decode()

@@ -9,7 +9,8 @@ from msgspec import UNSET, UnsetType
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True):
-    """parameters: JSON Schema of an object; without it the function takes none. strict: arguments fit either way."""
+    """parameters: JSON Schema of an object; without it the function has none. strict: changes nothing, arguments always
+    fit."""
 
     name: str
     description: str | None = None

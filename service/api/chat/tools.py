@@ -1,4 +1,4 @@
-"""Tools of a chat request: what may be called, and the calls and results that its messages bring along."""
+"""Tools of a chat request: what may be called, and the calls and results in its messages."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from service.api.http.errors import bad_request
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
-"""Of one message."""
+"""Number of calls in one message."""
 MAX_CHARACTERS = 262_144
-"""Of all tools together, as JSON."""
+"""Characters of all tools together, as JSON."""
 MAX_DEPTH = 32
-"""Objects and lists inside each other: of a tool's parameters, of a call's arguments."""
+"""Depth of nested objects and lists in a tool's parameters and in a call's arguments."""
 MAX_ID = 256
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 NAME_RULE = "1 to 64 letters, digits, _ and - allowed"
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-"""A function without `parameters` takes none, as in OpenAI's API."""
+"""A function without `parameters` has none, as in OpenAI's API."""
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """tools: what the prompt tells of. callable: what the answer may call. forced: the answer consists of calls.
-    several: of more than one, if the model wants."""
+    """tools: those in the prompt. callable: those that the answer may call. forced: the answer consists of calls.
+    several: it may have more than one call."""
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
@@ -40,7 +40,7 @@ class ToolUse:
 
 
 def tool_use(body: ChatRequestBody) -> ToolUse | None:
-    """What the request says of tools; None where nothing can be called. ApiError names the field that does not fit."""
+    """The tools of the request; None if nothing can be called. ApiError names the field that is not valid."""
     tools = tuple(_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(_bounded(body)))
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
@@ -125,7 +125,7 @@ def check_call_id(id: str, field: str) -> None:
 
 
 def arguments_of(written: str, field: str) -> dict[str, Any]:
-    """The arguments of a call, from their JSON. ApiError for what is no JSON object, or nested too deeply."""
+    """The arguments of a call, from their JSON. ApiError if it is not a JSON object, or is nested too deeply."""
     try:
         arguments = msgspec.json.decode(written or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Transcripts of spoken answers, kept for a while: OpenAI's clients send an answer back as `audio: {id}` alone."""
+"""Transcripts of spoken answers, kept for a while: OpenAI's clients send an answer back only as `audio: {id}`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 LIFETIME = 3600.0
-"""Seconds."""
+"""Seconds that a transcript is kept."""
 MAX_TRANSCRIPTS = 10_000
 MAX_BYTES = 16 << 20
-"""Of all transcripts, in UTF-8."""
+"""Bytes of all transcripts in UTF-8."""
 
 
 class Transcripts:
-    """By the answer's id: in the API process, or in the supervisor of several. The oldest leave first: after `lifetime`
-    seconds, or for lack of room."""
+    """Transcripts by the answer's id, kept in the API process, or in the supervisor of several. The oldest are dropped
+    first: after `lifetime` seconds, or for lack of room."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Transcripts:
         self._bytes = 0
 
     def expiry(self) -> int:
-        """Unix time until which a transcript is kept that is added now."""
+        """Unix time until which a transcript that is added now is kept."""
         return int(self._clock() + self._lifetime)
 
     def add(self, id: str, text: str) -> None:
-        """Keeps a transcript. One that is larger than the room for all is not kept."""
+        """Keeps a transcript, unless it is larger than the room for all."""
         size = len(text.encode(errors="replace"))
         if size > self._most_bytes:
             return
@@ -67,9 +67,9 @@ class Transcripts:
 
 
 class SharedTranscripts(Protocol):
-    """Those that the supervisor keeps for several API processes."""
+    """The transcripts that the supervisor keeps for several API processes."""
 
     async def keep(self, id: str, text: str) -> None:
-        """Once it returns, all of them find it."""
+        """When this returns, every process can find the transcript."""
 
     async def find(self, id: str) -> str | None: ...

@@ -1,4 +1,4 @@
-"""Which frames of a video are looked at: the fields of a request that say so, and the frames that they choose."""
+"""Which frames of a video are used: the fields of a request for that, and the frames that they choose."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ DEFAULT_FRAME_LIST_FPS = 2.0
 
 @dataclass(frozen=True)
 class VideoSampling:
-    """What a request says of a video's frames; `field` is the path of the object that says it.
-
-    fps: frames a second to look at, of a frame list its rate. num_frames: frames to look at, evenly spread.
-    max_frames: most frames. times: seconds of the frames of a list.
+    """The request's choice of a video's frames; `field` is the path of the object that has it. fps: frames per second
+    to use, or the rate of a frame list. num_frames: number of frames to use, evenly spread. max_frames: limit. times:
+    seconds of the frames of a list.
     """
 
     field: str
@@ -68,10 +67,8 @@ class VideoSampling:
         return self.fps or DEFAULT_FRAME_LIST_FPS
 
     def rate(self, metadata: VideoMetadata) -> float | None:
-        """Frames a second to look at, None for the model's own rule.
-
-        Every frame of a list is looked at, since its sender has chosen them. A number of frames is spread over all
-        frames of the source.
+        """Frames per second to use, None for the model's own rule. Every frame of a list is used, since its sender has
+        chosen them. num_frames is spread over all frames of the source.
         """
         return metadata.fps if metadata.listed or self.num_frames is not None else self.fps
 
@@ -82,7 +79,7 @@ class VideoSampling:
 
 
 def stated(options: MediaUrl | ContentPart | VideoOptions, field: str) -> VideoSampling:
-    """Of the object at `field` that may say it."""
+    """The choice in the object at `field`."""
     times = getattr(options, "times", None)
     return VideoSampling(
         field, options.fps, options.num_frames, options.max_frames, None if times is None else tuple(times)
@@ -90,7 +87,7 @@ def stated(options: MediaUrl | ContentPart | VideoOptions, field: str) -> VideoS
 
 
 def of_all_videos(body: ChatRequestBody) -> VideoSampling:
-    """What the request says for videos that do not say it themselves."""
+    """The request's choice for videos without one of their own."""
     io = body.media_io_kwargs.video if body.media_io_kwargs else None
     found = [stated(io, "media_io_kwargs.video")] if io else []
     if body.mm_processor_kwargs:
@@ -99,5 +96,5 @@ def of_all_videos(body: ChatRequestBody) -> VideoSampling:
 
 
 def first_stated(samplings: Sequence[VideoSampling]) -> VideoSampling:
-    """The first that says something, else one that says nothing."""
+    """The first choice that is not empty, else an empty one."""
     return next((sampling for sampling in samplings if sampling.says_something), VideoSampling(""))
