@@ -2,8 +2,9 @@
 
 Two passes with whole bytes in between, first along the rows and then along the columns: what Pillow did up to version
 12, and with it the preprocessing that the models were trained with. Pillow 13 begins with the pass that leaves less
-work, which changes pixels. Rows are independent in the first pass and columns in the second, so bands of them are
-resized in parallel; Pillow releases the interpreter lock.
+work, which changes pixels. Very tall pictures are the exception: their columns are shrunk first, as Pillow does it from
+12.2 on. Rows are independent in the first pass and columns in the second, so bands of them are resized in parallel;
+Pillow releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ _PIXELS_OF_A_BAND = 1 << 17
 """Pixels of the larger picture from which threads are used: some milliseconds of work, where starting a thread takes a
 fraction of one."""
 
+_TALL = 100
+"""Height over width from which on Pillow shrinks the columns first."""
+
 _threads = min(8, cpus.available())
 _local = threading.local()
 """`resizes` is set in the threads of the pool, which must not wait for each other."""
@@ -43,6 +47,8 @@ def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:
     if picture.mode != "RGB":
         picture = picture.convert("RGB")
     picture.load()  # of a file that was only opened: the threads below would all do it
+    if height < picture.height and picture.height > _TALL * picture.width:
+        picture = _resampled(picture, picture.width, height)
     bands = _number_of_bands(max(picture.width * picture.height, width * height))
     return _along_columns(_along_rows(picture, width, bands), height, bands)
 

@@ -39,6 +39,15 @@ def test_rows_are_resized_before_columns_with_bytes_in_between(width: int, heigh
     np.testing.assert_array_equal(resize(picture, wide, high), np.asarray(expected))
 
 
+@settings(deadline=None)
+@given(st.integers(1, 7), st.integers(101, 150), st.integers(14, 90), st.floats(0.02, 0.5))
+def test_the_columns_of_very_tall_pictures_are_shrunk_first(width: int, ratio: int, wide: int, share: float) -> None:
+    """The versions of Pillow that are allowed agree about them where they shrink by half and more."""
+    picture = noise(width, width * ratio)
+    high = max(1, int(share * width * ratio))
+    np.testing.assert_array_equal(resize(picture, wide, high), np.asarray(picture.resize((wide, high), BICUBIC)))
+
+
 def test_the_order_of_the_passes_can_be_seen() -> None:
     """Or the test above would not notice Pillow's own order."""
     picture = noise(64, 48)
