@@ -1,9 +1,9 @@
 """Which of several engines gets a request: the one that has its pictures or its prefix cached, unless that is full.
 
-Every API process comes to the same choice without asking anybody: keys are hashes of what a request consists of, and
-each key orders the engines by rendezvous hashing (Thaler & Ravishankar 1998), so that an engine that ends moves its own
-keys alone. Load bounds it (as consistent hashing with bounded loads does, Mirrokni et al. 2016): an engine that has
-clearly more to do than the mean is passed by, so a key that everybody asks for spreads over all engines.
+Every API process makes the same choice on its own. Keys are hashes of a request's contents, and each key orders the
+engines by rendezvous hashing (Thaler & Ravishankar 1998), so that an engine that ends moves only its own keys. The
+choice is bounded by load (as in consistent hashing with bounded loads, Mirrokni et al. 2016): an engine with clearly
+more work than the mean is skipped, so a very frequent key spreads over all engines.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from service.link.messages import ChatRequest, SpeechRequest
 
 KEY_BYTES = 16
 PREFIXES = (256, 1024, 4096)
-"""Lengths of the leading tokens that are hashed. A shorter prompt is computed sooner than it is worth a detour."""
+"""Numbers of leading tokens that are hashed. A shorter prompt is computed too quickly to be worth a detour."""
 HEAD_START = 8
-"""Requests in flight up to which an engine is never full: their rows cost a step next to nothing."""
+"""Up to this many requests in flight an engine is never full: their rows hardly lengthen a step."""
 EXCESS = 1.25
-"""Of the mean number of requests in flight: an engine with more is full."""
+"""An engine with more than this many times the mean number of requests in flight is full."""
 LITTLE_SLACK = 0.25
-"""Seconds of audio. A listener of the engine who is closer to silence wants no neighbour."""
+"""Seconds of audio. An engine gets no more speech while one of its listeners has less audio left than this."""
 
 Reason = Literal["affinity", "spilled", "load"]
 
 
 @dataclass(frozen=True)
 class Load:
-    """in_flight: requests of all API processes. slack: least slack of the engine's live streams, None without any."""
+    """in_flight: requests of all API processes. slack: smallest slack of the engine's live streams, None without
+    any."""
 
     in_flight: int
     slack: float | None = None
 
 
 def keys(request: Request) -> list[bytes]:
-    """From what most requests share to what few do; empty where nothing is worth finding again."""
+    """Keys of a request, from the part that most requests share to the part that few do; empty if nothing is worth
+    finding again."""
     if not isinstance(request, ChatRequest):
         return []
     prompt = request.prompt
@@ -67,14 +69,16 @@ def choose(request: Request, loads: Mapping[int, Load]) -> tuple[int, Reason]:
         return _freest(request, loads), "load"
     most = max(HEAD_START, EXCESS * sum(load.in_flight for load in loads.values()) / len(loads))
     home = ranked(found[0], list(loads))[0]
-    # A key that has outgrown its engine is told apart by what follows it: a conversation stays together.
+    # Requests with a key that is too frequent for its engine are told apart by the next key: a conversation stays
+    # together.
     others = [ranked(key, list(loads))[0] for key in found[1:]] + ranked(found[-1], list(loads))
     engine = next((each for each in (home, *others) if loads[each].in_flight < most), home)
     return engine, "affinity" if engine == home else "spilled"
 
 
 def _freest(request: Request, loads: Mapping[int, Load]) -> int:
-    """The least in flight; for speech first one whose listeners all have audio ahead. Equals are drawn by lot."""
+    """The engine with the fewest requests in flight; for speech preferably one whose listeners all have audio left.
+    Ties are broken at random."""
     lots = ranked(_key(request.model, request.request_id.encode()), list(loads))
     speech = isinstance(request, SpeechRequest)
 

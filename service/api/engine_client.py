@@ -1,4 +1,4 @@
-"""The engine as the API process sees it: requests in, streams of deltas out, restarts after crashes and hangs."""
+"""The API process' client of an engine: requests in, streams of deltas out, restarts after crashes and hangs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineE
 
 
 def _not_moved(stream: RequestStream, error: EngineError) -> bool:
-    """The default of on_loss: there is no other engine."""
+    """Default of on_loss: there is no other engine."""
     return False
 
 
@@ -50,9 +50,9 @@ class EngineClient:
     """Starts, watches and restarts the engine. `make_link` makes a link for each start.
 
     hang_timeout: seconds without a message from a ready engine until it counts as hung and is killed.
-    start_timeout: the same between two signs of life while it loads and captures, also when it is ready.
+    start_timeout: the same while it loads and captures, also for captures when it is ready.
     sleep_after: seconds without a request until the engine is stopped; the next one starts it again (EngineSleep).
-    clock: what all three are measured by.
+    clock: measures all three.
     started_elsewhere: another process starts, watches and restarts the engine, and `make_link` is called when this has
     returned. None: this client does.
     name: in the log.
@@ -74,19 +74,19 @@ class EngineClient:
         """The newest heartbeat since the engine was started."""
         self.on_state: Callable[[EngineState], None] | None = None
         self.in_use: Callable[[], bool] = lambda: False
-        """Somebody is about to send a request, so the engine is not to sleep."""
+        """Number of callers that are about to send a request, so that the engine must not sleep."""
         self.failure: EngineExit | None = None
         """Set when the engine cannot be started and will not be tried again."""
         self.restarts = 0
         self.was_ready = False
-        """In this life of the engine or in an earlier one."""
+        """Whether this engine or an earlier one was ready."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when `phase` or `was_ready` may have changed."""
         self.on_load: Callable[[int], None] = lambda in_flight: None
         """Called with the number of requests in flight when it has changed."""
         self.on_loss: Callable[[RequestStream, EngineError], bool] = _not_moved
-        """Called for a request that ends with an error before anything of its answer has come; True: another engine
-        has taken it."""
+        """Called for a request that ends with an error before any of its answer has arrived; True: another engine has
+        taken it."""
         self._name = name
         self._make_link = make_link
         self._metrics = metrics
@@ -115,11 +115,12 @@ class EngineClient:
         return self._started_elsewhere is None
 
     async def wait_launched(self) -> None:
-        """Until the engine's process runs or cannot be started. It then loads, and this process can work beside it."""
+        """Waits until the engine's process runs or cannot be started. The engine then loads, and this process can work
+        in the meantime."""
         await self._launched.wait()
 
     def tell_earlier_life(self, restarts: int) -> None:
-        """Of an engine that another process supervises: it has been ready before, and was restarted so often."""
+        """For an engine that another process supervises: it has been ready before, and was restarted `count` times."""
         self.was_ready, self.restarts = True, restarts
         self._tell_change()
 
@@ -128,12 +129,12 @@ class EngineClient:
         self.on_change()
 
     def fail(self, reason: str) -> None:
-        """This process cannot serve, for `reason`: the engine counts as one that cannot be started."""
+        """Makes the engine count as one that cannot be started, since this process cannot serve for `reason`."""
         self.failure = EngineExit(reason)
         self._tell_change()
 
     async def wait_ready(self) -> None:
-        """Until the engine takes requests; EngineError when it cannot be started."""
+        """Waits until the engine accepts requests; EngineError if it cannot be started."""
         while not self.ready:
             if self.failure is not None:
                 raise EngineError(503, "engine_failed", f"The engine could not be started: {self.failure.reason}.")
@@ -141,12 +142,12 @@ class EngineClient:
             await self._changed.wait()
 
     def drain(self) -> None:
-        """Tell the engine to take no new requests, unless others go on using it."""
+        """Tell the engine to accept no new requests, unless others go on using it."""
         if self._supervises:
             self._send(Drain())
 
     async def stop(self, grace: float = 10.0) -> None:
-        """Stop the engine, or leave it to others; the requests that still run fail."""
+        """Stop the engine, or leave it to others; requests that are still running fail."""
         self._stopping = True
         for request_id in self._streams if not self._supervises else ():
             self._send(Abort(request_id))
@@ -177,12 +178,12 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """It takes requests, also while it sleeps and wakes: they are answered once it is awake."""
+        """Whether it accepts requests, also while it sleeps and wakes: they are answered once it is awake."""
         return self.phase == "ready" or not (self.sleep.awake or self.failure)
 
     @property
     def alive(self) -> bool:
-        """The engine sleeps, or it runs and its last heartbeat is recent enough for what it is doing."""
+        """Whether the engine sleeps, or runs and its last heartbeat is recent enough for what it is doing."""
         return self.phase == "asleep" or (self._link is not None and not self._silent())
 
     @property
@@ -199,19 +200,19 @@ class EngineClient:
         self._link.send(Stop())
 
     def doze(self) -> None:
-        """Hold requests: the engine, which has none of this process, sleeps, or others are about to stop it."""
+        """Hold requests: the engine has none of this process, and is asleep or about to be stopped by others."""
         if self.sleep.awake:
             self.sleep.begin()
             self._launched.set()  # there may be no launch to wait for
             self._tell_change()
 
     def stay_awake(self) -> None:
-        """It was not stopped after all."""
+        """Release held requests: the engine was not stopped after all."""
         if self.sleep.state == "asleep" and self._link is not None:
             self._wake()
 
     def fail_wake(self) -> None:
-        """It ended before this process had seen it start."""
+        """Release held requests: the engine ended before this process had seen it start."""
         if self.sleep.state == "asleep":
             self._fail_streams()
             self._tell_change()
@@ -227,7 +228,7 @@ class EngineClient:
         return stream
 
     def adopt(self, stream: RequestStream) -> None:
-        """Sends a request to this engine, also one that another engine has not answered."""
+        """Sends a request to this engine, which may be one that another engine did not answer."""
         self.sleep.note_work()
         stream.abort = self._abort
         self._streams[stream.request.request_id] = stream
@@ -235,7 +236,7 @@ class EngineClient:
         self._send(stream.request)
 
     def stream(self, request_id: str) -> RequestStream | None:
-        """Of a request that is in flight here."""
+        """The stream of a request that is in flight here."""
         return self._streams.get(request_id)
 
     def send(self, command: Command) -> None:
@@ -285,7 +286,7 @@ class EngineClient:
             log.warning("%s: restart %d", self._name, self.restarts)
 
     async def _follow(self) -> None:
-        """Through all lives of an engine that another process supervises."""
+        """Follows all starts and ends of an engine that another process supervises."""
         assert self._started_elsewhere is not None
         while not self._stopping:
             await self._started_elsewhere()
@@ -311,7 +312,7 @@ class EngineClient:
             self._tell_change()
 
     def _fail_streams(self) -> None:
-        """Of an engine that has ended unasked."""
+        """Handles an engine that has ended unexpectedly."""
         message = STOPPED
         if not self.sleep.awake:
             message = "The engine could not be started for the request; it is tried again."
@@ -319,7 +320,7 @@ class EngineClient:
         self._fail_all(_unavailable(message, EngineLost))
 
     def _wake(self) -> None:
-        """The engine was started for requests, and is ready for them."""
+        """Sends the held requests to the engine, which was started for them and is ready."""
         for command in self.sleep.end():
             self._send(command)
 

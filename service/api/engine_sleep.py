@@ -1,4 +1,4 @@
-"""An idle engine is stopped, which gives back the GPU and the process' memory, and started again for a request.
+"""An idle engine is stopped, which frees the GPU and the process' memory, and started again for a request.
 
     awake -> asleep: what comes is held; Stop is sent, the process ends -> waking: it is started again -> awake
 
@@ -21,14 +21,14 @@ SleepState = Literal["awake", "asleep", "waking"]
 
 
 class EngineSleep:
-    """after: seconds without a request until the engine is stopped; None: never, or others decide. clock: what they are
-    measured by. metrics: None where another process tells of the engine."""
+    """after: seconds without a request until the engine is stopped; None: never, or others decide. clock: measures
+    them. metrics: None if another process reports about the engine."""
 
     def __init__(self, after: float | None, clock: Callable[[], float], metrics: Metrics | None = None) -> None:
         self.state: SleepState = "awake"
-        """asleep: from when it is told to stop until it is started; waking: until it is ready."""
+        """asleep: from the command to stop until the next start. waking: from then until it is ready."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a request is held for an engine that nobody has called yet."""
+        """Called when a request is held for an engine that has not been called for yet."""
         self._after = after
         self._clock = clock
         self._metrics = metrics
@@ -42,23 +42,23 @@ class EngineSleep:
         return self.state == "awake"
 
     def note_work(self) -> None:
-        """Requests are in progress, or the engine has just become ready."""
+        """Records that requests are in progress, or that the engine has just become ready."""
         self._busy_at = self._clock()
 
     @property
     def due(self) -> bool:
-        """An engine that is awake and ready has been idle for long enough."""
+        """Whether an engine that is awake and ready has been idle for long enough."""
         return self._after is not None and self.awake and self._clock() - self._busy_at >= self._after
 
     def begin(self) -> None:
-        """The engine is told to stop, or will be."""
+        """Begins to sleep: the engine is told to stop, or will be."""
         self.state = "asleep"
         self._called.clear()
         self._observe("engine_asleep", 1.0)
 
     def hold(self, command: Command) -> None:
-        """Keeps a command for the engine that will be started. A request calls for it, and an Abort takes it back;
-        anything else is of no use without requests."""
+        """Keeps a command for the engine that will be started. A request calls for the engine, and an Abort takes the
+        request back; other commands are of no use without requests."""
         if isinstance(command, Abort):
             self._held = [held for held in self._held if getattr(held, "request_id", None) != command.request_id]
         elif isinstance(command, ChatRequest | SpeechRequest | EncodeReference):
@@ -68,29 +68,29 @@ class EngineSleep:
             self._held.append(command)
 
     def call(self) -> None:
-        """A request wants the engine."""
+        """Whether a request needs the engine."""
         if self.state == "asleep" and not self._called.is_set():
             self._called.set()
             self._called_at = self._clock()
             self.on_call()
 
     async def called(self) -> None:
-        """Until a request wants the engine."""
+        """Waits until a request needs the engine."""
         await self._called.wait()
 
     def started(self) -> None:
-        """A life of the engine begins."""
+        """Records that the engine is starting."""
         if self.state == "asleep":
             self.state = "waking"
 
     def end(self) -> list[Command]:
-        """The engine is awake: what was held for it, in order. Requests arrive at the engine now: their wait for it is
-        not one in its queue."""
+        """The engine is awake: returns the held commands in order. Requests count as arriving now, so that their wait
+        for the start does not count as time in the queue."""
         self._observe("engine_wake_duration_seconds", self._clock() - self._called_at)
         return [_arriving(command) for command in self._awake()]
 
     def give_up(self) -> None:
-        """The engine could not be started: what was held is dropped."""
+        """Drops the held commands, since the engine could not be started."""
         self._awake()
 
     def _awake(self) -> list[Command]:

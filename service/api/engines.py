@@ -1,4 +1,4 @@
-"""Several engine processes behind one API process, used as if they were one engine (EngineClient)."""
+"""Several engine processes that one API process uses as if they were one engine (EngineClient)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOVABLE = frozenset({"overloaded", "out_of_memory"})
 
 
 class OtherLoads(Protocol):
-    """Requests in flight of the other API processes (shared_usage.UsageRow); kinds are the engines' indexes."""
+    """Requests in flight of the other API processes (shared_usage.UsageRow); the kinds are the engines' indexes."""
 
     def requests(self) -> dict[str, int]: ...
 
@@ -30,10 +30,9 @@ class OtherLoads(Protocol):
 
 
 class Engines:
-    """Sends each request to one of `clients` (engine_choice.py). A request that has got nothing of its answer goes to
-    another engine when its own refuses it for want of room, or ends: then once, as the request may be what ended it.
-
-    others: what else the engines have to do; None: nothing.
+    """Sends each request to one of `clients` (engine_choice.py). A request without any of its answer yet goes to
+    another engine if its own refuses it for lack of room, or ends. In the latter case it is tried only once more, since
+    the request may be what ended the engine. others: other load of the engines; None: none.
     """
 
     def __init__(self, clients: Sequence[EngineClient], metrics: Metrics, others: OtherLoads | None = None) -> None:
@@ -54,11 +53,11 @@ class Engines:
             client.start()
 
     async def wait_launched(self) -> None:
-        """Until each engine's process runs or cannot be started."""
+        """Waits until each engine's process runs or cannot be started."""
         await asyncio.gather(*(client.wait_launched() for client in self.clients))
 
     async def wait_ready(self) -> None:
-        """Until requests are answered; EngineError when an engine cannot be started."""
+        """Waits until requests are answered; EngineError if an engine cannot be started."""
         while not self.ready:
             for client in self.clients:
                 if client.failure is not None:
@@ -80,12 +79,12 @@ class Engines:
 
     @property
     def ready(self) -> bool:
-        """An engine takes requests, and none is still starting for the first time."""
+        """Whether an engine accepts requests and none is still starting for the first time."""
         return any(client.ready for client in self.clients) and all(client.was_ready for client in self.clients)
 
     @property
     def phase(self) -> str:
-        """ "ready" if an engine is, else what the one does that is waited for. All sleep, or none does."""
+        """"ready" if an engine is, else the phase of the engine that is waited for. All sleep, or none does."""
         if not self.ready:
             return self._awaited.phase
         phases = [client.phase for client in self.clients if client.ready]
@@ -93,7 +92,7 @@ class Engines:
 
     @property
     def state(self) -> EngineState | None:
-        """Of the engine that is waited for; of the first, where none is."""
+        """Detail of the engine that is waited for, or of the first one."""
         return self.clients[0].state if self.ready else self._awaited.state
 
     @property
@@ -103,7 +102,7 @@ class Engines:
 
     @property
     def alive(self) -> bool:
-        """An engine runs, and its last heartbeat is recent."""
+        """Whether an engine runs and its last heartbeat is recent."""
         return any(client.alive for client in self.clients)
 
     @property
@@ -140,7 +139,7 @@ class Engines:
                 client.send(command)
 
     def _loads(self, without: Collection[int] = ()) -> dict[int, Load]:
-        """Of the engines that accept requests: those that sleep or wake, only where no other does."""
+        """The engines that accept requests; those that sleep or wake only if there are no others."""
         others = {} if self._others is None else self._others.requests()
         able = {index: client for index, client in enumerate(self.clients) if client.ready and index not in without}
         awake = {index: client for index, client in able.items() if client.phase == "ready"}
@@ -150,7 +149,7 @@ class Engines:
         }
 
     def _move(self, stream: RequestStream, error: EngineError) -> bool:
-        """Gives a request to an engine that has not had it; False where there is none, or no use in it."""
+        """Gives a request to an engine that has not had it; False if there is none, or if that would be of no use."""
         lost = isinstance(error, EngineLost)
         if self._stopping or (lost and stream.orphaned) or not (lost or error.code in MOVABLE):
             return False
@@ -179,6 +178,6 @@ def _slack(state: EngineState | None) -> float | None:
 
 
 def _with_text(request: Request, more: SpeechAppend) -> Request:
-    """A request as it would be had its text been there at once: what another engine would have to speak."""
+    """The request as if all of its text had been known at once, which another engine would have to speak."""
     assert isinstance(request, SpeechRequest)
     return msgspec.structs.replace(request, segments=request.segments + more.segments, open=not more.last)

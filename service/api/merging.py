@@ -1,4 +1,4 @@
-"""Several streams as one."""
+"""Merges several streams."""
 
 from __future__ import annotations
 

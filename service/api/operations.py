@@ -45,8 +45,8 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """engine: phase of the engine (starting, loading, capturing, ready, draining, asleep, down, failed). engines: of
-    each, where there are several; status is ok as long as one is alive."""
+    """engine: phase of the engine (starting, loading, capturing, ready, draining, asleep, down, failed). engines: phase
+    of each, if there are several; status is ok as long as one is alive."""
 
     status: Literal["ok", "engine_down"]
     engine: str
@@ -156,7 +156,7 @@ async def metrics(request: Request) -> Response:
 
 
 def observe_life(context: ServerContext) -> None:
-    """Sets the gauges that hold at the moment of a scrape."""
+    """Sets the gauges that describe the moment of a scrape."""
     context.metrics.observe("ready", float(context.ready))
     context.metrics.observe("engine_up", float(context.engine.alive))
 

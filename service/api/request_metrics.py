@@ -1,4 +1,4 @@
-"""What the engine's answers are to metrics: first tokens, gaps between tokens, refusals."""
+"""Observes the engine's answers in metrics: first tokens, gaps between tokens, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request on its way through the engine, as the API process sees it: a stream of deltas that ends or fails."""
+"""The API process' view of one request in the engine: a stream of deltas that ends or fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EngineError(Exception):
 
 
 class EngineLost(EngineError):
-    """The engine ended while it answered the request: another one may answer it."""
+    """The engine ended while it was answering the request; another one may answer it."""
 
 
 class RequestStream(Generic[Delta]):
@@ -51,7 +51,7 @@ class RequestStream(Generic[Delta]):
         self.tried: set[int] = set()
         """Indexes of the engines that the request was sent to, if there are several (engines.py)."""
         self.orphaned = False
-        """An engine has ended that had the request."""
+        """Whether an engine that had the request has ended."""
         self.abort = abort
         """Tells the engine that has the request to end it."""
         self._trace = trace

@@ -1,4 +1,4 @@
-"""What WebSocket routes share: close codes, bounded reading, sending to clients that may be slow or gone."""
+"""Common parts of WebSocket routes: close codes, bounded reading, sending to clients that may be slow or gone."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def as_text(message: msgspec.Struct) -> str:
 
 async def send(context: ServerContext, socket: WebSocket, message: msgspec.Struct | bytes, size: int = 0) -> None:
     """A struct as JSON, bytes as a binary frame. WebSocketDisconnect when the client has gone, StreamClosed when it
-    reads nothing for the write timeout. size: bytes of a struct that may be large, about: the JSON of such a one is
-    written in a thread."""
+    reads nothing for the write timeout. size: approximate bytes of a struct that may be large; the JSON of a large one
+    is encoded in a thread."""
     try:
         async with asyncio.timeout(context.settings.write_timeout):
             if isinstance(message, bytes):

@@ -1,4 +1,4 @@
-"""What the engine did for a request, as answers report it."""
+"""Reports in answers how the engine computed a request."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from service.link.messages import StepCounts
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """total: steps that took the request along, all choices together; replayed: those of captured graphs, the others
-    ran eagerly. batch_size: rows of its steps, on average, its own included. encoded_media: its pictures and videos
-    that went through the vision encoder; the others were in a cache."""
+    """total: steps that included the request, all choices together. replayed: those that replayed a captured graph; the
+    others ran eagerly. batch_size: average number of rows of its steps, its own included. encoded_media: number of its
+    pictures and videos that went through the vision encoder; the others were in a cache."""
 
     total: int
     replayed: int
@@ -22,7 +22,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 def step_report(counts: Sequence[StepCounts]) -> StepReport | UnsetType:
-    """Of the choices of a request; UNSET before any has ended."""
+    """The report for the choices of a request; UNSET before any has ended."""
     total = sum(one.steps for one in counts)
     if not total:
         return UNSET

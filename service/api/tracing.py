@@ -2,7 +2,7 @@
 
 A request has one span, whose parent is the client's (W3C Trace Context). Its children are phases: the API process
 measures media and delivery, the engine sends the times of its own with a request's first delta (PhaseTimes). Spans go
-to a bounded queue, which a thread empties: a collector that is slow or away costs spans, never a request's time.
+to a bounded queue, which a thread empties: with a slow or missing collector spans are lost, but no request is delayed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 CLOSE_SECONDS = 3.0
-"""For the last spans, at shutdown."""
+"""Seconds for the last spans at shutdown."""
 SERVER_ERROR = 500
 
 Value = str | int | float | bool
@@ -38,7 +38,7 @@ _current: ContextVar[RequestTrace | None] = ContextVar("request_trace", default=
 
 
 class Tracing:
-    """Where spans go. provider: with the processors and the sampler that are wanted."""
+    """Sends spans. provider: has the wanted processors and sampler."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -63,7 +63,7 @@ class Tracing:
         return RequestTrace(self._tracer, span, epoch) if span.is_recording() else None
 
     def close(self) -> None:
-        """Sends what is left, for at most CLOSE_SECONDS: the collector may be away."""
+        """Sends the remaining spans, for at most CLOSE_SECONDS, since the collector may be gone."""
         thread = threading.Thread(target=self._provider.shutdown, name="tracing-close", daemon=True)
         thread.start()
         thread.join(CLOSE_SECONDS)
@@ -73,8 +73,8 @@ class RequestTrace:
     """The span of a request and its children. Times are those of time.monotonic()."""
 
     def __init__(self, tracer: Tracer, span: Span, epoch: int) -> None:
-        """epoch: nanoseconds on the clock of the wall when time.monotonic() was 0; one for all spans, which lie as they
-        were then, though that clock be set or a look at both be interrupted."""
+        """epoch: nanoseconds of the wall clock when time.monotonic() was 0. It is the same for all spans of a request,
+        so that they stay consistent even if the wall clock is set."""
         from opentelemetry.trace import format_trace_id, set_span_in_context
 
         self._tracer = tracer
@@ -85,7 +85,7 @@ class RequestTrace:
         """32 hexadecimal digits."""
 
     def phase(self, name: str, begin: float, end: float, *, error: str | None = None, **attributes: Value) -> None:
-        """A child that has ended. error: why it ended before its time."""
+        """Adds a child that has ended. error: why it ended early."""
         named = {f"reprise.{key}": value for key, value in attributes.items()}
         span = self._tracer.start_span(name, self._context, attributes=named, start_time=self._wall(begin))
         if error is not None:
@@ -134,7 +134,7 @@ class EngineTrace:
             self.end(steps=delta.steps)
 
     def end(self, error: str | None = None, *, steps: StepCounts | None = None) -> None:
-        """The request has ended, whatever its phase. error: the code of its failure, or "aborted". Any later call does
+        """Ends the request in whatever phase it is. error: the code of its failure, or "aborted". Later calls do
         nothing."""
         if self._ended:
             return
@@ -160,7 +160,7 @@ class EngineTrace:
 
 
 def enter(trace: RequestTrace | None) -> contextlib.AbstractContextManager[None]:
-    """Makes it the trace of all that this task and those that it starts do."""
+    """Makes it the current trace of this task and of the tasks that it starts."""
     return contextlib.nullcontext() if trace is None else _entered(trace)
 
 
@@ -174,14 +174,14 @@ def _entered(trace: RequestTrace) -> Iterator[None]:
 
 
 def engine_trace(request_id: str) -> EngineTrace | None:
-    """Of a request that is submitted now, within the current trace; None without one."""
+    """Phases of a request that is submitted now, within the current trace; None without one."""
     trace = _current.get()
     return None if trace is None else EngineTrace(trace, request_id)
 
 
 @contextlib.contextmanager
 def phase(name: str, **attributes: Value) -> Iterator[None]:
-    """A span of the current trace around what is done here; an exception that leaves it is its error."""
+    """A span of the current trace around the body of the context; an exception that leaves it becomes its error."""
     trace, began = _current.get(), time.monotonic()
     error = None
     try:
@@ -195,8 +195,9 @@ def phase(name: str, **attributes: Value) -> Iterator[None]:
 
 
 def tracing_from(version: str, environ: Mapping[str, str] = os.environ) -> Tracing | None:
-    """As the OTEL_ variables want it (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables);
-    None without an endpoint, and where the extra is not installed. SettingsError for values that cannot be used."""
+    """Tracing as configured by the OTEL_ variables
+    (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables); None without an endpoint, or if
+    the extra is not installed. SettingsError for values that cannot be used."""
     named = next((name for name in ENDPOINTS if environ.get(name)), None)
     disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if named is None or disabled or "otlp" not in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):

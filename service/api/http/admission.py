@@ -12,20 +12,20 @@ from service.metrics import Metrics
 
 RETRY_AFTER = 1.0
 KINDS = {"voices": "speech", "realtime": "chat"}
-"""Kind of work by endpoint, where the two differ."""
+"""Kind of work of an endpoint, if the two names differ."""
 
 
 class OtherProcesses(Protocol):
-    """What other processes of the same server have admitted."""
+    """The work that other processes of the same server have admitted."""
 
     def requests(self) -> Counter[str]:
-        """In flight, by kind of work."""
+        """Usage in flight, by kind of work."""
         ...
 
     def num_bytes(self) -> Counter[str]: ...
 
     def tell(self, kind: str, requests: int, size: int) -> None:
-        """What this process holds of a kind from now on."""
+        """Sets this process' usage of a kind."""
         ...
 
 
@@ -33,7 +33,8 @@ class Admission:
     """Counts requests in flight and the bytes of their bodies and decoded media, for each kind of work (chat, speech).
 
     shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
-    can be starved. A kind without a share may use everything. others: what counts beside this process' own work.
+    can be starved. A kind without a share may use everything. others: work that counts in addition to this process'
+    own.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Admission:
 
     @property
     def idle(self) -> bool:
-        """Nothing is in flight, in this process or others of the server."""
+        """Whether nothing is in flight, in this process or others of the server."""
         return not self.in_flight and (self._others is None or not self._others.requests().total())
 
     @property
@@ -89,7 +90,7 @@ class Admission:
         self._hold(KINDS.get(endpoint, endpoint), -requests, -size)
 
     def _room(self, used: Mapping[str, int], kind: str, most: int) -> int:
-        """Limit of a kind: its share, and at most what the others have not taken of theirs."""
+        """Limit of a kind: its share, and not more than the other kinds leave."""
         others = sum(min(used[other], self._share(other, most)) for other in used if other != kind)
         return min(self._share(kind, most), most - others)
 
@@ -98,7 +99,7 @@ class Admission:
 
     def _hold(self, kind: str, requests: int, size: int) -> None:
         if not (requests or size):
-            return  # a scrape or a health check: it is no work, and others are told of work alone
+            return  # a scrape or a health check is not work, and the shared table counts only work
         self._requests[kind] += requests
         self._bytes[kind] += size
         if self._others is not None:
@@ -111,7 +112,7 @@ class Admission:
 
 
 class Ticket:
-    """What one request was admitted with; `release` gives all of it back."""
+    """The admitted usage of one request; `release` gives all of it back."""
 
     def __init__(self, admission: Admission, endpoint: str) -> None:
         self._admission = admission
@@ -126,7 +127,7 @@ class Ticket:
         self.size += size
 
     def adjust(self, size: int) -> None:
-        """Takes bytes that are held already, whatever the limits, or gives some back (size < 0)."""
+        """Adds bytes that are held already, whatever the limits, or gives some back (size < 0)."""
         self._admission.give_back(self._endpoint, 0, -size)
         self.size += size
 

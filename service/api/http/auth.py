@@ -12,7 +12,7 @@ from service.api.http.errors import ApiError, refuse_socket
 from service.api.http.record import RequestRecord
 
 KEY_PROTOCOL = "openai-insecure-api-key."
-"""What a subprotocol begins with that is a key: pages cannot set headers of a WebSocket. OpenAI's clients send it."""
+"""Prefix of a subprotocol that is a key, since pages cannot set headers of a WebSocket. OpenAI's clients send it."""
 
 
 class KeyRing:

@@ -40,10 +40,10 @@ MOST_HEAD_BYTES = 1 << 16
 FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 ABSOLUTE = re.compile(rb"(?i:https?)://[^/?#]+(?P<rest>.*)", re.DOTALL)
-"""A request target as clients of a proxy write it, which every server has to take (RFC 9112, 3.2.2)."""
+"""A request target in the form for proxies, which every server must accept (RFC 9112, 3.2.2)."""
 CLOSE = (b"connection", b"close")
 REQUEST_TIMEOUT = 408
-"""Ends its connection (RFC 9110, 15.5.9): the rest of the body is not waited for as an idle connection is."""
+"""This status closes its connection (RFC 9110, 15.5.9), since the rest of the body may never come."""
 SHUTDOWN_LINGER = 0.2
 """Seconds before idle connections are closed at a shutdown: a request may be on its way already."""
 UNREADABLE = {

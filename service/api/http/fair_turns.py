@@ -1,4 +1,5 @@
-"""Turns at something scarce, in rotation between clients: one that asks for many delays the others by one at most."""
+"""Turns at a scarce resource, in rotation between clients: one that asks for many turns delays each of the others by at
+most one."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ class FairTurns:
     def __init__(self, size: int) -> None:
         self._free = size
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By client, the one whose turn is next first."""
+        """Waiting requests by client; the client whose turn is next comes first."""
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
@@ -39,7 +40,7 @@ class FairTurns:
             raise
 
     def _release(self) -> None:
-        """To the next client that waits; who was cancelled meanwhile is passed over."""
+        """Gives the turn to the next waiting client; requests that were cancelled in the meantime are skipped."""
         while self._waiting:
             client, queue = next(iter(self._waiting.items()))
             granted = queue.popleft()

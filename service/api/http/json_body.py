@@ -44,7 +44,7 @@ def parse(raw: bytes | str, kind: Any) -> Any:
 
 
 def choices_at(kind: Any, path: str) -> list[str]:
-    """The literal values that `kind` allows at a path, and behind them other types in words; empty if it does not list
+    """The literal values that `kind` allows at a path, followed by other types in words; empty if it does not list
     any."""
     found = list(_alternatives(describe(kind)))
     for step in STEP.findall(path):

@@ -23,12 +23,13 @@ class RequestRecord:
     endpoint: str
     ticket: Ticket
     client: str = ""
-    """Who asks, where clients take turns: the address, or the API key's digest where keys are needed."""
+    """Identifies the client where clients take turns: the address, or the digest of the API key if keys are
+    required."""
     arrival: float = field(default_factory=time.monotonic)
     model: str = "unknown"
     outcome: Outcome | None = None
     trace: RequestTrace | None = None
-    """None where it is not traced."""
+    """None if the request is not traced."""
     notes: dict[str, object] = field(default_factory=dict)
     """Further fields of the access log line."""
 

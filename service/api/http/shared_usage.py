@@ -1,7 +1,7 @@
-"""What each API process of a server has admitted, in memory that all of them map: limits count all of it.
+"""The admitted work of each API process of a server, in memory that all of them map, so that limits count all of it.
 
 A table of int64 [processes, kinds of work, 3]: requests in flight, their bytes, and how often both have changed. Each
-process writes its own row alone, and single words, so there is no lock. Two processes that look at the same moment may
+process writes only its own row, and single words, so there is no lock. Two processes that look at the same moment may
 both take the last place.
 """
 
@@ -19,7 +19,7 @@ WORDS = 3
 
 
 class UsageTable:
-    """The table in a mapped file without a name. kinds: those that have a limit of their own."""
+    """The table in a mapped file without a name. kinds: those with limits of their own."""
 
     def __init__(self, file: int, processes: int, kinds: Sequence[str]) -> None:
         self._kinds = {kind: column for column, kind in enumerate(kinds)}
@@ -35,15 +35,15 @@ class UsageTable:
         return file
 
     def clear(self, process: int) -> None:
-        """That process has ended."""
+        """Clears the row of a process that has ended."""
         self._table[process] = 0
 
     def requests(self) -> int:
-        """In flight, of all processes and kinds."""
+        """Usage in flight, all processes and kinds together."""
         return int(self._table[:, :, 0].sum())
 
     def changes(self) -> int:
-        """Another number than before where there was a request since then, however short."""
+        """A number that changes with every request, however short."""
         return int(self._table[:, :, 2].sum())
 
     def row(self, process: int) -> UsageRow:
