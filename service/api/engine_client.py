@@ -74,7 +74,7 @@ class EngineClient:
         """The newest heartbeat since the engine was started."""
         self.on_state: Callable[[EngineState], None] | None = None
         self.in_use: Callable[[], bool] = lambda: False
-        """Number of callers that are about to send a request, so that the engine must not sleep."""
+        """Whether a caller is about to send a request, so that the engine must not sleep."""
         self.failure: EngineExit | None = None
         """Set when the engine cannot be started and will not be tried again."""
         self.restarts = 0
@@ -115,12 +115,11 @@ class EngineClient:
         return self._started_elsewhere is None
 
     async def wait_launched(self) -> None:
-        """Waits until the engine's process runs or cannot be started. The engine then loads, and this process can work
-        in the meantime."""
+        """Waits until the engine's process runs or cannot be started. The engine loads afterwards."""
         await self._launched.wait()
 
     def tell_earlier_life(self, restarts: int) -> None:
-        """For an engine that another process supervises: it has been ready before, and was restarted `count` times."""
+        """For an engine that another process supervises: it was ready before, and was restarted this many times."""
         self.was_ready, self.restarts = True, restarts
         self._tell_change()
 
@@ -207,12 +206,12 @@ class EngineClient:
             self._tell_change()
 
     def stay_awake(self) -> None:
-        """Release held requests: the engine was not stopped after all."""
+        """Send held requests: the engine was not stopped after all."""
         if self.sleep.state == "asleep" and self._link is not None:
             self._wake()
 
     def fail_wake(self) -> None:
-        """Release held requests: the engine ended before this process had seen it start."""
+        """Fail held requests: the engine ended before this process had seen it start."""
         if self.sleep.state == "asleep":
             self._fail_streams()
             self._tell_change()

@@ -84,7 +84,7 @@ class Engines:
 
     @property
     def phase(self) -> str:
-        """"ready" if an engine is, else the phase of the engine that is waited for. All sleep, or none does."""
+        """Ready if an engine is, else the phase of the engine that is waited for. All sleep, or none does."""
         if not self.ready:
             return self._awaited.phase
         phases = [client.phase for client in self.clients if client.ready]
