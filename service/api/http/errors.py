@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from models.errors import InputError
-from service.api.http.validation import explain
+from service.api.http.validation import explain, unreadable
 from service.api.request_stream import EngineError
 from service.disk import no_space
 
@@ -115,7 +115,7 @@ def as_api_error(error: Exception) -> ApiError:
         case msgspec.ValidationError():
             return _describe(str(error))
         case msgspec.DecodeError() | RecursionError() | UnicodeDecodeError():
-            return bad_request("The body is not valid JSON.", code="invalid_json")
+            return bad_request(f"The JSON is not valid: {unreadable(error)}.", code="invalid_json")
         case OSError() if no_space(error):
             log.error("the disk is full: %s", error)
             return ApiError(507, "The server's disk is full.", code="insufficient_storage")

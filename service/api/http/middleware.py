@@ -150,8 +150,9 @@ class RequestMiddleware:
         """Admits or refuses by the headers, before any of the body is read."""
         if method != "POST":
             return
-        if headers.get("content-encoding", "identity") != "identity":
-            raise ApiError(415, "Compressed request bodies are not supported.", code="unsupported_encoding")
+        if headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+            message = "Content-Encoding: compressed request bodies are not supported."
+            raise ApiError(415, message, code="unsupported_encoding")
         length = headers.get("content-length", "0")
         size = int(length) if length.isdecimal() else 0
         if size > self._max_body:

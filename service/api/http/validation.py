@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+
+import msgspec
 
 WHERE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 MISSING = re.compile(r"^Object missing required field `(\w+)`")
@@ -10,6 +13,8 @@ UNKNOWN = re.compile(r"^Object contains unknown field `(\w{1,64})`$")
 LIMIT = re.compile(r"^Expected `\w+` (<=|>=|<|>) (\S+)$")
 LENGTH = re.compile(r"^Expected `(\w+)` of length (<=|>=) (\d+)$")
 KIND = re.compile(r"^Expected `([^`]+)`, got `(\w+)`$")
+TRUNCATED = "Input data was truncated"
+"""msgspec's message of a text that ends within a value."""
 
 KINDS = {
     "int": "an integer",
@@ -21,6 +26,11 @@ KINDS = {
     "null": "null",
 }
 GIVEN = KINDS | {"float": "a decimal number", "bool": "a boolean"}
+UNBOUNDED = {
+    "Integer value out of range": "must have at most 4300 digits",
+    "Number out of range": f"must be between {-sys.float_info.max:.1e} and {sys.float_info.max:.1e}",
+}
+"""msgspec's messages of numbers that it cannot hold, whatever the field allows."""
 BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
 ITEMS = {"str": "character", "array": "item", "object": "entry"}
 PLURAL = {"entry": "entries"}
@@ -48,7 +58,19 @@ def _words(problem: str) -> str:
         return f"must be {one_of(kinds(kind[1].split(' | ')))}; {GIVEN.get(kind[2], kind[2])} was given"
     if problem.startswith("Object contains unknown field"):
         return "has a field that is not known"
-    return problem
+    return UNBOUNDED.get(problem, problem)
+
+
+def unreadable(error: msgspec.DecodeError | RecursionError | UnicodeDecodeError) -> str:
+    """Why a text could not be read as JSON, and where; nothing of the text itself."""
+    match error:
+        case RecursionError():
+            return "it is nested too deeply"
+        case UnicodeDecodeError():
+            return "it is not UTF-8"
+        case _:
+            problem = str(error)
+            return "it ends too early" if problem == TRUNCATED else problem.removeprefix("JSON is malformed: ")
 
 
 def kinds(names: list[str]) -> list[str]:

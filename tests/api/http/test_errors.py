@@ -117,6 +117,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "min_p": ({"min_p": 1.5}, "min_p"),
     "presence penalty": ({"presence_penalty": 3}, "presence_penalty"),
     "repetition penalty": ({"repetition_penalty": 0}, "repetition_penalty"),
+    "repetition penalty that makes logits infinite": ({"repetition_penalty": 1e-300}, "repetition_penalty"),
     "n over the cap": ({"n": 5}, "n"),
     "n huge": ({"n": 10**9}, "n"),
     "max_tokens zero": ({"max_tokens": 0}, "max_tokens"),
@@ -269,8 +270,10 @@ def test_bodies_over_the_limit_are_413(server: RunningServer) -> None:
 
 
 def test_compressed_bodies_are_415(server: RunningServer) -> None:
-    body = zlib.compress(json.dumps({"model": "tiny", "messages": [USER]}).encode())
-    assert_error(post(server, body, headers={"content-encoding": "deflate"}), 415)
+    body = json.dumps({"model": "tiny", "messages": [USER], "max_tokens": 1}).encode()
+    assert_error(post(server, zlib.compress(body), headers={"content-encoding": "deflate"}), 415)
+    for nothing in ("identity", "Identity", ""):
+        assert post(server, body, headers={"content-encoding": nothing}).status_code == 200
 
 
 def test_a_failure_before_the_first_token_has_a_status(server: RunningServer) -> None:

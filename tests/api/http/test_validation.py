@@ -27,6 +27,13 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     inner: Inner | None = None
 
 
+class Lenient(msgspec.Struct):
+    name: str = ""
+    count: int = 0
+    bias: dict[int, float] = {}
+    inner: Inner | None = None
+
+
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
@@ -52,5 +59,33 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 def test_messages_name_the_field_and_what_it_takes(body: Any, param: str | None, message: str) -> None:
     with pytest.raises((ApiError, msgspec.ValidationError)) as caught:
         parse(msgspec.json.encode(body), Body)
+    error = as_api_error(caught.value)
+    assert (error.status, error.param, error.message) == (400, param, message)
+
+
+@pytest.mark.parametrize(
+    ("raw", "param", "message"),
+    [
+        (b"", None, "The JSON is not valid: it ends too early."),
+        (b'{"name": "secret', None, "The JSON is not valid: it ends too early."),
+        (b'{"name": secret}', None, "The JSON is not valid: invalid character (byte 9)."),
+        (b'{"name": NaN}', None, "The JSON is not valid: invalid character (byte 9)."),
+        (
+            b'{"name": "\\ud800 and more"}',
+            None,
+            "The JSON is not valid: unexpected end of escaped utf-16 surrogate pair (byte 16).",
+        ),
+        (b'{"name": "\xff"}', None, "The JSON is not valid: it is not UTF-8."),
+        (b"\xef\xbb\xbf{}", None, "The JSON is not valid: invalid character (byte 0)."),
+        (b"{} more", None, "The JSON is not valid: trailing characters (byte 4)."),
+        (b'{"name": "n", "other": ' + b"[" * 100_000, None, "The JSON is not valid: it is nested too deeply."),
+        (b'{"count": ' + b"9" * 5000 + b"}", "count", "count: must have at most 4300 digits."),
+        (b'{"bias": {"' + b"9" * 5000 + b'": 1}}', "bias", "bias: each key must have at most 4300 digits."),
+        (b'{"inner": {"size": 1e999}}', "inner.size", "inner.size: must be between -1.8e+308 and 1.8e+308."),
+    ],
+)
+def test_messages_say_why_json_cannot_be_read(raw: bytes, param: str | None, message: str) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError, UnicodeDecodeError)) as caught:
+        parse(raw, Lenient)
     error = as_api_error(caught.value)
     assert (error.status, error.param, error.message) == (400, param, message)
