@@ -10,6 +10,7 @@ from models.processor import ChatProcessor
 from service.api.chat.schema import REFUSED, ChatRequestBody
 from service.api.http.errors import bad_request
 from service.link.messages import SamplingParams
+from service.link.sampling_limits import LEAST_TEMPERATURE
 from service.settings import Settings
 
 MAX_STOP_LENGTH = 1000
@@ -78,9 +79,10 @@ def sampling_params(
         value = getattr(body, field)
         return processor.generation_defaults.get(field, default) if value is None else value
 
+    temperature = float(pick("temperature", 1.0))
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=float(pick("temperature", 1.0)),
+        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
         top_p=float(pick("top_p", 1.0)),
         top_k=max(0, int(pick("top_k", 0))),
         min_p=float(pick("min_p", 0.0)),

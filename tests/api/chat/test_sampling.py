@@ -45,6 +45,11 @@ def test_the_answer_ends_at_the_contexts_end() -> None:
     assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
 
 
+def test_a_temperature_that_logits_cannot_be_divided_by_is_none() -> None:
+    assert params(temperature=1e-40).temperature == params(temperature=1e-6).temperature == 0
+    assert params(temperature=1e-5).temperature == 1e-5
+
+
 def test_end_tokens() -> None:
     assert params().stop_token_ids == (END,)
     assert params(stop_token_ids=[65]).stop_token_ids == (65, END)

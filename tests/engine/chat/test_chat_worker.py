@@ -180,6 +180,7 @@ def test_lengths_end_at_the_cap_the_context_and_the_pages() -> None:
         ({"min_p": -0.1}, "min_p"),
         ({"top_k": -1}, "top_k"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
         ({"presence_penalty": float("inf")}, "presence_penalty"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty"),
     ],
