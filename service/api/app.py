@@ -239,7 +239,7 @@ def create_app(context: ServerContext) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.cors_origin,
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_headers=["*"],  # clients add their own: OpenAI's sends x-stainless-lang and others
             expose_headers=EXPOSED_HEADERS,
         )
     return app

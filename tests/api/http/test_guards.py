@@ -105,6 +105,15 @@ def test_browsers_may_call_from_named_origins(locked: RunningServer) -> None:
         assert response.headers.get("access-control-allow-origin") == allowed
 
 
+def test_pages_that_may_call_may_use_openais_javascript_client(locked: RunningServer) -> None:
+    """It sends headers of its own, which a browser first asks for."""
+    own = "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-retry-count"
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": own}
+    response = httpx.options(f"{locked.url}/v1/chat/completions", headers={"origin": "https://a.example", **ask})
+    assert response.status_code == 200
+    assert set(own.split(",")) <= set(response.headers["access-control-allow-headers"].replace(" ", "").split(","))
+
+
 def test_the_key_ring_compares_all_of_them() -> None:
     ring = KeyRing(["a", "b"])
     assert ring.admits(b"a") and ring.admits(b"b") and not ring.admits(b"") and not ring.admits(b"ab")
