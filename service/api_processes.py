@@ -1,8 +1,7 @@
-"""How many API processes a server starts where `--api-processes auto` leaves it open.
-
-Measured on an H200 with 32 processors, on two commits (docs/performance.md): beside one engine four processes give the
-first token of 32 streams in 75 instead of 127 ms, and nothing to a single stream. Where processors are few, or the
-engine computes on the same ones, a second process takes them from it.
+"""How many API processes a server starts with `--api-processes auto`. Measured on an H200 with 32 processors, on two
+commits (docs/performance.md): with one engine, four processes give the first token of 32 streams in 75 instead of 127
+ms, and make no difference to a single stream. If there are few processors, or the engine computes on the same ones, a
+second process only takes them from the engine.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from service.settings import Settings
 
 PER_ENGINE = 4
 LEAST_PROCESSORS = 14
-"""Fewer have one API process."""
+"""With fewer processors than this there is one API process."""
 PROCESSORS_OF_EACH = 3.5
-"""An API process keeps one busy; its threads and the engines take the others."""
+"""Processors for each API process. It keeps one busy; its threads and the engines take the others."""
 MOST = 16
 
 
 @dataclass(frozen=True)
 class ApiProcessCount:
-    """reason: why so many, for the log and `reprise doctor`."""
+    """reason: why this number, for the log and `reprise doctor`."""
 
     number: int
     reason: str
@@ -34,7 +33,8 @@ class ApiProcessCount:
 
 
 def count_for(settings: Settings, processors: int, gpus: int) -> ApiProcessCount:
-    """processors: that the server may use. gpus: with an engine each, 0 when engines run on the CPU."""
+    """processors: number that the server may use. gpus: number of GPUs, each with an engine; 0 if engines run on the
+    CPU."""
     if settings.api_processes != "auto":
         return ApiProcessCount(settings.api_processes, "the setting")
     if settings.engine == "inline":
@@ -48,8 +48,8 @@ def count_for(settings: Settings, processors: int, gpus: int) -> ApiProcessCount
 
 
 def api_process_count(settings: Settings) -> ApiProcessCount:
-    """Of this machine. The GPUs are asked for only where the answer depends on them. SettingsError for GPUs that the
-    settings name and that are not there."""
+    """The number for this machine. The GPUs are looked up only if the answer depends on them. SettingsError for GPUs
+    that the settings name but that do not exist."""
     processors = cpus.available()
     depends = settings.api_processes == "auto" and settings.engine == "process" and processors >= LEAST_PROCESSORS
     return count_for(settings, processors, _gpus_here(settings) if depends else int(settings.device != "cpu"))
@@ -62,7 +62,7 @@ def _gpus_here(settings: Settings) -> int:
 
 
 def with_count(settings: Settings, count: ApiProcessCount) -> Settings:
-    """The settings as if that number had been asked for."""
+    """The settings as if that number had been set."""
     return settings.model_copy(update={"api_processes": count.number})
 
 

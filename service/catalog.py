@@ -1,4 +1,4 @@
-"""The models that a server hosts, as the API process knows them: names, directories and processors. Torch-free."""
+"""The models that a server hosts, for the API process: names, directories and processors. Torch-free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEMO_NOTICES = {
     "chat": "small demonstration model: knows drawn shapes, colors, counts, charts, printed words and simple motion",
     "speech": "small demonstration voice: English, best with the thousand words it was trained on",
 }
-"""By kind, said of the embedded defaults."""
+"""Notices about the embedded models, by kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class HostedModel:
 
     @cached_property
     def processor(self) -> Any:
-        """Read when first asked for, which takes seconds for a published tokenizer. CheckpointError if it cannot be."""
+        """Read at first use, which takes seconds for a published tokenizer. CheckpointError if it cannot be read."""
         return self.load()
 
     @property
@@ -78,14 +78,13 @@ class Catalog:
         return list(self._by_name)
 
     def load_processors(self) -> None:
-        """Read all processors not read yet. CheckpointError names the file that is invalid."""
+        """Read all processors that have not been read yet. CheckpointError names the file that is invalid."""
         for model in self.models:
             _ = model.processor
 
 
 def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line: None) -> Catalog:
-    """Locate every model; processors are read when they are asked for. CheckpointError names the model that cannot be
-    hosted."""
+    """Locate every model; processors are read at first use. CheckpointError names the model that cannot be hosted."""
     demo = not settings.model
     sources = settings.model or embedded_models()
     aliases = _aliases(settings.served_model_name, settings.model)
@@ -125,7 +124,7 @@ def _default_name(checkpoint: Checkpoint, demo: bool) -> str:
 
 
 def _aliases(served: Sequence[str], sources: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """MODEL=ALIAS[,ALIAS] by model; ALIAS[,ALIAS] is for the only one."""
+    """Aliases by model, from MODEL=ALIAS[,ALIAS]; ALIAS[,ALIAS] is for the only model."""
     aliases: dict[str, tuple[str, ...]] = {}
     for entry in served:
         source, separator, names = entry.rpartition("=")

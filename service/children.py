@@ -1,4 +1,5 @@
-"""Child processes run Reprise's own code: nothing of the current directory, no other packages of the same name."""
+"""Child processes run Reprise's own code: nothing from the current directory, and no other packages of the same
+name."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 """Holds `models` and `service`: the checkout, or where the package is installed."""
 REQUIRED = ("av", "fastapi", "msgspec", "numpy", "PIL", "pydantic", "safetensors", "tokenizers", "torch", "uvicorn")
-"""Packages whose replacement by a file of PYTHONPATH is worth a word."""
+"""Packages to warn about if a file on PYTHONPATH replaces them."""
 LAUNCHER = PACKAGE_ROOT / "service" / "launch.py"
 
 
@@ -22,14 +23,14 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`environ` without what means the current directory in PYTHONPATH: an empty or a relative path."""
+    """`environ` without the entries of PYTHONPATH that depend on the current directory: empty and relative paths."""
     kept = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
     others = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
     return others | ({"PYTHONPATH": os.pathsep.join(kept)} if kept else {})
 
 
 def wait_for_end_of_parent() -> None:
-    """Until standard input, a pipe that only the parent process writes to, is closed."""
+    """Waits until standard input, a pipe that only the parent process writes to, is closed."""
     # Not sys.stdin.buffer: a thread waiting in it holds a lock that the interpreter needs to exit.
     while os.read(0, 4096):
         pass
@@ -44,7 +45,7 @@ def namesakes() -> Iterator[Path]:
         ahead.append(entry)
     for name in ("models", "service"):
         spec = PathFinder.find_spec(name, ahead)
-        if spec is not None and spec.origin is not None:  # a folder without __init__.py comes after every package
+        if spec is not None and spec.origin is not None:  # a folder without __init__.py is found after every package
             yield Path(spec.origin)
 
 

@@ -1,4 +1,4 @@
-"""What the operating system says of a full disk."""
+"""Recognises the operating system's errors for a full disk."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import errno
 
 
 def no_space(error: OSError) -> bool:
-    """Whether there is no space left: on the device, in the quota, or below the largest file allowed."""
+    """Whether the error means that no space is left: on the device, in the quota, or within the limit of file sizes."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -1,4 +1,4 @@
-"""What the engine processes are started with, from the settings and the hosted models."""
+"""The configuration of the engine processes, from the settings and the hosted models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ distinguishes one of several engines, what its life began with, and a path as te
 
 
 def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
-    """Of the only engine. Copies the settings that EngineConfig has a field of the same name for."""
+    """The configuration of the only engine. Copies each setting for which EngineConfig has a field of the same name."""
     models = tuple(
         ModelConfig(
             model.name,
@@ -36,15 +36,14 @@ def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["tex
 
 
 def supervised(settings: Settings) -> bool:
-    """Whether a supervisor starts engines and API processes, since there are several of one or the other. A number of
-    API processes that is left open counts as one."""
+    """Whether a supervisor starts engines and API processes, since there are several of one or the other. "auto" API
+    processes count as one."""
     return settings.api_processes not in ("auto", 1) or settings.engines > 1 or settings.gpus is not None
 
 
 def engine_gpus(settings: Settings) -> tuple[str, ...]:
-    """Of each engine the GPU that it sees, for CUDA_VISIBLE_DEVICES; empty: all that this process sees.
-
-    SettingsError for GPUs that are not there, and for several engines that would share one.
+    """For each engine the GPU that it sees, for CUDA_VISIBLE_DEVICES; empty: all that this process sees. SettingsError
+    for GPUs that do not exist, and for several engines that would share one.
     """
     try:
         if settings.gpus is not None:
@@ -59,7 +58,7 @@ def engine_gpus(settings: Settings) -> tuple[str, ...]:
 def engine_configs(
     settings: Settings, catalog: Catalog, log_format: Literal["text", "json"], gpus: tuple[str, ...]
 ) -> list[EngineConfig]:
-    """Of each engine; gpus: see engine_gpus."""
+    """The configuration of each engine. gpus: see engine_gpus."""
     config = engine_config(settings, catalog, log_format)
     device = "cuda" if settings.gpus is not None else "cpu" if len(gpus) > 1 else config.device
     several = len(gpus) > 1
@@ -70,6 +69,6 @@ def engine_configs(
 
 
 def configs_of_lives(config: EngineConfig) -> Iterator[EngineConfig]:
-    """What each start of a server's engine is configured with. A first one that fails is not repeated, so every later
-    one is a restart."""
+    """The configuration of each start of a server's engine. A failed first start is not repeated, so every later one is
+    a restart."""
     return chain((config,), repeat(msgspec.structs.replace(config, restarted=True)))

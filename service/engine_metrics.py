@@ -1,4 +1,4 @@
-"""Which metrics tell of an engine. Of several engines they have the label `engine`: its index, from 0."""
+"""Which metrics describe an engine. With several engines they have the label `engine`: its index, from 0."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ OF_OTHERS = frozenset(
         "build_info",
     }
 )
-"""Metrics of the groups below that are measured where a client is answered."""
+"""Metrics of the groups below that are measured in the API process."""
 GROUPS_OF_ENGINES = ("Phases of a chat request", "Steps and graphs", "Caches", "Load", "Speech", "Life")
 OF_ENGINES = frozenset(spec.name for group in GROUPS_OF_ENGINES for spec in GROUPS[group]) - OF_OTHERS
 _FAMILIES = frozenset(f"{PREFIX}_{name.removesuffix('_total')}" for name in OF_ENGINES)
 
 
 def labelled(registry: CollectorRegistry, engine: int) -> Families:
-    """What one of several engines has told."""
+    """The metrics of one of several engines."""
     return tuple(_with_label(family, engine) for family in families(registry) if family.name in _FAMILIES)
 
 
 def without_engines(page: Families) -> Families:
-    """The page of processes that are no engines: their metrics of engines are empty."""
+    """The page of the other processes, without their empty metrics of engines."""
     return tuple(family for family in page if family.name not in _FAMILIES)
 
 

@@ -1,7 +1,5 @@
-"""Which GPUs serve: one engine process for each, which sees no other one.
-
-`python -m service.gpus` prints how many GPUs CUDA shows. It is a process of its own, since whoever asks the driver
-holds the devices open until its end.
+"""Which GPUs serve: each has one engine process, which sees no other GPU. `python -m service.gpus` prints how many GPUs
+CUDA sees. It is a separate process, since a process that asks the driver holds the devices open until it ends.
 """
 
 from __future__ import annotations
@@ -15,15 +13,16 @@ from service.children import python_command, python_environment
 
 LIBRARY = "libcuda.so.1"
 ASK_SECONDS = 60.0
-"""A driver without persistence mode takes seconds to wake up several GPUs."""
+"""Seconds to wait: a driver without persistence mode takes seconds to wake up several GPUs."""
 
 
 class GpuError(ValueError):
-    """The GPUs that were asked for are not there; the message names the setting."""
+    """The requested GPUs do not exist; the message names the setting."""
 
 
 def engines_problem(several_apis: bool, gpus: str | None, engines: int, engine: str, device: str) -> str:
-    """What is wrong with these settings together; empty: nothing. several_apis: several API processes are asked for."""
+    """Why these settings contradict each other; empty if they do not. several_apis: several API processes are
+    requested."""
     several = {"api_processes": several_apis, "gpus": gpus is not None, "engines": engines > 1}
     first = next((name for name, wanted in several.items() if wanted), None)
     if first is not None and engine == "inline":
@@ -46,7 +45,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def chosen_gpus(wanted: str, visible: Sequence[str]) -> tuple[str, ...]:
-    """wanted: the setting `gpus`, whose indexes count the visible ones. GpuError where they are not there."""
+    """wanted: the setting `gpus`, whose indexes count the visible GPUs. GpuError for GPUs that do not exist."""
     if not visible:
         raise GpuError(
             f"gpus: {wanted.rstrip(',')} asked for, but there is no GPU here that CUDA can use (`reprise doctor` says "
@@ -76,7 +75,7 @@ def _ask_driver(environ: Mapping[str, str]) -> int:
 
 
 def count_gpus(library: str = LIBRARY) -> int:
-    """As CUDA's driver counts them, which obeys CUDA_VISIBLE_DEVICES; 0 without a driver or a device."""
+    """Number of GPUs according to CUDA's driver, which obeys CUDA_VISIBLE_DEVICES; 0 without a driver or a device."""
     try:
         driver = ctypes.CDLL(library)
     except OSError:

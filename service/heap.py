@@ -1,4 +1,4 @@
-"""malloc: how much freed memory the process keeps for the next pictures, and giving it back."""
+"""Settings of malloc: how much freed memory the process keeps for the next pictures, and returning it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """To the system, all that can be. Only glibc has malloc_trim; with another library nothing is given back."""
+    """Returns all free memory to the system. Only glibc has malloc_trim; with another library this does nothing."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,4 +1,5 @@
-"""Starts Reprise's own code, whatever else is called `models` or `service` where Python looks. Each child process is
+"""Starts Reprise's own code even if other packages on Python's path are called `models` or `service`. Each child
+process is
 
     python -P service/launch.py MODULE [ARGUMENT ...]
 
@@ -19,7 +20,7 @@ PACKAGES = ("models", "service")
 
 
 def pin_packages() -> None:
-    """From now on `models` and `service` are the packages above this file. ImportError when they are not there."""
+    """Makes `models` and `service` the packages above this file. ImportError if they are missing."""
     for name in PACKAGES:
         spec = PathFinder.find_spec(name, [str(ROOT)])
         if spec is None or spec.loader is None:

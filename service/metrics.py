@@ -56,7 +56,7 @@ FIRST_AUDIO = (
 )  # fmt: skip
 REALTIME_FACTOR = (0.02, 0.05, 0.08, 0.1, 0.13, 0.16, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1, 1.25, 1.5, 2, 5, 10)
 WORK = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-"""Of the work around the steps."""
+"""Seconds of the work around the steps."""
 LOAD = (0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 RATIO = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
 PREDICTION = (0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4)
@@ -75,9 +75,9 @@ class MetricSpec:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """All values of labels whose values are known beforehand: their counters begin at 0."""
+    """All values of labels whose values are known beforehand; the counters of these begin at 0."""
     of_any_process: bool = False
-    """A gauge of which several API processes show the greatest value, not the sum."""
+    """Whether the page of several API processes shows the largest value of this gauge, not the sum."""
 
 
 def _counter(name: str, help: str, *labels: str, **values: tuple[str, ...]) -> MetricSpec:
@@ -281,7 +281,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
 }
 
 OF_KIND = {"Phases of a chat request": "chat", "Speech": "speech"}
-"""Groups that are about models of one kind."""
+"""Groups that apply only to models of one kind."""
 SPECS = tuple(spec for group in GROUPS.values() for spec in group)
 
 
@@ -310,7 +310,7 @@ class Metrics:
         self._setters: dict[tuple[object, ...], Callable[..., None]] = {}
         self._unknown: set[str] = set()
         self._engine_cpu = 0.0
-        """Processor seconds of the present engine process that are counted."""
+        """Processor seconds of the current engine process that are counted already."""
         for group, specs in GROUPS.items():
             names = tuple(name for name, kind in (models or {}).items() if OF_KIND.get(group, kind) == kind)
             for spec in specs:
@@ -326,7 +326,7 @@ class Metrics:
         self._setter(name, labels)(value)
 
     def observe_often(self, name: str, value: float, times: int, /, **labels: str) -> None:
-        """Observe the same value in a histogram several times, at the cost of once."""
+        """Observe the same value in a histogram several times, at the cost of one observation."""
         self._setter(name, labels)(value, times)
 
     def _setter(self, name: str, labels: Mapping[str, str]) -> Callable[..., None]:
@@ -346,7 +346,8 @@ class Metrics:
         return setter
 
     def observe_event(self, event: Observation) -> None:
-        """An event of the engine; one that does not fit SPECS is logged once and dropped, since requests go on."""
+        """Observe an event of the engine. One that does not fit SPECS is logged once and dropped, since requests go
+        on."""
         try:
             self.observe(event.name, event.value, **event.labels)
         except KeyError as error:
@@ -355,7 +356,7 @@ class Metrics:
                 log.error("observation %r with labels %s is not in SPECS: %s", event.name, event.labels, error)
 
     def observe_state(self, state: EngineState) -> None:
-        """Gauges from the engine's heartbeat."""
+        """Set gauges from the engine's heartbeat."""
         if state.device:
             self.observe("engine_info", 1, device=state.device)
         if state.process is not None:
@@ -381,7 +382,7 @@ class Metrics:
         self.observe("engine_threads", process.threads)
 
     def observe_end(self, last: EngineState) -> None:
-        """The engine has ended: gauges of its last heartbeat become 0, and the next one counts its time from 0."""
+        """Set the gauges of an engine that has ended to 0; the next engine counts its processor time from 0."""
         models = tuple(ModelState(model.model, 0, 0, 0, 0, 0, 0) for model in last.models)
         memory = dict.fromkeys(last.device_memory, 0)
         self.observe_state(EngineState("down", "", models, 0, memory, process=last.process and ProcessUsage(0.0, 0, 0)))
@@ -392,6 +393,6 @@ class Metrics:
 
 
 def _observe(histogram: Histogram, value: float, times: int = 1) -> None:
-    """Histogram.observe of a value several times, which the library has no method for; without exemplars."""
+    """Histogram.observe several times at once, for which the library has no method; without exemplars."""
     histogram._sum.inc(value * times)
     histogram._buckets[bisect_left(histogram._upper_bounds, value)].inc(times)

@@ -15,14 +15,14 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from service.metrics import PREFIX, SPECS
 
 CREATED = "_created"
-"""Ending of the samples that say when a counter or histogram began."""
+"""Suffix of the samples that say when a counter or histogram began."""
 METHODS: dict[str, Callable[[float, float], float]] = {
     **{f"{PREFIX}_{spec.name}": max for spec in SPECS if spec.of_any_process},
     "process_start_time_seconds": min,
     "process_max_fds": min,
     "python_info": max,
 }
-"""How two values of a sample become one, where that is not their sum."""
+"""How to merge two values of a sample, if not by adding them."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +44,7 @@ Families = tuple[Family, ...]
 
 
 def families(registry: CollectorRegistry) -> Families:
-    """What a registry holds now."""
+    """The current values of a registry."""
     return tuple(
         Family(
             metric.name,
@@ -57,7 +57,7 @@ def families(registry: CollectorRegistry) -> Families:
 
 
 def merged(registries: Iterable[Families]) -> Families:
-    """All registries as one; families and samples in the order in which they first come."""
+    """Merges registries; families and samples stay in the order of their first occurrence."""
     heads: dict[str, Family] = {}
     values: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], Sample]] = {}
     for family in (family for registry in registries for family in registry):
@@ -79,7 +79,7 @@ def _together(one: Sample, other: Sample) -> Sample:
 
 
 def lasting(registry: Families) -> Families:
-    """What remains of a process that has ended: its counters and histograms, so that sums never fall."""
+    """The values to keep of a process that has ended: its counters and histograms, so that sums never decrease."""
     return tuple(family for family in registry if family.kind in ("counter", "histogram"))
 
 

@@ -1,4 +1,4 @@
-"""References of built-in voices on disk, beside the uploaded voices: one file for each checkpoint and voice."""
+"""References of built-in voices on disk, next to the uploaded voices: one file for each checkpoint and voice."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ UNFINISHED = ".unfinished"
 REFERENCE = "reference"
 WEIGHTS = (".safetensors", ".pth")
 BLOCKS = 256
-"""Of each file of weights, evenly spaced: other weights differ in some of them, and all are read in milliseconds."""
+"""Number of evenly spaced blocks of each file of weights that are hashed: different weights differ in some of them, and
+all are read in milliseconds."""
 BLOCK_BYTES = 4096
 
 
 @cache
 def weights_of(directory: Path) -> str:
-    """A hash that tells checkpoints apart which lie in folders of the same name: of the sizes of their weights, and of
-    samples of what is in them. Read once in a process, as the weights are."""
+    """A hash that distinguishes checkpoints in folders of the same name: of the sizes of their weights, and of samples
+    of the contents. Computed once in a process, as the weights are read once."""
     digest = hashlib.sha256()
     for path in sorted(path for path in directory.glob("*") if path.suffix in WEIGHTS):
         size = path.stat().st_size
@@ -44,12 +45,12 @@ def weights_of(directory: Path) -> str:
 
 
 def voice_key(*parts: str) -> str:
-    """A file name that stands for what a voice was made from."""
+    """A file name that identifies the sources of a voice."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def load_named(directory: Path, key: str) -> np.ndarray | None:
-    """float32 [patches, frames, channels]; None when there is none, or it cannot be read."""
+    """float32 [patches, frames, channels]; None if there is none, or it cannot be read."""
     path = directory / FOLDER / f"{key}.safetensors"
     try:
         return load_file(path).get(REFERENCE)
@@ -61,8 +62,9 @@ def load_named(directory: Path, key: str) -> np.ndarray | None:
 
 
 def save_named(directory: Path, key: str, reference: np.ndarray) -> None:
-    """Complete or absent; one that is there and can be read stays, so that servers which share the directory and make a
-    voice at the same time agree on the first. Without disk the voice lasts as long as the process."""
+    """Stores a voice completely or not at all. A readable one that exists already is kept, so that servers that share
+    the directory and make a voice at the same time agree on the first. If the disk fails, the voice lasts as long as
+    the process."""
     path = directory / FOLDER / f"{key}.safetensors"
     unfinished = path.with_name(f"{key}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
@@ -80,7 +82,7 @@ def save_named(directory: Path, key: str, reference: np.ndarray) -> None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Deletes what servers left behind that were killed while they wrote."""
+    """Deletes the partial files of servers that were killed while they wrote."""
     limit = time.time() - ABANDONED_SECONDS
     for path in folder.glob(f"*{UNFINISHED}"):
         with contextlib.suppress(FileNotFoundError):

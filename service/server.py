@@ -48,7 +48,7 @@ ABORT_GRACE = 3.0
 def link_maker(settings: Settings, config: EngineConfig) -> Callable[[], EngineLink]:
     configs = configs_of_lives(config)
     if settings.engine == "inline":
-        # Read when torch is loaded, which this process does not do before the engine's thread.
+        # torch reads them when it is loaded, which happens in the engine's thread.
         os.environ.update(thread_variables(config))
         return lambda: InlineLink(next(configs))
     standby = standby_for(settings.standby)
@@ -57,7 +57,7 @@ def link_maker(settings: Settings, config: EngineConfig) -> Callable[[], EngineL
 
 class Server(uvicorn.Server):
     """The first signal drains: readiness turns red, `drain_delay` later no connection is accepted, running requests
-    have `drain_timeout` to end, the rest gets an error. The second signal ends at once."""
+    have `drain_timeout` to end, and the rest get an error. The second signal ends at once."""
 
     def __init__(self, config: uvicorn.Config, context: ServerContext) -> None:
         super().__init__(config)
@@ -71,7 +71,7 @@ class Server(uvicorn.Server):
             self.drain()
 
     def drain(self) -> None:
-        """Begin to end. Any thread may call it, once."""
+        """Begin to shut down. Any thread may call it, once."""
         self.context.draining = True
         # A signal arrives between two steps of the loop's thread: hand over to the loop.
         self._loop.call_soon_threadsafe(self._begin_drain)
@@ -82,14 +82,14 @@ class Server(uvicorn.Server):
         self._accepting.set()
 
     async def wait_ready(self) -> None:
-        """Until requests are answered; EngineError when the engine cannot be started."""
+        """Waits until requests are answered; EngineError if the engine cannot be started."""
         await self.context.engine.wait_ready()
         await self._accepting.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         if self.force_exit:
-            # uvicorn leaves the application to be cancelled, of which starlette tells with a traceback.
+            # uvicorn leaves the application to be cancelled, and starlette would log that with a traceback.
             await self.lifespan.shutdown()
 
     def _begin_drain(self) -> None:
@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(SOCKET_POLL)
         context.engine.drain()
         context.drain_begun.set()
-        # uvicorn cuts WebSockets off as soon as it shuts down: what they are speaking ends before that.
+        # uvicorn cuts off WebSockets as soon as it shuts down, so their current utterances must end before that.
         while context.open_sockets and self._loop.time() < end:  # noqa: ASYNC110 - a second way out beside an event
             await asyncio.sleep(SOCKET_POLL)
         if context.open_sockets:
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
 
 
 def create_server(settings: Settings, catalog: Catalog, on_state: Callable[[EngineState], None] = log_phase) -> Server:
-    """A server with an engine of its own; both start when it serves. on_state: hears of the engine's phases."""
+    """A server with its own engine; both start when it serves. on_state: called with the engine's phases."""
     log_format = chosen_format(settings.log_format)
     metrics = create_metrics(catalog)
     engine = create_engine(settings, metrics, link_maker(settings, engine_config(settings, catalog, log_format)))
@@ -147,7 +147,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
         timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
         timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
         ws_max_size=settings.max_audio_bytes,
-        ws_per_message_deflate=False,  # pictures and sound hardly shrink, and zlib would hold the event loop
+        ws_per_message_deflate=False,  # pictures and audio hardly shrink, and zlib would block the event loop
         server_header=False,
     )
 
@@ -173,7 +173,7 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
             failed = server.should_exit = True
         else:
             end_progress(good=True)
-            # What was loaded stays: a collection that looks through it holds up every stream for 0.2 to 0.4 s.
+            # Loaded objects stay: a garbage collection that scans them holds up every stream for 0.2 to 0.4 s.
             gc.freeze()
             state = context.engine.state
             print_banner(catalog, state.device if state is not None else "", url_of(listener))
@@ -188,7 +188,7 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The listening socket, made before anything is loaded. SettingsError when the address cannot be had."""
+    """The listening socket, created before anything is loaded. SettingsError if the address cannot be bound."""
     where = f"host, port: {settings.host}:{settings.port} cannot be bound"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -211,14 +211,14 @@ def run(settings: Settings, catalog: Catalog, listener: socket.socket, serve: Se
 
 
 def quiet_uvicorn() -> None:
-    """It would tell of each start and end of its own, and of each WebSocket without a valid key as of an error."""
+    """uvicorn would log its own start and end, and each WebSocket without a valid key as an error."""
     logger = logging.getLogger("uvicorn.error")
     logger.setLevel(logging.WARNING)
     logger.addFilter(_is_no_refusal)
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """uvicorn takes a handshake that an error object refuses for one that nobody answered."""
+    """uvicorn reports a handshake that is refused with an error object as one without an answer."""
     return record.msg != "ASGI callable returned without completing handshake."
 
 
@@ -228,7 +228,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def print_banner(catalog: Catalog, device: str, url: str) -> None:
-    """URLs and models: a box on a terminal, a log line otherwise. device: what they run on."""
+    """Shows URLs and models: a box on a terminal, a log line otherwise. device: what the models run on."""
     names = [name for model in catalog.models for name in model.names]
     if not sys.stderr.isatty():
         log.info("ready at %s", url, extra={"models": ",".join(names), "device": device})

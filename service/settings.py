@@ -350,9 +350,8 @@ class Settings(BaseSettings):
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
-    """Settings from flags (those given), REPRISE_* variables and a YAML file (config or REPRISE_CONFIG).
-
-    SettingsError names every key that is unknown or does not fit.
+    """Settings from the given flags, REPRISE_* variables and a YAML file (config or REPRISE_CONFIG). SettingsError
+    names every key that is unknown or invalid.
     """
     config = config or (Path(os.environ[ENV_PREFIX + "CONFIG"]) if os.environ.get(ENV_PREFIX + "CONFIG") else None)
     file = _read_file(config) if config else {}
@@ -366,7 +365,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """REPRISE_* variables that mean nothing, each with the name that may have been meant."""
+    """REPRISE_* variables that are no settings, each with the name that may have been meant."""
     unknown = []
     for variable in sorted(environ):
         key = variable.removeprefix(ENV_PREFIX).lower()

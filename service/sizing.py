@@ -21,8 +21,7 @@ from service.settings import Settings, SettingsError
 
 
 def size(settings: Settings, gpu_memory: str | None) -> DryRun:
-    """gpu_memory: bytes, or as 24G. Of models of the hub only configurations and tokenizers are fetched.
-
+    """gpu_memory: bytes, or text such as 24G. For models of the hub, only configurations and tokenizers are fetched.
     Raises SettingsError, CheckpointError or ConfigurationError.
     """
     total = _total(gpu_memory)
@@ -32,7 +31,7 @@ def size(settings: Settings, gpu_memory: str | None) -> DryRun:
 
 
 def _api_processes(settings: Settings) -> str:
-    """Of a server with those GPUs and this machine's processors."""
+    """The number of API processes of a server with those GPUs and this machine's processors."""
     named = settings.gpus or "1"
     if named == "all":
         gpus = max(1, len(visible_gpus()))
@@ -54,7 +53,7 @@ def _total(gpu_memory: str | None) -> int:
 
 
 def _checked_where_there_are_files(config: EngineConfig) -> EngineConfig:
-    """The headers of weights are checked where all models have theirs."""
+    """Checks the headers of weights if all models have theirs."""
     try:
         for model in config.models:
             shard_paths(Path(model.directory))

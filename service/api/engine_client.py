@@ -239,7 +239,7 @@ class EngineClient:
         return self._streams.get(request_id)
 
     def send(self, command: Command) -> None:
-        """A command about a request that was submitted (SpeechAppend, Pause)."""
+        """Sends a command about a request that was submitted (SpeechAppend, Pause)."""
         self._send(command)
 
     def _send(self, command: Command) -> None:

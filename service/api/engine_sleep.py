@@ -68,7 +68,7 @@ class EngineSleep:
             self._held.append(command)
 
     def call(self) -> None:
-        """Whether a request needs the engine."""
+        """Wakes the engine, since a request needs it."""
         if self.state == "asleep" and not self._called.is_set():
             self._called.set()
             self._called_at = self._clock()

@@ -131,7 +131,7 @@ class Engines:
         return stream
 
     def send(self, command: Command) -> None:
-        """A command about a request that was submitted (SpeechAppend, Pause)."""
+        """Sends a command about a request that was submitted (SpeechAppend, Pause)."""
         for client in self.clients:
             if (stream := client.stream(getattr(command, "request_id", ""))) is not None:
                 if isinstance(command, SpeechAppend):

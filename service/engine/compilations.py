@@ -48,7 +48,8 @@ class Compilations:
             FALLBACKS.listener = None
 
     def serve(self) -> None:
-        """The engine is ready. Counters of this phase start at 0, so that rate() sees their first increase."""
+        """Begins the phase "serving": the engine is ready. Its counters start at 0, so that rate() sees their first
+        increase."""
         self._phase = "serving"
         for cached in ("true", "false"):
             self._observations.count("kernel_compilations_total", 0.0, phase=self._phase, cached=cached)
@@ -63,5 +64,5 @@ class Compilations:
             log.warning("kernel %s was %s while serving; it should have been warmed up", src.name, how)
 
     def fell_back(self, kernel: str) -> None:
-        """A kernel was refused by the GPU; its reference ran (models.layers.op names it in the log)."""
+        """Counts a kernel that the GPU refused; its reference ran (models.layers.op names it in the log)."""
         self._observations.count("kernel_fallbacks_total", kernel=kernel)

@@ -19,7 +19,7 @@ class Silence:
         self._seconds = 0.0
 
     def end(self) -> None:
-        """A sign of life."""
+        """Ends the silence: the engine sent something."""
         self._looked = self._clock()
         self._seconds = 0.0
 

@@ -105,7 +105,7 @@ class ProcessLink:
         return await start_engine_process(self._config, address, self._entry, *([SHARED] if self._shared else []))
 
     def _prepare_next(self, on_outputs: OnOutputs) -> OnOutputs:
-        """Calls `on_outputs`, and prepares a standby process once the engine is ready."""
+        """A callback that calls `on_outputs` and prepares a standby process once the engine is ready."""
         standby = self._standby
         if standby is None:
             return on_outputs

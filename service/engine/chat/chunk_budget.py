@@ -63,7 +63,7 @@ class ChunkBudget:
         return max(0, min(self.tokens - self.used, self._within(self.seconds, context), paced))
 
     def spend(self, tokens: int, context: int) -> None:
-        """A negative number gives tokens back."""
+        """Spends tokens; a negative number gives them back."""
         self.used += tokens
         self.pairs += tokens * context
 

@@ -111,7 +111,7 @@ class VisionStage:
         return MemoryRequirements(workspace=peak, graphs=peak, state=self.cache.limit_bytes)
 
     def warm_up(self) -> None:
-        """The smallest bucket; the largest was run by `measure`."""
+        """Runs the smallest bucket; `measure` has run the largest."""
         self.runner.warm_up(self.runner.bucket_list[:1])
 
     def has_work(self) -> bool:

@@ -154,7 +154,8 @@ class ChatRunner:
         return due
 
     def _measure_cached_keys(self) -> None:
-        """Seconds of a pair of a query and a cached key on each route, measured with the largest captured bucket."""
+        """Measures the seconds of a pair of a query and a cached key on each route, with the largest captured
+        bucket."""
         largest = max(self._cached_prefill.captured, key=lambda bucket: bucket["tokens"], default=None)
         if largest is None:
             return
@@ -181,7 +182,7 @@ class ChatRunner:
     def _scratch_pass(
         self, caches: list[dict[str, Tensor]], lengths: list[int], *, cached: int = 0, rows: int = 0
     ) -> None:
-        """The decoder over prompts of these lengths, each after `cached` keys, with decode rows beside them."""
+        """Runs the decoder over prompts of these lengths, each after `cached` keys, together with decode rows."""
         sizes = np.array(lengths)
         tokens = rows + int(sizes.sum())
         arrays = {

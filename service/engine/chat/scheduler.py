@@ -306,7 +306,7 @@ class Scheduler:
                 self.rows.add(sequence)
 
     def computed(self, sequence: ChatSequence, num_keys: int) -> None:
-        """The step that wrote the keys of the first `num_keys` tokens is done: full pages become findable."""
+        """Makes full pages findable: the step that wrote the keys of the first `num_keys` tokens is done."""
         full = num_keys // self.pages.page_size
         if not sequence.slot or full <= sequence.num_indexed:
             return

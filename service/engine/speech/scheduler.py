@@ -375,7 +375,7 @@ class SpeechScheduler:
         stream.phase = Phase.PREFILL
 
     def end_segment(self, stream: Stream, patches: int) -> None:
-        """The current segment ended after `patches` patches; rows launched later were overrun rows."""
+        """Ends the current segment after `patches` patches; rows launched later were overrun rows."""
         overrun = stream.launched - patches
         if overrun:
             stream.playback.drop(overrun * self.policy.patch_seconds)

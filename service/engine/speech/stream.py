@@ -65,12 +65,12 @@ class Playback:
 
 class Phase(Enum):
     WAITING = "waiting"
-    """Whether it has no slot and no pages yet."""
+    """It has no slot and no pages yet."""
     PREFILL = "prefill"
-    """Whether positions of the current segment's prompt are left to compute."""
+    """Positions of the current segment's prompt are left to compute."""
     DECODE = "decode"
     IDLE = "idle"
-    """Whether every patch of the segment is launched, or there is no text to speak yet."""
+    """Every patch of the segment is launched, or there is no text to speak yet."""
 
 
 @dataclass(eq=False)
