@@ -62,12 +62,12 @@ class InheritedListener(socket.socket):
     """A listening socket that other processes accept from, too."""
 
     def listen(self, backlog: int = 0, /) -> None:
-        """The supervisor has done that, with a backlog for all."""
+        """Does nothing: the supervisor listens already, with a backlog for all."""
 
 
 class Colleague:
-    """This process as the supervisor sees it: follows its notices, and asks it for the page of metrics and for
-    transcripts of spoken answers."""
+    """The connection to the supervisor: follows its notices, and asks it for the page of metrics and for transcripts of
+    spoken answers."""
 
     def __init__(
         self, control: ControlChannel[Notice], context: ServerContext, engines: Engines, lives: Sequence[EngineLives]
@@ -78,7 +78,7 @@ class Colleague:
         self._lives = lives
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        """What the supervisor has not answered yet."""
+        """Requests that the supervisor has not answered yet."""
         for client in engines.clients:
             client.sleep.on_call = lambda: control.send(Wake())
 
@@ -106,7 +106,7 @@ class Colleague:
         if news.was_ready:
             client.tell_earlier_life(news.restarts)
         if news.sleep == "asleep" or (news.sleep == "waking" and news.address is not None):
-            client.doze()  # a process that was started meanwhile learns it from this alone
+            client.doze()  # the only notice for a process that was started in the meantime
         elif news.address is None:
             client.fail_wake()
         self._lives[news.engine].tell(news.address)
@@ -121,7 +121,7 @@ class Colleague:
         self._control.send(Dozing(number))
 
     async def show_life(self) -> None:
-        """Until cancelled: a process whose event loop stands still is killed (pool.py)."""
+        """Reports until cancelled: a process whose event loop stands still is killed (pool.py)."""
         while True:
             self._control.send(Alive())
             await asyncio.sleep(ALIVE_SECONDS)
@@ -148,7 +148,7 @@ class Colleague:
 
 
 def attached_engines(config: ApiConfig, settings: Settings, metrics: Metrics, lives: Sequence[EngineLives]) -> Engines:
-    """Clients of the engines that the supervisor starts; lives: of each."""
+    """Clients of the engines that the supervisor starts. lives: the reports about each."""
     clients = [
         EngineClient(
             partial(AttachedLink, life, config.peer),
@@ -164,7 +164,7 @@ def attached_engines(config: ApiConfig, settings: Settings, metrics: Metrics, li
 
 
 async def serve(config: ApiConfig) -> int:
-    """Until a signal; the exit status."""
+    """Serves until a signal; returns the exit status."""
     for inherited in (config.listener, config.control, config.usage, config.loads):
         os.set_inheritable(inherited, False)  # not for the decode workers
     control: ControlChannel[Notice] = await ControlChannel.open(socket.socket(fileno=config.control), Notice)
@@ -178,7 +178,7 @@ async def serve(config: ApiConfig) -> int:
     context.scrape, context.shared_transcripts = colleague.scrape, colleague
     context.makes_voices = config.index == 0
     uvicorn_config = server_config(context)
-    # One connection in each turn of the event loop: who has less to do takes more of them.
+    # One connection in each turn of the event loop, so that processes with less to do accept more of them.
     uvicorn_config.backlog = 1
     server = Server(uvicorn_config, context)
     failed = False
@@ -195,7 +195,7 @@ async def serve(config: ApiConfig) -> int:
             colleague.accepts()
 
     async def watch() -> None:
-        """Ends a process that the supervisor or the engine no longer reaches: another one takes its place."""
+        """Ends a process that the supervisor or the engine no longer reaches; the supervisor replaces it."""
         nonlocal failed
         following = asyncio.create_task(colleague.follow())
         broken = [asyncio.create_task(life.failed()) for life in lives]

@@ -1,4 +1,4 @@
-"""What the supervisor and an API process say to each other, beside the requests, which go straight to the engine.
+"""The messages between the supervisor and an API process. Requests do not pass here; they go straight to the engine.
 
 Frames on a socket pair: the length in four bytes, then a msgpack struct.
 """
@@ -25,8 +25,8 @@ class Struct(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineNews(Struct, frozen=True):
-    """The engine of that index runs at this address from now on; None: it has ended. restarts: so far. was_ready: in
-    this life or an earlier one. sleep: it ended because it sleeps, or was started to wake."""
+    """The engine of that index runs at this address from now on; None: it has ended. restarts: number so far.
+    was_ready: it was ready, now or before an earlier end. sleep: it ended to sleep, or was started to wake."""
 
     engine: int
     address: str | None
@@ -36,14 +36,14 @@ class EngineNews(Struct, frozen=True):
 
 
 class Doze(Struct, frozen=True):
-    """The engines are to sleep: hold requests from now on and answer Dozing; or Wake, where one is in progress or an
+    """The engines are about to sleep: hold requests from now on and answer Dozing, or Wake if one is in progress or an
     engine is not known to be ready."""
 
     number: int
 
 
 class StayAwake(Struct, frozen=True):
-    """The engines do not sleep after all: send what was held since Doze."""
+    """The engines do not sleep after all: send the requests that were held since Doze."""
 
 
 class Collect(Struct, frozen=True):
@@ -60,7 +60,7 @@ class Page(Struct, frozen=True):
 
 
 class Transcript(Struct, frozen=True):
-    """Answers KeepTranscript once it is kept, and FindTranscript: None where there is none, or no longer."""
+    """Answers KeepTranscript once it is kept, and FindTranscript; None if there is none, or no longer."""
 
     number: int
     text: str | None
@@ -91,7 +91,8 @@ class Scrape(Struct, frozen=True):
 
 
 class KeepTranscript(Struct, frozen=True):
-    """Of a spoken answer, for all processes; answered, so that no process is asked for it before."""
+    """The transcript of a spoken answer, for all processes. It is answered, so that no client gets the id before all of
+    them can find it."""
 
     number: int
     id: str
@@ -110,7 +111,7 @@ class Dozing(Struct, frozen=True):
 
 
 class Wake(Struct, frozen=True):
-    """There is a request for the engines, which sleep or are to sleep."""
+    """There is a request for the engines, which sleep or are about to."""
 
 
 Report = Accepting | Alive | Snapshot | Scrape | KeepTranscript | FindTranscript | Dozing | Wake
@@ -119,7 +120,7 @@ Message = TypeVar("Message")
 
 
 class ControlChannel(Generic[Message]):
-    """One end; messages that come are of one type. Not for several readers at once."""
+    """One end of the connection; received messages are of one type. Only one reader at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message_type: Any) -> None:
         self._reader = reader
@@ -132,7 +133,7 @@ class ControlChannel(Generic[Message]):
         return cls(reader, writer, message_type)
 
     def send(self, message: Notice | Report) -> None:
-        """Never blocks; lost where the other process has ended."""
+        """Never blocks. The message is lost if the other process has ended."""
         data = msgspec.msgpack.encode(message)
         if not self._writer.is_closing():
             self._writer.write(len(data).to_bytes(4, "big") + data)

@@ -1,4 +1,4 @@
-"""The engine processes as their supervisor sees them: one for each GPU, or several on the CPU."""
+"""The supervisor's view of the engine processes: one for each GPU, or several on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def shared_link(config: EngineConfig, standby: Standby | None) -> ProcessLink:
 
 
 class AnnouncedLink:
-    """A shared engine, whose begin and end are told. announce: given its address, and None when it has ended."""
+    """A shared engine that announces its begin and end. announce: called with its address, and with None when it has
+    ended."""
 
     def __init__(self, link: ProcessLink, announce: Callable[[str | None], None]) -> None:
         self.on_launch: Callable[[], None] = lambda: None
@@ -57,10 +58,8 @@ class AnnouncedLink:
 
 
 class EngineProcesses:
-    """Each is started, watched and restarted on its own. The metrics of the only one are `metrics`; each of several
-    has a registry of its own, whose figures get its index as a label.
-
-    announce: called when one has begun or ended.
+    """Each is started, watched and restarted on its own. The only engine reports to `metrics`; each of several has its
+    own registry, whose figures get the engine's index as a label. announce: called when an engine has begun or ended.
     """
 
     def __init__(
@@ -96,12 +95,12 @@ class EngineProcesses:
             client.start()
 
     def show_phases(self, on_state: Callable[[EngineState], None]) -> None:
-        """Of the only engine, instead of logging them."""
+        """Called with the states of the only engine, instead of logging them."""
         if len(self._clients) == 1:
             self._clients[0].on_state = on_state
 
     async def wait_ready(self) -> None:
-        """Until all take requests; EngineError when one cannot be started."""
+        """Waits until all accept requests; EngineError if one cannot be started."""
         tasks = [asyncio.ensure_future(self._wait_ready(index)) for index in range(len(self._clients))]
         try:
             await asyncio.gather(*tasks)
@@ -122,7 +121,7 @@ class EngineProcesses:
         return all(client.phase == "ready" for client in self._clients)
 
     def fall_asleep(self) -> None:
-        """Those who use them are told at once, and those that come later."""
+        """Announces them to the processes that use them now and to those that start later."""
         for index, client in enumerate(self._clients):
             client.fall_asleep()
             self._tell(index, None)
@@ -141,12 +140,12 @@ class EngineProcesses:
 
     @property
     def device(self) -> str:
-        """What they run on, such as "2 x NVIDIA H100"; as far as they have told."""
+        """The devices that they run on, such as "2 x NVIDIA H100", as far as they have reported them."""
         found = Counter(client.state.device for client in self._clients if client.state is not None)
         return ", ".join(f"{count} x {name}" if len(self._clients) > 1 else name for name, count in found.items())
 
     def with_metrics(self, page: Families) -> Families:
-        """The page of all other processes, with what several engines have told."""
+        """The page of all other processes, with the metrics of several engines."""
         if len(self._clients) == 1:
             return page
         parts = []

@@ -1,4 +1,4 @@
-"""The API processes as their supervisor sees them: started, replaced when they end, asked for their metrics."""
+"""The supervisor's view of the API processes: starts them, replaces those that end, collects their metrics."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ from service.processes.start import WORK_KINDS, ApiConfig, engine_kinds
 log = logging.getLogger("reprise")
 
 COLLECT_SECONDS = 2.0
-"""How long a page of metrics waits for the figures of a busy process; after that it shows those of the last page."""
+"""Seconds that a page of metrics waits for the figures of a busy process; after that it shows those of the last
+page."""
 
 
 class StartError(Exception):
-    """An API process ended before any had accepted connections: another would end, too."""
+    """An API process ended before any had accepted connections, so another would probably end, too."""
 
 
 class ApiProcess:
@@ -63,7 +64,7 @@ class ApiProcess:
         """Its metrics when they were last collected."""
         self.collected: asyncio.Future[None] | None = None
         self.silence = Silence(time.monotonic)
-        """Since its last report."""
+        """Silence since its last report."""
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -90,7 +91,7 @@ class ApiProcesses:
     ) -> None:
         self._template = template
         self._timeouts = {True: hang_timeout, False: start_timeout}
-        """By whether a process accepts connections."""
+        """Timeouts by whether a process accepts connections."""
         self._usage = UsageTable.make_file(template.processes, WORK_KINDS)
         self._loads = UsageTable.make_file(template.processes, engine_kinds(template.engines))
         self._tables = (
@@ -102,11 +103,11 @@ class ApiProcesses:
         self._engines = engines
         self._on_end = on_end
         self._news: dict[int, EngineNews] = {}
-        """The newest of each engine."""
+        """The newest notice about each engine."""
         self._running: dict[int, ApiProcess] = {}
         self._peers = (f"api-{number}" for number in itertools.count(1))
         self._ended: Families = ()
-        """What counts of processes that have ended."""
+        """The counts of processes that have ended."""
         self._collecting = asyncio.Lock()
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
@@ -117,13 +118,13 @@ class ApiProcesses:
         self._doze = Doze(-1)
         """The newest one."""
         self._not_dozing: set[str] = set()
-        """Peers that have not answered it."""
+        """Peers that have not answered it yet."""
         self._changes: list[int] = []
-        """Of the tables, when `worked` was called last."""
+        """The counters of the usage tables when `worked` was last called."""
         self._answers: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until they were told to end and have ended; StartError when the first ones cannot start."""
+        """Runs them until they were told to end and have ended; StartError if the first ones cannot start."""
         tasks = [asyncio.create_task(self._keep(index)) for index in range(self._template.processes)]
         try:
             await asyncio.gather(*tasks)
@@ -133,26 +134,26 @@ class ApiProcesses:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_accepting(self) -> None:
-        """Until all of them accept connections."""
+        """Waits until all of them accept connections."""
         while sum(process.accepts for process in self._running.values()) < self._template.processes:
             self._changed.clear()
             await self._changed.wait()
 
     def tell(self, news: EngineNews) -> None:
-        """Tells all of them, and those that come later, what has become of an engine."""
+        """Tells all of them, and those that start later, about an engine's begin or end."""
         self._news[news.engine] = news
         for process in self._running.values():
             process.control.send(news)
 
     def worked(self) -> bool:
-        """Whether there is a request in any process, or was one since this was asked last, or one still starts."""
+        """Whether any process has a request, or has had one since the last call, or is still starting."""
         changes, self._changes = self._changes, [table.changes() for table in self._tables]
         starting = sum(process.accepts for process in self._running.values()) < self._template.processes
         return starting or changes != self._changes or any(table.requests() for table in self._tables)
 
     async def doze(self) -> bool:
-        """Asks all processes to hold their requests. True once all of them do; False when one has a request, or had to
-        hold one meanwhile, or another process was started."""
+        """Asks all processes to hold their requests. True once all of them do; False if one has a request, or had to
+        hold one in the meantime, or another process was started."""
         self.called.clear()
         self._doze = Doze(next(self._numbers))
         self._not_dozing = {process.peer for process in self._running.values()}
@@ -165,7 +166,7 @@ class ApiProcesses:
         return not self.called.is_set()
 
     def stay_awake(self) -> None:
-        """The engines do not stop: all processes send what they hold."""
+        """Tells all processes to send what they hold, since the engines do not stop."""
         for process in self._running.values():
             process.control.send(StayAwake())
 
@@ -210,7 +211,7 @@ class ApiProcesses:
             self._metrics.observe("api_process_restarts_total")
 
     async def _live(self, index: int) -> str:
-        """One life; how it ended."""
+        """Runs one process to its end; returns how it ended."""
         ours, theirs = socket.socketpair()
         config = msgspec.structs.replace(
             self._template,
@@ -236,7 +237,7 @@ class ApiProcesses:
             theirs.close()
         member = ApiProcess(config.peer, process, control)
         self._running[index] = member
-        if self._not_dozing:  # this one was not asked
+        if self._not_dozing:  # this process was not asked to doze
             self._call()
         tasks = [asyncio.create_task(self._read(member)), asyncio.create_task(self._watch(member))]
         try:
@@ -244,7 +245,7 @@ class ApiProcesses:
             process.stdin.write(config.line())
             for news in self._news.values():
                 control.send(news)
-            if self._ending.is_set():  # told while it was being started
+            if self._ending.is_set():  # it was told to end while it was being started
                 member.signal(signal.SIGTERM)
             status = await process.wait()
             return f"ended with {f'signal {-status}' if status < 0 else f'exit status {status}'}"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 LOOK_SECONDS = 0.5
-"""Between two looks at whether there are requests."""
+"""Seconds between two checks for requests."""
 
 
 class Users(Protocol):
@@ -46,7 +46,8 @@ class Sleepers(Protocol):
 async def sleep_when_idle(
     engines: Sleepers, processes: Users, after: float, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Until cancelled. after: seconds without a request, in which all engines were ready, until they are stopped."""
+    """Runs until cancelled. after: seconds without a request, in which all engines were ready, until they are
+    stopped."""
     busy_at = clock()
     while True:
         await asyncio.sleep(LOOK_SECONDS)
@@ -58,7 +59,7 @@ async def sleep_when_idle(
 
 
 async def sleep_once(engines: Sleepers, processes: Users) -> None:
-    """Returns when a request has called for the engines, or was there before they could be stopped."""
+    """Returns when a request needs the engines, or came before they could be stopped."""
     if not (await processes.doze() and engines.all_ready):
         processes.stay_awake()
         return

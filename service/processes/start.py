@@ -1,4 +1,4 @@
-"""What an API process is started with: one JSON line on its standard input, since it holds the API keys."""
+"""The configuration of an API process: one JSON line on its standard input, since it holds the API keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORK_KINDS = (*sorted({KINDS.get(endpoint, endpoint) for endpoint in ENDPOINTS.v
 
 
 def engine_kinds(engines: int) -> tuple[str, ...]:
-    """Columns of the table of what each engine has in flight."""
+    """Columns of the table of requests in flight at each engine."""
     return tuple(map(str, range(engines)))
 
 
@@ -40,7 +40,8 @@ class ModelStart(msgspec.Struct, frozen=True):
 
 
 class ApiConfig(msgspec.Struct, frozen=True):
-    """index: from 0, also of a process that replaces another. peer: name at the engine, of this process alone.
+    """index: from 0; a process that replaces another takes over its index. peer: name at the engine, unique to this
+    process.
     listener, control, usage, loads: inherited file descriptors."""
 
     index: int
@@ -66,13 +67,13 @@ class ApiConfig(msgspec.Struct, frozen=True):
 
 
 def num_api_processes(settings: Settings) -> int:
-    """Of settings whose number has been chosen (service.api_processes); one where it was left open."""
+    """Number of API processes in settings for which it has been chosen (service.api_processes); 1 for "auto"."""
     return 1 if settings.api_processes == "auto" else settings.api_processes
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
-    """Settings of each API process, as plain values but for paths. Keys are those that the supervisor has read;
-    connections and threads are shared among the processes."""
+    """Settings of each API process, as plain values except for paths. The API keys are those that the supervisor has
+    read; connections and threads are divided among the processes."""
     processes = num_api_processes(settings)
     share = max(1, default_threads() // processes)
     return settings.model_dump() | {

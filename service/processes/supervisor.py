@@ -28,9 +28,9 @@ from service.settings import Settings
 log = logging.getLogger("reprise")
 
 ENGINE_GRACE = 10.0
-"""Seconds that the engine has to end its step."""
+"""Seconds in which the engine must end its step."""
 DRAIN_MARGIN = 10.0
-"""Seconds beyond those that an API process needs at most to drain, until it is killed."""
+"""Seconds after the longest drain of an API process, until it is killed."""
 
 
 class Supervisor:
@@ -70,7 +70,7 @@ class Supervisor:
         self._forced = False
 
     async def run(self) -> int:
-        """Until a signal; the exit status. 1 when the engine or the API processes cannot be started."""
+        """Runs until a signal; returns the exit status. 1 if the engine or the API processes cannot be started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -114,7 +114,7 @@ class Supervisor:
         self._processes.tell(news)
 
     def _on_signal(self) -> None:
-        """The first signal drains all processes; the second ends them at once."""
+        """Drains all processes at the first signal; ends them at once at the second."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
         else:
@@ -122,7 +122,7 @@ class Supervisor:
             self._processes.end(signal.SIGKILL)
 
     async def _drain(self) -> None:
-        """They stop to accept connections on their own; what they need at most is what one alone would need."""
+        """They stop accepting connections on their own. They need no longer than a single process would."""
         settings = self._settings
         self._listener.close()
         self._processes.end()

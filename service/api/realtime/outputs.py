@@ -1,4 +1,4 @@
-"""The items that a response makes, as events: a message, written or spoken, and calls of tools."""
+"""The items of a response, as events: a message, written or spoken, and calls of tools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Emit = Callable[[AnyServerEvent], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where an item goes: into a response, and into a conversation unless that is None."""
+    """Where an item is added: to a response, and to a conversation unless that is None."""
 
     response_id: str
     index: int
@@ -61,7 +61,7 @@ class Place:
 
 
 class MessageOutput:
-    """A message of one part. spoken: how its audio is sent, of which its text is the transcript."""
+    """A message with one part. spoken: how its audio is sent; the text is then the transcript."""
 
     def __init__(self, place: Place, *, spoken: RealtimeFormat | None) -> None:
         self._place = place

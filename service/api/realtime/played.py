@@ -1,4 +1,5 @@
-"""What of a spoken answer has been heard: exact between segments, estimated from the lengths of words within one."""
+"""How much of a spoken answer has been heard: exact between segments, estimated from the lengths of words within
+one."""
 
 from __future__ import annotations
 
@@ -7,23 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]+")
-"""A word, or a character of a script that writes none apart. No underscore is part of one: what words begin with never
-matches what lies between them, so a search takes linear time."""
+"""A word, or a character of a script without spaces. Underscores are not part of words: the first character of a word
+never matches what lies between words, so a search takes linear time."""
 CLOSING = re.compile(r"[^\w\s]*")
 CHARACTERS_PER_SECOND = 15.0
-"""Of speech of which no segment is complete."""
+"""Characters per second assumed while no segment of the speech is complete."""
 NEAR, FAR = 200, 4096
-"""Characters of a transcript in which the next word, and the beginning of the next segment, are looked for: what is not
-spoken (code, links) may stand between them."""
+"""Characters of a transcript in which the next word, and the beginning of the next segment, are searched: unspoken text
+(code, links) may lie in between."""
 OPENING_WORDS = 3
-"""Of a segment: so many together tell where in the transcript it begins."""
+"""Number of a segment's first words that locate its begin in the transcript."""
 
 
 @dataclass(frozen=True)
 class Playback:
-    """Of a spoken answer. texts: of its segments, as they were spoken: without markup, numbers in words. segments:
-    where each that is complete begins and ends, in seconds of audio; pauses lie between them. seconds: all of the
-    audio. whole: all of the transcript was spoken. begun: where the segment after those begins, if it does."""
+    """The timing of a spoken answer. texts: those of its segments as they were spoken: without markup, numbers in
+    words. segments: begin and end of each complete one, in seconds of audio, with pauses between them. seconds: length
+    of the audio. whole: the whole transcript was spoken. begun: begin of the next segment, if it has begun."""
 
     texts: Sequence[str]
     segments: Sequence[tuple[float, float]]
@@ -33,7 +34,7 @@ class Playback:
 
 
 def heard(transcript: str, playback: Playback, seconds: float) -> str:
-    """The beginning of the transcript that is heard in the first `seconds` of its audio, whole words only."""
+    """The beginning of the transcript that is heard in the first `seconds` of its audio, in whole words."""
     if playback.whole and seconds >= playback.seconds:
         return transcript
     cursor, last = 0, 0.0
@@ -66,7 +67,8 @@ def _expected(playback: Playback, text: str, last: float) -> tuple[float, float]
 
 
 def _segment_start(transcript: str, words: Sequence[re.Match[str]], cursor: int) -> int:
-    """Where a segment begins at or after the cursor; the cursor where it is written otherwise than it is spoken."""
+    """Where a segment begins at or after the cursor; the cursor itself if the segment is written differently from how
+    it is spoken."""
     opening = r"[\W_]*".join(re.escape(word[0]) for word in words[:OPENING_WORDS])
     found = re.compile(opening).search(transcript, cursor, cursor + FAR) if opening else None
     return found.start() if found else cursor

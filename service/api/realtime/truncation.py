@@ -1,4 +1,4 @@
-"""`truncation`: the oldest turns are left out of a request that the model's context does not hold."""
+"""`truncation`: leaves out the oldest turns of a request that does not fit the model's context."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from service.api.http.errors import ApiError
 from service.api.realtime.session_config import RetentionRatio
 
 ANSWER_SHARE = 8
-"""One in so many positions of the context is kept free for an answer without max_output_tokens."""
+"""This fraction (1 / n) of the context is kept free for an answer without max_output_tokens."""
 Attempt = Callable[[ChatRequestBody], Awaitable[ChatJob]]
 
 
 @dataclass(frozen=True)
 class _Room:
-    """Of a prompt. beside: its tokens that are not of the conversation. most: of the conversation's, if less is allowed
-    than the context holds beside an answer."""
+    """Limits of a prompt. beside: its tokens that do not belong to the conversation. most: limit of the conversation's
+    tokens, if it is lower than what the context can hold with an answer."""
 
     beside: int = 0
     most: int | None = None
 
     def holds(self, job: ChatJob, body: ChatRequestBody, share: float = 1.0) -> bool:
-        """share: of the tokens that are allowed."""
+        """share: fraction of the allowed tokens."""
         context = job.model.chat_processor.context_length
         answer = min(body.max_completion_tokens or context, context // ANSWER_SHARE)
         allowed = context - answer - self.beside
@@ -37,8 +37,8 @@ class _Room:
 async def truncated(
     body: ChatRequestBody, attempt: Attempt, ratio: RetentionRatio | None = None
 ) -> tuple[ChatJob, int]:
-    """The job with as many of the last turns as fit, and how many turns were left out. ratio: of a conversation that
-    does not fit only so much is kept. ApiError when the last turn alone does not fit."""
+    """The job with as many of the last turns as fit, and how many turns were left out. ratio: the share of the allowed
+    tokens that is kept of a conversation that does not fit. ApiError if even the last turn does not fit."""
     limits = None if ratio is None else ratio.token_limits
     room = _Room(most=None if limits is None else limits.post_instructions)
     job = await _fitting(body, attempt, room)
@@ -62,12 +62,12 @@ async def truncated(
             first = middle + 1
         else:
             last = middle
-    # With the last turn alone the answer may be short, or the error say what does not fit.
+    # With only the last turn, the answer may be short, or the error says what does not fit.
     return await attempt(_from(body, instructions, turns[first])), starts.index(turns[first])
 
 
 def turn_starts(messages: Sequence[Message]) -> list[int]:
-    """Places where the conversation may begin: with what a user says. Calls and their results stay together."""
+    """Places where the conversation may begin: at the user's messages. Calls and their results stay together."""
     return [n for n, message in enumerate(messages) if message.role == "user"]
 
 
@@ -84,7 +84,7 @@ async def _beside(body: ChatRequestBody, instructions: int, attempt: Attempt) ->
 
 
 async def _fitting(body: ChatRequestBody, attempt: Attempt, room: _Room, share: float = 1.0) -> ChatJob | None:
-    """None when there is no room for the prompt and an answer."""
+    """None if there is no room for the prompt and an answer."""
     try:
         job = await attempt(body)
     except ApiError as error:

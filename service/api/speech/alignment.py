@@ -1,4 +1,4 @@
-"""Which places of a rewritten text stand for which places of its source."""
+"""Maps places of a rewritten text to places of its source."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 Pair = tuple[str, str]
 """A piece of a source, and what it was rewritten to."""
 OnPiece = Callable[[str, str], None]
-"""Gets the pieces of a source as they are rewritten, in order."""
+"""Receives the pieces of a source as they are rewritten, in order."""
 
 TOKEN = re.compile(r"\S+|\s+")
 MOST_COMPARED = 64
-"""Tokens of a side up to which every common word is found; of longer texts, those at both ends."""
+"""Up to this many tokens on a side, every common word is found; in longer texts only those at both ends."""
 
 
 class Alignment:
-    """Places of a text that was made from a source piece by piece, as places of the source.
-
-    A place within a piece that stayed as it was is exact. Within one that changed, everything behind its begin belongs
-    to what comes after: a cut there leaves the whole piece to its left side.
+    """Maps places of a text that was made from a source piece by piece to places of the source. Within a piece that did
+    not change, a place is exact. Within one that changed, every place after its begin maps to the end of the piece, so
+    that a cut there leaves the whole piece on its left side.
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
@@ -49,7 +48,7 @@ def inverse(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def common_words(source: str, text: str) -> list[Pair]:
-    """Pairs of a source and what was made of it, with the words that both have as pieces of their own."""
+    """Pieces of a source and of its rewritten form; words that both have are pieces of their own."""
     if source == text:
         return [(source, text)] if source else []
     before, after = TOKEN.findall(source), TOKEN.findall(text)

@@ -1,4 +1,4 @@
-"""When each segment of a text is heard, counted in samples, and its words, estimated."""
+"""When each segment of a text is heard, counted in samples, and when its words are, estimated."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from service.api.speech.schema import CaptionWord, SpeechAudioSegment
 from service.api.speech.script import Line
 
 AUDIBLE = 0.01
-"""-40 dBFS: what is softer at the ends of a segment is no word."""
+"""-40 dBFS: softer audio at the ends of a segment is not part of a word."""
 SILENCE = 48_000
-"""Samples of a pause that are made at a time."""
+"""Samples of a pause in one chunk."""
 
 
 async def with_pauses(chunks: AsyncGenerator[AudioChunk], pauses: Sequence[int]) -> AsyncGenerator[AudioChunk]:
@@ -37,8 +37,8 @@ async def with_pauses(chunks: AsyncGenerator[AudioChunk], pauses: Sequence[int])
 async def with_live_pauses(
     chunks: AsyncGenerator[AudioChunk], text: LiveText, samples: Callable[[float], int]
 ) -> AsyncGenerator[AudioChunk]:
-    """The same for a text that is still being written: a pause comes with the segment after it, and the one behind the
-    last segment when all has been spoken. samples: of so many seconds."""
+    """The same for a text that is still being written: a pause comes with the segment after it, and the pause after the
+    last segment when everything has been spoken. samples: number of samples for a number of seconds."""
     begun: AudioChunk | None = None
     last: AudioChunk | None = None
     async for chunk in chunks:
@@ -62,7 +62,7 @@ def _silence(beside: AudioChunk, samples: int) -> Iterator[AudioChunk]:
 
 @dataclass
 class _Heard:
-    """Samples: where the current segment begins, and its first and last that can be heard."""
+    """Sample numbers: where the current segment begins, and its first and last audible sample."""
 
     start: int
     first: int | None = None
@@ -70,8 +70,8 @@ class _Heard:
 
 
 class Captions:
-    """Follows the audio of a request. rate: samples that a listener hears in a second. lines: of the segments; others
-    may be added until their audio is complete. kind: of the events."""
+    """Follows the audio of a request. rate: samples that a listener hears in a second. lines: those of the segments;
+    more may be added until their audio is complete. kind: type of the events."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Captions:
             self._heard = None
 
     def take(self) -> list[SpeechAudioSegment]:
-        """Of segments that were completed since the last call."""
+        """Captions of the segments that were completed since the last call."""
         taken = [*self._complete]
         self._complete.clear()
         return taken

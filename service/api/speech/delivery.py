@@ -129,7 +129,7 @@ class PlaybackMeter:
         self.seconds = 0.0
 
     def chunk_ready(self, at: float, seconds: float) -> None:
-        """`seconds` of audio were ready to be sent at time `at`."""
+        """Records that `seconds` of audio were ready to be sent at time `at`."""
         if self._live:
             if self._end is None:
                 self._metrics.observe("time_to_first_audio_seconds", at - self._arrival, model=self._model)
@@ -157,7 +157,7 @@ class PlaybackMeter:
 async def encode_chunk(
     context: ServerContext, job: SpeechJob, encoder: StreamingEncoder, chunk: AudioChunk, meter: PlaybackMeter
 ) -> bytes:
-    """The encoded bytes of a chunk; tells the meter when they were ready."""
+    """The encoded bytes of a chunk; reports to the meter when they were ready."""
     began = time.monotonic()
     data = await context.encoders.encode(encoder, chunk.audio)
     took = time.monotonic() - began
@@ -171,7 +171,7 @@ async def encode_chunk(
 
 
 def complete_file(job: SpeechJob, data: bytearray, samples: int) -> None:
-    """Writes what was unknown when the header of a file was streamed. samples: at the model's rate."""
+    """Writes the sizes that were unknown when the header of a file was streamed. samples: at the model's rate."""
     if job.response_format == "wav":
         struct.pack_into("<I", data, 4, len(data) - 8)
         struct.pack_into("<I", data, 40, len(data) - WAV_HEADER)

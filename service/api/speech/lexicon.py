@@ -1,4 +1,4 @@
-"""How words are to be spoken that the model reads otherwise: a server's list, and that of a request."""
+"""Pronunciations of words that the model would read differently: the server's list, and that of a request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from service.api.speech.text_splitting import is_wide
 
 MAX_FILE_ENTRIES = 5000
 MAX_WORD, MAX_SPOKEN = 64, 200
-"""Characters of a word (or of several with spaces between them), and of what is said for it."""
+"""Characters at most of a word (or of several with spaces between them), and of what is said for it."""
 MAX_GROWTH = 65_536
-"""Characters by which a text may become longer; words beyond that stay as they are."""
+"""Characters by which a text may become longer; further words are not replaced."""
 
 
 class Lexicon:
-    """Whole words, each with what is said for it. A word without capitals stands for every way to write it with some,
-    any other for itself alone. InputError for a word that could never be found."""
+    """Whole words, each with what is said for it. A word without capitals matches with any capitals, a word with
+    capitals only itself. InputError for a word that could never be found."""
 
     def __init__(self, entries: Mapping[str, str]) -> None:
         for word in entries:
@@ -61,13 +61,13 @@ class Lexicon:
 
 
 class LexiconFilter:
-    """Puts what is said in the place of words, in a text that arrives in chunks: the output does not depend on how it
-    is cut. Of lexicons with the same word, the first counts."""
+    """Replaces words by what is said for them, in a text that arrives in chunks: the output does not depend on how it
+    is cut. If several lexicons have a word, the first one counts."""
 
     def __init__(self, *lexicons: Lexicon) -> None:
         self.on_piece: OnPiece = lambda source, spoken: None
         self.full = False
-        """Words were left as they are, since the text would have become too long."""
+        """Whether words were not replaced because the text would have become too long."""
         self._lexicons = lexicons
         self._longest = max(lexicon.longest for lexicon in lexicons)
         self._firsts = frozenset[str]().union(*(lexicon.first_characters for lexicon in lexicons))
@@ -123,7 +123,7 @@ class LexiconFilter:
         return any(lexicon.continues(folded) for lexicon in self._lexicons)
 
     def _grow(self, before: int, after: int) -> bool:
-        """Whether the text may become so much longer."""
+        """Whether the text may still become this much longer."""
         growth = self._growth + after - before
         self.full = self.full or growth > MAX_GROWTH
         self._growth = growth if growth <= MAX_GROWTH else self._growth
@@ -131,7 +131,7 @@ class LexiconFilter:
 
 
 def fold(text: str) -> str:
-    """The text without capitals, each character by itself, so that places stay the same."""
+    """The text in lower case, character by character, so that places stay the same."""
     if text.isascii():
         return text.lower()
     return "".join(lower if len(lower := character.lower()) == 1 else character for character in text)

@@ -1,4 +1,4 @@
-"""Texts and pauses of a text that arrives in chunks: what passages.py makes of a whole one."""
+"""Splits a text that arrives in chunks into texts and pauses, as passages.py does for a whole text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OPEN_MARK = re.compile(r"\[(?:p(?:a(?:u(?:s(?:e(?::[^\[\]\n]{0,32})?)?)?)?)?)?\Z
 """How a chunk may end inside a pause."""
 
 Piece = Pair | float
-"""Text as it is written and as it is spoken, or seconds of silence."""
+"""Text as written and as spoken, or seconds of silence."""
 
 
 class LivePassages:
     """markup: the text may hold Markdown, HTML tags and emoji, which are taken out. ssml: a text that begins with
     <speak> is SSML.
 
-    error: why something could not be read, after a call; the text goes on behind it, SSML does not.
+    error: after a call, why something could not be read; a text continues after it, SSML does not.
     """
 
     def __init__(self, *, markup: bool, ssml: bool) -> None:
@@ -32,12 +32,12 @@ class LivePassages:
         self._ssml: SsmlReader | None = None
         self._broken = False
         self._begin = ""
-        """Of the text, while it may be SSML."""
+        """Begin of the text, while it may be SSML."""
         self._pending = ""
-        """May be the beginning of a pause."""
+        """Text that may be the beginning of a pause."""
 
     def feed(self, text: str, *, whole: bool) -> list[Piece]:
-        """What later chunks cannot change any more. whole: a segment ends here."""
+        """The part that later chunks cannot change any more. whole: a segment ends here."""
         self.error = None
         if self._broken:
             return []
@@ -64,7 +64,7 @@ class LivePassages:
         text = self._pending + text
         mark = None if whole else OPEN_MARK.search(text)
         self._pending = "" if mark is None else mark[0]
-        # Of [text, duration, text, ...] every second one is a duration.
+        # In [text, duration, text, ...] every second item is a duration.
         pieces = PAUSE.split(text.removesuffix(self._pending))
         refused = None
         for index, piece in enumerate(pieces):

@@ -1,4 +1,5 @@
-"""A text that is spoken while it is written: cut into segments that go to the engine as soon as they are complete."""
+"""A text that is spoken while it is being written: it is cut into segments that go to the engine as soon as they are
+complete."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from service.link.messages import SpeechAppend, SpeechSegment
 
 @dataclass
 class _Written:
-    """What one call of `write` adds: texts, the pauses in front of each in seconds, their segments, and why others
-    cannot be spoken."""
+    """The result of one call of `write`: texts, the pause before each in seconds, their segments, and why others cannot
+    be spoken."""
 
     lines: list[Line] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
@@ -34,9 +35,9 @@ class LiveText:
     """One text, written in chunks. `feed` is done with the first segment, and is None when the text ends without one.
 
     arrival: time.monotonic() from which its first audio is awaited; None: when its first segment is complete. number:
-    counts the texts of a job. live: somebody listens while it is made. first: granularity of the first segment, where
-    it differs. ssml: a text that begins with <speak> is SSML. written: also find out how segments were written. Close
-    it at the end, whatever happened.
+    counts the texts of a job. live: somebody listens while it is spoken. first: granularity of the first segment, if it
+    differs. ssml: a text that begins with <speak> is SSML. written: also find out how segments were written. Must be
+    closed in any case.
     """
 
     def __init__(
@@ -52,16 +53,16 @@ class LiveText:
         written: bool = False,
     ) -> None:
         self.complete = False
-        """The text has ended."""
+        """Whether the text has ended."""
         self.feed: asyncio.Future[AudioFeed | None] = asyncio.get_running_loop().create_future()
         self.texts: list[str] = []
-        """Of all segments so far, as they are spoken."""
+        """Texts of all segments so far, as they are spoken."""
         self.lines: list[Line] = []
         """The same with how they were written, if that was asked for."""
         self.pauses: list[float] = []
-        """Seconds of silence in front of each."""
+        """Seconds of silence before each segment."""
         self.pause = 0.0
-        """Seconds of silence behind them."""
+        """Seconds of silence after the last segment."""
         self.arrival = arrival
         self._context = context
         self._job = job
@@ -72,15 +73,15 @@ class LiveText:
         self._writing = LiveWriting(self._filters) if written else None
         self._splitter = job.splitter(first)
         self._begun = False
-        """The first segment is complete."""
+        """Whether the first segment is complete."""
         self._characters = 0
         self._control: str | None = None
         self._request_id = ""
         self._ended = False
 
     async def write(self, text: str, *, last: bool, pause: bool = False) -> None:
-        """Adds text. pause: something else comes before more of it, so a segment ends here. InputError when a segment
-        cannot be spoken: the others are, and the text goes on."""
+        """Adds text. pause: something else follows before more text, so a segment ends here. InputError if a segment
+        cannot be spoken; the others are, and the text continues."""
         self.complete = last
         if len(text) <= SMALL_TEXT:
             parts = self._cut(text, whole=last or pause)
@@ -130,7 +131,7 @@ class LiveText:
         return await self._context.in_thread(lambda: self._tokenize(parts))
 
     def _tokenize(self, parts: Sequence[Line | float]) -> _Written:
-        """The description in front of the first text is put in front of those after it."""
+        """Repeats the description before the first text before the later ones."""
         written = _Written()
         for part in parts:
             if isinstance(part, float):
@@ -153,7 +154,7 @@ class LiveText:
         return written
 
     def _count(self, text: str) -> None:
-        """SpokenTooLong at the limit of all segments together."""
+        """Raises SpokenTooLong at the limit of all segments together."""
         most = most_spoken(self._context)
         self._characters += len(text)
         if self._characters > most:

@@ -1,4 +1,5 @@
-"""How the segments of a text were written that is spoken while it is being written: what script.py knows of a whole."""
+"""How the segments of a text that is spoken while it is being written were written, as script.py does for a whole
+text."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from service.api.speech.script import Line, Writing
 
 
 class LiveWriting:
-    """Follows a text through the filters that rewrite it. filters: in their order; each tells from now on what it
-    makes of its source. What stands for finished segments is forgotten."""
+    """Follows a text through the filters that rewrite it. filters: in order; each reports from now on how it rewrites
+    its source. The parts of finished segments are dropped."""
 
     def __init__(self, filters: Sequence[LexiconFilter | TextNormaliser]) -> None:
         self._steps: list[list[Pair]] = [[] for _ in range(len(filters) + 1)]
@@ -21,12 +22,11 @@ class LiveWriting:
             rewriting.on_piece = partial(_add, pairs)
 
     def say(self, written: str, spoken: str) -> None:
-        """What goes into the first filter, and how it was written."""
+        """Adds the input of the first filter, and how it was written."""
         _add(self._steps[0], written, spoken)
 
     def lines(self, texts: Sequence[str], description: str) -> list[Line]:
-        """The next segments, which have come out of the last filter. description: of the voice, at the begin of the
-        first."""
+        """The next segments from the last filter. description: that of the voice, at the begin of the first."""
         if not texts:
             return []
         writing = Writing(self._steps)
@@ -37,7 +37,7 @@ class LiveWriting:
         return lines
 
     def clear(self) -> None:
-        """A passage ends: what is left of it has no segment."""
+        """Ends a passage: the rest of it has no segment."""
         for pairs in self._steps:
             pairs.clear()
 
@@ -47,7 +47,7 @@ def _add(pairs: list[Pair], source: str, text: str) -> None:
 
 
 def _drop(pairs: list[Pair], place: int) -> int:
-    """Drops what stands for the text up to a place; the length of its source. A piece that changed and that ends behind
+    """Drops the pieces of the text up to a place; returns the length of their source. A changed piece that ends after
     the place loses its whole source, as in Alignment."""
     count, dropped = 0, 0
     for source, text in pairs:

@@ -12,8 +12,8 @@ from service.voice_store import ID, NAME, name_key
 
 
 def lora_voices(settings: Settings, catalog: Catalog, reserved: Collection[str]) -> dict[str, str]:
-    """Folder of each adapter by the name_key of its voice. SettingsError for a folder that cannot be one, and where not
-    exactly one speech model is hosted."""
+    """Folder of each adapter by the name_key of its voice. SettingsError for a folder that is not an adapter, and
+    unless exactly one speech model is hosted."""
     if settings.lora_voices is None:
         return {}
     hosted = sum(model.kind == "speech" for model in catalog.models)

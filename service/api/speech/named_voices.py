@@ -1,4 +1,4 @@
-"""Voices of their own: what a description sounds like is spoken once, with a fixed seed, and kept as a reference."""
+"""Fixed voices: a sentence is spoken once with the voice's description and a fixed seed, and kept as the reference."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ MIN_PATCHES = 2
 MAX_PATCHES = 32
 """About five seconds: enough for a voice, and short in front of every text."""
 ATTEMPTS = 3
-"""Seeds that are tried: a take may be too short or too quiet."""
+"""Number of seeds that are tried, since a take may be too short or too quiet."""
 VERSION = "1"
-"""Changes with everything above: other references are then made."""
+"""Must be changed with everything above, so that new references are made."""
 
 
 async def named_reference(context: ServerContext, model: HostedModel, name: str, description: str) -> np.ndarray:
-    """Patches float32 [n, frames, channels] of the built-in voice `name`: those on disk, or made now and kept.
-
-    Requests that ask at the same time wait for the same making, which goes on when they leave.
+    """Patches float32 [n, frames, channels] of the built-in voice `name`: those on disk, or made now and kept. Requests
+    at the same time wait for the same result, which is finished even if they leave.
     """
     voice = model.name, name
     making = context.named_voices.get(voice)
@@ -50,7 +49,7 @@ async def named_reference(context: ServerContext, model: HostedModel, name: str,
 
 
 def _key(model: HostedModel, solver_steps: int, name: str, description: str) -> str:
-    """Of a voice on disk. Weights are known by their revision, or for a folder by what is in it."""
+    """File of a voice on disk. Weights are identified by their revision, or for a folder by its contents."""
     checkpoint = model.checkpoint
     weights = "" if checkpoint.revision else weights_of(checkpoint.directory)
     published = model.speech_processor.solver_steps[0]
@@ -69,7 +68,7 @@ async def _named(context: ServerContext, model: HostedModel, name: str, descript
     context.metrics.observe("built_in_voices_made_total", model=model.name)
     log.info("the built-in voice %s of %s was made in %.1f s", name, model.name, time.monotonic() - began)
     await context.in_thread(lambda: save_named(directory, key, reference))
-    # Of several servers that share the directory, all speak with what lies there now.
+    # Servers that share the directory all speak with the reference that is there now.
     stored = await context.in_thread(lambda: load_named(directory, key))
     return reference if stored is None else stored
 
@@ -77,7 +76,7 @@ async def _named(context: ServerContext, model: HostedModel, name: str, descript
 async def described_reference(
     context: ServerContext, model: HostedModel, description: str, seed: int
 ) -> tuple[np.ndarray, float]:
-    """(patches, seconds) of a voice as described. ApiError 500 when no take can serve."""
+    """(patches, seconds) of a described voice. ApiError 500 if no take is good enough."""
     processor = model.speech_processor
     for attempt in range(ATTEMPTS):
         wave = await _spoken(context, model, description, (seed + attempt) & (2**63 - 1))
@@ -95,12 +94,12 @@ async def described_reference(
 
 
 def spoken_text(description: str) -> str:
-    """What the voice of a description says once."""
+    """The sentence that is spoken for a description."""
     return f"({description}){TEXT}" if description else TEXT
 
 
 async def _spoken(context: ServerContext, model: HostedModel, description: str, seed: int) -> np.ndarray:
-    """float32 [samples] at the model's rate. Nobody listens live, so listeners go first."""
+    """Speaks a text: float32 [samples] at the model's rate. Nobody listens live, so live listeners go first."""
     processor = model.speech_processor
     ids = processor.tokenize(spoken_text(description))
     cap = min(processor.max_patches(ids), MAX_PATCHES)
@@ -119,5 +118,5 @@ async def _spoken(context: ServerContext, model: HostedModel, description: str, 
 
 
 def _solver_steps(context: ServerContext, model: HostedModel) -> int:
-    """The number that the server captures for requests that name none."""
+    """The number of solver steps that the server captures for requests that name none."""
     return (context.settings.solver_steps or model.speech_processor.solver_steps)[0]

@@ -12,7 +12,7 @@ from service.api.speech.lexicon import MAX_GROWTH
 from service.api.speech.markup import strip_markup
 
 MAX_PAUSE = 10.0
-"""Seconds."""
+"""Seconds of one pause at most."""
 MAX_PAUSES = 120.0
 """Seconds of all pauses of a text."""
 PAUSE = re.compile(r"\[pause:([^\[\]\n]{0,32})\]", re.IGNORECASE)
@@ -21,14 +21,14 @@ DURATION = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})\s*(ms|s)\s*", re.IG
 
 @dataclass
 class Passage:
-    """Text up to the next pause. parts: as written and as spoken, in order. pause: seconds of silence in front."""
+    """Text up to the next pause. parts: as written and as spoken, in order. pause: seconds of silence before it."""
 
     pause: float = 0.0
     parts: list[Pair] = field(default_factory=list)
 
 
 class Passages:
-    """Passages in the making."""
+    """Builds passages."""
 
     def __init__(self) -> None:
         self.all = [Passage()]
@@ -36,7 +36,7 @@ class Passages:
         self._growth = 0
 
     def say(self, written: str, spoken: str | None = None) -> None:
-        """spoken: where it differs from what is written. InputError when the text becomes too long by it."""
+        """spoken: if it differs from what is written. InputError if that makes the text too long."""
         self._growth += 0 if spoken is None else len(spoken) - len(written)
         if self._growth > MAX_GROWTH:
             raise InputError("input", f"its elements make it more than {MAX_GROWTH} characters longer")
@@ -45,7 +45,7 @@ class Passages:
             self.all[-1].parts.append(pair)
 
     def pause(self, seconds: float) -> None:
-        """InputError when it is too long, alone or with those before it."""
+        """Adds a pause. InputError if it is too long, alone or together with those before it."""
         if seconds > MAX_PAUSE:
             raise InputError("input", f"a pause of {seconds:g} s given, at most {MAX_PAUSE:g} s allowed")
         self._pauses += seconds
@@ -71,9 +71,10 @@ def seconds_of(duration: str) -> float | None:
 
 
 def marked_passages(text: str, *, markup: bool) -> Sequence[Passage]:
-    """Of a text that is no SSML. markup: it may hold Markdown, HTML tags and emoji, which are taken out."""
+    """Passages of a text that is not SSML. markup: the text may hold Markdown, HTML tags and emoji, which are
+    removed."""
     passages = Passages()
-    # Of [text, duration, text, ...] every second one is a duration.
+    # In [text, duration, text, ...] every second item is a duration.
     for index, piece in enumerate(PAUSE.split(strip_markup(text) if markup else text)):
         if index % 2 == 0:
             passages.say(piece)
@@ -83,7 +84,7 @@ def marked_passages(text: str, *, markup: bool) -> Sequence[Passage]:
 
 
 def marked_seconds(duration: str) -> float:
-    """Of a mark [pause:DURATION]. InputError when it is none."""
+    """Seconds of a mark [pause:DURATION]. InputError if it is not a valid duration."""
     seconds = seconds_of(duration)
     if seconds is None:
         raise InputError("input", "a pause is written [pause:1.5s] or [pause:300ms]")

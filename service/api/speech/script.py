@@ -32,8 +32,8 @@ class Word:
 
 @dataclass(frozen=True)
 class Line:
-    """A segment. text: as it is spoken. pause: seconds of silence in front. written, words: as in the input, if they
-    were asked for."""
+    """A segment. text: as it is spoken. pause: seconds of silence before it. written, words: as in the input, if
+    requested."""
 
     text: str
     pause: float
@@ -50,7 +50,7 @@ class Script:
 
     @property
     def pauses(self) -> float:
-        """Seconds altogether."""
+        """Seconds of all pauses together."""
         return sum(line.pause for line in self.lines) + self.pause
 
     @property
@@ -79,7 +79,7 @@ def read_script(job: SpeechJob, text: str, *, written: bool) -> Script:
 
 
 def _lines(job: SpeechJob, steps: Sequence[Sequence[Pair]], pause: float, *, first: bool, written: bool) -> list[Line]:
-    """steps: those of a passage. pause: in front of it."""
+    """steps: those of a passage. pause: seconds before it."""
     text = _joined(steps[-1])
     splitter = job.splitter()
     parts = [*splitter.feed(text), *splitter.flush()]
@@ -89,7 +89,7 @@ def _lines(job: SpeechJob, steps: Sequence[Sequence[Pair]], pause: float, *, fir
 
 
 def _steps(job: SpeechJob, passage: Passage, lexicon: LexiconFilter | None) -> list[list[Pair]]:
-    """How the passage is rewritten, step by step: each begins with the text that the one before ends with."""
+    """How the passage is rewritten, step by step: each begins with the text with which the previous one ends."""
     steps = [passage.parts]
     if lexicon is not None:
         steps.append(lexicon.pairs(_joined(steps[-1])))
@@ -107,12 +107,12 @@ def _joined(pairs: Sequence[Pair]) -> str:
 
 
 def spoken_line(text: str) -> Line:
-    """A segment of which is known how it is spoken, not how it was written."""
+    """A segment for which only the spoken form is known, not how it was written."""
     return Line(text, 0.0, text, _words([(word, word) for word in text.split()]))
 
 
 class Writing:
-    """How the segments of a passage were written, from where they lie in its text as it is spoken."""
+    """Finds out how the segments of a passage were written, from their places in its spoken text."""
 
     def __init__(self, steps: Sequence[Sequence[Pair]]) -> None:
         self._source = "".join(source for source, _ in steps[0])
@@ -121,10 +121,10 @@ class Writing:
         self._back = [Alignment(pairs) for pairs in reversed(fine)]
         self._forth = [Alignment(inverse(pairs)) for pairs in fine]
         self.end = 0
-        """Of the text as it is spoken: where the last of the segments ends."""
+        """Place in the spoken text where the last of the segments ends."""
 
     def added(self, lines: Sequence[Line], description: str) -> list[Line]:
-        """The lines with how they were written. description: of the voice, at the begin of the first."""
+        """The lines with how they were written. description: that of the voice, at the begin of the first."""
         places = [place for place, sign in enumerate(self._text) if not (sign.isspace() or UNSPEAKABLE.match(sign))]
         solid = "".join(self._text[place] for place in places)
         full, at = [], 0
@@ -142,7 +142,7 @@ class Writing:
         return full
 
     def _with_signs(self, place: int) -> int:
-        """Where the unspeakable signs right before a place begin: they are of the same word."""
+        """Begin of the unspeakable signs right before a place, which belong to the same word."""
         while place and UNSPEAKABLE.match(self._text[place - 1]):
             place -= 1
         return place
@@ -150,7 +150,7 @@ class Writing:
     def _line(self, line: Line, begin: int, end: int) -> Line:
         written = clean_text(self._source[begin:end]).strip()
         if not speakable(written):
-            # The middle of what stands for a few characters of the source, or the description alone.
+            # The middle of the replacement of a few characters of the source, or only the description.
             return replace(spoken_line(line.text), pause=line.pause)
         pieces = [(begin + match.start(), begin + match.end()) for match in PIECE.finditer(self._source[begin:end])]
         spoken = [self._text[self._spoken(start) : self._spoken(stop)] for start, stop in pieces]
@@ -169,7 +169,7 @@ class Writing:
 
 
 def _words(pieces: Sequence[Pair]) -> tuple[Word, ...]:
-    """pieces: what is written between spaces, and what is said for it."""
+    """pieces: the text between spaces, and what is said for it."""
     words: list[str] = []
     lengths: list[float] = []
     for source, said in pieces:
@@ -190,7 +190,7 @@ def _parts(piece: str) -> list[str]:
     """Words of Han and kana characters, which have no spaces between them: each character with the signs behind it."""
     parts: list[str] = []
     last = ""
-    """Letter or digit of the current part."""
+    """The letter or digit of the current part; empty while it has none."""
     for sign in piece:
         begins = sign.isalnum() and last and (_alone(sign) or _alone(last) or parts[-1][-1] in WIDE_SIGNS)
         if not parts or begins:

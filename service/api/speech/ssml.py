@@ -1,7 +1,7 @@
 """A small part of SSML 1.1 (W3C): speak, p, s, break, sub and say-as.
 
 Read by a tokenizer of its own: no DTD, no entities but the five of XML, no processing instructions, at most four
-elements inside each other. What is not supported is refused by name, not ignored.
+elements inside each other. Unsupported elements are refused by name, not ignored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ OPEN_TAG = re.compile(r"<(?:[^\"'<>]|\"[^\"<]*\"|'[^'<]*')*(?:\"[^\"<]*|'[^'<]*)
 """How a chunk of text may end inside a tag."""
 OPEN_ENTITY = re.compile(r"&[^;&<]{0,33}\Z")
 MOST_HEARD = 400
-"""Characters that say in which language something is spelled."""
+"""Number of previous characters that decide the language in which something is spelled."""
 MOST_BEGIN = 1000
-"""Characters in front of <speak> that are waited for."""
+"""Number of characters before <speak> at most."""
 MOST_OPEN = 4096
-"""Characters of a tag or comment that is waited for."""
+"""Number of characters of a tag or comment at most."""
 ENTITY = re.compile(r"&(#[0-9]{1,7};|#[xX][0-9A-Fa-f]{1,6};|[A-Za-z]{1,32};)?")
 SPELLED = re.compile(r"<say-as\b[^<>]*>[^<>]*")
 TEXT = re.compile(r"[^<]+")
@@ -52,9 +52,9 @@ ATTRIBUTES = {
     "sub": frozenset({"alias"}),
     "say-as": frozenset({"interpret-as"}),
 }
-"""Those of speak (version, namespaces, language) are not read."""
+"""Attributes of each element. Those of speak (version, namespaces, language) are not read."""
 STRENGTHS = {"none": 0.0, "x-weak": 0.25, "weak": 0.5, "medium": 0.75, "strong": 1.0, "x-strong": 1.25}
-"""Seconds; SSML leaves them to the processor."""
+"""Seconds of the strengths of a break, which SSML leaves to the processor."""
 ENTITIES = {"lt;": "<", "gt;": ">", "amp;": "&", "quot;": '"', "apos;": "'"}
 ENGLISH_SIGNS = {
     ".": "dot",
@@ -84,7 +84,7 @@ def is_ssml(text: str) -> bool:
 
 
 def may_be_ssml(text: str) -> bool:
-    """Whether a text that begins so can still become SSML."""
+    """Whether a text with this beginning can still become SSML."""
     if len(text) > MOST_BEGIN:
         return False
     start = text.lstrip()
@@ -95,7 +95,7 @@ def may_be_ssml(text: str) -> bool:
 
 
 def ssml_passages(text: str) -> Sequence[Passage]:
-    """Of a text for which is_ssml is true. InputError names what is not supported or not well formed."""
+    """Passages of a text for which is_ssml is true. InputError names what is not supported or not well formed."""
     passages = Passages()
     # What is spelled says nothing about it.
     reader = SsmlReader(passages, language_of(TAG.sub(" ", SPELLED.sub(" ", text)), "english"))
@@ -105,7 +105,7 @@ def ssml_passages(text: str) -> Sequence[Passage]:
 
 @dataclass
 class _Element:
-    """spoken: what replaces its text. text: so far, of an element whose text is replaced."""
+    """spoken: the replacement of its text. text: the replaced text so far."""
 
     name: str
     spoken: str | None = None
@@ -113,15 +113,15 @@ class _Element:
 
 
 class SsmlReader:
-    """Reads SSML, whole or in chunks. language: of what is spelled; None: that of the text before it."""
+    """Reads SSML, whole or in chunks. language: that of spelled text; None: that of the text before it."""
 
     def __init__(self, passages: Passages, language: Language | None = None) -> None:
         self._text = ""
-        """What has not been read yet."""
+        """Text that has not been read yet."""
         self._read = 0
         self._language = language
         self._heard = ""
-        """The last of the text so far."""
+        """The last characters of the text so far."""
         self._passages = passages
         self._open: list[_Element] = [_Element("")]
         self._begun = self._complete = False
@@ -140,7 +140,7 @@ class SsmlReader:
             raise _error(f"<{self._open[-1].name}> is not closed")
 
     def _is_open(self, place: int) -> bool:
-        """Whether what begins at place may end in a later chunk."""
+        """Whether the tag or entity at `place` may end in a later chunk."""
         text = self._text
         if text[place] != "<":
             return text[place] == "&" and OPEN_ENTITY.match(text, place) is not None
@@ -151,7 +151,7 @@ class SsmlReader:
         return "<!--".startswith(text[place:]) or OPEN_TAG.match(text, place) is not None
 
     def _step(self, place: int, final: bool) -> int:
-        """Reads what begins at place; returns where it ends."""
+        """Reads the tag, entity or text at `place`; returns where it ends."""
         if match := TEXT.match(self._text, place):
             entity = None if final else OPEN_ENTITY.search(match[0])
             text = match[0] if entity is None or match.end() < len(self._text) else match[0][: entity.start()]

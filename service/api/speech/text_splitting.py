@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Literal
 
 Granularity = Literal["none", "sentence", "clause"]
-"""Where segments end besides at their maximum length: nowhere, after each sentence, or after each clause."""
+"""Where segments end before their maximum length: nowhere, after each sentence, or after each clause."""
 
 WIDE_STOPS = frozenset("。！？｡")
 STOPS = WIDE_STOPS | frozenset(".!?…؟۔।॥")
@@ -43,7 +43,7 @@ WIDE_LENGTH = 3
 
 
 class Border(IntEnum):
-    """What ends at a position of the text. A segment that is too long is cut at its highest border."""
+    """Kind of border at a position of the text. A segment that is too long is cut at its highest border."""
 
     CHARACTER = 1
     WORD = 2
@@ -72,8 +72,8 @@ class TextSplitter:
     border, else between words; a single longer word is cut between characters. With granularity "clause", a clause
     shorter than `min_length` is joined with the next one. Segments have a letter or digit, no whitespace at their ends
     and single spaces inside; otherwise the text is unchanged. A description at the start of the text (CONTROL) is not
-    split, nor split off, unless it exceeds max_length. first: the granularity of a text's first segment, where it
-    differs: what is heard first is known sooner.
+    split, nor split off, unless it exceeds max_length. first: the granularity of a text's first segment, if it differs,
+    so that the first audio is ready sooner.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TextSplitter:
         self._buffer += "".join(parts)
 
     def _restart(self, begin: int) -> None:
-        """A new segment begins at buffer[begin]."""
+        """Begins a new segment at buffer[begin]."""
         self._begin = self._at = begin
         self._length, self._speakable, self._stop_at, self._best = 0, False, -1, {}
 

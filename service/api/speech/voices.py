@@ -107,7 +107,7 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
     if name_key(name) in context.lora_voices:
         raise bad_request("name: this is the name of a voice of the server, an adapter.", "name")
     if ID.fullmatch(name_key(name)):
-        # Requests that still ask for a deleted voice by its id would get this one.
+        # Requests that still name a deleted voice by its id would get this one.
         raise bad_request("name: must not have the form of a voice's id.", "name")
     consent = _field(form, "consent")
     sample = form.get("audio_sample")
@@ -159,7 +159,7 @@ async def _uploaded(
 async def _described(
     context: ServerContext, model: HostedModel, description: str, seed: str | None
 ) -> tuple[dict[str, np.ndarray], float]:
-    """The same of a description, spoken once."""
+    """The same for a description, which is spoken once."""
     if seed is not None and not SEED.fullmatch(seed):
         raise bad_request("seed: must be a whole number of at most 18 digits.", "seed")
     design = clean_text(description.translate(PARENTHESES)).strip()
@@ -240,7 +240,7 @@ def _object(context: ServerContext, voice: Voice | Adapter | str) -> VoiceObject
 
 
 def _speech_name(context: ServerContext) -> str:
-    """Of the one speech model that adapters are of."""
+    """Name of the one speech model to which the adapters belong."""
     return next(model.name for model in context.catalog.models if model.kind == "speech")
 
 

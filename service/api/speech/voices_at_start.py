@@ -1,4 +1,4 @@
-"""Built-in voices made ahead, so that nobody who asks for one first waits for it."""
+"""Makes built-in voices in advance, so that the first request for one need not wait for it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from service.api.speech.request import DEFAULT_VOICE, OPENAI_VOICES
 log = logging.getLogger(__name__)
 
 LOOKING_INTERVAL = 0.25
-"""Seconds between two looks at whether the server has anything else to do."""
+"""Seconds between two checks whether the server has anything else to do."""
 
 
 async def make_voices(context: ServerContext) -> None:
     """Makes, or reads from disk, the voices that the setting voices_at_start names, one after another and only while
-    the server answers no request. What fails is made when it is asked for."""
+    the server answers no request. A voice that fails is made at its first use."""
     try:
         await context.engine.wait_ready()
         for name in names(context):
@@ -40,7 +40,7 @@ def names(context: ServerContext) -> tuple[str, ...]:
 
 
 async def _idle(context: ServerContext) -> None:
-    """Until no request is in progress, in any process of the server."""
+    """Waits until no request is in progress in any process of the server."""
     while True:
         if context.ready and context.admission.idle:
             return
