@@ -95,9 +95,9 @@ def load_config(directory: Path) -> VoxCPM2Config:
         dit=_local(config, "dit_config"),
         vae=AudioVAEConfig(
             **_integers(vae, "audio_vae_config.", "encoder_dim latent_dim decoder_dim sample_rate out_sample_rate"),
-            encoder_rates=tuple(map(int, _value(vae, "encoder_rates", "audio_vae_config."))),
-            decoder_rates=tuple(map(int, _value(vae, "decoder_rates", "audio_vae_config."))),
-            sr_bin_boundaries=tuple(map(int, _value(vae, "sr_bin_boundaries", "audio_vae_config."))),
+            encoder_rates=_list(vae, "encoder_rates"),
+            decoder_rates=_list(vae, "decoder_rates"),
+            sr_bin_boundaries=_list(vae, "sr_bin_boundaries"),
         ),
         **_integers(
             config,
@@ -179,6 +179,14 @@ def _integers(section: Mapping[str, Any], prefix: str, keys: str) -> dict[str, i
         if type(value) is not int or value < 1:
             raise CheckpointError(f"config.json: {prefix}{key} must be a positive integer, not {value!r}")
     return values
+
+
+def _list(vae: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """Without boundaries a codec has no sample-rate condition, which is another network."""
+    values = _value(vae, key, "audio_vae_config.")
+    if not isinstance(values, list) or not values:
+        raise CheckpointError(f"config.json: audio_vae_config.{key} must be a list of integers, not {values!r}")
+    return tuple(map(int, values))
 
 
 def _require(section: Mapping[str, Any], key: str, expected: object, prefix: str = "") -> None:

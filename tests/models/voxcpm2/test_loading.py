@@ -161,6 +161,14 @@ def test_the_mean_mode_that_the_published_loader_knows_is_refused(checkpoint: Pa
         load_config(checkpoint)
 
 
+def test_a_codec_without_a_sample_rate_condition_is_refused(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["audio_vae_config"]["sr_bin_boundaries"] = None
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"sr_bin_boundaries must be a list of integers, not None"):
+        load_config(checkpoint)
+
+
 @pytest.mark.parametrize(("length", "scale"), [(32768, 1.0), (512, (9 / 15) ** 0.5), (2**20, (20 / 15) ** 0.5)])
 def test_rotary_tables_of_another_length_than_the_original_are_scaled(
     checkpoint: Path, length: int, scale: float
