@@ -190,7 +190,7 @@ def _parts(piece: str) -> list[str]:
     """Words of Han and kana characters, which have no spaces between them: each character with the signs behind it."""
     parts: list[str] = []
     last = ""
-    """The letter or digit of the current part; empty while it has none."""
+    """The last letter or digit of the current part; empty while it has none."""
     for sign in piece:
         begins = sign.isalnum() and last and (_alone(sign) or _alone(last) or parts[-1][-1] in WIDE_SIGNS)
         if not parts or begins:
