@@ -1,4 +1,5 @@
-"""What files of Kimi-VL may leave out: the chat template, and the sampling that its makers recommend."""
+"""Defaults for what the files of Kimi-VL may leave out: the chat template, and the sampling that its makers
+recommend."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ PUBLISHED_TEMPLATE = (
     "{%- endfor -%}"
     "<|im_assistant|>assistant<|im_middle|>"
 )
-"""What the published templates render to, for checkpoints whose files hold no template."""
+"""Renders like the published templates, for checkpoints without a template."""
 
 _TEMPERATURES = (("thinking-2506", 0.8), ("thinking", 0.6), ("instruct", 0.2))
-"""The makers' recommendations (model cards), by what the name of a checkpoint holds; the first that fits."""
+"""The makers' recommendations (model cards), by a part of the checkpoint's name; the first match counts."""
 
 
 def recommended_sampling(directory: Path) -> Mapping[str, float]:
-    """For files that name no sampling. The files of Instruct and Thinking do not tell them apart, their names do."""
+    """Sampling for files that name none. The files of Instruct and Thinking are alike in this respect, so the name
+    decides."""
     name = published_name(directory).lower()
     return next(({"temperature": temperature} for text, temperature in _TEMPERATURES if text in name), {})

@@ -81,11 +81,11 @@ _REQUIRED_TEXT = {
     "tie_word_embeddings": (False,),
     "hidden_act": ("silu",),
 }
-"""Fields whose other values would need other networks; one that is absent has the first value."""
+"""Fields of which other values would need other networks. If one is absent, it has the first value."""
 
 
 def load_config(directory: Path) -> KimiVLConfig:
-    """CheckpointError names a field that is missing or asks for a network that is not built here."""
+    """CheckpointError names a field that is missing or describes an unsupported network."""
     config = read_config(directory)
     text, vision = _section(config, "text_config"), _section(config, "vision_config")
     for name, allowed in _REQUIRED_TEXT.items():

@@ -88,11 +88,11 @@ class LatentDecoder(nn.Module):
         return gemm(hidden, self.head.weight)
 
     def hold_in_e4m3(self) -> None:
-        """Its linear layers, before they have memory."""
+        """Makes the linear layers hold e4m3 weights; called on the meta device."""
         hold_in_e4m3(self)
 
     def reorder_rotary_rows(self) -> None:
-        """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
+        """Permutes rows of q and k: the published order pairs neighbours, ours pairs halves. Scores stay the same."""
         rope = self.config.qk_rope_head_dim
         for layer in self.layers:
             assert isinstance(layer, LatentBlock)

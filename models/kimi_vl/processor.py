@@ -40,10 +40,10 @@ _ROLE_TOKENS = ("<|im_system|>", "<|im_user|>", "<|im_assistant|>")
 _STOP_TOKENS = ("[EOS]", "<|im_end|>", "[EOT]")
 _LOW_DETAIL_DIVISOR = 4
 _MAX_SIDE = 512
-"""Sides of this many patches and more are outside the rotary table of the published tower."""
+"""Sides of at least this many patches are outside the rotary table of the published tower."""
 _DEFAULT_VIDEO_FPS = 1.0
 _VIDEO_SHARE = 0.9
-"""Of the context, for the frames of one video."""
+"""Share of the context for the frames of one video."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class KimiVLProcessor:
         self.template = template
         self.images = images
         self.context_length = config.text.max_position_embeddings
-        # Embedding rows past the reserved ids only pad the matrix and are never generated. Reserved ids can be: the
-        # published code bars none of them, and they have no text.
+        # Embedding rows after the reserved ids only pad the matrix and are never generated. Reserved ids can be
+        # generated: the published code bars none of them, and they have no text.
         self.vocab_size = tokenizer.vocab_size
         named = stop_token_ids(generation, tokenizer.special_tokens, _STOP_TOKENS)
         self.stop_token_ids = named | {config.text.eos_token_id}
@@ -107,18 +107,18 @@ class KimiVLProcessor:
         return self.tokenizer.decode(token_ids)
 
     def tokenizer_json(self, special_ids: Collection[int]) -> str | None:
-        return None  # Pieces of text are cut before the library encodes them.
+        return None  # The tokenizer cuts long pieces of text before the library encodes them.
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
         """detail "low" allows a quarter of the patches."""
         limit = self._frame_limit if detail == "low" else self.images.in_token_limit
         frame = _fit(picture, self.images.patch_size, limit, "image_url")
-        # The limit decides how much of a frame is padding.
+        # The limit determines how much of a frame is padding.
         return self._item("image", [frame], None if source is None else source + b"%d" % limit)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        """The middles of equal stretches, one for each 1 / fps seconds (default: one a second), at most max_frames and
-        as many as leave a tenth of the context free."""
+        """The middles of equal stretches, one for each 1 / fps seconds (default: one per second), at most max_frames,
+        and no more than leave a tenth of the context free."""
         wanted = round(metadata.duration * (fps or _DEFAULT_VIDEO_FPS))
         patch = self.images.patch_size
         _, (height, width) = _fitted((metadata.width, metadata.height), patch, self._frame_limit)
@@ -128,7 +128,7 @@ class KimiVLProcessor:
         return [int((index + 0.5) * metadata.num_frames / count) for index in range(count)]
 
     def video(self, video: VideoFrames) -> MediaItem:
-        """Every frame is resized as an image of low detail."""
+        """Every frame is resized like an image with low detail."""
         limit, patch = self._frame_limit, self.images.patch_size
         frames = each(lambda frame: _fit(Image.fromarray(frame), patch, limit, "video_url"), video.frames)
         item = self._item("video", frames)
@@ -149,7 +149,7 @@ class KimiVLProcessor:
     ) -> TokenizedChat:
         """The template makes a block of each picture and video, with one placeholder inside.
 
-        Whether an answer begins with reasoning is the checkpoint's: enable_thinking is refused.
+        The checkpoint decides whether an answer begins with reasoning, so enable_thinking is refused.
         """
         if "enable_thinking" in options:
             raise InputError("enable_thinking", "Kimi-VL has no switch: Thinking checkpoints always reason")
@@ -157,7 +157,7 @@ class KimiVLProcessor:
             raise InputError("add_vision_id", "Kimi-VL does not number pictures")
         escape = unused_character(prompt_texts(messages, tools))
         escaped = escape_with(escape, self.tokenizer.escape)
-        # A video is one image to the template; expand_placeholders makes its frames of it.
+        # A video is one image for the template; expand_placeholders turns it into frames.
         turns = [template_turn(message, lambda _: "image", escaped) for message in messages]
         rendered = self.template.render(turns, tools=escaped_tools(tools, escaped))
         token_ids = self.tokenizer.encode_prompt(rendered, escape)
@@ -169,7 +169,7 @@ class KimiVLProcessor:
         return Prompt(token_ids, positions, len(token_ids), tuple(items), placeholders)
 
     def _media_tokens(self, item: MediaItem) -> MediaTokens:
-        """What takes the place of a placeholder: the rows of each frame, in a block of its own."""
+        """The tokens that replace a placeholder: the rows of each frame, in a block of its own."""
         rows = (item.arrays["grids"].prod(axis=1) // self.config.vision.merged_patches).tolist()
         runs = {count: repeated(self.config.media_placeholder_token_id, count) for count in set(rows)}
         parts = [runs[rows[0]]]
@@ -218,7 +218,8 @@ def _fitted(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, i
 
 
 def load_image_settings(directory: Path) -> ImageSettings:
-    """Mean and standard deviation must be in the file: the class defaults of published code differ from its files."""
+    """Mean and standard deviation must be in the file, since the class defaults of the published code differ from its
+    files."""
     values = read_json(directory, "preprocessor_config.json")
     for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
         if name not in values:

@@ -32,8 +32,9 @@ _NORM_EPS = 1e-5
 _ROPE_THETA = 10000.0
 _CACHED_GRIDS = 64
 _BUCKET_PATCHES = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480, 5504, 6912, 8960)
-"""Patches; steps of about 1.25 where pictures of one to four in a tick lie. 4480 and 8960 hold one and two pictures
-over in_token_limit, which have 4096 to 4480 patches after padding. It goes on to the largest picture."""
+"""Patches of the captured buckets, in steps of about 1.25 where one to four pictures fall. 4480 and 8960 hold one and
+two pictures over in_token_limit, which have 4096 to 4480 patches after padding. The list continues to the largest
+picture."""
 
 
 class Projector(nn.Module):
@@ -124,7 +125,7 @@ class KimiVisionEncoder(nn.Module):
         return {"patches": sum(lengths), "sequences": len(lengths), "max_seqlen": max(lengths)}
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
-        """Between frames: each is a picture of its own."""
+        """Splits between frames, each of which is a picture of its own."""
         parts: list[list[int]] = []
         patches = 0
         for index, (rows, columns) in enumerate(_grids([item])):
@@ -157,7 +158,7 @@ class KimiVisionEncoder(nn.Module):
         return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
 
     def reorder_rotary_rows(self) -> None:
-        """Published q and k rows pair neighbours; ours pair halves. Scores are the same when both are permuted."""
+        """Permutes rows of q and k: the published order pairs neighbours, ours pairs halves. Scores stay the same."""
         hidden_size, head_dim = self.config.hidden_size, self.config.head_dim
         for block in self.blocks:
             assert isinstance(block, TowerBlock)

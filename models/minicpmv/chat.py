@@ -15,7 +15,7 @@ from models.tokenizer import Tokenizer
 from models.tools import Escape, escaped_calls
 
 PLACEHOLDER = "<image>"
-"""What the template is given for an item of either kind."""
+"""The text that the template is given for an item of each kind."""
 REASONING_MARKERS = ("<think>", "</think>")
 
 
@@ -46,8 +46,8 @@ def turns(messages: Sequence[ChatMessage], escape: Escape, *, reasoning: bool) -
 class PictureTokens:
     """Tokens of pictures and videos: the overview of a picture, then its grid (columns, rows) of crops, row by row.
 
-    They begin and end with special tokens, and the tokenizer encodes each text between two of those by itself: what
-    stands around an item changes no id.
+    They begin and end with special tokens, and the tokenizer encodes each text between two special tokens separately,
+    so the text around an item does not change its ids.
     """
 
     def __init__(self, version: Version, tokenizer: Tokenizer, num_queries: int) -> None:
@@ -62,7 +62,7 @@ class PictureTokens:
         self._image = join([plain([marker("<image>")]), placeholders, plain([marker("</image>")])])
         self._slice = join([plain([marker("<slice>")]), placeholders, plain([marker("</slice>")])])
         self._line_break = plain(self._encode("\n"))
-        # 2.5 has <slice> around the whole grid, whose crops are like the overview, and no numbers.
+        # 2.5 has <slice> around the whole grid, crops with the overview's tokens, and no numbers.
         self._around_grid = None
         self._around_number = None
         if version == "2.5":

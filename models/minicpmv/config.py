@@ -1,4 +1,4 @@
-"""The published config.json and preprocessor_config.json of a MiniCPM-V checkpoint, as far as the host needs them."""
+"""The fields of a MiniCPM-V checkpoint's config.json and preprocessor_config.json that are used."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ class MiniCPMVConfig:
     pixel_mean: float
     pixel_std: float
     hidden_size: int
-    """Of the language model and of the resampler."""
+    """The hidden size of the language model and of the resampler."""
     text: Mapping[str, Any]
 
     @property
     def flat_positions(self) -> bool:
-        """2.5's tower is given no sizes and sees every slice as a picture of one row."""
+        """Whether the tower gets no sizes and treats every slice as a picture of one row, as in 2.5."""
         return self.version == "2.5"
 
     @property
     def fuses_frames(self) -> bool:
-        """4.5 lets neighbouring frames share one set of queries, and adds a temporal position to their keys."""
+        """Whether neighbouring frames share one set of queries, with a temporal position added to their keys, as in
+        4.5."""
         return self.version == "4.5"
 
 
@@ -99,14 +100,14 @@ def load_config(directory: Path) -> MiniCPMVConfig:
 
 
 def _slicing(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
-    """preprocessor_config.json, which the published processors read, before what config.json says."""
+    """The published processors read preprocessor_config.json, which takes precedence over config.json."""
     fields = ("max_slice_nums", "scale_resolution", "slice_mode", "use_image_id")
     sources = (config, config.get("slice_config") or {}, preprocessor)
     return {name: source[name] for source in sources for name in fields if source.get(name) is not None}
 
 
 def _check_patches(preprocessor: Mapping[str, Any], patch_size: int, num_queries: int) -> None:
-    """Sizes that both files hold, and the networks are built for."""
+    """Checks the sizes that are in both files and for which the networks are built."""
     for name, expected in (("patch_size", patch_size), ("image_feature_size", num_queries)):
         value = preprocessor.get(name, expected)
         if value != expected:

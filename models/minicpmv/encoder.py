@@ -1,7 +1,7 @@
 """Tower and resampler as one capturable encoder over packed patches.
 
 A slice is a segment of the tower's attention, a group of slices one of the resampler's: pictures, sliced pictures,
-videos and fused videos differ in the contents of two cu_seqlens vectors alone.
+videos and fused videos differ only in the contents of two cu_seqlens vectors.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class MiniCPMVEncoder(nn.Module):
         return Plan(arrays=arrays, required=self.required(items), fills={"cu_slices": total, "cu_groups": total})
 
     def split(self, item: MediaItem, limit: Bucket) -> list[MediaItem]:
-        """Parts of whole groups, each as large as `limit` allows."""
+        """Parts made of whole groups, each as large as `limit` allows."""
         slices = _cumulative(item.arrays["group_sizes"])
         patches = _cumulative([rows * columns for rows, columns in self._grids([item])])[slices]
         borders = [0]

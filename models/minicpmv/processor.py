@@ -51,7 +51,7 @@ _STOP_TOKENS = {
 
 
 def _recommended_sampling(version: Version) -> dict[str, float | int]:
-    """The defaults of the published `chat`, for files that name no sampling."""
+    """The defaults of the published `chat`, used if the files name no sampling."""
     return {
         "temperature": 0.7,
         "top_p": 0.8,
@@ -76,11 +76,11 @@ class MiniCPMVProcessor:
         *,
         video_slices: int = 1,
     ) -> None:
-        """video_slices: most crops of a video frame; 1 leaves the overview alone."""
+        """video_slices: number of crops of a video frame at most; 1: only the overview."""
         self.config = config
         self.tokenizer = tokenizer
         self.template = template
-        # Rows of the output layer that only pad it are never generated.
+        # Rows that only pad the output layer are never generated.
         self.vocab_size = min(tokenizer.vocab_size, int(config.text["vocab_size"]))
         self.context_length = int(config.text["max_position_embeddings"])
         special = tokenizer.special_ids
@@ -109,7 +109,7 @@ class MiniCPMVProcessor:
         return self.tokenizer.without_specials(special_ids)
 
     def image(self, picture: Image.Image, *, detail: str = "auto", source: bytes | None = None) -> MediaItem:
-        """detail "low" takes the overview alone."""
+        """With detail "low" only the overview is used."""
         sliced = slice_picture(picture, self._overview_rule if detail == "low" else self._picture_rule)
         count = len(sliced.slices)
         return self._item("image", sliced.slices, sliced.grid, [1] * count, [NO_TIME] * count, source)
@@ -118,7 +118,7 @@ class MiniCPMVProcessor:
         return list(self._sampling(metadata, fps, max_frames).indices)
 
     def video(self, video: VideoFrames) -> MediaItem:
-        """4.5 fuses neighbours when the video has more frames than groups, by the rule that sampled them."""
+        """4.5 fuses neighbouring frames if the video has more frames than groups, by the rule that sampled them."""
         if not video.frames:
             raise InputError("video_url", "the video has no frames")
         if not self.config.fuses_frames:
@@ -128,8 +128,8 @@ class MiniCPMVProcessor:
         return self.video_item(video.frames, [ids[i : i + pack] for i in range(0, len(ids), pack)])
 
     def video_item(self, frames: Sequence[np.ndarray], groups: Sequence[Sequence[int]]) -> MediaItem:
-        """Frames with the temporal ids of each group. Frames of a group must be cut alike: slice k of all its frames
-        makes one group of the encoder."""
+        """Frames with the temporal ids of each group. Frames of a group must be cut in the same way: slice k of all its
+        frames makes one group of the encoder."""
         pictures = each(lambda frame: slice_picture(Image.fromarray(frame), self._frame_rule), frames)
         if len({picture.grid for picture in pictures}) > 1:
             raise InputError("video_url", "all frames of a video must have the same size")

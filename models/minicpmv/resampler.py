@@ -25,7 +25,7 @@ class Resampler(nn.Module):
     """Patches [P, vision_hidden_size] of consecutive groups -> [groups * num_queries, hidden_size].
 
     in_proj holds the rows of q, then k, then v. Keys carry sine positions of the patch, and with `temporal` of the
-    time; values carry none. The projected queries depend on weights alone and are made once, by `prepare`.
+    time; values carry none. The projected queries depend only on weights and are computed once, by `prepare`.
     """
 
     queries: Tensor

@@ -15,7 +15,8 @@ from models.errors import InputError
 from models.resizing import resize
 
 MAX_PATCHES_PER_SIDE = 4096
-"""Rows of the resampler's position table; longer sides need pictures of aspect 16000 and are refused."""
+"""Rows of the resampler's position table. Longer sides occur only for pictures of aspect ratios above 16000, which are
+refused."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class SliceRule:
     def _fit(self, width: float, height: float, enlarge: bool) -> tuple[int, int]:
         if width * height > self.scale_resolution**2 or enlarge:
             aspect = width / height
-            # The width follows from the height that was already cut to an integer.
+            # The width is computed from the height that was already truncated to an integer.
             height = int(self.scale_resolution / math.sqrt(aspect))
             width = int(height * aspect)
         return self._snap(width, self.patch_size), self._snap(height, self.patch_size)

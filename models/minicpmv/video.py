@@ -1,4 +1,4 @@
-"""Which frames of a video are read, and how 4.5 fuses them into groups.
+"""Chooses the frames of a video that are read, and how 4.5 fuses them into groups.
 
 Sources: the published README examples (encode_video) of 2.6, 4.0 and 4.5.
 """
@@ -31,7 +31,7 @@ class FrameSampling:
 
 
 def sample_unfused(metadata: VideoMetadata, fps: float | None, max_frames: int) -> FrameSampling:
-    """2.5, 2.6, 4.0: one frame a second (or `fps`), thinned evenly to at most 64 (or fewer) frames."""
+    """2.5, 2.6, 4.0: one frame per second (or `fps`), thinned evenly to at most 64 (or `max_frames`) frames."""
     step = max(1, round(metadata.fps / (fps or UNFUSED_FRAMES_PER_SECOND)))
     indices = tuple(range(0, metadata.num_frames, step))
     limit = min(UNFUSED_MAX_FRAMES, max_frames)
@@ -62,7 +62,7 @@ def sample_fused(metadata: VideoMetadata, fps: float | None, max_frames: int) ->
 
 
 def fused_pack(metadata: VideoMetadata, fps: float | None, num_frames: int) -> int:
-    """Frames per group of a video of which `num_frames` were read; of a list of frames, as few as the groups allow."""
+    """Frames per group of a video of which `num_frames` were read; for a list of frames, as few as the groups allow."""
     sampling = sample_fused(metadata, fps, num_frames)
     return sampling.pack if len(sampling.indices) == num_frames else math.ceil(num_frames / MAX_GROUPS)
 
@@ -74,7 +74,7 @@ def uniform(length: int, count: int) -> list[int]:
 
 
 def temporal_ids(times: Sequence[float], metadata: VideoMetadata) -> np.ndarray:
-    """int32 [frames]: tenths of a second, cut as the published code cuts them.
+    """int32 [frames]: tenths of a second, truncated as in the published code.
 
     The grid value k * 0.1 divided by 0.1 falls just below k for k = 43, 81, 86, ..., whose id is k - 1.
     """
@@ -84,5 +84,5 @@ def temporal_ids(times: Sequence[float], metadata: VideoMetadata) -> np.ndarray:
 
 
 def _duration(metadata: VideoMetadata) -> float:
-    """Seconds as the published code counts them; a container may name no rate."""
+    """Seconds as computed by the published code; a container may have no frame rate."""
     return metadata.num_frames / metadata.fps if metadata.fps > 0 else metadata.duration

@@ -2,7 +2,7 @@
 
 Patches arrive in the block order of Qwen2-VL, in which four consecutive rows make one embedding. The tower computes in
 window order: embedding rows are gathered by `window_index`, four patches at a time, and the merger's rows go back by
-`reverse_index`. A window is a run of rows, and so is a frame pair, whose rows only change places among themselves.
+`reverse_index`. A window is a run of rows, and so is a frame pair, since rows are only reordered inside a frame pair.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NORM_EPS = 1e-6
 _INNER_MULTIPLE = 128
 """Rows of the published intermediate_size, 3420, are not 16-byte aligned, which keeps GEMMs from wide loads."""
 _PATCHES_PER_WINDOW = 32
-"""Half of a full window: pictures of 224 pixels a side and more have at least 36."""
+"""Half of a full window; pictures of at least 224 pixels a side have windows of at least 36 patches."""
 _LEAST_WINDOWS = 16
 
 
@@ -88,7 +88,7 @@ class Qwen25VLEncoder(nn.Module):
         self.register_buffer("byte_values", torch.from_numpy(byte_values(self.images)), persistent=False)
 
     def align(self) -> None:
-        """To be called once after loading: the tower's intermediate_size becomes one that GEMMs read fast."""
+        """Pads the tower's intermediate_size to a size that GEMMs read fast. Call once after loading."""
         for block in self.blocks:
             cast("RMSTowerBlock", block).mlp.widen(_INNER_MULTIPLE)
 
@@ -122,8 +122,8 @@ class Qwen25VLEncoder(nn.Module):
         )
 
     def default_buckets(self) -> list[Bucket]:
-        """Those of Qwen2-VL. Pictures under 224 pixels a side have smaller windows and may need the next larger one;
-        room for the most windows that could be would cost every replay empty segments."""
+        """Those of Qwen2-VL. Pictures under 224 pixels a side have smaller windows and may need the next larger bucket.
+        Room for the largest possible number of windows would add empty segments to every replay."""
         return [
             bucket | {"windows": max(_LEAST_WINDOWS, bucket["patches"] // _PATCHES_PER_WINDOW)}
             for bucket in patch_buckets(self.config, self.images)
@@ -161,13 +161,13 @@ class Qwen25VLEncoder(nn.Module):
         return units.index_select(0, window_index).view(torch.uint8).view(pixels.shape)
 
     def _windows(self, item: MediaItem) -> int:
-        """Of one frame pair."""
+        """Number of windows of one frame pair."""
         _, h, w = grid_of(item)
         return num_windows(h // self.config.merge_size, w // self.config.merge_size, self.window)
 
 
 def _joined(frames: Sequence[WindowedFrame]) -> dict[str, np.ndarray]:
-    """Arrays of a plan for frame pairs that lie one after the other, numbers of rows shifted to where these lie."""
+    """Arrays of a plan for frame pairs that lie one after the other, with row numbers shifted accordingly."""
     starts = np.cumsum([0, *(len(frame.order) for frame in frames)])
     order = [frame.order + start for frame, start in zip(frames, starts, strict=False)]
     window_index = np.concatenate([np.empty(0, np.int64), *order])

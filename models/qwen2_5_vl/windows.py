@@ -1,8 +1,8 @@
 """Attention windows of a frame.
 
 A frame's embedding rows (2x2 patches each, in raster order) are cut into squares of `window` rows and columns from the
-top left; the last ones of a row or column are smaller. Window after window, rows inside one in raster order: that is
-the order in which the tower computes, so that a window is a run of rows.
+top left; the last ones of a row or column are smaller. The tower computes window after window, with the rows inside a
+window in raster order, so that a window is a run of rows.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class WindowedFrame:
 
 
 def num_windows(rows: int, columns: int, window: int) -> int:
-    """Of a frame of so many embedding rows and columns."""
+    """Number of windows in a frame of `rows` x `columns` embedding rows."""
     return -(-rows // window) * -(-columns // window)
 
 
 @lru_cache(maxsize=_CACHED_GRIDS)
 def windowed_frame(h: int, w: int, merge: int, window: int) -> WindowedFrame:
-    """Of a frame of h x w patches."""
+    """Windows of a frame of h x w patches."""
     rows, columns = h // merge, w // merge
     raster = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
     windows = [

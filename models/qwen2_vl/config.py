@@ -17,9 +17,8 @@ _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """vision_config with one name for what families name differently.
-
-    hidden_size is that of the tower (Qwen2-VL: embed_dim), out_features the language model's (Qwen2-VL: hidden_size).
+    """vision_config, with one name for each field that the families name differently. hidden_size is the tower's
+    (Qwen2-VL: embed_dim), out_features the language model's (Qwen2-VL: hidden_size).
     """
 
     depth: int
@@ -47,12 +46,12 @@ class VisionConfig:
 
     @property
     def merged_patches(self) -> int:
-        """Patches that one embedding row is made of."""
+        """Number of patches in one embedding row."""
         return self.merge_size**2
 
     @property
     def factor(self) -> int:
-        """Pixels that the sides of a picture are multiples of."""
+        """The sides of a picture are multiples of this many pixels."""
         return self.patch_size * self.merge_size
 
 
@@ -85,7 +84,8 @@ def load_config(directory: Path) -> Qwen2VLConfig:
 def config_of(
     directory: Path, config: Mapping[str, Any], read_vision: Callable[[Mapping[str, Any]], VisionConfig]
 ) -> Qwen2VLConfig:
-    """load_config of a config.json that was read. read_vision: the tower's sizes out of its vision_config."""
+    """load_config for a config.json that was read already. read_vision: reads the tower's sizes from its
+    vision_config."""
     nested = config.get("text_config")
     text: dict[str, Any] = dict(nested) if isinstance(nested, dict) and "hidden_size" in nested else dict(config)
     if "tie_word_embeddings" in config:
@@ -110,9 +110,8 @@ def config_of(
 
 
 def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Name and content of the field that says how frequencies are divided among the axes of positions.
-
-    Raises CheckpointError where it does not divide them among three: the decoder would run and answer wrongly.
+    """Name and content of the field that divides the frequencies among the axes of positions. Raises CheckpointError if
+    it does not divide them among three axes: the decoder would run and give wrong answers.
     """
     name, rope = rope_field(text)
     sections = rope.get("mrope_section")
@@ -168,7 +167,7 @@ def preprocessor_settings(directory: Path, file: str, section: str, vision: Visi
 
 
 def _image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
-    """The limits must be in a file: the class defaults of other readers are not those of the published models."""
+    """The limits must be in the file: the class defaults of other libraries are not those of the published models."""
     settings = preprocessor_settings(directory, "preprocessor_config.json", "image_processor", vision)
     size = settings.get("size") or {}
     try:

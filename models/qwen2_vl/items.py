@@ -38,7 +38,7 @@ def picture_size(picture: Image.Image, images: ImageSettings, factor: int, detai
 
 
 def common_size(video: VideoFrames) -> tuple[int, int]:
-    """Height and width of all frames. Raises InputError where there are none, or where they differ."""
+    """Height and width of all frames. Raises InputError if there are none, or if they differ."""
     if not video.frames:
         raise InputError("video_url", "the video has no frames")
     sizes = {frame.shape[:2] for frame in video.frames}
@@ -60,7 +60,7 @@ def resized_item(
 ) -> MediaItem:
     """The item of `pictures`, each resized to `size` (height, width).
 
-    settings, source: what models.media.media_digest hashes along. arrays: int32, beside grid_thw, and part of the
+    settings, source: passed to models.media.media_digest. arrays: int32, in addition to grid_thw, and part of the
     digest.
     """
     height, width = size

@@ -16,7 +16,7 @@ ALIASES = (
     ("model.visual.", "visual."),
     ("model.language_model.", "model."),
 )
-"""Names in memory under transformers 5, which some tools save as they are."""
+"""Names of parameters in transformers 5, which some tools save unchanged."""
 
 
 class Qwen2VL(nn.Module):

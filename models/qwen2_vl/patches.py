@@ -1,4 +1,4 @@
-"""Patches of the Qwen-VL towers: their rows, their places, and the numbers of them that are captured."""
+"""Patches of the Qwen-VL towers: their rows, their places, and the sizes of captured buckets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROTARY_THETA = 10_000.0
 
 
 def required_patches(items: Sequence[MediaItem]) -> dict[str, int]:
-    """Sizes of the least bucket that holds `items`, with a sequence for each frame pair."""
+    """Sizes of the smallest bucket that holds `items`, with a sequence for each frame pair."""
     return {
         "patches": sum(item.num_patches for item in items),
         "sequences": sum(item.num_sequences for item in items),
@@ -43,8 +43,8 @@ def required_patches(items: Sequence[MediaItem]) -> dict[str, int]:
 def patch_buckets(
     config: VisionConfig, images: ImageSettings, sizes: Sequence[int] = _BUCKET_SIZES
 ) -> list[dict[str, int]]:
-    """Of the patches in `sizes`, up to four of the largest pictures that the checkpoint allows. Whole embedding rows: a
-    size that they do not divide becomes the next one that they do."""
+    """Buckets with the numbers of patches in `sizes`, up to four of the largest pictures that the checkpoint allows.
+    Whole embedding rows: a size that they do not divide becomes the next one that they do."""
     sizes = [-(-patches // config.merged_patches) * config.merged_patches for patches in sizes]
     largest = _LADDER_ITEMS * images.max_pixels // config.patch_size**2
     steps = [patches for patches in sizes if patches < largest] or [sizes[0]]
@@ -63,7 +63,7 @@ def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> T
     """Frames uint8 -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
 
     Rows run frame pair by frame pair, 2x2 blocks row by row, the four patches of a block row by row; columns run
-    channel, time, y, x. An odd last frame is taken twice.
+    channel, time, y, x. An odd last frame is used twice.
     """
     size, merge, pair = config.patch_size, config.merge_size, config.temporal_patch_size
     t, h, w = grid_of(item)
@@ -78,9 +78,8 @@ def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> T
 def split_frame_pairs(
     item: MediaItem, config: VisionConfig, limit: Bucket, sizes: Mapping[str, int]
 ) -> list[MediaItem]:
-    """Runs of whole frame pairs that fit `limit`, at least one pair each: attention does not look past a pair.
-
-    sizes: what one pair takes of each of the bucket's sizes that add up.
+    """Runs of whole frame pairs that fit `limit`, at least one pair each; there is no attention between pairs. sizes:
+    how much one pair takes of each additive size of the bucket.
     """
     t, _, _ = grid_of(item)
     pairs = max(1, min(limit[name] // size for name, size in sizes.items()))
@@ -106,7 +105,7 @@ def _part(item: MediaItem, config: VisionConfig, start: int, stop: int) -> Media
 
 @lru_cache(maxsize=_CACHED_GRIDS)
 def block_coordinates(h: int, w: int, merge: int) -> np.ndarray:
-    """Row and column of a frame's patches in block order: int32 [h * w, 2]. Shared: not to be written to."""
+    """Row and column of a frame's patches in block order: int32 [h * w, 2]. The array is shared: do not write to it."""
     grid = np.indices((h, w), dtype=np.int32).reshape(2, h // merge, merge, w // merge, merge)
     return grid.transpose(1, 3, 2, 4, 0).reshape(h * w, 2)
 

@@ -17,20 +17,22 @@ _MIN_FRAMES, _MAX_FRAMES = 4, 768
 
 @dataclass(frozen=True)
 class VideoLimits:
-    """Pixels of a video's resized frames: each between min and max, all together about `total` (in frame pairs)."""
+    """Bounds on the pixels of a video's resized frames: of each frame, and of all frame pairs together (`total`,
+    roughly)."""
 
     min_frame_pixels: int
     max_frame_pixels: int
     total_pixels: int
 
     def frame_pixels(self, num_frames: int) -> int:
-        """Most pixels of each of `num_frames` frames; the total is shared, but leaves 1.05 times the least."""
+        """Upper bound on the pixels of each of `num_frames` frames: its share of the total, but at least 1.05 times the
+        minimum."""
         shared = int(self.total_pixels / num_frames * 2)
         return min(self.max_frame_pixels, max(shared, int(self.min_frame_pixels * 1.05)))
 
     @property
     def most_frames(self) -> int:
-        """Most frames that keep the total at their least size."""
+        """Number of frames of the smallest size that the total can hold."""
         return int(self.total_pixels / (self.min_frame_pixels * 1.05) * 2)
 
 
@@ -66,8 +68,8 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
 def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
     """Evenly spaced frames, 2 a second unless `fps` says otherwise, at least 4 and at most 768, in an even number.
 
-    A video or `max_frames` of less bounds that; of a single frame, that one is taken. Of a list that is short enough,
-    every frame is, an odd number, too.
+    A shorter video or a smaller `max_frames` limits them; a single frame is used as it is. Of a list that is short
+    enough, every frame is used, even if their number is odd.
     """
     total = metadata.num_frames
     if total < 1:

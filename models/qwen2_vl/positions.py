@@ -18,8 +18,9 @@ def mrope_positions(
 
     items: (start, (t, h, w)) of every run of vision tokens, in order, the grid in patches. times: of each run the
     position of its t frame pairs on the time axis, from the run's begin, int [t] (time_positions); None: 0, 1, 2, ...
-    What follows a run goes on at 1 + the run's largest position over all three axes, time included: the rule that the
-    models were trained with (transformers up to 4.57; transformers 5 leaves time out, which differs for long videos).
+    Positions after a run continue at 1 + the run's largest position over all three axes, time included: the rule that
+    the models were trained with (transformers up to 4.57; transformers 5 leaves time out, which differs for long
+    videos).
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     token = offset = 0
@@ -38,10 +39,9 @@ def mrope_positions(
 
 
 def time_positions(seconds: np.ndarray, tokens_per_second: float) -> np.ndarray:
-    """Position on the time axis of what is seen after so many `seconds` (float [t]): int32 [t], cut towards zero.
-
-    Seconds are multiplied before they are cut, in float32 (the code released with Qwen2.5-VL; transformers 4.57 cuts
-    them first, so that its time stands still above two frames a second).
+    """Positions on the time axis at `seconds` (float [t]): int32 [t], truncated towards zero. Seconds are multiplied
+    before they are truncated, in float32, as in the code released with Qwen2.5-VL. (transformers 4.57 truncates first,
+    so its time stands still above two frames per second.)
     """
     return (seconds.astype(np.float32) * np.float32(tokens_per_second)).astype(np.int32)
 

@@ -37,8 +37,8 @@ _STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 class Qwen2VLProcessor:
     """ChatProcessor of Qwen2-VL and Qwen2.5-VL.
 
-    Items are those of models/qwen2_vl/items.py. Where positions tell the time (tokens_per_second), a video has the
-    array time_positions int32 [t], too.
+    Items are those of models/qwen2_vl/items.py. If positions encode time (tokens_per_second), a video also has the
+    array time_positions int32 [t].
     """
 
     reasoning_markers = None
@@ -152,8 +152,8 @@ class Qwen2VLProcessor:
         return Prompt(token_ids, positions, next_position, tuple(items), placeholders)
 
     def _pair_seconds(self, video: VideoFrames, num_pairs: int) -> np.ndarray:
-        """Begin of each frame pair after the first, [num_pairs]: as the sender of a frame list told, else by
-        the reference's rule, evenly at the rate that the number of sampled frames comes to."""
+        """Begin of each frame pair in seconds after the first: [num_pairs]. They are those that the sender of a frame
+        list gave; otherwise they are evenly spaced at the average rate of the sampled frames, as in the reference."""
         pair = self.config.vision.temporal_patch_size
         if video.times_given:
             return np.array(video.times[::pair]) - video.times[0]
@@ -177,7 +177,7 @@ def processor_of(
     *,
     tokens_per_second: float | None = None,
 ) -> Qwen2VLProcessor:
-    """load_processor for a configuration that was read."""
+    """load_processor for a configuration that was read already."""
     if video_limits is None:
         context_length = int(config.text["max_position_embeddings"])
         video_limits = official_video_limits(config.images.max_pixels, context_length, config.vision.factor)

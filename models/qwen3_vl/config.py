@@ -15,8 +15,9 @@ from models.qwen2_vl.config import ImageSettings, VisionConfig, mrope_section, p
 
 @dataclass(frozen=True)
 class TowerConfig:
-    """vision: the sizes that Qwen2-VL's tower has too. table_side: the position table has so many rows and columns.
-    deepstack: numbers of the blocks whose outputs become features of the language model's first layers, in this order.
+    """vision: the sizes that Qwen2-VL's tower has, too. table_side: number of rows and of columns of the position
+    table. deepstack: indices of the blocks whose outputs become features of the language model's first layers, in this
+    order.
     """
 
     vision: VisionConfig
@@ -52,10 +53,11 @@ class Qwen3VLConfig:
 
 def load_config(directory: Path) -> Qwen3VLConfig:
     """config.json as published (rope_scaling, rope_theta) or as transformers 5 writes it (rope_parameters), and the two
-    preprocessor files. Fields that decide the network must be there: class defaults are other models'."""
+    preprocessor files. Fields that determine the network must be present, since class defaults belong to other
+    models."""
     config = read_config(directory)
     text = _section(config, "text_config")
-    # The field inside text_config is a class default that says nothing of the published models.
+    # The field inside text_config is a class default, unrelated to the published models.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     _require_interleaved(text)
     try:
@@ -88,7 +90,7 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _require_interleaved(text: Mapping[str, Any]) -> None:
-    """With contiguous sections, or none, the decoder would run and answer wrongly."""
+    """With contiguous sections, or none, the decoder would run and give wrong answers."""
     name, rope = mrope_section(text)
     if rope.get("mrope_interleaved") is not True:
         raise CheckpointError(
@@ -97,7 +99,7 @@ def _require_interleaved(text: Mapping[str, Any]) -> None:
 
 
 def _experts(text: Mapping[str, Any]) -> ExpertSizes | None:
-    """The published file says num_experts, transformers 5 num_local_experts; dense models have neither."""
+    """The published field is num_experts, that of transformers 5 num_local_experts; dense models have neither."""
     count = text.get("num_experts", text.get("num_local_experts"))
     if count is None:
         return None
@@ -155,7 +157,7 @@ def _tower(config: Mapping[str, Any]) -> TowerConfig:
 
 
 def _settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
-    """`size` counts pixels, under names that speak of edges."""
+    """The numbers in `size` are pixels, although their names speak of edges."""
     settings = preprocessor_settings(directory, file, section, vision)
     size = settings.get("size") or {}
     try:

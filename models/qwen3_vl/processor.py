@@ -84,7 +84,7 @@ class Qwen3VLProcessor:
         return sample_frames(metadata, fps=fps, max_frames=max_frames)
 
     def video(self, video: VideoFrames) -> MediaItem:
-        """The frames' pixels together lie within the checkpoint's limits for videos."""
+        """All frames together stay within the checkpoint's pixel limits for videos."""
         height, width = common_size(video)
         vision, limits = self.config.tower.vision, self.config.videos
         try:
@@ -143,13 +143,13 @@ class Qwen3VLProcessor:
         closing = plain([self.config.vision_end_token_id])
         parts: list[MediaTokens] = []
         for time in tenths:
-            # Encoded alone, so that the text before it keeps its ids.
+            # Encoded separately, so that the ids of the text before it do not change.
             text = self.tokenizer.encode_plain(time_text(time))
             parts += [plain([*text, self.config.vision_start_token_id]), frame, closing]
         return join(parts)
 
     def _bare_videos(self, token_ids: Sequence[int]) -> list[int]:
-        """Without the markers that the template puts around a whole video: each frame pair gets its own."""
+        """Removes the markers that the template puts around a whole video, since each frame pair gets its own."""
         start, end = self.config.vision_start_token_id, self.config.vision_end_token_id
         around = (start, self.config.video_token_id, end)
         bare: list[int] = []
@@ -169,7 +169,7 @@ class Qwen3VLProcessor:
         ends_reasoning = self.reasoning_markers is not None and _REASONING[1] in text
         if turn["role"] != "assistant" or not ends_reasoning or not isinstance(turn["content"], str):
             return turn
-        # Escaped markers are none to the template, which drops or keeps the reasoning of earlier answers.
+        # The template, which drops or keeps the reasoning of earlier answers, does not recognise escaped markers.
         thought, answer = _split_reasoning(text)
         return {**turn, "reasoning_content": escaped(thought), "content": escaped(answer)}
 

@@ -1,4 +1,4 @@
-"""Frames of a video: which are read, how large they are, and the time that stands before each pair. Torch-free.
+"""Frames of a video: which ones are read, their size, and the time in front of each pair. Torch-free.
 
 Sources: the published preprocessor files with the video processor of transformers 5, and the times of the authors' own
 processor (transformers 4.57).
@@ -19,8 +19,8 @@ _MIN_FRAMES, _MAX_FRAMES = 4, 768
 
 
 def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-    """Evenly spaced frames, 2 a second unless `fps` says otherwise, at least 4 and at most 768, or fewer where the
-    video or `max_frames` has less. Of a list that is short enough, every frame is taken."""
+    """Evenly spaced frames, 2 a second unless `fps` says otherwise, at least 4 and at most 768, or fewer if the video
+    is shorter or `max_frames` is smaller. Of a list that is short enough, every frame is used."""
     total = metadata.num_frames
     if total < 1:
         raise InputError("video_url", "the video has no frames")
@@ -39,7 +39,7 @@ def video_size(
 
     Raises ValueError over 200:1.
     """
-    num_frames = max(num_frames, pair)  # a single frame is taken twice
+    num_frames = max(num_frames, pair)  # a single frame is used twice
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
@@ -58,8 +58,8 @@ def video_size(
 
 
 def pair_tenths(video: VideoFrames, pair: int) -> list[int]:
-    """Tenths of a second of each frame pair, rounded as the printed time is: the mean of its frames' times in the
-    source, or those that the sender of a frame list told; an odd last frame counts twice."""
+    """Time of each frame pair in tenths of a second, rounded like the printed time: the mean of its frames' times in
+    the source, or of those that the sender of a frame list gave. An odd last frame counts twice."""
     fps = video.metadata.fps
     told = video.times_given or fps <= 0
     times = list(video.times) if told else [index / fps for index in video.indices]

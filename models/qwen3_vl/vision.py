@@ -66,7 +66,7 @@ class Qwen3VLEncoder(nn.Module):
 
     Buffers: pixels uint8 [patches, 1536], columns (channel, time, y, x); coordinates int32 [patches, 2], row and column
     of the patch in its frame; table_rows int32 and table_weights float32 [patches, 4], the position table's entries
-    around the patch, in padding with weights of 0; cu_seqlens int32 [sequences + 1], its tail repeats the last value.
+    around the patch, with weights of 0 in padding; cu_seqlens int32 [sequences + 1], its tail repeats the last value.
     """
 
     name = "vision"
@@ -141,7 +141,8 @@ class Qwen3VLEncoder(nn.Module):
         }
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        """embeds [patches / 4, (1 + levels) * out_features]: behind a row's embedding its features, level by level."""
+        """embeds [patches / 4, (1 + levels) * out_features]: each row's embedding is followed by its features, level by
+        level."""
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         positions = self.positions(buffers["table_rows"], buffers["table_weights"])
         x = self.patch_embed(self.normalise(buffers["pixels"])) + positions
@@ -184,8 +185,8 @@ def table_neighbours(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray,
 
 
 def _neighbours_along(size: int, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Entries before and behind each of `size` evenly spaced coordinates of 0..side - 1, and how far it is from the
-    first to the second."""
+    """For `size` evenly spaced coordinates in 0..side - 1: the table entries before and after each, and its relative
+    distance from the first to the second."""
     coordinate = np.arange(size, dtype=np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
     before = coordinate.astype(np.int32)
     return before, np.minimum(before + 1, side - 1), coordinate - before.astype(np.float32)

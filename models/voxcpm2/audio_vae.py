@@ -19,7 +19,7 @@ from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample, S
 
 _DILATIONS = (1, 3, 9)
 _ENCODE_SECONDS = 4
-"""Reference audio is encoded in chunks of this length: a minute at once would take gigabytes."""
+"""Seconds of reference audio that are encoded at a time: a minute at once would take gigabytes."""
 
 
 class EncoderBlock(nn.Module):
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
 class CodecDecoder(nn.Module):
     """Latent frames [rows, latent_dim, T] -> samples [rows, 1, T * hop]. With streams, the rows continue theirs.
 
-    precision: of the GEMMs on a GPU; None does as torch.backends.cudnn.allow_tf32 says."""
+    precision: that of the GEMMs on a GPU; None: as torch.backends.cudnn.allow_tf32 says."""
 
     precision: Precision | None = None
 
@@ -97,8 +97,7 @@ class CodecDecoder(nn.Module):
         return snake_samples(x, self.alpha, last.weight, last.bias, memory, slots)
 
     def set_precision(self, precision: Precision | None) -> None:
-        """Once the weights are loaded and where they stay, before anything is captured: "float16" copies those of the
-        products."""
+        """Prepares loaded weights on their device, before anything is captured: "float16" copies those of the GEMMs."""
         self.precision = precision
         for module in self.modules():
             if isinstance(module, ResidualUnit):
@@ -121,8 +120,8 @@ class AudioVAE(nn.Module):
         return torch.cat(list(self.encode_pieces(wave)), dim=-1)
 
     def encode_pieces(self, wave: Tensor, frames: int = 1) -> Iterator[Tensor]:
-        """What `encode` returns, in consecutive parts of about _ENCODE_SECONDS and whole groups of `frames` latent
-        frames; each is computed when it is asked for."""
+        """The result of `encode` in consecutive parts of about _ENCODE_SECONDS and whole groups of `frames` latent
+        frames. Each is computed when the iterator is advanced."""
         hop = self.encoder_hop
         wave = nn.functional.pad(wave, (0, -wave.shape[0] % hop))
         streams = Streams(
@@ -133,8 +132,8 @@ class AudioVAE(nn.Module):
         for part in wave.split(piece):
             length = part.shape[0]
             if wave.is_cuda:
-                # One length for all: every other one would be a set of kernels to compile. What is added comes behind
-                # the signal and its latents, which causal convolutions do not see.
+                # All parts have the same length, since every other length would be another set of kernels to compile.
+                # The padding follows the signal, so causal convolutions do not see it.
                 part = nn.functional.pad(part, (0, piece - length))
             yield self.encoder(part[None, None], streams)[0][:, : length // hop]
 
@@ -145,7 +144,7 @@ def rate_bucket(sample_rate: int, boundaries: tuple[int, ...]) -> int:
 
 
 def _lay_out(codec_half: nn.Module) -> int:
-    """Give every convolution its place in a row of Streams.table; returns the row's size."""
+    """Gives every convolution its place in a row of Streams.table; returns the size of a row."""
     size = 0
     for module in codec_half.modules():
         if isinstance(module, CausalConv | SnakeUpsample | ResidualUnit):

@@ -1,6 +1,6 @@
 """config.json of a VoxCPM2 checkpoint.
 
-Keys that inference does not read are left out: bos/eos ids, use_mup's scales (dead while use_mup is false), mean_mode,
+Keys that inference does not need are left out: bos/eos ids, use_mup's scales (dead while use_mup is false), mean_mode,
 cfm_config (cfg comes from the request), device. torch-free: the API process reads it too.
 """
 
@@ -132,7 +132,7 @@ def _language_model(lm: Mapping[str, Any]) -> LanguageModelConfig:
 
 
 def _require_agreement(config: VoxCPM2Config) -> None:
-    """Sizes that two sections tell must be one: nothing later would refuse them by name."""
+    """Sizes that are in two sections must agree: later errors would not name them."""
     factors = config.lm.rope_scaling
     for name, values in (("short_factor", factors.short_factor), ("long_factor", factors.long_factor)):
         if 2 * len(values) != config.lm.kv_channels:

@@ -1,5 +1,6 @@
-"""A local stack on the CPU: models.layers.block.run_rows for a few short sequences in float32, where a layer's GEMMs
-take no longer than what is between them. Queries and keys are rotated together, and nothing is dispatched in Python.
+"""A local stack on the CPU: models.layers.block.run_rows for a few short sequences in float32, where the GEMMs of a
+layer take no longer than the operations between them. Queries and keys are rotated together, and no operation is
+dispatched through Python.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def run_local_host(
             add_lora(qkv, read, lora.layers[index].qkv, lora.rows)
         qkv = qkv.view(sequences, length, -1, width)
         turned = qkv[:, :, : heads + kv_heads]
-        # Each half in the place of the other, with the sine's sign in its table.
+        # The halves exchanged, with the sign of the sine in its table.
         turned = torch.roll(turned, width // 2, -1).mul_(sines).addcmul_(turned, cosines)
         q, k, v = turned[:, :, :heads], turned[:, :, heads:], qkv[:, :, heads + kv_heads :]
         if block is last:

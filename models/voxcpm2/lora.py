@@ -11,7 +11,7 @@ PROJECTIONS = ("enc_to_lm_proj", "lm_to_dit_proj", "res_to_dit_proj", "fusion_co
 
 
 def lora_places(config: VoxCPM2Config) -> dict[str, LoraPlace]:
-    """Every place that an adapter may change, by our name of it."""
+    """Every place that an adapter may change, by our name."""
     language, hidden_size, local = language_block(config.lm), config.lm.hidden_size, config.dit.hidden_dim
     stacks: tuple[tuple[str, str, str, BlockConfig, int], ...] = (
         ("lm", "base_lm", "base_lm", language, config.lm.num_hidden_layers),

@@ -1,4 +1,4 @@
-"""VoxCPM2 as the engine sees it (models.protocol.SpeechModel)."""
+"""VoxCPM2 as a models.protocol.SpeechModel."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class VoxCPM2:
         return VAEStep("vae_step", self.vae.decoder, state, self.patch_shape)
 
     def solver(self, solver_steps: int) -> FlowSolver:
-        """Made when it is first asked for."""
+        """Created at first use."""
         if solver_steps not in self._solvers:
             self._solvers[solver_steps] = FlowSolver(self.network.feat_decoder, solver_steps)
         return self._solvers[solver_steps]
@@ -187,6 +187,6 @@ def load_model(
         lay_out_for_host(network)
     if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
         round_product_weights(vae)
-        # As precise as TF32 (docs/numerics.md), in half the bytes.
+        # As precise as TF32 (docs/numerics.md) with half the bytes.
         vae.decoder.set_precision("float16")
     return VoxCPM2(config, network, vae)

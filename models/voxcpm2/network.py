@@ -115,12 +115,12 @@ class FlowSolver:
     def solve(self, x: Tensor, mu: Tensor, previous: Tensor, cfg: Tensor, lora: Lora | None = None) -> Tensor:
         """Noise x [rows, P, D], mu [rows, 2, h], previous patch [rows, P, D], cfg [rows] -> patch [rows, P, D].
 
-        Conditional and unconditional rows go in one batch; the latter have mu = 0 and keep the previous patch.
+        Conditional and unconditional rows are in one batch; the latter have mu = 0 and keep the previous patch.
         """
         rows, frames = x.shape[:2]
         adapters = None if lora is None else lora.twice().stack("feat_decoder")
         condition = self.dit.cond_proj(previous)
-        # Times and patches change from step to step; what lies in their places before the first does not matter.
+        # Times and patches change from step to step; the initial values in their places do not matter.
         tokens = torch.cat((mu, mu[:, :1], condition, condition), dim=1).repeat(2, 1, 1)
         tokens[rows:, :2] = 0.0
         time_token, patch = tokens[:, 2], tokens.unflatten(0, (2, rows))[:, :, -frames:]
@@ -170,7 +170,7 @@ class VoxCPM2Network(nn.Module):
         return self.project_encoded(self.encode_patches(patches))
 
     def encode_patches(self, patches: Tensor) -> Tensor:
-        """LocEnc: [n, P, D] -> [n, h]; n may be 0, which kernels of the stack need not know."""
+        """LocEnc: [n, P, D] -> [n, h]. n may be 0, which the kernels of the stack need not support."""
         if patches.shape[0] == 0:
             return self.enc_to_lm_proj.weight.new_empty((0, self.enc_to_lm_proj.in_features))
         return cast("Tensor", self.feat_encoder(self.feat_encoder.tokens(patches)))
@@ -182,7 +182,7 @@ class VoxCPM2Network(nn.Module):
         return project(self.enc_to_lm_proj, encoded)
 
     def embed_encoder_tokens(self, tokens: Tensor, normed: Tensor | None = None, lora: Lora | None = None) -> Tensor:
-        """LocEnc's tokens of patches [n, 1 + P, h] -> [n, H]. normed: as LocalEncoder takes it."""
+        """LocEnc's tokens of patches [n, 1 + P, h] -> [n, H]. normed: as in LocalEncoder."""
         return self._project("enc_to_lm_proj", self.feat_encoder(tokens, normed), lora)
 
     def _project(self, name: str, x: Tensor, lora: Lora | None) -> Tensor:

@@ -51,7 +51,7 @@ def make_patch(
     patch = solver.solve(noise.transpose(1, 2), mu, previous, read("cfg").to(dtype), lora)
 
     logits = network.stop_logits(lm)
-    # A tie goes on, as argmax has it; so does a stop flag before the least length.
+    # A tie continues, as with argmax; so does a stop flag before the minimum length.
     stopped = active & (logits[:, 1] > logits[:, 0]) & (step > read("min_patches"))
     finished = stopped | (active & (step + 1 >= read("max_patches")))
     state["last_patch"].index_copy_(0, slots, torch.where(active[:, None, None], patch, previous))

@@ -13,7 +13,7 @@ from models.errors import CheckpointError, InputError
 from models.processor import SpeechLayout
 from models.voxcpm2.config import SOLVER_STEPS, VoxCPM2Config, load_config
 
-# By number: the published files spell the names of 103 and 104 in two ways.
+# By number, since the published files spell the names of 103 and 104 in two ways.
 AUDIO_START = 101
 REFERENCE_START = 103
 REFERENCE_END = 104
@@ -74,7 +74,7 @@ class VoxCPM2Processor:
         return SpeechLayout(np.array(ids, dtype=np.int32), mask)
 
     def max_patches(self, text_ids: Sequence[int]) -> int:
-        """Speech longer than six patches (0.96 s) a token is a failure to stop (the published length cap)."""
+        """Speech of more than six patches (0.96 s) per token has failed to stop (the published length cap)."""
         return int(len(text_ids) * _PATCHES_PER_TOKEN + _SPARE_PATCHES)
 
     def _characters_of_han_words(self) -> dict[int, tuple[int, ...]]:
@@ -87,7 +87,8 @@ class VoxCPM2Processor:
 
 
 def load_processor(directory: Path) -> VoxCPM2Processor:
-    """Reads config.json and tokenizer.json, the latter as it is: class-specific loaders change its normaliser."""
+    """Reads config.json and tokenizer.json. The latter is used unchanged, while class-specific loaders change its
+    normaliser."""
     config = load_config(directory)
     path = directory / "tokenizer.json"
     if not path.is_file():

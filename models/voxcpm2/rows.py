@@ -44,13 +44,13 @@ def decode_rows(state: State, slots: Tensor, page_size: int) -> SlotRows:
 
 
 def advance_length(state: State, slots: Tensor, rows: SlotRows) -> None:
-    """The rows' keys are in the cache."""
+    """Advances the lengths: the rows' keys are in the cache."""
     length = state["length"].index_select(0, slots)
     state["length"].index_copy_(0, slots, length + rows.active.to(length.dtype))
 
 
 class Draw(NamedTuple):
-    """What the noise of the rows' next patches is drawn from: seeds int64 [rows], steps int32 [rows]."""
+    """Inputs of the noise of the rows' next patches: seeds int64 [rows], steps int32 [rows]."""
 
     seeds: Tensor
     steps: Tensor
@@ -61,7 +61,7 @@ def draw_of(state: State, slots: Tensor) -> Draw:
 
 
 class StepInputs(NamedTuple):
-    """All that a decode step reads of slot state before its networks.
+    """Everything that a decode step reads from slot state before its networks run.
 
     slot_mapping int64 [rows], block_tables int32 [rows, pages], seq_lens int32 [rows]; cos and sin float32 [rows,
     head_dim / 2] at the rows' positions; seeds int64 [rows], steps int32 [rows]; LocEnc's tokens of the last patches

@@ -1,9 +1,9 @@
-"""What is captured of VoxCPM2: the prefill of prompts without cached context, its tail, the decode step and the
-codec's step.
+"""The captured computations of VoxCPM2: the prefill of prompts without cached context, its tail, the decode step and
+the codec's step.
 
 All but the prefill have slot state in and slot state out; the tables are described at models.protocol.SpeechModel. A
-step is given more rows than it has streams: padding points at slot 0, and a stream that ended may appear once more.
-Both are inactive, so everything that they would write goes to scratch or repeats what was there.
+step may have more rows than streams: padding rows use slot 0, and a stream that has ended may appear once more. Both
+are inactive, so everything that they write goes to scratch or repeats the old values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from models.voxcpm2.vae_layers import Streams
 
 
 def lora_specs(bank: LoraBank | None, units: int) -> dict[str, BufferSpec]:
-    """Buffers of a step that runs with adapters, for so many rows or prompt positions."""
+    """Buffers of a step that runs with adapters, for `units` rows or prompt positions."""
     if bank is None:
         return {}
     return {
@@ -151,7 +151,7 @@ class VAEStep:
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
         results = buffers["results"]
         patches, emitted = results[:, : -len(RESULT_FLAGS)], results[:, -1] != 0
-        # Rows without a patch run on scratch, so that their stream's memory stays.
+        # Rows without a patch run on scratch, so that the state of their stream does not change.
         streams = Streams(self.state["vae"], torch.where(emitted, buffers["slots"], 0))
         audio = self.decoder(patches.unflatten(1, self.patch_shape).transpose(1, 2), streams)[:, 0]
         return {"audio": torch.where(emitted[:, None], audio, 0.0)}

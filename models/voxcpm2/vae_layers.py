@@ -75,7 +75,7 @@ def residual_unit(
     """x + pointwise(snake(depthwise(snake(x)))), causal; x [rows, C, T] -> like x.
 
     depthwise_weight [C, 1, kernel], pointwise_weight [C, C, 1]; memory [slots, C, (kernel - 1) * dilation] holds
-    snake(x), moves on in place for the rows' slots and may be a strided view. precision: of a GPU's GEMMs, by
+    snake(x), moves on in place for the rows' slots and may be a strided view. precision: that of a GPU's GEMMs, by
     default as torch.backends.cudnn.allow_tf32 says; with float16, pointwise_weight is float16.
     """
     pad = (depthwise_weight.shape[-1] - 1) * dilation
@@ -183,7 +183,7 @@ class CausalConv(nn.Module):
 
 
 class _Operand:
-    """How a module's GEMM is done on a GPU, and its weight's copy for that."""
+    """The precision of a module's GEMM on a GPU, and the copy of its weight for that."""
 
     def __init__(self) -> None:
         self.precision: Precision | None = None
@@ -192,7 +192,7 @@ class _Operand:
     def choose(self, precision: Precision | None, weight: Tensor) -> None:
         self.precision = precision
         half = precision == "float16" and weight.is_cuda and _fits_kernels(weight, weight.shape[0])
-        # clamp_ keeps the order in memory, which the kernels read.
+        # clamp_ keeps the memory layout, which the kernels depend on.
         self._half = weight.detach().clone().clamp_(-65504.0, 65504.0).half() if half else None
 
     def of(self, weight: Tensor) -> tuple[Tensor, Precision | None]:
@@ -211,7 +211,7 @@ class SnakeUpsample(nn.Module):
         self.scale = nn.Parameter(torch.empty(width))
         self.shift = nn.Parameter(torch.empty(width))
         self.alpha = nn.Parameter(torch.empty(width))
-        # Input channels lie innermost in memory: the kernel's GEMM reads them in wide loads.
+        # Input channels are innermost in memory, so that the kernel's GEMM reads them in wide loads.
         self.weight = nn.Parameter(torch.empty(2 * stride, out_features, width).permute(2, 1, 0))
         self.bias = nn.Parameter(torch.empty(out_features))
         self.operand = _Operand()

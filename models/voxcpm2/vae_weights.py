@@ -144,8 +144,8 @@ def _canonical(name: str) -> str:
 
 
 def round_product_weights(vae: AudioVAE) -> None:
-    """The weights that the kernels multiply on tensor cores -> the nearest TF32 (10 bits of mantissa), ties away from
-    zero: the hardware cuts the other bits off, which would take from every layer's strength."""
+    """Rounds the weights that the kernels multiply on tensor cores to the nearest TF32 (10 bits of mantissa), ties away
+    from zero. The hardware would truncate the other bits, which weakens the output of every layer."""
     for module in vae.modules():
         if isinstance(module, ResidualUnit):
             _round_to_tf32(module.pointwise_weight)
@@ -159,8 +159,8 @@ def _round_to_tf32(parameter: nn.Parameter) -> None:
 
 
 def randomise_audio_vae(vae: AudioVAE, seed: int) -> None:
-    """Values that keep a signal's scale through the codec, made on the parameters' device; the output is quiet."""
-    if vae.decoder.alpha.is_meta:  # shapes alone are asked for
+    """Fills the parameters with random values that keep a signal's scale through the codec; the output is quiet."""
+    if vae.decoder.alpha.is_meta:  # only the shapes are needed
         return
     generator = torch.Generator(vae.decoder.alpha.device).manual_seed(seed)
     for module in vae.modules():
