@@ -14,6 +14,7 @@ from models.qwen2_5_vl.config import Qwen25VLConfig, load_config
 from models.qwen2_5_vl.vision import Qwen25VLEncoder
 from models.qwen2_vl.config import VisionConfig
 from models.qwen2_vl.model import ALIASES
+from models.tied_head import with_the_files_head
 
 
 class Qwen25VL(nn.Module):
@@ -38,6 +39,7 @@ def load_model(
         raise CheckpointError(f"{directory}: the vision tower overflows in float16; use bfloat16 or float32")
     config = load_config(directory)
     decoder = DecoderConfig.from_published(config.shared.text, qkv_bias=True)
+    decoder = with_the_files_head(decoder, directory, device, load_format)
     with without_memory():
         model = Qwen25VL(config, decoder)
         if quantization == "fp8":

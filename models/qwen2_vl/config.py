@@ -88,8 +88,8 @@ def config_of(
     vision_config."""
     nested = config.get("text_config")
     text: dict[str, Any] = dict(nested) if isinstance(nested, dict) and "hidden_size" in nested else dict(config)
-    if "tie_word_embeddings" in config:
-        text["tie_word_embeddings"] = config["tie_word_embeddings"]
+    # transformers before 5 saved the field inside, where 5 finds it, too.
+    text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     mrope_section(text)
     try:
         vision = read_vision(config["vision_config"])
@@ -159,10 +159,10 @@ def preprocessor_settings(directory: Path, file: str, section: str, vision: Visi
         if settings.get(name, value) != value:
             raise CheckpointError(f"{file}: {name} is {settings[name]}, config.json says {value}")
     for name, published in _STEPS.items():
-        value = settings.get(name)
-        known = value is None or (isinstance(value, int | float) and math.isclose(value, published))
+        asked = settings.get(name)
+        known = asked is None or (isinstance(asked, int | float) and math.isclose(asked, published))
         if not known:
-            raise CheckpointError(f"{file}: {name} is {value!r}, expected {published!r}")
+            raise CheckpointError(f"{file}: {name} is {asked!r}, expected {published!r}")
     return settings
 
 

@@ -11,6 +11,7 @@ from models.checkpoint import LoadFormat, Quantization, Rule, load_parameters, w
 from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, load_config
 from models.qwen2_vl.vision import Qwen2VLEncoder
+from models.tied_head import with_the_files_head
 
 ALIASES = (
     ("model.visual.", "visual."),
@@ -38,6 +39,7 @@ def load_model(
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
     decoder = DecoderConfig.from_published(config.text, qkv_bias=True)
+    decoder = with_the_files_head(decoder, directory, device, load_format)
     with without_memory():
         model = Qwen2VL(config, decoder)
         if quantization == "fp8":

@@ -12,6 +12,7 @@ from models.decoder import CausalDecoder, DecoderConfig
 from models.layers.block import ExpertLayout, ExpertsConfig, block_rules
 from models.qwen3_vl.config import Qwen3VLConfig, TowerConfig, load_config
 from models.qwen3_vl.vision import Qwen3VLEncoder
+from models.tied_head import with_the_files_head
 
 
 class Qwen3VL(nn.Module):
@@ -32,7 +33,7 @@ def load_model(
 ) -> Qwen3VL:
     """Raises CheckpointError that names the field or tensor; load_format "random" reads no tensor."""
     config = load_config(directory)
-    decoder = decoder_config(config)
+    decoder = with_the_files_head(decoder_config(config), directory, device, load_format)
     with without_memory():
         model = Qwen3VL(config, decoder)
         if quantization == "fp8":

@@ -44,6 +44,7 @@ from tests.support.paged import PagedCache
 EXPECTED = expected()
 CPU = torch.device("cpu")
 ITEMS = (*IMAGES, *VIDEOS)
+TIED: bool = json.loads((DIRECTORY / "config.json").read_text()).get("tie_word_embeddings", False)
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +211,19 @@ def test_the_newer_name_of_rope_scaling_loads_in_a_flat_config(tmp_path: Path) -
     directory = copy_checkpoint(DIRECTORY, tmp_path / "newer")
     config = json.loads((directory / "config.json").read_text())
     config["rope_parameters"] = {**config.pop("rope_scaling"), "rope_theta": config.pop("rope_theta")}
+    (directory / "config.json").write_text(json.dumps(config))
+    check_like_golden(directory)
+
+
+def test_a_tie_inside_the_text_config_counts(tmp_path: Path) -> None:
+    """transformers 4 saved it there; the field outside is a default then."""
+    from transformers import Qwen2VLForConditionalGeneration
+
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "inside")
+    reference = Qwen2VLForConditionalGeneration.from_pretrained(DIRECTORY, dtype=torch.float32)
+    reference.save_pretrained(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"], config["tie_word_embeddings"] = TIED, False
     (directory / "config.json").write_text(json.dumps(config))
     check_like_golden(directory)
 

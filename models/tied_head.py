@@ -1,0 +1,66 @@
+"""Output heads that config.json calls tied to the embedding table, although the files hold one of other values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from models.checkpoint import LoadFormat, shard_paths
+from models.decoder import DecoderConfig
+from models.errors import CheckpointError
+
+_ROWS = 4096
+"""Of both tensors that are compared at a time."""
+
+
+def with_the_files_head(
+    decoder: DecoderConfig,
+    directory: Path,
+    device: torch.device | str,
+    load_format: LoadFormat,
+    *,
+    head: str = "lm_head.weight",
+    embeddings: Sequence[str] = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight"),
+) -> DecoderConfig:
+    """`decoder`, untied where the files hold a head that is not the embedding table: transformers 5 trusts the files
+    more than tie_word_embeddings. embeddings: the names that the table may have. Without values to read (load_format
+    "random", device meta) `decoder` as it is."""
+    if not decoder.tied or load_format == "random" or torch.device(device).type == "meta":
+        return decoder
+    places = _files_of(directory, (head, *embeddings))
+    table = next((name for name in embeddings if name in places), None)
+    if head not in places or table is None or _equal(places[head], head, places[table], table):
+        return decoder
+    return replace(decoder, tied=False)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+
+
+def _files_of(directory: Path, names: Sequence[str]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in shard_paths(directory):
+        with _opened(path) as file:
+            found |= dict.fromkeys(set(names) & set(file.keys()), path)
+    return found
+
+
+def _equal(first_path: Path, first_name: str, second_path: Path, second_name: str) -> bool:
+    with _opened(first_path) as first_file, _opened(second_path) as second_file:
+        first, second = first_file.get_slice(first_name), second_file.get_slice(second_name)
+        if first.get_shape() != second.get_shape():
+            return False
+        rows = range(0, first.get_shape()[0], _ROWS)
+        return all(torch.equal(first[row : row + _ROWS], second[row : row + _ROWS]) for row in rows)
