@@ -37,8 +37,8 @@ from tests.support.fake_chat import fake_catalog
 
 PATCH = 4800
 RATE = 48_000
-MUTE, ENDLESS = "!mute", "!drone"
-"""Words of a segment that fails, and of one that goes on until it is aborted."""
+MUTE, ENDLESS, LONG = "!mute", "!drone", "!long"
+"""Words of a segment that fails, of one that goes on until it is aborted, and of one that the context cannot hold."""
 
 
 class FakeSpeechProcessor:
@@ -141,6 +141,9 @@ class FakeTalker:
         for name, speech in list(self.speeches.items()):
             if speech.segments and MUTE in _text(speech.segments[0]):
                 failed.append(Failed(name, 500, "fake_failure", "the voice failed"))
+                del self.speeches[name]
+            elif speech.segments and LONG in _text(speech.segments[0]):
+                failed.append(Failed(name, 400, "invalid_value", "it takes too many positions", "input"))
                 del self.speeches[name]
             elif (delta := self._speak(speech)) is not None:
                 audio.append(delta)

@@ -21,6 +21,7 @@ from service.api.context import ServerContext
 from service.api.http.errors import ApiError, as_api_error, bad_request
 from service.api.http.record import RequestRecord
 from service.api.merging import merged
+from service.api.request_stream import EngineError
 from service.api.speech.captions import with_live_pauses
 from service.api.speech.delivery import AudioChunk, PlaybackMeter, complete_file, encode_chunk
 from service.api.speech.live_text import LiveText
@@ -294,7 +295,7 @@ class SpokenAnswer:
         if feed is not None:
             assert text.arrival is not None
             meter = PlaybackMeter(context, job.model.name, text.arrival, live=self._streamed)
-            spoken = feed.chunks()
+            spoken = self._named(feed.chunks())
             async with aclosing(spoken), aclosing(with_live_pauses(spoken, text, self._pause_samples)) as chunks:
                 async for chunk in chunks:
                     if not self._samples and len(chunk.audio) and self._streamed:
@@ -307,6 +308,21 @@ class SpokenAnswer:
             job.record.notes["audio_seconds"] = round(meter.seconds, 2)
         if tail := await context.encoders.finish(encoder):
             yield tail
+
+    async def _named(self, chunks: AsyncGenerator[AudioChunk]) -> AsyncGenerator[AudioChunk]:
+        """The chunks. A text that is too long to be spoken is no field of a chat request: what can be shorter is how to
+        speak it."""
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        except EngineError as error:
+            if error.field is None:
+                raise
+            field = f"audio.{error.field}"
+            if error.field == "input":
+                field = "audio.instructions" if self._job.speaker.design else "audio"
+            raise EngineError(error.status, error.code, error.message, field, error.retry_after) from error
 
     def _count(self, chunk: AudioChunk) -> None:
         self._silence += len(chunk.audio) if chunk.silent else 0

@@ -107,9 +107,9 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case EngineError():
-            return ApiError(
-                error.status, error.message, param=error.field, code=error.code, retry_after=error.retry_after
-            )
+            named = error.field is None or error.message.startswith(error.field)
+            message = error.message if named else f"{error.field}: {error.message}"
+            return ApiError(error.status, message, param=error.field, code=error.code, retry_after=error.retry_after)
         case InputError():
             return bad_request(f"{error.field}: {error}", error.field)
         case msgspec.ValidationError():

@@ -111,9 +111,9 @@ class Answer:
         except (StreamClosed, WebSocketDisconnect):
             raise
         except Exception as error:
-            failure = as_api_error(error)
+            failure = renamed(as_api_error(error), "response")
             if not self._begun:
-                await self._refuse(renamed(failure, "response"))
+                await self._refuse(failure)
                 return
             failed = RealtimeFailure(type=failure.type, code=failure.code, message=failure.message)
             details = StatusDetails(type="failed", error=failed)
@@ -249,7 +249,7 @@ def _request(model: str, config: RealtimeConfig, messages: Sequence[Message]) ->
 
 RENAMED = (
     (r"messages\b.*", "conversation"),
-    (r"audio\.(.*)", r"response.audio.output.\1"),
+    (r"audio((?:\..*)?)", r"response.audio.output\1"),
     (r"max_completion_tokens", "response.max_output_tokens"),
     (r"tools\[(\d+)\]\.function(.*)", r"response.tools[\1]\2"),
     (r"tool_choice\.function\.(.*)", r"response.tool_choice.\1"),

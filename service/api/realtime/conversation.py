@@ -49,8 +49,9 @@ class Conversation:
     def last_id(self) -> str | None:
         return next(reversed(self._entries), None)
 
-    def item(self, id: str) -> ConversationItem:
-        return self._entry(id).item
+    def item(self, id: str, field: str = "item_id") -> ConversationItem:
+        """ApiError 400 names the field that has the id of none."""
+        return self._entries[self._known(id, field)].item
 
     def size(self, id: str) -> int:
         """Bytes of an item, about."""

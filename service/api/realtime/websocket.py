@@ -312,9 +312,12 @@ class Session:
         return messages
 
     def _input(self, item: ConversationItem, place: int) -> ConversationItem:
-        if item.type == "item_reference" and item.id is not None:
-            return self._conversation.item(item.id)
-        return created_item(item, f"response.input[{place}]")
+        field = f"response.input[{place}]"
+        if item.type != "item_reference":
+            return created_item(item, field)
+        if item.id is None:
+            raise bad_request(f"{field}.id: this field is required.", f"{field}.id")
+        return self._conversation.item(item.id, f"{field}.id")
 
     async def _cancel(self, response_id: str | None) -> None:
         answer = self._answer

@@ -17,7 +17,7 @@ from service.api.http.record import RequestRecord
 from service.api.speech.lexicon import Lexicon, LexiconFilter
 from service.api.speech.named_voices import named_reference
 from service.api.speech.normalising.text import TextNormaliser
-from service.api.speech.references import check_text, encode, encode_reference, encoder_of
+from service.api.speech.references import check_room, check_text, encode, encode_reference, encoder_of
 from service.api.speech.schema import SpeechOptions
 from service.api.speech.text_splitting import CONTROL, Granularity, TextSplitter
 from service.api.tracing import phase
@@ -206,10 +206,14 @@ async def prepare(
     speed = 1.0 if options.speed is None else options.speed
     # InputError for a rate or speed that the format cannot have.
     await context.encoders.prepare(StreamingEncoder(name, processor.sample_rate, sample_rate, speed))
+    speaker = await _resolve_speaker(context, options, model)
+    if speaker.design:
+        patches = 0 if speaker.reference is None else len(speaker.reference)
+        check_room(model, f"({speaker.design})", "instructions", reference_patches=patches)
     return SpeechJob(
         id=f"speech-{secrets.token_hex(16)}",
         model=model,
-        speaker=await _resolve_speaker(context, options, model),
+        speaker=speaker,
         seed=secrets.randbits(63) if options.seed is None else options.seed & (2**63 - 1),
         cfg_value=DEFAULT_CFG if options.cfg_value is None else options.cfg_value,
         solver_steps=steps,

@@ -125,7 +125,8 @@ async def speech_stream(socket: WebSocket) -> None:
         answer = as_api_error(error)
         record.outcome = record.end_with(answer.status)
         await session.send_error(answer)
-        await close(socket, TRY_LATER if answer.status == 503 else FAILED, answer.code or "")
+        code = TRY_LATER if answer.status == 503 else FAILED if answer.status >= 500 else POLICY
+        await close(socket, code, answer.code or "")
     finally:
         await session.stop()
         context.open_sockets -= 1
@@ -231,7 +232,10 @@ class Session:
         await utterance.task
 
     async def send_error(self, error: ApiError) -> None:
-        message = SocketError(error.message, error.code, error.param, error.retry_after)
+        text, param = error.message, error.param
+        if param == "input":  # of a speech request; here it is the field of an input.text
+            text, param = f"text: {text.removeprefix('input: ')}", "text"
+        message = SocketError(text, error.code, param, error.retry_after)
         try:
             await send(self._context, self._socket, message)
         except (WebSocketDisconnect, StreamClosed):
@@ -273,12 +277,10 @@ class Utterance:
 
     async def write(self, text: str, *, last: bool) -> None:
         """Adds text. InputError or ApiError when it cannot be spoken; the utterance continues without it."""
-        self._characters += len(text)
-        most = self._context.settings.max_speech_chars
-        if self._characters > most:
-            raise bad_request(
-                f"text: utterance too long: {self._characters} characters given, at most {most} allowed.", "text"
-            )
+        given, most = self._characters + len(text), self._context.settings.max_speech_chars
+        if given > most:
+            raise bad_request(f"text: utterance too long: {given} characters given, at most {most} allowed.", "text")
+        self._characters = given
         await self._text.write(text, last=last)
 
     async def _send(self) -> None:

@@ -15,7 +15,7 @@ from openai import APIError, BadRequestError, InternalServerError, OpenAI
 
 from service.link.config import EngineConfig
 from service.link.supervisor import EngineLink, InlineLink
-from tests.support.fake_talker import ENDLESS, MUTE, PATCH, FakeTalker, talking_catalog
+from tests.support.fake_talker import ENDLESS, LONG, MUTE, PATCH, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
 from tests.support.tool_samples import TOOLS, call_text, result
 from tests.support.waiting import GENEROUS, wait
@@ -272,6 +272,16 @@ def test_a_long_answer_ends_where_the_audio_may(talking: Talking) -> None:
 def test_a_voice_that_fails_ends_the_text(talking: Talking, stream: bool) -> None:
     with pytest.raises(APIError if stream else InternalServerError, match="the voice failed"):
         list(talking.ask(f"!endless Begin it, then {MUTE} it goes. And on.", stream=stream))
+
+
+@pytest.mark.parametrize(("instructions", "param"), [("Calm.", "audio.instructions"), (None, "audio")])
+def test_speech_that_is_too_long_is_no_field_of_a_speech_request(
+    talking: Talking, instructions: str | None, param: str
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        talking.ask(f"It is {LONG}.", audio={**SPOKEN["audio"], "instructions": instructions})
+    assert refused.value.param == param
+    assert refused.value.body["message"] == f"{param}: it takes too many positions"  # type: ignore[index]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from service.api.http.errors import ApiError, as_api_error
 from service.api.http.json_body import parse
+from service.api.request_stream import EngineError
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,3 +90,16 @@ def test_messages_say_why_json_cannot_be_read(raw: bytes, param: str | None, mes
         parse(raw, Lenient)
     error = as_api_error(caught.value)
     assert (error.status, error.param, error.message) == (400, param, message)
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "says"),
+    [
+        ("too long", "messages", "messages: too long"),
+        ("min_tokens is 5", "min_tokens", "min_tokens is 5"),
+        ("the queue is full", None, "the queue is full"),
+    ],
+)
+def test_what_the_engine_refuses_is_named_too(message: str, field: str | None, says: str) -> None:
+    error = as_api_error(EngineError(400, "invalid_value", message, field))
+    assert (error.message, error.param) == (says, field)

@@ -636,6 +636,13 @@ async def test_a_response_refers_to_an_item_once(socket: ClientConnection) -> No
     assert error["param"] == "response.input" and "once" in error["message"]
 
 
+@pytest.mark.parametrize("reference", [{"id": "unknown"}, {}])
+async def test_an_item_that_is_not_there_is_named(socket: ClientConnection, reference: Event) -> None:
+    given = [message("One."), {"type": "item_reference", **reference}]
+    error = await refused(socket, "response.create", response={"input": given})
+    assert error["param"] == "response.input[1].id" and error["message"].startswith("response.input[1].id: ")
+
+
 async def test_items_of_a_response_count_as_pending_bytes(conversing: Conversing, socket: ClientConnection) -> None:
     admission = conversing.server.context.admission
     given = [message("x" * 2000), message("!endless answer")]

@@ -323,6 +323,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"min_len": 9, "max_len": None, "max_new_tokens": 8}, "min_len", "at most max_len, 8"),
     ({"instructions": "x" * 5000}, "instructions", ""),
     ({"instructions": "<|audio_start|>"}, "instructions", "special token"),
+    ({"instructions": "x y " * 1000}, "instructions", "the model has 1024"),
+    ({"instructions": "Z" * 980, "input": "Z" * 59}, "input", "input: text and audio take"),
     ({"ref_text": "What it says."}, "ref_text", "ref_audio"),
     ({"ref_audio": "nonsense"}, "ref_audio", ""),
     ({"ref_audio": "data:audio/wav;base64,AAAA"}, "ref_audio", ""),

@@ -198,7 +198,8 @@ async def test_done_without_text(server: RunningServer) -> None:
         ('{"type": "session.config", "voice": "nobody"}', "voice"),
         ('{"type": "input.text"}', "text"),
         ('{"type": "input.text", "text": "' + "x" * 501 + '"}', "text"),
-        ('{"type": "input.text", "text": "<|audio_start|> said. So"}', "input"),
+        ('{"type": "input.text", "text": "<|audio_start|> said. So"}', "text"),
+        (json.dumps({"type": "session.config", "instructions": "x y " * 1000}), "instructions"),
     ],
 )
 async def test_what_does_not_fit_is_said_and_the_session_goes_on(
@@ -215,12 +216,34 @@ async def test_what_does_not_fit_is_said_and_the_session_goes_on(
         assert (await heard(socket))[-1] == ended(1)
 
 
+async def test_an_utterance_goes_on_without_what_is_too_long(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config())
+        await tell(socket, "input.text", text="x" * 501)
+        assert "at most 500 allowed" in (await heard(socket))[-1]["message"]
+        await tell(socket, "input.text", text="Hello.")
+        await tell(socket, "input.done")
+        assert (await heard(socket))[-1] == ended(1)
+
+
+async def test_a_text_with_no_room_beside_the_instructions_is_the_clients_fault(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config(instructions="x y " * 220))
+        await tell(socket, "input.text", text="Z" * 390 + ".")
+        await tell(socket, "input.done")
+        error = (await heard(socket))[-1]
+        assert error["param"] == "text" and error["message"].startswith("text: text and audio take")
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            await socket.recv()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+
+
 async def test_a_text_that_the_transcript_makes_unspeakable_leaves_nothing_behind(server: RunningServer) -> None:
     async with session(server) as socket:
         await tell(socket, "session.config", **config(ref_audio=data_url(clip()), ref_text="Say <|audio_"))
         await tell(socket, "input.text", text="start|> and more. Hello")
         error = (await heard(socket))[-1]
-        assert (error["type"], error["param"]) == ("error", "input") and "special token" in error["message"]
+        assert (error["type"], error["param"]) == ("error", "text") and "special token" in error["message"]
         await tell(socket, "input.text", text=" there. Good bye.")
         await tell(socket, "input.done")
         received = await heard(socket)
