@@ -142,13 +142,14 @@ def _vision(config: Mapping[str, Any]) -> VisionConfig:
 
 
 def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> dict[str, Any]:
-    """The published `file`, or the `section` of processor_config.json that transformers 5 saves in its place.
+    """The `section` of processor_config.json that transformers 5 saves in place of the published `file` and reads
+    before it, or the file.
 
     Raises CheckpointError where it says other sizes of patches than config.json, or asks for other steps than the
     published ones: bicubic resizing, a 255th of each byte, normalisation.
     """
     settings: dict[str, Any] | None = read_optional_json(directory, "processor_config.json").get(section)
-    if (directory / file).exists() or settings is None:
+    if settings is None:
         settings = read_json(directory, file)
     expected = {
         "patch_size": vision.patch_size,
