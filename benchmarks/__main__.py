@@ -1,4 +1,4 @@
-"""Runs the commands behind the results one after the other, each in a process of its own.
+"""Runs the commands behind the results one after the other, each in its own process.
 
     python -m benchmarks                                 # all of benchmarks/README.md's table
     python -m benchmarks speech_steps startup_voxcpm2    # these results, in this order
@@ -25,7 +25,7 @@ from benchmarks.reading import Missing, Results
 from benchmarks.record import commit, folder
 
 LEAST_SECONDS = 20.0
-"""With less left nothing is begun."""
+"""Seconds. With less time left, no further command is started."""
 TAIL_LINES = 12
 CURRENT = "current"
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def state(name: str, current: str) -> str:
-    """What there is of a result: CURRENT, of another commit than `current`, or nothing."""
+    """The state of a result: CURRENT, from another commit than `current`, or missing."""
     try:
         measured = Results(folder())[name].facts["commit"]
     except Missing:
@@ -81,7 +81,7 @@ def run(command: Command, deadline: float) -> bool:
         try:
             outcome = f"exit status {process.wait(None if left == float('inf') else left)}"
         except subprocess.TimeoutExpired:
-            # As an interrupt from the keyboard: it ends the servers and clients that it started.
+            # Like an interrupt from the keyboard: the command ends the servers and clients that it started.
             process.send_signal(signal.SIGINT)
             process.wait()
             outcome = "cut short"
@@ -91,7 +91,8 @@ def run(command: Command, deadline: float) -> bool:
 
 
 def _interruptible() -> None:
-    """Where this runs in the background of a shell, interrupts are ignored, and what it starts would ignore them."""
+    """Restores the handling of interrupts: in the background of a shell they are ignored, and child processes would
+    inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

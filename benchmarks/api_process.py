@@ -1,10 +1,10 @@
-"""The API process alone, on a CPU: what tokens, speech and requests cost it, and what it adds to a first token.
+"""The API process alone, on a CPU: its cost of tokens, speech and requests, and how much it delays a first token.
 
     python -m benchmarks.api_process [decode] [speech] [requests] [parts] [first] [processes]
 
 An engine without a model answers at a GPU's rate (benchmarks.paced_engine) and clients that parse nothing take it
 (benchmarks.raw_client), each in a process of its own. Costs are processor time of the API process, all its threads
-together, so that they hold on a busy machine too; rates and latencies hold only where three cores are free.
+together, so that they are valid even on a busy machine; rates and latencies are valid only if three cores are free.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ STEP = 0.003
 SPEECH_STEP = 0.017
 """The same between patches of 64 streams."""
 UNHURRIED = 15
-"""At so many times the step the API process is never behind, so that every token is an event of its own."""
+"""With this many times the step, the API process never falls behind, so that every token is an event of its own."""
 REPEATS = 200
 PROCESSES = (1, 2, 4)
 ENDLESS = 30_000
-"""Tokens of an answer that outlasts what is measured beside it."""
+"""Tokens of an answer that outlasts the measurement."""
 CHAT_PATH, SPEECH_PATH = "/v1/chat/completions", "/v1/audio/speech"
 
 
@@ -71,7 +71,7 @@ def _server(model: str, step: float, *more: str) -> Iterator[Server]:
 
 
 def _processor_seconds(pid: int) -> float:
-    """User and system time so far of a server's API process; of several, and of what supervises them, together."""
+    """User and system time so far of a server's API process, or of several and their supervisor together."""
     return sum(_own_seconds(each) for each in (pid, *children(pid)) if each == pid or _is_api(each))
 
 
@@ -128,7 +128,7 @@ def _speech_bodies(patches: int, response_format: str) -> list[Row]:
 
 
 def decode() -> list[Row]:
-    """128 streams of 256 tokens: unhurried, unhurried with stop strings, and at an H100's rate."""
+    """128 streams of 256 tokens: slow, slow with stop strings, and at an H100's rate."""
     kinds: dict[str, tuple[float, Row]] = {
         "unhurried": (UNHURRIED * STEP, {}),
         "unhurried, stop strings": (UNHURRIED * STEP, {"stop": ["###", "User:"]}),
@@ -156,7 +156,7 @@ def decode() -> list[Row]:
 
 
 def speech() -> list[Row]:
-    """64 streams of 10 s: unhurried, and at an H100's rate, as samples and as mp3."""
+    """64 streams of 10 s: slow, and at an H100's rate, as samples and as mp3."""
     rows = []
     for step, response_format in ((UNHURRIED * SPEECH_STEP / 3, "pcm"), (SPEECH_STEP, "pcm"), (SPEECH_STEP, "mp3")):
         with _server(SPEECH, step) as server:
@@ -177,7 +177,7 @@ def speech() -> list[Row]:
 
 
 def requests() -> list[Row]:
-    """One token or one patch each, four at a time: what a request costs beside its tokens."""
+    """One token or one patch each, four at a time: the cost of a request apart from its tokens."""
     kinds: dict[str, tuple[str, str, list[Row]]] = {
         "32 text tokens": (CHAT, CHAT_PATH, _chat_bodies(0, 0, 20, 1)),
         "448 x 448 JPEG, 128 text tokens": (CHAT, CHAT_PATH, _chat_bodies(1, 448, 110, 1)),
@@ -194,7 +194,7 @@ def requests() -> list[Row]:
 
 
 def parts() -> list[Row]:
-    """Where the time of a request with eight pictures goes, each part by itself in one thread of this process."""
+    """Where the time of a request with eight pictures goes: each part separately, in one thread of this process."""
     with tempfile.TemporaryDirectory() as folder:
         directory = make(CHAT, Path(folder))
         catalog = load_catalog(load_settings({"model": (str(directory),), "load_format": "random"}))
@@ -278,7 +278,7 @@ def first() -> list[Row]:
 
 
 def processes() -> list[Row]:
-    """128 streams of 256 tokens, unhurried, and short requests, by the number of API processes."""
+    """128 slow streams of 256 tokens, and short requests, by the number of API processes."""
     rows = []
     for count in PROCESSES:
         with _server(CHAT, UNHURRIED * STEP, "--api-processes", str(count)) as server:

@@ -1,11 +1,10 @@
-"""128 chats with pictures that begin at once, over a simulated GPU: when the last of them has its first token.
+"""128 chats with pictures that begin at once, on a simulated GPU: the time until the last of them has its first token.
 
     python -m benchmarks.burst [--dilation 4] [--api-processes 1] [--rounds 3] [--name burst]
 
 Real clients, API processes, pictures and tokenizer, and the real engine but for its GPU (benchmarks.simulated_gpu),
-whose launches take published times. So the result holds for what the processors do, and says nothing more of a GPU.
-Times are divided by the dilation, processor seconds are not. New chats follow those that end, as in
-`benchmarks.serving closed`.
+whose launches take published times. So the result shows what the processors do, and says nothing about a GPU. Times are
+divided by the dilation, processor seconds are not. New chats follow those that end, as in `benchmarks.serving closed`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MODEL = "qwen2_vl"
 STREAMS = 128
 SIDE, TEXT_WORDS, SYSTEM_TOKENS, TOKENS = 448, 128, 500, 128
 FOLLOWING = 2
-"""Chats for each stream."""
+"""Number of chats for each stream."""
 VOCABULARY = 151_936
 PIXELS = {"min_pixels": 3136, "max_pixels": 12_845_056}
 SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", str(STREAMS), "--media-threads", "8")
@@ -74,7 +73,7 @@ def bodies(count: int, seed: int, *, tokens: int = TOKENS) -> list[bytes]:
 
 
 def answers(server: Server, sent: list[bytes], lanes: int) -> list[Answer]:
-    """In the order in which they were asked for."""
+    """Answers in the order in which their requests were sent."""
     address = urlsplit(server.url)
     assert address.hostname is not None and address.port is not None
     errand = Errand(address.hostname, address.port, "/v1/chat/completions", sent, lanes, len(sent))
@@ -104,7 +103,7 @@ def burst(server: Server, seed: int, dilation: float, streams: int = STREAMS) ->
 
 
 def _launches(server: Server) -> dict[str, float]:
-    """Of the engine, by kind, so far."""
+    """Seconds of the engine's steps so far, by kind."""
     return server.samples("reprise_step_duration_seconds_count", "kind")
 
 
@@ -114,7 +113,7 @@ def measured(dilation: float, processes: int, rounds: int, streams: int) -> Iter
         flags += ["--api-processes", str(processes), "--log-level", "warning"]
         program = ["benchmarks.simulated_gpu"]
         with serve(*flags, environment={"REPRISE_DILATION": str(dilation)}, program=program) as server:
-            answers(server, bodies(4, 1, tokens=2), 4)  # The system prompt is cached from now on.
+            answers(server, bodies(4, 1, tokens=2), 4)  # From now on the system prompt is cached.
             for index in range(rounds):
                 yield {"streams": streams, "round": index, **burst(server, 100 + index, dilation, streams)}, {}
 

@@ -1,4 +1,5 @@
-"""Prefills with cached context through the runner, at full size with random weights: the chosen route beside eager.
+"""Prefills with cached context through the runner, at full size with random weights: the chosen route compared with
+eager.
 
     python -m benchmarks.cached_prefill qwen2_vl_2b [--tiny]
 
@@ -41,13 +42,13 @@ from service.link.messages import ChatRequest, SamplingParams
 PAGE_SIZE = 16
 CONTEXT = 512
 ROOM = 512
-"""Positions of a decode row's prompt, and those that the timed launches may add."""
+"""Positions of a decode row's prompt, and of the tokens that the timed launches may add."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """chunks of so many tokens each, the first `pictures` of them of a picture, behind `cached` ones; beside
-    decode_rows."""
+    """chunks of `tokens` tokens each, the first `pictures` of which belong to a picture, after `cached` positions,
+    together with decode_rows."""
 
     chunks: int
     tokens: int
@@ -79,12 +80,12 @@ TINY = (Shape(1, 8), Shape(2, 8, 40), Shape(1, 16, 32, 2), Shape(1, 300, 32, 2),
 
 
 class Bench:
-    """One model's runner over pages of its own; slots and pages are given out once."""
+    """One model's runner with its own pages; slots and pages are given out once."""
 
     def __init__(
         self, model: ChatModel, device: torch.device, mixed_route: MixedRoute, pages: int, rows: int, most_rows: int
     ) -> None:
-        """most_rows: of one picture."""
+        """most_rows: rows of one picture at most."""
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         config = EngineConfig(models=(), mixed_route=mixed_route, page_size=PAGE_SIZE, max_running=rows)
         pool = GraphPool(device, config.graph_memory)

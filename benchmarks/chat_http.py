@@ -1,4 +1,4 @@
-"""Vision chat through HTTP with clients in processes of their own: time to first token, decode, open loop.
+"""Vision chat through HTTP with clients in their own processes: time to first token, decode, open loop.
 
     python -m benchmarks.chat_http latency|decode|arrivals|pairs [MODEL] [--tiny]
 
@@ -23,7 +23,7 @@ from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import ChatLoad
 
 FIRST_TOKEN_MEAN, FIRST_TOKEN_P99 = 0.150, 0.300
-"""Seconds, with which a rate of the seed's workload counts as sustained."""
+"""Seconds of TTFT, mean and 99th percentile, up to which a rate counts as sustained."""
 SEED_RATE = 36
 SEED_PROMPTS = 1200
 PAIRS_RATE = 8
@@ -90,7 +90,7 @@ STAGES = {
     "prefill": "prefill_duration",
     "server_first": "time_to_first_token",
 }
-"""Columns, and the histograms of the server that they are means of."""
+"""Columns, and the server's histograms whose means they are."""
 
 
 def _stages(server: Server) -> dict[str, tuple[float, float]]:
@@ -100,7 +100,7 @@ def _stages(server: Server) -> dict[str, tuple[float, float]]:
 
 
 def _means(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> dict[str, float | None]:
-    """Milliseconds between two readings; None where nothing was observed."""
+    """Mean in milliseconds between two readings; None if nothing was observed."""
     found: dict[str, float | None] = {}
     for column, (seconds, count) in after.items():
         first_seconds, first_count = before[column]
@@ -110,8 +110,8 @@ def _means(before: dict[str, tuple[float, float]], after: dict[str, tuple[float,
 
 
 def decode(server: Server, model: str, scale: Scale) -> Iterator[Row]:
-    """Closed loop of text requests: gaps between tokens and tokens per second at the clients, and what the engine's
-    Python takes for a decode step."""
+    """Closed loop of text requests: gaps between tokens and tokens per second at the clients, and the time of the
+    engine's Python for a decode step."""
     for streams in scale.streams:
         load = ChatLoad(
             url=server.url,
@@ -208,7 +208,7 @@ TINY_MODEL = "reprise/qwen2_vl"
 
 
 def _measured(kind: str, model: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row, and what the server that gave it says of itself by then."""
+    """Each row, and the facts that its server reports at that time."""
     with serve(*flags) as server:
         server.wait_for_captures()
         for row in RUNS[kind](server, model, scale):

@@ -139,7 +139,7 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             | {"vocab_size": 73448}
             | {
                 "rope_scaling": {
-                    # The values do not change what a step costs; those of the published file are near these.
+                    # The values do not change the cost of a step; those of the published file are close to these.
                     "short_factor": [1.0 + 0.475 * i for i in range(64)],
                     "long_factor": [1.0 + 0.475 * i for i in range(64)],
                     "original_max_position_embeddings": 32768,

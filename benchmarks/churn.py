@@ -1,11 +1,11 @@
-"""Thousands of short requests of every kind, one after the other, and what they leave behind: nothing.
+"""Thousands of short requests of every kind, one after the other, which must leave nothing behind.
 
     python -m benchmarks.churn [--requests 30000] [--clients 8] [-- server flags]
 
-The requests are those of benchmarks/mixed_traffic.py, of each kind as many: answers, aborts, uploads of voices, bad
-media, connections that are cut. Slots, KV blocks, descriptors, tasks, processes, shared memory and files have to be
-what they were before; resident memory may be GROWTH_RATIO more, or be the same after another round. Where a soak looks
-for what grows with time, this looks for what grows with each request.
+The requests are those of benchmarks/mixed_traffic.py, an equal number of each kind: answers, aborts, uploads of voices,
+bad media, connections that are cut. Slots, KV blocks, descriptors, tasks, processes, shared memory and files must be
+the same as before; resident memory may grow by GROWTH_RATIO, or must not grow in a further round. A soak looks for
+growth with time, this one for growth with requests.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from benchmarks.server import Server, serve
 from benchmarks.soak import facts_of
 
 TOKENS, PATCHES = 6, 4
-"""Of the longest answers: what is counted is requests, not work."""
+"""Tokens of the longest answers: short, since requests are counted, not work."""
 WARM_REQUESTS = 1280
-"""After which pools and caches are as large as they get."""
+"""Number of requests after which pools and caches have reached their final size."""
 GROWTH_RATIO = 0.05
-"""Of a process' resident memory, from the begin of a round to its end."""
+"""Growth of a process' resident memory during a round that is allowed."""
 GROWTH = "resident bytes"
 ROUNDS = 4
-"""At most. Memory that grew in one may be a pool that a thread had not filled yet, and the more processors, the more
-threads; what each request leaves behind makes it grow in every round."""
+"""Number of rounds at most. Memory that grew in one round may be a pool that a thread had not filled yet, and more
+processors mean more threads; a leak in each request makes it grow in every round."""
 SETTLE_SECONDS = 60.0
 PROGRESS = 500
-"""Requests between two lines of it."""
+"""Number of requests between two lines of progress."""
 
 
 async def drive(traffic: MixedTraffic, url: str, requests: int, clients: int) -> None:
-    """Sends so many requests, of each kind in turn."""
+    """Sends `requests` requests, of each kind in turn."""
     kinds: Iterator[tuple[int, Kind]] = enumerate(islice(cycle(traffic.kinds), requests))
     began = time.monotonic()
 
@@ -63,8 +63,8 @@ async def drive(traffic: MixedTraffic, url: str, requests: int, clients: int) ->
 
 
 async def settled(server: Server, temporary: Path, before: Footprint | None = None) -> Footprint:
-    """The footprint once nothing is in progress and, where there is a `before`, nothing is left over; or that after
-    SETTLE_SECONDS."""
+    """The footprint once nothing is in progress and nothing is left over compared with `before`, if given; or the one
+    after SETTLE_SECONDS."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         os.kill(server.pid, signal.SIGUSR1)  # benchmarks/trimmed_server.py
@@ -75,7 +75,7 @@ async def settled(server: Server, temporary: Path, before: Footprint | None = No
 
 
 def faults(before: Footprint, after: Footprint) -> list[str]:
-    """What did not return to where it was. Both of an idle server."""
+    """What did not return to its former value. Both footprints are of an idle server."""
     found = after.left_over(before)
     for role, held in before.resident_bytes.items():
         now = after.resident_bytes.get(role, 0)
@@ -85,7 +85,7 @@ def faults(before: Footprint, after: Footprint) -> list[str]:
 
 
 async def run(server: Server, temporary: Path, requests: int, clients: int) -> dict[str, Any]:
-    """The result of a churn: rows by kind, both footprints, what is at fault."""
+    """The result of a churn: rows by kind, both footprints, faults."""
     await drive(MixedTraffic(server, 1, tokens=TOKENS, patches=PATCHES), server.url, WARM_REQUESTS, clients)
     await asyncio.to_thread(server.wait_for_captures)
     before = start = await settled(server, temporary)
@@ -117,7 +117,7 @@ async def run(server: Server, temporary: Path, requests: int, clients: int) -> d
 
 
 def churn(requests: int, clients: int, flags: Sequence[str] = ()) -> dict[str, Any]:
-    """`run` on a server of its own, with the models of the package."""
+    """`run` on a new server with the embedded models."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         temporary = folder / "tmp"

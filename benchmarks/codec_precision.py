@@ -1,4 +1,4 @@
-"""What each precision of the codec's GEMMs leaves of the signal: the published size with random weights, on a GPU.
+"""How much of the signal each precision of the codec's GEMMs preserves: published size with random weights, on a GPU.
 
 python -m benchmarks.codec_precision
 
@@ -34,14 +34,15 @@ PUBLISHED = AudioVAEConfig(
 MEASURED: tuple[Precision, ...] = ("tf32", "float16")
 STREAMS = 8
 FRAMES = 24
-"""Latent frames a stream, 40 ms each."""
+"""Latent frames of a stream, 40 ms each."""
 FRAMES_A_STEP = 4
 LOUDNESS = 0.1
-"""Root mean square that the last convolution is scaled to: as loud as speech, where tanh is nearly straight."""
+"""Root mean square of the output to which the last convolution is scaled: as loud as speech, where tanh is nearly
+linear."""
 
 
 def random_codec(config: AudioVAEConfig, seed: int) -> AudioVAE:
-    """Random weights that keep a signal's scale through the decoder, and speak as loud as LOUDNESS."""
+    """Random weights that keep a signal's scale through the decoder, and give an output as loud as LOUDNESS."""
     vae = AudioVAE(config).requires_grad_(False)
     randomise_audio_vae(vae, seed)
     last = vae.decoder.last
@@ -71,7 +72,7 @@ def decibels(audio: Tensor, reference: Tensor) -> float:
 
 
 def of_precision(vae: AudioVAE, precision: Precision, z: Tensor) -> Tensor:
-    """Audio of a copy of the codec on a GPU, its weights treated as they are when a checkpoint is loaded."""
+    """Audio of a copy of the codec on a GPU, with weights treated as when a checkpoint is loaded."""
     vae = copy.deepcopy(vae).cuda()
     round_product_weights(vae)
     vae.decoder.set_precision(precision)

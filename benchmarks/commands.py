@@ -1,4 +1,4 @@
-"""Every result: what it measures, the command that writes it, and the command that measures peers beside it."""
+"""Every result: what it measures, the command that writes it, and the command that measures peers with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Command:
 
     @property
     def with_peers(self) -> str:
-        """Runs `command`, and then those peers that are installed, on the same machine."""
+        """Runs `command`, and then the installed peers on the same machine."""
         return f"python -m benchmarks.peers {self.peers} --with {self.result}" if self.peers else ""
 
 

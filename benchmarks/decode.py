@@ -1,9 +1,9 @@
-"""Decode steps and prefills at full size with random weights: replay against eager and against the floor.
+"""Decode steps and prefills at full size with random weights: replay compared with eager and with the roofline.
 
 python -m benchmarks.decode qwen2_vl_2b [qwen2_vl_7b minicpmv_4_5 kimi_vl_a3b qwen3_vl_4b ...]
 
-A decode step is the whole captured step: inputs from slot state, backbone, logits, choice, stop, next inputs. Half of
-the rows sample at temperature 0.7, the others are greedy.
+A decode step is the whole captured step: inputs from slot state, backbone, logits, sampling, stop tokens, next inputs.
+Half of the rows sample at temperature 0.7, the others are greedy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from service.graphs.runner import GraphRunner
 BATCHES = (1, 8, 32, 64, 128)
 CONTEXT = 512
 ROOM = 512
-"""Positions that the timed steps may add."""
+"""Number of positions that the timed steps may add."""
 PREFILLS = (384, 1024, 2048)
 MAX_CONTEXT = 32_768
 PAGE_SIZE = 16
@@ -38,7 +38,7 @@ POOL_BYTES = 16 << 30
 
 
 def floor(decoder: Decoder, rows: int) -> float:
-    """Seconds: every weight that `rows` tokens touch, and their keys and values, read once."""
+    """Roofline in seconds: every weight that `rows` tokens need, and their keys and values, read once."""
     assert isinstance(decoder, nn.Module)
     mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
     chosen = {id(p): mixture.router.top_k for mixture in mixtures for p in mixture.experts.parameters()}
@@ -125,7 +125,7 @@ def measure_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> R
 
 
 def measure_prefill(name: str, decoder: Decoder, tokens: int, device: torch.device) -> Row:
-    """One sequence without cached context, eager as the engine runs it, and the same launches replayed."""
+    """One sequence without cached context, eagerly as in the engine, and the same launches replayed."""
     caches = caches_of(decoder.cache_specs(), -(-tokens // (CONTEXT + ROOM)), device)
     ids = torch.randint(0, 1000, (tokens,), device=device)
     positions = torch.arange(tokens, device=device).expand(decoder.position_axes, -1)

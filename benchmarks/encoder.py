@@ -1,4 +1,4 @@
-"""Vision encoders at full size with random weights: replay against eager and against the roofline, padding.
+"""Vision encoders at full size with random weights: replay compared with eager and with the roofline, and padding.
 
 python -m benchmarks.encoder qwen2_vl_2b [qwen2_vl_7b minicpmv_4_5 kimi_vl_a3b qwen3_vl_4b ...]
 """
@@ -113,7 +113,7 @@ def measure(name: str, directory: Path, device: torch.device) -> list[Row]:
 
 
 def plans_of(encoder: VisionEncoder, items: Sequence[MediaItem], largest: Bucket) -> list[Plan]:
-    """All items in one plan, or each part in one of its own where an item is too large for the `largest` bucket."""
+    """All items in one plan, or each part in its own plan if an item is too large for the `largest` bucket."""
     parts = [part for item in items for part in encoder.split(item, largest)]
     groups = [parts] if len(parts) == len(items) else [[part] for part in parts]
     return [encoder.plan(group) for group in groups]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.engines [chat] [conversations] [speech] [--gpus 1 2] [--rounds 3] [--tiny]
 
-Full size and random weights. A server with `--gpus 1` and one with `--gpus 2` take the same load in turn, so that what
-drifts in the host hits both. The load is closed and large enough for the greatest number of GPUs. --tiny takes the
+Full size and random weights. A server with `--gpus 1` and one with `--gpus 2` take the same load in turn, so that
+drifts of the host affect both. The load is closed and large enough for the largest number of GPUs. --tiny takes the
 embedded models and engines on the CPU, to try the script.
 """
 
@@ -30,7 +30,8 @@ REASONS = ("affinity", "spilled", "load", "moved")
 
 @dataclass(frozen=True)
 class Scale:
-    """chats, listeners: open at any time. each: requests, conversations and utterances for each of them."""
+    """chats, listeners: number that is open at any time. each: requests, conversations and utterances for each of
+    them."""
 
     chat_model: str
     speech_model: str
@@ -70,7 +71,7 @@ def conversations(url: str, scale: Scale, seed: int) -> ChatLoad:
 
 
 def speech(url: str, scale: Scale, seed: int) -> SpeechLoad:
-    """Utterances of a fixed length, each client's next one when the last has ended."""
+    """Utterances of a fixed length; each client starts the next one when the last has ended."""
     return SpeechLoad(
         url=url,
         model=scale.speech_model,
@@ -92,7 +93,7 @@ LOADS: dict[str, Callable[[str, Scale, int], AnyLoad]] = {
 def measured(
     kinds: Sequence[str], counts: Sequence[int], rounds: int, scale: Scale, tiny: bool
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """A row for each kind of load, number of GPUs and round, and what its server says of itself."""
+    """A row for each kind of load, number of GPUs and round, and the facts that its server reports."""
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
             model = SPEECH if kind == "speech" else CHAT
@@ -111,7 +112,7 @@ def flags(count: int, scale: Scale, tiny: bool) -> list[str]:
 
 
 def row(server: Server, kind: str, count: int, scale: Scale, seed: int) -> Row:
-    """What the clients saw, and how the engines shared the work."""
+    """The clients' measurements, and how the engines shared the work."""
     load = LOADS[kind](server.url, scale, seed)
     result = summary(load, run_load(load, processes=min(scale.client_processes, load.concurrency)))
     found: Row = {"gpus": count, **{name: result[name] for name in ("requests", "succeeded", "refused", "failed")}}

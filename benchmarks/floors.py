@@ -1,13 +1,13 @@
-"""Least times on an H100: arithmetic over its measured bf16 rate or bytes over its measured bandwidth, the larger."""
+"""Rooflines of an H100: the larger of arithmetic over its measured bf16 rate and bytes over its measured bandwidth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 FLOPS = 798e12
-"""bf16 matrix product of 8192 x 8192 x 8192 on random data, measured."""
+"""FLOP/s of a bf16 GEMM of 8192 x 8192 x 8192 on random data, measured."""
 BYTES = 3.0e12
-"""Device-to-device copy, measured."""
+"""Bytes per second of a device-to-device copy, measured."""
 
 
 def qwen2_vl_encoder(sequences: Sequence[int], out_features: int) -> float:

@@ -20,7 +20,7 @@ WORK_GAUGES = (
     "reprise_http_requests_in_progress",
     "reprise_admitted_bytes",
 )
-"""Lines of a scrape that are zero while nobody asks for anything (but for the scrape itself)."""
+"""Lines of a scrape that are zero while there is no request except the scrape itself."""
 ENGINE = "service.link.process"
 DECODER = "service.media.decode_worker"
 GRAMMARS = "service.api.chat.grammar_worker"
@@ -49,7 +49,7 @@ class Footprint:
     tasks: int
 
     def left_over(self, before: Footprint) -> list[str]:
-        """What is held now and was not held before; empty when everything was given back."""
+        """What is held now but was not held before; empty if everything was given back."""
         found = [f"gauge {line}" for line in self.busy]
         found += [f"file {name}" for name in sorted(self.files - before.files)]
         for kind in ("processes", "descriptors"):
@@ -63,7 +63,7 @@ class Footprint:
 
 
 def children(pid: int) -> list[int]:
-    """Of all generations; none for a process that is gone."""
+    """Child processes of all generations; none for a process that has ended."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -106,20 +106,20 @@ def engine_pid(server_pid: int) -> int:
 
 
 def processor_seconds(server_pid: int) -> dict[str, float]:
-    """Processor time so far of the server's processes that live, by role."""
+    """Processor time so far of the server's running processes, by role."""
     ticks = os.sysconf("SC_CLK_TCK")
     spent: dict[str, float] = {}
     for pid in (server_pid, *children(server_pid)):
         process = inspect(pid)
         if process is not None:
-            # Behind the name, which may hold blanks: state is the third field, user and system time the 14th and 15th.
+            # After the name, which may hold blanks: state is the third field, user and system time the 14th and 15th.
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             spent[process.role] = spent.get(process.role, 0.0) + (int(fields[11]) + int(fields[12])) / ticks
     return spent
 
 
 def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
-    """temporary: the TMPDIR of the server alone."""
+    """temporary: a TMPDIR that only the server uses."""
     text = httpx.get(f"{url}/metrics", headers={"connection": "close"}, timeout=120).text
     processes = [found for pid in (server_pid, *children(server_pid)) if (found := inspect(pid)) is not None]
     totals: dict[str, dict[str, int]] = {"count": {}, "fds": {}, "threads": {}, "rss": {}}
@@ -133,7 +133,7 @@ def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
         for kind, amount in amounts.items():
             totals[kind][process.role] = totals[kind].get(process.role, 0) + amount
     files = {str(path) for path in Path("/dev/shm").iterdir() if _belongs(path, processes)}
-    # Each built-in voice is kept once, when it is first asked for: no more files than names.
+    # Each built-in voice is kept once, at its first use: no more files than names.
     kept = (path for path in temporary.rglob("*") if FOLDER not in (path.name, path.parent.name))
     files |= {re.sub(r"reprise-\w+", "reprise-*", str(path)) for path in kept}
     return Footprint(

@@ -1,14 +1,15 @@
-"""How many tokens of an answer its grammar forces: what decoding several of them in one step could save. Needs no GPU.
+"""How many tokens of an answer its grammar forces, and how much decoding several of them in one step could save. Needs
+no GPU.
 
     python -m benchmarks.forced_tokens
 
-Answers to the schema of benchmarks.guided, written by somebody who knows it, over a vocabulary of published size with
-punctuation of JSON and, as `names` says, words: else a name takes several tokens.
+The answers are handwritten for the schema of benchmarks.guided. The vocabulary has the published size, with JSON's
+punctuation and, with `names`, words; without them a name takes several tokens.
 
-`forced`: tokens that follow from what was written before. `saved`: the share of steps that need not run if tokens of
-a run are decoded together. The first of one is no gain: its step is already running when the host learns that it is
-forced; without that, it would be `bound`. `single`: tokens where the mask allows no other one, so that an answer with
-and without such steps would be the same.
+`forced`: tokens that follow from what was written before. `saved`: the share of steps that need not run if tokens of a
+run are decoded together. The first token of a run gains nothing, since its step is already running when the host learns
+that it is forced; without this effect the share would be `bound`. `single`: tokens for which the mask allows no
+alternative, so that an answer without such steps would be the same.
 """
 
 from __future__ import annotations

@@ -51,10 +51,9 @@ def captured(
 
 @torch.inference_mode()
 def measure_each(kind: str, names: Sequence[str], measure: Callable[[str, Path, torch.device], list[Row]]) -> list[Row]:
-    """Rows of all models of `names` (benchmarks.checkpoints.SIZES), one after the other on the first GPU.
-
-    measure: of a model's name, directory and device. The result file KIND_NAMES is written after each model, so that
-    one that fails takes no other's rows with it.
+    """Rows of all models of `names` (benchmarks.checkpoints.SIZES), one after the other on the first GPU. measure:
+    called with a model's name, directory and device. The result file KIND_NAMES is written after each model, so that a
+    failing model does not lose the rows of others.
     """
     device = torch.device("cuda", 0)
     rows: list[Row] = []
@@ -67,7 +66,7 @@ def measure_each(kind: str, names: Sequence[str], measure: Callable[[str, Path, 
 
 
 def free() -> None:
-    """Gives the memory of models and graphs that nobody holds back to the device."""
+    """Returns the memory of unused models and graphs to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 

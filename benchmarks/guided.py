@@ -1,10 +1,11 @@
-"""What guided rows cost: all guided against none, to free rows beside them, and gaps while grammars are built.
+"""The cost of guided rows: all guided compared with none, their effect on unguided rows, and gaps while grammars are
+built.
 
     python -m benchmarks.guided [MODEL] [--tiny]
 
 Rounds with and without a schema alternate on one server, and medians are compared. Answers are cut at the same number
-of tokens. Free rows are counted alone, beside a few more free rows, and beside as many guided ones. Then free rows are
-watched while every tenth of a second a request with a schema that is new comes. Full size, random weights and a
+of tokens. Free (unguided) rows are counted alone, with a few more free rows, and with as many guided ones. Then free
+rows are watched while a request with a new schema comes every tenth of a second. Full size, random weights and a
 vocabulary of published size; --tiny serves the embedded model instead, to try the script.
 """
 
@@ -33,11 +34,11 @@ from service.cli.bench.spec import ChatLoad, Record
 
 ROUNDS = 5
 FREE_ROWS = 16
-"""Watched while grammars are built."""
+"""Number of rows that are watched while grammars are built."""
 PROCESSES = 4
-"""Of clients."""
+"""Number of client processes."""
 WORDS = 8
-"""Of a request."""
+"""Words of a request."""
 BESIDE = ("none", "free", "guided")
 NEW_SCHEMA_EVERY = 0.1
 TINY_MODEL = "reprise/qwen2_vl"
@@ -45,7 +46,7 @@ TINY_MODEL = "reprise/qwen2_vl"
 
 @dataclass(frozen=True)
 class Scale:
-    """rows: of the comparison of all with none. counted: free rows with others beside them, `beside` of them."""
+    """rows: of the comparison of all guided with none. counted: free rows with `beside` other rows."""
 
     rows: tuple[int, ...]
     tokens: int
@@ -101,7 +102,7 @@ async def stream(client: httpx.AsyncClient, request: dict[str, Any]) -> list[flo
 
 
 def load(server: Server, model: str, rows: int, tokens: int, seed: int, *, guided: bool) -> ChatLoad:
-    """So many rows at a time, all of which begin together."""
+    """`rows` rows at a time, all of which begin together."""
     return ChatLoad(
         url=server.url,
         model=model,
@@ -123,7 +124,7 @@ def rate(server: Server, model: str, rows: int, tokens: int, seed: int, *, guide
 
 
 def rate_beside(server: Server, model: str, scale: Scale, seed: int, beside: str) -> float:
-    """Tokens a second of the free rows that are counted; the others last twice as long."""
+    """Tokens per second of the counted free rows; the others last twice as long."""
     counted = load(server, model, scale.counted, scale.tokens, seed, guided=False)
     if beside == "none":
         return per_second(run_load(counted, processes=PROCESSES))
@@ -138,7 +139,8 @@ def per_second(records: Sequence[Record]) -> float:
 
 
 async def gaps(server: Server, model: str, tokens: int, numbers: Iterator[int] | None) -> list[float]:
-    """Longest gap between events of each free row, in seconds. numbers: of new schemas that come meanwhile."""
+    """Longest gap between events of each free row, in seconds. numbers: those of the new schemas that come in the
+    meantime."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
         free = asyncio.gather(*(stream(client, body(model, tokens, seed, None)) for seed in range(FREE_ROWS)))
@@ -158,7 +160,7 @@ def measured(server: Server, model: str, scale: Scale) -> Iterator[Row]:
         rates: dict[bool, list[float]] = {False: [], True: []}
         for round_, guided in itertools.product(range(ROUNDS + 1), (False, True)):
             value = rate(server, model, rows, scale.tokens, next(seeds), guided=guided)
-            if round_:  # The first one of each captures and warms up.
+            if round_:  # The first round of each captures and warms up.
                 rates[guided].append(value)
         free, guided_rate = (statistics.median(rates[guided]) for guided in (False, True))
         yield {
@@ -184,7 +186,7 @@ def mask_seconds(server: Server) -> float:
 
 
 def measured_beside(server: Server, model: str, scale: Scale, seeds: Iterator[int]) -> Row:
-    """loss_beside: what guided rows take from free ones, that is, more than as many free rows take."""
+    """loss_beside: how much more guided rows slow down the free ones than as many free rows would."""
     rates: dict[str, list[float]] = {beside: [] for beside in BESIDE}
     for round_, beside in itertools.product(range(ROUNDS + 1), BESIDE):
         value = rate_beside(server, model, scale, next(seeds), beside)

@@ -1,4 +1,4 @@
-"""VoxCPM2 at full size with random weights: the decode step of rows with adapters, beside that of rows without.
+"""VoxCPM2 at full size with random weights: the decode step of rows with adapters, compared with rows without.
 
 python -m benchmarks.lora [--rank 32] [ROWS ...]
 """
@@ -31,7 +31,7 @@ SLOTS = 32
 RUNS = 5
 REPEATS = 20
 GROUPS = ("lm", "dit")
-"""What the published fine-tuning changes by default."""
+"""The layers that the published fine-tuning changes by default."""
 
 
 def filled_bank(model: SpeechModel, rank: int, device: torch.device) -> LoraBank:
@@ -42,14 +42,14 @@ def filled_bank(model: SpeechModel, rank: int, device: torch.device) -> LoraBank
 
 
 def adapters_of(rows: int, distinct: int) -> np.ndarray:
-    """Of each row; every adapter has about as many, mixed as arrivals mix them. 0: no row has one."""
+    """Adapter of each row; every adapter has about as many rows, mixed like arrivals. 0: no row has one."""
     if distinct == 0:
         return np.full(rows, -1)
     return np.random.default_rng(0).permutation(np.arange(rows) % distinct)
 
 
 def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool) -> list[Row]:
-    """One state for all variants; in each of the runs they take turns."""
+    """One state for all variants, which take turns in each run."""
     state, steps = live_state(model, rows, pool.device), model.solver_steps[0]
     pages = 1 + rows * pages_for(CONTEXT + 512, PAGE_SIZE)
     caches = [spec.allocate(pages, PAGE_SIZE, pool.device, torch.bfloat16) for spec in model.cache_specs()]

@@ -1,4 +1,4 @@
-"""Requests of every kind that a client may send, good ones and bad ones, and what came of them.
+"""Requests of every kind that a client may send, good ones and bad ones, and their outcomes.
 
 Chat with pictures and videos, streamed and whole; speech live, whole and over the WebSocket; voices; clients that leave
 in the middle or whose connection is cut; bad input.
@@ -27,14 +27,14 @@ from websockets.asyncio.client import connect
 from benchmarks.server import Server
 
 BYTES_PER_SECOND = 96_000
-"""Of 16-bit audio at 48 kHz."""
+"""Bytes per second of 16-bit audio at 48 kHz."""
 SENTENCES = (
     "The tide goes out, and the harbour falls silent.",
     "Seven trains left before noon; none of them was late.",
     "She folded the letter twice. Then she burned it.",
 )
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: closing sends RST, as when a peer is gone."""
+"""SO_LINGER: closing sends RST, as if the peer were gone."""
 
 Kind = Callable[[httpx.AsyncClient], Awaitable[None]]
 
@@ -71,7 +71,7 @@ class MixedTraffic:
         self.kinds = (chat if self._chat else []) + (speech if self._speech else [])
 
     async def send(self, kind: Kind, http: httpx.AsyncClient) -> None:
-        """One request of that kind, and those that belong to it."""
+        """Sends one request of that kind, and those that belong to it."""
         name = kind.__name__.strip("_")
         began = time.monotonic()
         try:
@@ -92,7 +92,7 @@ class MixedTraffic:
         return rows
 
     def _saw(self, kind: str, response: httpx.Response, *expected: int) -> bool:
-        """Notes an answer's status; True for a 200. An honest refusal for load is no problem."""
+        """Records an answer's status; True for a 200. A refusal because of load is not a problem."""
         self.statuses[kind, str(response.status_code)] += 1
         overloaded = response.status_code == 503 and "retry-after" in response.headers
         if response.status_code not in expected and not overloaded:
@@ -180,7 +180,7 @@ class MixedTraffic:
             self.statuses["speech_socket", kind] += 1
 
     async def _socket_cut(self, http: httpx.AsyncClient) -> None:
-        """The client is gone in the middle of an utterance, without a closing handshake."""
+        """The client disconnects in the middle of an utterance, without a closing handshake."""
         async with connect(self._server.url.replace("http", "ws", 1) + "/v1/audio/speech/stream") as socket:
             await socket.send(json.dumps({"type": "session.config", **self._text(input=None, min_len=50, max_len=50)}))
             await socket.send(json.dumps({"type": "input.text", "text": " ".join(SENTENCES)}))
@@ -198,7 +198,7 @@ class MixedTraffic:
             self._saw("voice", await http.delete(f"/v1/audio/voices/{id_}"), 200)
 
     async def _leave(self, http: httpx.AsyncClient, kind: str, path: str, body: dict[str, Any]) -> None:
-        """Reads a few pieces and goes away."""
+        """Reads a few chunks and disconnects."""
         pieces = self.random.randrange(1, 8)
         async with http.stream("POST", path, json=body) as response:
             self._saw(kind, response, 200)

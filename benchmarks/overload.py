@@ -1,4 +1,5 @@
-"""An open loop at several times what a chat server can do: what is left of its rate, and how fast it refuses the rest.
+"""An open loop at several times the capacity of a chat server: how much of its rate remains, and how fast it refuses
+the rest.
 
     python -m benchmarks.overload embedded                 # the model of the package, on a CPU or a GPU
     python -m benchmarks.overload qwen2_vl_2b              # full size, random weights
@@ -6,11 +7,10 @@
 
 A closed loop measures the capacity: answers a second. Then requests arrive as a Poisson process at --factor times that.
 An answer is good when it was complete and its first token came within --limit seconds; the server refuses what would
-wait longer (`--queue-timeout` below the limit) and what its queues cannot hold. Good answers a second are counted from
-the first queue's fill to the last arrival, so that neither the filling nor the emptying of queues is.
-
-The time of a refusal is taken twice: in the API process, from its access log, and at the client, which shares the
-processors with the server. `load_average_before` says what else the machine did.
+wait longer (`--queue-timeout` below the limit) and what its queues cannot hold. Good answers per second are counted
+from the time when the queue is first full to the last arrival, so that neither filling nor emptying the queue counts.
+The time of a refusal is measured twice: in the API process, from its access log, and at the client, which shares the
+processors with the server. `load_average_before` shows what else the machine did.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ GOODPUT_SHARE = 0.95
 REFUSAL_SERVER_SECONDS = 0.005
 REFUSAL_CLIENT_SECONDS = 0.05
 QUEUE_SHARE = 0.8
-"""Of the limit that a request may wait in the queue; the rest is for its prefill."""
+"""Share of the limit that a request may wait in the queue; the rest is for its prefill."""
 SHAPES: dict[str, dict[str, Any]] = {
     EMBEDDED: {"width": 56, "height": 56, "text_characters": 32, "output_tokens": 16},
     "": {"width": 448, "height": 448, "text_words": 128, "system_tokens": 500, "output_tokens": 128},
 }
-"""Of a request, for the embedded model and for all others."""
+"""Sizes of a request, for the embedded model and for all others."""
 
 
 def capacity(server: Server, shape: dict[str, Any], arguments: argparse.Namespace) -> float:
@@ -75,8 +75,8 @@ def overload(server: Server, shape: dict[str, Any], rate: float, arguments: argp
 
 
 def row_of(records: Sequence[Record], limit: float, capacity: float) -> Row:
-    """What clients saw. Good answers are counted that ended from `limit` seconds after the first arrival to the last
-    arrival."""
+    """The clients' measurements. Good answers count if they ended between `limit` seconds after the first arrival and
+    the last arrival."""
     begin, end = min(r.start for r in records), max(r.start for r in records)
     begin += min(limit, (end - begin) / 2)
     answered = [r for r in records if not r.error]
@@ -119,7 +119,7 @@ def quantiles(name: str, seconds: Sequence[float]) -> Row:
 
 
 def missed(row: Row) -> list[str]:
-    """Targets that a row does not reach."""
+    """Targets that a row misses."""
     found = [f"{row['failed']} requests failed"] if row["failed"] else []
     if row["goodput_share"] < GOODPUT_SHARE:
         found.append(f"goodput is {row['goodput_share']:.0%} of the capacity")

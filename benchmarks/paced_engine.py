@@ -1,9 +1,9 @@
-"""An engine without a model that answers at a GPU's rate, and `reprise serve` with it in the engine's place.
+"""An engine without a model that answers at a GPU's rate, and `reprise serve` with that engine.
 
     REPRISE_PACE=0.003 python -m benchmarks.paced_engine --port 8000 ...
 
-A chat request has its first token at once; then every PACE seconds each running request has one more, up to
-max_tokens. A speech request has its first patch at once and one more each PACE seconds, to its longest length.
+A chat request has its first token at once; then every PACE seconds each running request has one more, up to max_tokens.
+A speech request has its first patch at once and one more each PACE seconds, to its longest length.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PACE = float(os.environ.get("REPRISE_PACE", "0.003"))
 ENTRY = "benchmarks.paced_engine:engine"
 HEARTBEAT = 0.5
 VOCABULARY = 64
-"""Tokens come from so many lowest ids in turn: letters and signs of a byte-level vocabulary."""
+"""Tokens are this many lowest ids in turn: letters and signs of a byte-level vocabulary."""
 PATCH_SAMPLES = 7680
 
 

@@ -1,7 +1,7 @@
 """The plots of the documentation, made from benchmarks/results. Drawing needs matplotlib; their data do not.
 
-The files are SVG with a transparent ground and colours of medium lightness, readable on white and on dark. They carry
-the digest of their data, by which a check without matplotlib knows whether they are up to date.
+The files are SVG with a transparent background and colours of medium lightness, readable on white and on dark. They
+contain the digest of their data, so that a check without matplotlib can tell whether they are up to date.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ def _roofline(results: Results) -> Panels:
 _LOADS = {
     "closed": ("requests at any time", "streams"),
     "conversations": ("conversations at any time", "conversations"),
+    "arrivals": ("requests/s", "rate"),
 }
-_LOADS["arrivals"] = ("requests/s", "rate")
-"""Of benchmarks.serving: what a row's load is counted in, and its key."""
+"""For the loads of benchmarks.serving: unit of a row's load, and its key."""
 _PARTS = {"encoder passes": "encoder_share", "prefills": "prefill_share", "decode steps": "decode_share"}
 
 
@@ -207,7 +207,7 @@ def _steps_share(results: Results) -> Panels:
         ]
         for result, rows in told:
             name = server_of(result)
-            if name in lines:  # measured before, or on another GPU
+            if name in lines:  # measured earlier, or on another GPU
                 name += f", {result.facts['device']['name']}, {result.facts['commit'][:7]}"
             lines[name] = [(float(row[load]), float(row["steps_share"])) for row in rows]
         if len(told) == 1:

@@ -1,4 +1,4 @@
-"""Main memory of the processes beside an engine, with a vocabulary of published size; needs no GPU.
+"""Main memory of the helper processes of an engine, with a vocabulary of published size; needs no GPU.
 
     python -m benchmarks.process_memory
 

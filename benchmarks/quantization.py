@@ -1,11 +1,11 @@
-"""What weights in e4m3 (`--quantization fp8`) take and what they leave of the answers, beside bfloat16.
+"""Cost and quality of weights in e4m3 (`--quantization fp8`), compared with bfloat16.
 
 python -m benchmarks.quantization decode [qwen2_vl_2b qwen2_vl_7b ...]   steps and prefills at full size, on a GPU
 python -m benchmarks.quantization quality [--number N]   on a CPU, after `make fonts`
 
 `quality` follows the greedy answers of the weights in float32: by token, the Kullback-Leibler divergence from their
-distribution, and whether the most probable token is the same. Questions are those of the embedded chat model's gates,
-N of each, and the prompts of the golden miniatures, whose weights are random.
+distribution, and whether the most probable token is the same. Questions are those of the embedded chat model's gates, N
+of each, and the prompts of the golden miniatures, whose weights are random.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from tests.support.prompts import prompt_of
 
 CPU = torch.device("cpu")
 MOST_ROWS_OF_16_BITS = 64
-"""As on a GPU that multiplies e4m3 (models.layers.kernels.gemm), there for most layers and here for all."""
+"""As on a GPU that multiplies e4m3 (models.layers.kernels.gemm), where it applies to most layers; here it applies to
+all."""
 
 
 def both(name: str, directory: Path, device: torch.device) -> list[Row]:
-    """Of one model, one after the other on the same GPU; each row with the time of the first by its own."""
+    """Rows of one model, measured one after the other on the same GPU; each has the ratio of the first row's time to
+    its own."""
     rows: list[Row] = []
     for quantization in get_args(Quantization):
         found = decode.measure(name, directory, device, quantization)
@@ -57,7 +59,7 @@ def both(name: str, directory: Path, device: torch.device) -> list[Row]:
 
 @dataclass(frozen=True)
 class Asked:
-    """wanted: tokens of the right answer, empty where none is. limit: of the answer's tokens, its end included."""
+    """wanted: tokens of the right answer; empty if there is none. limit: of the answer's tokens, its end included."""
 
     prompt: Prompt
     limit: int
@@ -66,7 +68,7 @@ class Asked:
 
 @dataclass
 class Kept:
-    """What a variant keeps of the answers in float32, by token and by answer."""
+    """How well a variant agrees with the answers in float32, by token and by answer."""
 
     divergences: list[Tensor] = field(default_factory=list)
     same_tokens: list[Tensor] = field(default_factory=list)
@@ -115,7 +117,7 @@ VARIANTS = (
     Variant("fp8", torch.float32, "fp8"),
     Variant("fp8, prefills in 8 bits", torch.float32, "fp8", eight_bit_prefills),
 )
-"""The first is what the others are held against."""
+"""The first variant is the reference of the others."""
 
 
 def compare(directory: Path, asked: Sequence[Asked], stops: frozenset[int]) -> Iterator[Row]:
@@ -148,7 +150,7 @@ def _add(kept: Kept, model: ChatModel, one: Asked, ids: list[int], expected: Ten
 
 
 def _bytes_in_bfloat16(model: ChatModel) -> int:
-    """Factors and norms in float32 stay."""
+    """Factors and norms in float32 are not changed."""
     parameters = dict(model.decoder.named_parameters())  # type: ignore[attr-defined]
     small = {name for name, one in parameters.items() if one.element_size() == 1}
     factors = {name for name in parameters if f"{name.removesuffix('scale')}values" in small}

@@ -1,4 +1,4 @@
-"""A client that costs next to nothing: HTTP/1.1 over plain sockets, nothing parsed before the answer is complete.
+"""A client with hardly any cost: HTTP/1.1 over plain sockets, and nothing is parsed before the answer is complete.
 
 A process of its own reads an Errand from standard input and writes what it saw, a list of Answers as JSON, to standard
 output. service.cli.bench measures like a real client, but takes more of a processor than the server that it measures.
@@ -18,7 +18,7 @@ import msgspec
 
 END = b"0\r\n\r\n"
 OUTPUT = b'"content":"'
-"""Stands in every chunk of a chat answer; the first one, with the role, is empty."""
+"""Occurs in every chunk of a chat answer; the first one, with the role, is empty."""
 
 
 class Errand(msgspec.Struct, frozen=True):
@@ -36,8 +36,8 @@ class Errand(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """first: seconds to the first token or byte of audio. events: that carried tokens; reads: of the socket.
-    began and ended: on the machine's monotonic clock."""
+    """first: seconds to the first token or byte of audio. events: number of those with tokens. reads: number of reads
+    of the socket. began, ended: on the machine's monotonic clock."""
 
     status: int
     began: float

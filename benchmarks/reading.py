@@ -12,7 +12,7 @@ PEERS = "peers_h100.jsonl"
 
 
 class Missing(LookupError):
-    """A result that has not been measured, or that was before its rows had a field."""
+    """A result that has not been measured, or was measured before its rows had a field."""
 
     def __init__(self, name: str, field: str = "") -> None:
         super().__init__(f"{name}.json has no {field}" if field else f"{name}.json is not measured")

@@ -30,13 +30,14 @@ from service.graphs.pool import GraphPool
 POOL_BYTES = 24 << 30
 REPLAYS = 6
 GAP_US = 200.0
-"""A longer silence lies between two replays, not inside one."""
+"""A longer pause separates two replays."""
 KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def by_kernel(events: Iterable[dict[str, Any]], replays: int) -> list[Row]:
-    """Events of a Chrome trace (ts and dur in us) -> for each kernel and grid its calls in a replay, the microseconds
-    that one call took after the end of the kernel before, and all of them; the dearest first."""
+    """Events of a Chrome trace (ts and dur in us) -> for each kernel and grid the number of its calls in a replay, the
+    microseconds from the end of the previous kernel to the end of one call, and those of all calls; the most expensive
+    first."""
     groups: dict[tuple[str, str], list[float]] = {}
     last = None
     for event in sorted((e for e in events if e.get("cat") in KINDS), key=lambda e: e["ts"] + e["dur"]):
@@ -74,7 +75,7 @@ def traced(call: Callable[[], object]) -> list[Row]:
 def steps(
     name: str, directory: Path, model: Any, sizes: list[int], pool: GraphPool, *, encodes: bool
 ) -> Iterator[tuple[int, Callable[[], object]]]:
-    """What to call for each size: a decode step of so many rows, or the encoder on a square of that side."""
+    """The call for each size: a decode step of that many rows, or the encoder on a square of that side."""
     for size in sizes:
         if encodes:
             processor = resolve(family_of(directory).processor)(directory)

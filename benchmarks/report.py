@@ -3,8 +3,8 @@
     python -m benchmarks.report [--check]
 
 A region of README.md, docs/*.md or benchmarks/README.md between `<!-- figures: NAME -->` and `<!-- /figures -->` is
-replaced by the table or plot of that name, so that no figure is typed by hand. --check writes nothing and fails when a
-region or a plot is not what the results give. Plots need the extra `report` (matplotlib).
+replaced by the table or plot of that name, so that no figure is typed by hand. --check writes nothing and fails if a
+region or a plot does not match the results. Plots need the extra `report` (matplotlib).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _updated(document: Path, root: Path, results: Results) -> str:
 
 
 def stale(root: Path, results: Results) -> list[Path]:
-    """Documents and plots that are not what the results give."""
+    """Documents and plots that do not match the results."""
     found = [path for path in documents(root) if _updated(path, root, results) != path.read_text()]
     for plot in PLOTS.values():
         path = root / IMAGES / f"{plot.name}.svg"
@@ -73,7 +73,7 @@ def stale(root: Path, results: Results) -> list[Path]:
 
 
 def write(root: Path, results: Results) -> list[Path]:
-    """Brings everything up to date; what was changed."""
+    """Brings everything up to date; returns what was changed."""
     changed = stale(root, results)
     for path in changed:
         if path.suffix == ".md":

@@ -1,11 +1,11 @@
-"""The sampler of a decode step alone, over a vocabulary of published size: what each parameter of a request costs.
+"""The sampler of a decode step alone, over a vocabulary of published size: the cost of each parameter of a request.
 
     python -m benchmarks.sampler            # on a GPU, or on a CPU with fewer rows
     python -m benchmarks.sampler --rows 64 --vocabulary 151936
 
 A captured sampling step is replayed over logits that stand in for a model's: the product with the output embedding is
-not part of it. `plain` is the sampler of rows without penalties and filters, all others the full one, which a batch
-takes as soon as one of its rows needs it. floor_ms: the time to read the logits once.
+not part of it. `plain` is the sampler of rows without penalties and filters, all others are the full one, which a batch
+uses if any of its rows needs it. floor_ms: the time to read the logits once.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
 VOCABULARY = 151_936
-"""Of the Qwen families."""
+"""Vocabulary of the Qwen families."""
 ROWS = {"cuda": (1, 8, 32, 64, 128), "cpu": (1, 8)}
 POOL_BYTES = 8 << 30
 SPREAD = 3.0
-"""Standard deviation of the logits; top_p 0.8 then keeps some thousands of tokens, the search's hard case."""
+"""Standard deviation of the logits. With it top_p 0.8 keeps a few thousand tokens, the hard case for the search."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Of every row of a batch. full: the sampler with penalties and filters."""
+    """Parameters of every row of a batch. full: the sampler with penalties and filters."""
 
     full: bool
     floats: Mapping[Float, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ CASES: dict[str, Parameters] = {
 
 
 class GivenLogits:
-    """In a decoder's place: the rows that are sampled are logits already."""
+    """Replaces a decoder: the rows to be sampled are logits already."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -77,7 +77,7 @@ class GivenLogits:
 def prepared(
     parameters: Parameters, rows: int, vocabulary: int, device: torch.device
 ) -> tuple[GraphRunner, Plan, SlotState]:
-    """A captured step of so many rows, and what it is run over."""
+    """A captured step of `rows` rows, and its inputs."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     state = SlotState(rows, 1, vocabulary, device)
     fill(state, parameters, rows)

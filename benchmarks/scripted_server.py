@@ -1,8 +1,8 @@
-"""`reprise serve` whose chat answers read as SCRIPT, whatever tokens the model draws: each token is decoded as ever.
+"""`reprise serve` with chat answers that read as SCRIPT, whatever tokens the model draws; each token is still decoded.
 
     python -m benchmarks.scripted_server serve --port 8000 ...
 
-Random weights write no sentences, and where sentences end decides when a spoken answer begins.
+Random weights write no sentences, and the ends of sentences decide when a spoken answer begins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Reader:
 
 
 class Scripted:
-    """A chat processor with another `detokenize`, a new one for each answer that asks for it."""
+    """A chat processor with another `detokenize`, a new one for each answer."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor

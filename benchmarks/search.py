@@ -10,8 +10,8 @@ from benchmarks.record import Row
 def highest(
     measure: Callable[[float], Row], sustained: Callable[[Row], bool], rates: Sequence[float], resolution: float
 ) -> Iterator[Row]:
-    """Rows as they are measured, each with `sustained`: the rates one after the other up to the first that is not
-    sustained, then halvings of the gap below it until it is at most `resolution`."""
+    """Rows as they are measured, each with `sustained`: first the rates in order up to the first one that is not
+    sustained, then bisection of the gap below it until it is at most `resolution`."""
 
     def judged(rate: float) -> Row:
         row = measure(rate)

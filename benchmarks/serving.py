@@ -1,4 +1,4 @@
-"""A chat server under the loads that it is for, through HTTP; ours, or any that speaks OpenAI's API.
+"""A chat server under the loads that it is made for, through HTTP; ours, or any other with OpenAI's API.
 
     python -m benchmarks.serving closed|conversations|arrivals|long|all [MODEL] [--tiny]
     python -m benchmarks.serving ... --api-processes 4              # ours, with so many instead of what it chooses
@@ -42,7 +42,7 @@ TINY_MODEL = "qwen2_vl"
 TINY_ENTRIES = 4_096
 QUANTILES = ("p50", "p95", "p99")
 PREFILL_KINDS = ("prefill", "cached_prefill", "mixed")
-"""Of reprise_steps_total: batches in which a prompt is computed."""
+"""Kinds of reprise_steps_total in which a prompt is computed."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ def directory_of(model: str, parent: Path) -> Path:
 
 
 def closed(server: Server, model: str, scale: Scale) -> Iterator[Row]:
-    """So many requests open at any time."""
+    """A constant number of open requests."""
     for streams, requests in scale.closed.items():
         load = _load(server, model, scale, seed=1_000 + streams, concurrency=streams, requests=requests)
         yield {"streams": streams, **_measured(server, load, scale)}
 
 
 def conversations(server: Server, model: str, scale: Scale) -> Iterator[Row]:
-    """So many conversations at any time, each about one picture."""
+    """A constant number of open conversations, each about one picture."""
     for at_once, count in scale.conversations.items():
         load = _load(server, model, scale, seed=2_000 + at_once, concurrency=at_once, requests=count, turns=scale.turns)
         yield {"conversations": at_once, **_measured(server, load, scale)}
@@ -140,7 +140,7 @@ def arrivals(server: Server, model: str, scale: Scale) -> Iterator[Row]:
 
 
 def long(server: Server, model: str, scale: Scale) -> Iterator[Row]:
-    """Prompts of many tokens, one after the other, beside streams that decode."""
+    """Prompts of many tokens, one after the other, while streams decode."""
     for place, (tokens, count) in enumerate(scale.long.items()):
         streams = _load(
             server,
@@ -195,14 +195,14 @@ def _measured(server: Server, load: ChatLoad, scale: Scale) -> Row:
     if result["succeeded"]:
         row |= step_shares(taken, step_seconds(server), result["wall_seconds"])
     if spent:
-        # Of the whole call, in which the clients also prepare their requests: too low, if anything.
+        # The time of the whole call, in which the clients also prepare their requests, so the rate is rather too low.
         now = processor_seconds(server.pid)
         row |= {f"{role}_cores": (now[role] - spent.get(role, 0.0)) / seconds for role in now}
     return row
 
 
 def row_of(result: Mapping[str, Any]) -> Row:
-    """A row of what the clients saw, in milliseconds."""
+    """A row of the clients' measurements, in milliseconds."""
     row: Row = {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
     if not result["succeeded"]:
         return row
@@ -226,8 +226,8 @@ def row_of(result: Mapping[str, Any]) -> Row:
 
 
 def beside(streams: Sequence[Record], prompts: Sequence[Record]) -> Row:
-    """What streams and long prompts did to each other while all streams wrote: between the first token of the last of
-    them and the first end of one. Prompts outside are counted, and left out.
+    """How streams and long prompts affected each other while all streams were writing: from the first token of the last
+    stream to the end of the first one. Prompts outside are counted, and left out.
 
     rate_kept: events a second during the prompts by those a second before the first of them.
     """
@@ -317,7 +317,7 @@ def step_seconds(server: Server) -> dict[str, float]:
 
 
 def step_shares(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Row:
-    """What encoder passes, prefills and decode steps took of the `seconds` of a load, between two readings of
+    """Shares of encoder passes, prefills and decode steps in the `seconds` of a load, between two readings of
     step_seconds. steps_share: of all together, which is the rate that was reached by the rate that the steps allow one
     after the other; None where none was measured."""
     spent = {kind: total - before.get(kind, 0.0) for kind, total in after.items()}
@@ -356,13 +356,13 @@ def started(engine: str, url: str, directory: Path, settings: Sequence[str] = SE
 
 
 def api_processes(pid: int) -> int:
-    """How many a server of ours has: its own process is the only one, or has started them."""
+    """Number of API processes of a server of ours: its own process is the only one, or has started them."""
     commands = (Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid))
     return max(1, sum(b"service.processes.api_process" in command for command in commands))
 
 
 def measure(kind: str, server: Server, model: str, scale: Scale, *, ours: bool) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row, and what our own server says of itself by then."""
+    """Each row, and the facts that our own server reports at that time."""
     for row in RUNS[kind](server, model, scale):
         yield row, server.facts() if ours else {}
 

@@ -1,12 +1,13 @@
-"""`reprise serve` whose engine launches on a simulated GPU: everything but the GPU is real, down to the engine's loop.
+"""`reprise serve` with an engine that launches on a simulated GPU: everything except the GPU is real, down to the
+engine's loop.
 
     REPRISE_DILATION=4 python -m benchmarks.simulated_gpu --port 8000 ...
 
 The engine's process, scheduler, pacing, plans and buffers are those of a server; a miniature of the model stands in for
-its networks and computes nothing. A launch takes the seconds that committed results give for Qwen2-VL-2B on an H100
-(`encoder_qwen2_vl_2b.json`, `decode_qwen2_vl_2b.json`), its results arrive when they have passed, and every token is
-token 0. REPRISE_DILATION times them, and the target for gaps: on few cores, and with it, the rest of the server takes
-the share of a step's time that it would take on more.
+its networks and computes nothing. A launch takes as long as in the committed results of Qwen2-VL-2B on an H100
+(`encoder_qwen2_vl_2b.json`, `decode_qwen2_vl_2b.json`), its results arrive after that time, and every token is token 0.
+REPRISE_DILATION multiplies these times and the target for gaps, so that on few cores the rest of the server takes the
+same share of a step's time as it would on more.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ PAIR = 3.5e-9
 """Seconds of a query and a cached key: of 300 tokens behind 1024 and of 32 x 40 behind 700 in
 `cached_prefill_qwen2_vl_2b.json`, an H200's."""
 SAMPLE = 1.5e-4
-"""Seconds of sampling behind a prefill."""
+"""Seconds of sampling after a prefill."""
 NEVER = 1e3
-"""Seconds of an eager run: none may be chosen, since there is nothing to run."""
+"""Seconds of an eager run, so long that none is chosen, since there is nothing to run."""
 
 
 ANY_PAGES = 1 << 20
@@ -58,12 +59,12 @@ ANY_PAGES = 1 << 20
 
 
 class Seconds:
-    """Of a launch, between the sizes that were measured, and beyond them in proportion."""
+    """Seconds of a launch, interpolated between the measured sizes, and beyond them in proportion."""
 
     def __init__(self) -> None:
         encoder = _rows(f"encoder_{MODEL}")
         decode = _rows(f"decode_{MODEL}")
-        # Of pictures of 448 x 448 and packs of them: attention within larger ones costs more.
+        # For pictures of 448 x 448 and packs of them: attention within larger ones costs more.
         patches = [row for row in encoder if row["input"] in ("224x224", "448x448", "16 frames 448x448")]
         self._known = {
             "encoder": _curve((row["patches"], row["graph_ms"]) for row in patches),
@@ -88,14 +89,14 @@ def _curve(points: Any) -> tuple[list[int], list[float]]:
 
 
 class Stream:
-    """What was launched runs one after the other."""
+    """Launches run one after the other."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
 
     @property
     def free_at(self) -> float:
-        """When everything launched so far has run (time.monotonic)."""
+        """Time at which everything launched so far has run (time.monotonic)."""
         return max(self._free_at, time.monotonic())
 
     def launch(self, seconds: float) -> None:
@@ -132,7 +133,8 @@ def mark(device: torch.device) -> float:
 
 
 class SimulatedPool(GraphPool):
-    """Captures nothing: a replay occupies the stream, and its outputs are zeros of the shapes that forward gives."""
+    """Captures nothing: a replay occupies the stream, and its outputs are zeros with the shapes of forward's
+    outputs."""
 
     def __init__(self, limit_bytes: int, widths: Mapping[str, int]) -> None:
         """widths: of rows of "embeds" and "hidden"."""
@@ -166,7 +168,7 @@ def _capture(replay: Callable[[], None], outputs: dict[str, Tensor], seconds: fl
 
 
 def _pairs(buffers: Mapping[str, Tensor]) -> int:
-    """Of queries and keys that were cached before their chunk; none in a prefill without cached context."""
+    """Number of pairs of a query and a key that was cached before its chunk; 0 in a prefill without cached context."""
     if "seq_lens" not in buffers:
         return 0
     lengths = buffers["cu_seqlens"].diff()

@@ -1,10 +1,9 @@
-"""A mixed load for minutes, and what is left of it: memory, descriptors, threads and gauges must return to where they
-were.
+"""A mixed load for minutes, after which memory, descriptors, threads and gauges must return to their former values.
 
     python -m benchmarks.soak --minutes 15 [--clients 3] [--pause 0.5] [--checkpoint NAME ...] [-- server flags]
 
 The requests are those of benchmarks/mixed_traffic.py. Without --checkpoint the models of the package are served.
-SIGTERM to this process alone ends the load early; the result says after how many minutes.
+SIGTERM to this process ends the load early; the result says after how many minutes.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from benchmarks.record import table, write
 from benchmarks.server import Server, random_weights, serve
 
 WARM_UP = 45.0
-"""Seconds after which pools, caches and decoders are as large as they get."""
+"""Seconds after which pools, caches and decoders have reached their final size."""
 SAMPLE_SECONDS = 5.0
 SAMPLES_A_LINE = 12
-"""Of progress."""
+"""Samples for each line of progress."""
 SETTLE_SECONDS = 30.0
 GROWTH_RATIO = 0.10
-"""Of resident memory and of threads, from the first to the last third of the run. The server's thread pools are
-bounded, but take one more thread when they are busier than ever before: with 16 CPUs the last few of 60 come after
-minutes. What leaks a thread for a kind of request leaks far more."""
+"""Allowed growth of resident memory and of threads, from the first to the last third of the run. The server's thread
+pools are bounded, but take one more thread when they are busier than ever before: with 16 CPUs the last few of 60 come
+after minutes. A leak of a thread for a kind of request would be far larger."""
 GROWTH_BYTES = 48 << 20
-"""Of resident memory, beside that."""
+"""Bytes by which resident memory may grow in addition."""
 
 
 class Soak:
-    """Clients that draw one kind of request after the other until their time is over."""
+    """Clients that send requests of random kinds until their time is over."""
 
     def __init__(self, server: Server, pause: float, seed: int) -> None:
         self.traffic = MixedTraffic(server, seed)
         self.ended = asyncio.Event()
-        """Before its time, by a signal."""
+        """Set by a signal, to end the load early."""
         self._url = server.url
         self._pause = pause
 
@@ -106,7 +105,8 @@ def thirds(samples: Sequence[Footprint], kind: Literal["resident_bytes", "thread
 
 
 def faults(before: Footprint, samples: Sequence[Footprint], after: Footprint) -> list[str]:
-    """What did not return to where it was, or grew all along. before: idle after a warm-up; after: idle at the end."""
+    """What did not return to its former value, or grew all the time. before: idle after a warm-up. after: idle at the
+    end."""
     found = after.left_over(before)
     for role, (early, _, late) in thirds(samples, "threads").items():
         if late > early * (1 + GROWTH_RATIO):
@@ -143,7 +143,7 @@ async def run(server: Server, temporary: Path, arguments: argparse.Namespace) ->
 
 
 def facts_of(state: Footprint) -> dict[str, Any]:
-    """As a result has it."""
+    """In the form of a result."""
     return {
         "processes": state.processes,
         "descriptors": state.descriptors,

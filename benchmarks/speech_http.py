@@ -1,9 +1,11 @@
-"""Speech through HTTP with clients in processes of their own: closed loop at several streams, open loop at rates.
+"""Speech through HTTP with clients in their own processes: closed loop with several streams, open loop at several
+rates.
 
     python -m benchmarks.speech_http closed|mp3|open [--tiny]
 
 Full size and random weights; --tiny serves the embedded model instead, to try the script. Utterances have a fixed
-number of patches, since a random stop head decides nothing of use. Every text is new; the codec is part of every step.
+number of patches, since the decisions of a random stop head are of no use. Every text is new; the codec is part of
+every step.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from service.cli.bench.spec import Record, SpeechLoad
 MODEL = "voxcpm2"
 SOLVER_STEPS = 10
 FIRST_AUDIO_P95 = 0.150
-"""Seconds, with which and without an underrun a rate counts as sustained."""
+"""Seconds of time to first audio up to which a rate without an underrun counts as sustained."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ RUNS: dict[str, Callable[[Server, Scale], Iterator[Row]]] = {
 
 
 def _measured(kind: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row, and what the server says of itself by then."""
+    """Each row, and the facts that the server reports at that time."""
     with serve(*flags) as server:
         server.wait_for_captures()
         for row in RUNS[kind](server, scale):

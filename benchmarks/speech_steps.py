@@ -1,4 +1,4 @@
-"""VoxCPM2 at full size with random weights: decode step, tail and codec by bucket, replayed, eager, and the floor.
+"""VoxCPM2 at full size with random weights: decode step, tail and codec by bucket, replayed, eager, and their roofline.
 
 python -m benchmarks.speech_steps [BUCKET ...]
 """
@@ -29,7 +29,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 256
 PAGE_SIZE = 16
 FLOW = 20
-"""Steps in a row, of which one takes step_ms; the codec of the last one is waited for."""
+"""Number of steps in a row, each of which takes step_ms; the codec of the last one is waited for."""
 FLOOR_MS = {1: 2.54, 2: 2.54, 4: 2.55, 8: 2.56, 16: 2.6, 32: 5.14, 64: 9.06}
 """specs: 7.6 GB at 3.0 TB/s, from 32 streams on 87.8 GFLOP a stream at 700 TFLOP/s; the codec not counted."""
 
@@ -81,7 +81,7 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
     vae_plan = replace(plan, tensors={"results": [torch.from_numpy(emitted(patches)).to(device)]})
 
     def steps_in_flow() -> None:
-        """Each step's codec beside the next step, as the engine runs them."""
+        """Each step's codec in parallel with the next step, as in the engine."""
         for _ in range(FLOW):
             decode.run(plan)
             codec_stream.wait_stream(torch.cuda.current_stream(device))

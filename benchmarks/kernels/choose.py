@@ -25,7 +25,7 @@ Routes = dict[Shape, tuple[Choice, ...]]
 TABLES = ("rules", "split", "deferred")
 """No table; the best variants whose norms are kernels; the best where norms may also wait for the next GEMM."""
 GAIN = 0.98
-"""A choice must take less than this of the time by the rules."""
+"""A choice must take less than this share of the time by the rules."""
 
 
 def read(folder: Path, name: str, but: str | None = None) -> Times:
@@ -49,7 +49,8 @@ def best(times: Times, stack: Stack, part: Part, rows: int, deferred: bool) -> t
 
 
 def chosen(times: Times, stack: Stack, rows: int, deferred: bool) -> dict[Shape, Choice]:
-    """Of one stack and number of rows. A norm waits only if the GEMM that reads it has a variant of its own."""
+    """The table for one stack and number of rows. A norm is deferred only if the GEMM that reads it has a variant of
+    its own."""
     found = {}
     for part in stack.parts:
         variant, _ = best(times, stack, part, rows, deferred)
@@ -140,7 +141,7 @@ def _line(gemm: str, rows: int, name: str, rules: dict[str, Any], row: dict[str,
 
 
 def source(found: Routes) -> str:
-    """The table as it stands in gemm_table_sm90.py."""
+    """The source text of the table for gemm_table_sm90.py."""
     lines = ["SM_90: Table = {"]
     for shape, choices in found.items():
         lines.append(f'    Shape("{shape.kind}", {shape.inputs}, {shape.outputs}): (')

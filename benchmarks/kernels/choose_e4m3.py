@@ -71,7 +71,7 @@ def _time(row: dict[str, Any] | None) -> float:
 
 
 def source(tiles: Mapping[Shape, tuple[Choice, ...]], vectors: Mapping[Shape, Blocks]) -> str:
-    """Both as they stand in gemm_table_sm90_e4m3.py."""
+    """The source text of both tables for gemm_table_sm90_e4m3.py."""
     lines = ["SM_90_E4M3: Table = {"]
     for shape, choices in tiles.items():
         lines.append(f"    {_shape(shape)}: (")

@@ -1,11 +1,11 @@
-"""Compiles every kernel in every configuration that the code chooses on each kind of GPU, without one, and holds shared
-memory and registers against the GPU's limits.
+"""Compiles every kernel in every configuration that the code chooses on each kind of GPU, without a GPU, and checks
+shared memory and registers against the GPU's limits.
 
     python -m benchmarks.kernels.compile [--gpu sm_89 ...] [--changed | --update] [--out FILE]
 
-Adds to FILE what the installed Triton made. --update: only of kernels whose source or configurations are others than
-FILE says. --changed: of these, and of every other kernel its first configuration; FILE stays as it is. Exits with 1
-when something does not fit.
+Adds the results of the installed Triton to FILE. --update: only for kernels whose source or configurations differ from
+those in FILE. --changed: for these, and the first configuration of every other kernel; FILE is not changed. Exits with
+1 when something does not fit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ MOST_REGISTERS_OF_A_BLOCK = 65536
 
 @dataclass(frozen=True)
 class Made:
-    """Of one configuration: bytes of shared memory a block, registers and bytes of stack (where spills go) a thread."""
+    """Usage of one configuration: bytes of shared memory per block, registers and bytes of stack (for spills) per
+    thread."""
 
     configuration: str
     shared: int

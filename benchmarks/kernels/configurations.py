@@ -35,7 +35,7 @@ SIZES: dict[str, set[str]] = {
 }
 """Constants that change addresses or how often a loop runs, and neither its tiles nor its stages."""
 FLAGS = {"_linear_kernel": {"SQUARES"}}
-"""Constants of which it matters whether they are 0."""
+"""Constants for which only zero or not zero matters."""
 _HALVES = {"torch.bfloat16": "16 bits", "torch.float16": "16 bits"}
 """Their tiles are alike."""
 
@@ -66,7 +66,7 @@ class Found:
 
 
 def sources_of(kernel: Any) -> list[str]:
-    """Of a kernel and of all functions of Triton's language that it calls, in a fixed order."""
+    """Sources of a kernel and of all Triton functions that it calls, in a fixed order."""
     seen: dict[str, str] = {}
 
     def visit(function: Any) -> None:
@@ -123,7 +123,7 @@ def configurations(gpu: Gpu) -> dict[str, Found]:
 
 
 def _assert_older(found: dict[str, Found]) -> None:
-    """Before Hopper nothing asks for descriptors or dependent launches."""
+    """Before Hopper there are no descriptors and no dependent launches."""
     for name, of_kernel in found.items():
         for launch in of_kernel.launches.values():
             if launch.options.get("TMA") or launch.options.get("PDL") or "launch_pdl" in launch.options:

@@ -1,8 +1,8 @@
-"""GEMMs of decode steps and prefills with weights in e4m3, in every configuration that could win, beside the same in
-bfloat16 as the package makes them today.
+"""GEMMs of decode steps and prefills with weights in e4m3, in every configuration that could win, compared with the
+package's current GEMMs in bfloat16.
 
-At one row a GEMV with what stands around it; few rows meet the weight in 16 bits; many may be in e4m3 themselves, in
-kernels here ("eight bits") or in cuBLAS ("scaled_mm"), or the weight is multiplied out first.
+One row is a GEMV with the operations around it. Few rows are multiplied in 16 bits. Many rows may be quantised to e4m3
+themselves, in kernels of this package ("eight bits") or in cuBLAS ("scaled_mm"), or the weight is expanded first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _operands(part: Part, rows: int, in_e4m3: bool) -> Operands:
 
 
 def _vector(part: Part, blocks: Blocks | None, in_e4m3: bool) -> Run:
-    """As a decode step of one row asks for it: the norm before q, k, v, gate and up, the residual behind the others."""
+    """The GEMVs of a decode step of one row: with the norm before q, k, v, gate and up, and with the residual after the
+    others."""
     given = _operands(part, 1, in_e4m3)
     norm = (torch.randn(part.inputs, device="cuda", dtype=torch.bfloat16), EPS) if part.kind != "add_norm" else None
     norm = None if part.name == "head" else norm
@@ -73,7 +74,7 @@ def _tiled(part: Part, rows: int, variant: Variant | None, in_e4m3: bool) -> Run
 
 
 def _around(part: Part, rows: int, *, eight_bit: bool) -> Run:
-    """The product alone by cuBLAS, and a kernel for what follows."""
+    """The GEMM by cuBLAS, and a kernel for the operations after it."""
     given = _operands(part, rows, True)
 
     def run(index: int) -> object:
@@ -122,7 +123,7 @@ def _tiles(rows: int, gated: bool) -> Iterator[Variant]:
 
 
 def variants(part: Part, rows: int) -> Iterator[Variant]:
-    """Of a residual and norm split-K, so that the GPU is full."""
+    """With a residual and norm, split-K fills the GPU."""
     for variant in _tiles(rows, part.kind == "silu_mul"):
         tile = variant.tile
         if part.outputs % tile.columns or part.inputs % tile.depth:

@@ -1,5 +1,5 @@
-"""Blocks of the GEMV with weights in e4m3, chosen by the whole decode step of one row: what is fastest alone, again and
-again on the same operands, need not be between the kernels before and behind it.
+"""Blocks of the GEMV with weights in e4m3, chosen by the whole decode step of one row: the fastest configuration in
+isolation, repeated on the same operands, need not be the fastest between other kernels.
 
     python -m benchmarks.kernels.e4m3_steps qwen7b     on a GPU: writes results/kernels/e4m3_steps_qwen2_vl_7b.json
 
@@ -32,7 +32,7 @@ SIZES = {"qwen2b": "qwen2_vl_2b", "qwen7b": "qwen2_vl_7b"}
 
 
 def shape_of(part: Part) -> Shape:
-    """Of a GEMV: the residual is added in all of them."""
+    """Blocks of a GEMV; all of them add the residual."""
     kind: Kind = "silu_mul" if part.kind == "silu_mul" else "plain"
     return Shape(kind, part.inputs, part.outputs, True)
 

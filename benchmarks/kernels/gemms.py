@@ -37,8 +37,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Stack:
-    """least: the fewest rows that a choice is for. `rows` are measured, each for all down to the one before; or, with
-    `most`, each for as many as stand there and all down to the number before."""
+    """least: the smallest number of rows that has a choice. Each number of `rows` is measured for all numbers down to
+    the previous one; with `most`, for all from the corresponding number of `most` down to the previous one."""
 
     name: str
     parts: tuple[Part, ...]

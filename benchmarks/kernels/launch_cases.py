@@ -1,6 +1,6 @@
 """Launches of every kernel, at the sizes of the published models, on the meta device: nothing is computed.
 
-What compiles or counts kernels puts something of its own in their place first.
+Code that compiles or counts kernels replaces them first.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def vision(rows: int) -> None:
 
 
 def deepstack_tower(rows: int) -> None:
-    """What Qwen3-VL's towers launch besides: norms of 1,024 columns and of four patches side by side, heads of 64."""
+    """Further launches of Qwen3-VL's towers: norms of 1,024 columns and of four patches side by side, heads of 64."""
     for width in (1024, 4096, 4608):
         x, norm = empty(rows, width), empty(width)
         packed.residual_layer_norm(x, None, norm, norm, EPS)
@@ -169,7 +169,7 @@ def deepstack_tower(rows: int) -> None:
 
 
 def many_experts(rows: int) -> None:
-    """Of Qwen3-VL-30B-A3B: 8 of 128 chosen by softmax, added to the residual."""
+    """The experts of Qwen3-VL-30B-A3B: 8 of 128 chosen by softmax, added to the residual."""
     weights, chosen = moe.route_softmax(empty(rows, 128, dtype=torch.float32), 8)
     if rows <= 4:
         gate_up, down = empty(128, 1536, 2048), empty(128, 2048, 768)
@@ -178,7 +178,7 @@ def many_experts(rows: int) -> None:
 
 
 def windowed_vision(rows: int) -> None:
-    """What Qwen2.5-VL's tower adds: RMSNorms of its width, SwiGLU of its inner width, heads of 80."""
+    """Further launches of Qwen2.5-VL's tower: RMSNorms of its width, SwiGLU of its intermediate size, heads of 80."""
     x, residual, norm = empty(rows, 1280), empty(rows, 1280), empty(1280)
     norms.rms_norm(x, norm, EPS)
     packed.rotate_packed(empty(rows, 48, 80), 32, *(empty(rows, 40, dtype=torch.float32) for _ in range(2)))
@@ -245,7 +245,8 @@ def around_speech(rows: int) -> None:
 
 
 def adapters(rows: int, rank: int) -> None:
-    """Of VoxCPM2's language models and its local decoder, whose last layer keeps 4 of 11 tokens, in 32 slots."""
+    """Adapters of VoxCPM2's language models and its local decoder, whose last layer keeps 4 of 11 tokens, in 32
+    slots."""
     tiles = empty(num_tiles(rows, 32), 3, dtype=torch.int32)
     index = empty(rows, dtype=torch.int32)
     of_rows = LoraRows(index, index, tiles)
@@ -384,7 +385,7 @@ ENCODER_ROWS = (256, 1024, 4096)
 
 
 def launch_all(rows: tuple[int, ...]) -> None:
-    """Every launch that `rows` decode rows, a prefill or a picture asks for."""
+    """Every launch that `rows` decode rows, a prefill or a picture needs."""
     for case in CASES.values():
         for count in rows:
             case(count)

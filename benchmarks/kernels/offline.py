@@ -21,11 +21,11 @@ ARCHITECTURES = (
     Gpu("B200", (10, 0), 227 * KIB, 148),
     Gpu("RTX 5090", (12, 0), 99 * KIB, 170),
 )
-"""One of each: its shared memory is what CUDA lets a thread block ask for at this compute capability."""
+"""One GPU of each compute capability, with the shared memory that CUDA lets a thread block request there."""
 
 
 class Offline:
-    """What a launch asks of Triton's driver before it launches."""
+    """The part of Triton's driver that is used before a launch."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._target = GPUTarget("cuda", 10 * gpu.capability[0] + gpu.capability[1], 32)

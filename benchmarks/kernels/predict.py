@@ -1,5 +1,5 @@
-"""What a kernel should take on an H100: a launch, and the largest of its arithmetic in whole waves of tiles, its bytes
-of device memory, and what one SM can load. Written beside every measurement, so that a miss shows."""
+"""The predicted time of a kernel on an H100: a launch, and the largest of its arithmetic in whole waves of tiles, its
+bytes of device memory, and what one SM can load. Written beside every measurement, so that a miss shows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from models.layers.kernels.gemm_types import Kind, Tile
 
 LAUNCH_US = 2.0
 BYTES = 3.0e6
-"""Of device memory per microsecond, measured by a copy."""
+"""Bytes of device memory per microsecond, measured with a copy."""
 FLOPS = 798e6
 """bf16 operations per microsecond, measured by a GEMM of 8192 x 8192 x 8192."""
 PROCESSORS = 132
 LOADS = 64 * 1.7e3
 """Bytes per microsecond from L2 into one SM: 64 a clock."""
 CUBLAS = (Tile(128, 256, 64), Tile(128, 128, 64), Tile(64, 128, 64), Tile(128, 64, 64), Tile(64, 64, 64))
-"""Tiles that cuBLAS is taken to choose the best of."""
+"""Tiles of which cuBLAS is assumed to choose the best."""
 
 
 def gemm_us(kind: Kind, rows: int, inputs: int, outputs: int, tile: Tile, split: int = 1) -> float:

@@ -20,7 +20,7 @@ from service.tuning.gemms import WrongResult
 from service.tuning.timer import Run, replay_us
 
 FAILURES = (OutOfResources, WrongResult, RuntimeError)
-"""Of one variant (RuntimeError: CUDA's and Triton's own); the others are measured all the same."""
+"""Errors of one variant (RuntimeError: those of CUDA and Triton); the others are still measured."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def _decoder_cases(rows: int) -> list[Case]:
 
 
 PREDICTED_US = {1: 230.0, 8: 360.0, 32: 1000.0, 64: 1850.0}
-"""Of the chosen step in float16: bytes at 2.2 TB/s, GEMMs at 350 TFLOP/s, 3 us a launch."""
+"""Predicted time of the chosen step in float16: bytes at 2.2 TB/s, GEMMs at 350 TFLOP/s, 3 us for each launch."""
 
 
 def cases() -> list[Case]:

@@ -1,4 +1,4 @@
-"""nano-vllm-voxcpm, in a process of its own without HTTP. Needs CUDA and flash-attn."""
+"""nano-vllm-voxcpm, in its own process without HTTP. Needs CUDA and flash-attn."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _measure(directory: Path) -> list[dict[str, Any]]:
 
 
 def _as_it_reads(directory: Path) -> None:
-    """The codec in audiovae.pth, and a stop head that says nothing: it takes no least length."""
+    """Writes the codec to audiovae.pth, with a stop head that never stops, since a minimum length cannot be set."""
     tensors = load_file(directory / "model.safetensors")
     tensors["stop_head.weight"].zero_()
     save_file(tensors, directory / "model.safetensors")
