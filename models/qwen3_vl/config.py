@@ -157,13 +157,15 @@ def _tower(config: Mapping[str, Any]) -> TowerConfig:
 
 
 def _settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
-    """The numbers in `size` are pixels, although their names speak of edges."""
+    """The numbers in `size` are pixels, although their names speak of edges. For pictures min_pixels and max_pixels take
+    precedence over it, as in transformers, whose video processor does not know them."""
     settings = preprocessor_settings(directory, file, section, vision)
+    least, most = ("min_pixels", "max_pixels") if section == "image_processor" else ("", "")
     size = settings.get("size") or {}
     try:
         return ImageSettings(
-            min_pixels=int(size["shortest_edge"]),
-            max_pixels=int(size["longest_edge"]),
+            min_pixels=int(settings.get(least) or size["shortest_edge"]),
+            max_pixels=int(settings.get(most) or size["longest_edge"]),
             mean=tuple(settings["image_mean"]),
             std=tuple(settings["image_std"]),
         )

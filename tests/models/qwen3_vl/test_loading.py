@@ -259,6 +259,25 @@ def test_the_limits_of_pixels_must_be_in_the_files(tmp_path: Path, file: str) ->
         load_processor(directory)
 
 
+def test_limits_called_what_they_are_hold_for_pictures_alone(tmp_path: Path) -> None:
+    directory = copy_of(DENSE, tmp_path / "limits")
+    published = load_config(directory)
+    for file in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        change(directory / file, min_pixels=5000, max_pixels=50_000)
+    changed = load_config(directory)
+    assert (changed.images.min_pixels, changed.images.max_pixels) == (5000, 50_000)
+    assert changed.videos == published.videos
+
+
+def test_a_section_of_processor_config_is_read_before_the_older_file(tmp_path: Path) -> None:
+    directory = copy_of(DENSE, tmp_path / "sections")
+    settings = json.loads((directory / "preprocessor_config.json").read_text())
+    newer = {**settings, "size": {"shortest_edge": 5000, "longest_edge": 50_000}}
+    (directory / "processor_config.json").write_text(json.dumps({"image_processor": newer}))
+    assert load_config(directory).images.max_pixels == 50_000
+    assert load_config(directory).videos == DENSE.processor.config.videos
+
+
 @pytest.mark.parametrize("golden", EITHER)
 def test_random_weights_need_no_tensor_file(tmp_path: Path, golden: Golden) -> None:
     directory = copy_of(golden, tmp_path / "random")
