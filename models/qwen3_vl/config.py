@@ -157,8 +157,8 @@ def _tower(config: Mapping[str, Any]) -> TowerConfig:
 
 
 def _settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
-    """The numbers in `size` are pixels, although their names speak of edges. For pictures min_pixels and max_pixels take
-    precedence over it, as in transformers, whose video processor does not know them."""
+    """The numbers in `size` are pixels, although their names speak of edges. For pictures min_pixels and max_pixels go
+    before it, as in transformers, whose video processor does not know them."""
     settings = preprocessor_settings(directory, file, section, vision)
     least, most = ("min_pixels", "max_pixels") if section == "image_processor" else ("", "")
     size = settings.get("size") or {}
