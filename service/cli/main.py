@@ -23,7 +23,8 @@ from service.cli.client import ServerError
 from service.cli.commands import ask, models, ps, pull, say
 from service.cli.conversation import chat
 from service.cli.playback import PlaybackError
-from service.cli.setting_texts import describe, panel, placeholder, shown_default
+from service.cli.serve_help import ServeCommand
+from service.cli.setting_texts import describe, placeholder, shown_default
 from service.link.config import ConfigurationError
 from service.logs import chosen_format, configure_logging
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
@@ -70,7 +71,7 @@ def _settings_command(command: Any) -> Any:
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, default, annotation in (
-            ("config", None, Annotated[Path | None, typer.Option(help="YAML file of settings.")]),
+            ("config", None, Annotated[Path | None, typer.Option(metavar="PATH", help="YAML file of settings.")]),
             (
                 "print_config",
                 False,
@@ -101,7 +102,6 @@ def _settings_command(command: Any) -> Any:
         option = typer.Option(
             help=f"{escape(field.description or '')}{escape(f' [{shown}]') if shown else ''}",
             metavar="" if field.annotation is bool else placeholder(name),
-            rich_help_panel=panel(name),
         )
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
@@ -118,7 +118,7 @@ def _flag_type(annotation: Any) -> Any:
     return bool | None if annotation is bool else str | None
 
 
-@app.command()
+@app.command(cls=ServeCommand)
 @_settings_command
 def serve(
     config: Path | None = None,

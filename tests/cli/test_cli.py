@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from service.cli.main import app, main
+from service.cli.serve_help import MOST_USED
 from service.cli.setting_texts import choices
 from service.settings import Settings
 from tests.support.ports import free_port
@@ -205,16 +207,28 @@ def test_ask_wants_a_question(arguments: list[str]) -> None:
     assert done.exit_code == 2 and "the question is missing" in done.output
 
 
-def test_help_names_choices_units_and_defaults() -> None:
-    text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+@pytest.fixture(scope="module")
+def serve_help() -> str:
+    return CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}).output
+
+
+def test_help_names_choices_units_and_defaults(serve_help: str) -> None:
+    options = {part.split()[0]: part for part in re.split(r"\n  (?=--)", serve_help)[1:]}
     for name, field in Settings.model_fields.items():
-        assert f"--{name.replace('_', '-')}" in text
-        assert not (values := choices(field.annotation)) or "|".join(values) in text, name
-    lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("│ --")}
-    assert "BYTES" in lines["--max-body"] and "[64M]" in lines["--max-body"]
-    assert "INTEGER" in lines["--port"] and "[8000]" in lines["--port"]
-    assert "NUMBER" in lines["--chat-share"] and "PATH" in lines["--api-key-file"]
-    assert "[on]" in lines["--metrics-open"] and "--no-print-config" not in text
+        option = options[f"--{name.replace('_', '-')}"]
+        assert not (values := choices(field.annotation)) or "|".join(values) in option, name
+    assert "BYTES" in options["--max-body"] and "[64M]" in options["--max-body"]
+    assert "INTEGER" in options["--port"] and "[8000]" in options["--port"]
+    assert "NUMBER" in options["--chat-share"] and "PATH" in options["--api-key-file"]
+    assert "[on]" in options["--metrics-open"] and "--no-print-config" not in serve_help
+
+
+def test_help_fits_a_terminal_and_begins_with_what_most_servers_need(serve_help: str) -> None:
+    assert max(map(len, serve_help.splitlines())) <= 80
+    titles = [line for line in serve_help.splitlines() if line and line[0] != " "]
+    assert titles[-7:] == ["Settings that most servers need", "Models", "Server", "Engine", "Limits", "Media", "Speech"]
+    assert set(MOST_USED) <= set(Settings.model_fields) and len(MOST_USED) == 12
+    assert serve_help.index("--sleep-after") < serve_help.index("\nModels") < serve_help.index("--dtype")
 
 
 def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
