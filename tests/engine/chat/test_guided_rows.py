@@ -241,14 +241,18 @@ def held_builds(monkeypatch: pytest.MonkeyPatch, held: str) -> tuple[threading.E
     return begun, goes_on
 
 
+def turns_until(engine: InlineEngine, event: threading.Event) -> None:
+    """The mask server may still read the vocabulary: what is asked of it waits for a later turn."""
+    wait(lambda: (engine.turn(), event.is_set())[1], what="a grammar that is being built")
+
+
 def test_no_usual_grammar_waits_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, slower = regex_grammar("[a-z]{4}"), regex_grammar("[a-z]{5}")
     begun, goes_on = held_builds(monkeypatch, slow)
     engine = InlineEngine()
     ask(engine, "slow", grammar=slow, slow_grammar=True)
     ask(engine, "slower", grammar=slower, slow_grammar=True)
-    engine.turn()
-    assert begun.wait(GENEROUS)
+    turns_until(engine, begun)
     ask(engine, "usual", grammar=choice_grammar(["yes", "no"]))
 
     def answered(name: str) -> bool:
@@ -270,8 +274,7 @@ def test_a_slow_grammar_that_is_kept_waits_for_none(monkeypatch: pytest.MonkeyPa
     ask(engine, "first", grammar=kept, slow_grammar=True)
     engine.run()
     ask(engine, "slow", grammar=slow, slow_grammar=True)
-    engine.turn()
-    assert begun.wait(GENEROUS)
+    turns_until(engine, begun)
     ask(engine, "again", grammar=kept, slow_grammar=True)
 
     def answered() -> bool:
@@ -289,14 +292,16 @@ def test_a_grammar_whose_request_has_gone_is_not_built(monkeypatch: pytest.Monke
     engine = InlineEngine()
     ask(engine, "slow", grammar=slow, slow_grammar=True)
     ask(engine, "left", grammar=left, slow_grammar=True)
-    engine.turn()
-    assert begun.wait(GENEROUS)
+    turns_until(engine, begun)
+    host: Any = engine.worker._guidance._servers[0]._host
+    known = host.server._matchers
+    wait(lambda: len(known) == 2, what="both requests at the mask server")
     engine.abort("left")
     engine.turn()
+    wait(lambda: len(known) == 1, what="the word that one of them has gone")
     goes_on.set()
     engine.run()
     engine.assert_nothing_left()
-    host: Any = engine.worker._guidance._servers[0]._host
     assert set(host.server._kept) == {slow}
 
 
