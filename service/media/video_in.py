@@ -19,6 +19,8 @@ from service.media.messages import Done, Frame, OpenVideo, ReadFrames, VideoOpen
 
 Choose = Callable[[VideoMetadata], Sequence[int]]
 """Metadata -> ascending indices of the frames to decode (ChatProcessor.sample_video)."""
+MOST_FPS = 1000.0
+"""Of a list of frames by their times, which may be as close as floats can be: models compute with the rate."""
 
 
 async def decode_video(
@@ -62,7 +64,7 @@ def decode_frame_list(
 ) -> VideoFrames:
     """Frames of a `data:video/jpeg;base64,f1,f2,...` URL, `payload` being the part after the first comma.
 
-    fps: frame rate of the list. times: seconds of every frame, ascending, which then give the rate. decode:
+    fps: frame rate of the list, over 0. times: seconds of every frame, ascending, which then give the rate. decode:
     decode_image, or the same in a worker process. All frames must have the same size. Blocks: call it in a thread.
     """
     payload = without_spaces(payload)
@@ -73,13 +75,13 @@ def decode_frame_list(
         raise InputError(field, f"the frames are too large: at most {limits.max_bytes} bytes allowed")
     if times is not None and len(times) != count:
         raise InputError(field, f"{len(times)} times given for {count} frames")
-    seconds = times[-1] - times[0] if times is not None else 0.0
+    seconds = times[-1] - times[0] if times is not None else count / fps
     if seconds > limits.max_duration:
         raise InputError(
-            field, f"the video is too long: {seconds:.0f} s given, at most {limits.max_duration:.0f} s allowed"
+            field, f"the video is too long: {seconds:.6g} s given, at most {limits.max_duration:.0f} s allowed"
         )
-    if seconds > 0:
-        fps = (count - 1) / seconds
+    if times is not None and seconds > 0:
+        fps = min((count - 1) / seconds, MOST_FPS)
     encoded = payload.split(",")
 
     def frame_at(index: int) -> np.ndarray:

@@ -27,9 +27,13 @@ def frame_list(*frames: bytes) -> str:
 
 
 def list_frames(
-    payload: str, choose: Choose = ALL, limits: VideoLimits = LIMITS, times: list[float] | None = None
+    payload: str,
+    choose: Choose = ALL,
+    limits: VideoLimits = LIMITS,
+    times: list[float] | None = None,
+    fps: float = 2.0,
 ) -> VideoFrames:
-    return decode_frame_list(payload, choose, fps=2.0, times=times, field=FIELD, images=ImageLimits(), limits=limits)
+    return decode_frame_list(payload, choose, fps=fps, times=times, field=FIELD, images=ImageLimits(), limits=limits)
 
 
 def test_frame_list() -> None:
@@ -51,6 +55,21 @@ def test_times_of_a_frame_list_give_its_rate_and_stay_with_their_frames() -> Non
         list_frames(payload, times=[0.0, 1.0, 2.0, 3.0])
     with pytest.raises(InputError, match="too long: 4000 s given, at most 3600 s allowed"):
         list_frames(payload, times=[0.0, 1.0, 2.0, 3.0, 4000.0])
+
+
+def test_a_list_is_no_longer_by_its_rate_than_a_video_may_be() -> None:
+    """Models make grids of a video's time."""
+    payload = frame_list(*[samples.encoded(samples.picture(), "JPEG")] * 4)
+    assert list_frames(payload, fps=0.01).metadata.duration == 400.0
+    for fps, seconds in ((0.001, "4000"), (1e-6, "4e\\+06"), (5e-324, "inf")):
+        with pytest.raises(InputError, match=f"too long: {seconds} s given, at most 3600 s allowed"):
+            list_frames(payload, fps=fps)
+
+
+def test_times_that_are_nearly_one_give_a_rate_that_can_be_computed_with() -> None:
+    payload = frame_list(*[samples.encoded(samples.picture(), "JPEG")] * 3)
+    video = list_frames(payload, times=[0.0, 0.0, 5e-324])
+    assert video.metadata.fps == 1000 and video.times == (0.0, 0.0, 5e-324)
 
 
 def test_wrapped_frames_are_taken_and_count_as_one_line() -> None:

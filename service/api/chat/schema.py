@@ -16,9 +16,9 @@ from service.link.sampling_limits import LEAST_REPETITION_PENALTY, MAX_BIASES, M
 # Requests
 
 
-Fps = Annotated[float, Meta(gt=0)]
+Fps = Annotated[float, Meta(ge=1e-4)]
 Frames = Annotated[int, Meta(ge=1)]
-Times = Annotated[list[Annotated[float, Meta(ge=0, le=1e10)]], Meta(min_length=1)]
+Times = Annotated[list[Annotated[float, Meta(ge=0, le=1e8)]], Meta(min_length=1)]
 PixelBound = Annotated[Any, Meta(description="not supported: use detail for pictures, fps and max_frames for videos")]
 
 

@@ -94,6 +94,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too many listed frames": (video(frame_list(2) + ",x" * 200), VIDEO_AT),
     "fps over the bound": (video(frame_list(2), fps=1000), "messages[0].content[0].video_url.fps"),
     "fps zero": (video(frame_list(2), fps=0), "messages[0].content[0].video_url.fps"),
+    "fps next to zero": (video(frame_list(2), fps=1e-300), "messages[0].content[0].video_url.fps"),
+    "a list of hours by its fps": (video(frame_list(2), fps=0.0002), VIDEO_AT),
+    "times of another age": (video(frame_list(2), times=[0, 1e9]), "messages[0].content[0].video_url.times[1]"),
     "frames over the bound": (
         video(frame_list(2), max_frames=10**6),
         "messages[0].content[0].video_url.max_frames",
