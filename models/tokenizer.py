@@ -7,6 +7,7 @@ so a caller decides which literals in a text are special: the ones that hold no 
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +20,11 @@ from tokenizers import Tokenizer as FastTokenizer
 from models.byte_level import byte_alphabet
 from models.errors import CheckpointError
 from models.published import read_json
+from models.recent_texts import RecentTexts
+
+# The library hands the texts of a batch to threads of its own, even a single one: to wake a thread and to wait for it
+# takes as long as to tokenize a sentence.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -63,11 +69,11 @@ class Tokenizer:
             self._byte_values = {character: value for value, character in enumerate(byte_alphabet())}
         self._bytes = cache(self._bytes_of)
         self._special = SpecialTokens(self.special_ids)
+        self._recent = RecentTexts(self._encoded)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of `text`; literal special tokens in it are plain text."""
-        # Of this library's calls, only those for batches release the interpreter lock.
-        return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
+        return self._recent.ids(text) if text else []
 
     def escape(self, text: str, escape: str) -> str:
         """`text` with the character `escape` inserted into each literal special token."""
@@ -101,6 +107,11 @@ class Tokenizer:
             {"id": token_id, "content": name, "special": True, **flags} for name, token_id in names.items()
         ]
         return json.dumps(published)
+
+    def _encoded(self, text: str) -> list[int]:
+        # Of this library's calls, only those for batches release the interpreter lock.
+        ids: list[int] = self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._silent:

@@ -16,6 +16,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from models.byte_level import byte_alphabet
 from models.errors import CheckpointError
 from models.published import read_json
+from models.recent_texts import RecentTexts
 from models.tokenizer import SpecialTokens
 
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
@@ -48,8 +49,12 @@ class KimiTokenizer:
         self.vocab_size = len(ranks) + RESERVED_TOKENS
         self._bpe = _byte_pair_encoder(ranks)
         self._special = SpecialTokens(special_tokens)
+        self._recent = RecentTexts(self._encoded)
 
     def encode(self, text: str) -> list[int]:
+        return self._recent.ids(text)
+
+    def _encoded(self, text: str) -> list[int]:
         # Of this library's calls, only those for batches release the interpreter lock.
         encodings = self._bpe.encode_batch_fast(list(_pieces(text)), add_special_tokens=False)
         return [token for encoding in encodings for token in encoding.ids]

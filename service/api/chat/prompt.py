@@ -33,9 +33,9 @@ U = TypeVar("U")
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 MOST_CHARACTERS_PER_TOKEN = 16
 """An upper bound: ordinary text has three to five."""
-SMALL_PROMPT = 2048
+SMALL_PROMPT = 4096
 """Up to so many characters are tokenized in the event loop: a millisecond or two, no more than handing the work to a
-thread and back would take."""
+thread and back would take (`python -m benchmarks.host_path`)."""
 SMALL_EXPANSION = 16_384
 """Up to so many prompt positions, placeholders are expanded in the event loop: less than a millisecond."""
 OPENING_TOKENS = 16

@@ -23,6 +23,8 @@ from tests.support.waiting import GENEROUS
 class Waiting(FakeProcessor):
     """A picture is not ready before its prompt is tokenized."""
 
+    context_length = 2 * SMALL_PROMPT
+
     def __init__(self) -> None:
         self.tokenized = threading.Event()
         self.kinds: list[MediaKind] = []
