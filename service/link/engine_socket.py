@@ -24,6 +24,10 @@ def discard(command: Command) -> None:
     """Sends to an engine without a socket, which has not begun or has ended: does nothing."""
 
 
+def _nothing() -> None:
+    """Nobody reads."""
+
+
 class EngineSocket:
     """Sends commands, which never blocks, and reads outputs in an event loop."""
 
@@ -32,8 +36,8 @@ class EngineSocket:
         self.zmq: zmq.Socket = self._context.socket(kind)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
             self.zmq.setsockopt(option, value)
-        self._readable = asyncio.Event()
-        """Called when there may be something to read."""
+        self._look: Callable[[], None] = _nothing
+        """Reads in the next turn of the loop that reads, where there is one."""
 
     @classmethod
     def bound(cls, address: str) -> EngineSocket:
@@ -53,30 +57,48 @@ class EngineSocket:
         return socket
 
     def send(self, command: Command) -> None:
+        frames = wire.encode(command)
         with suppress(zmq.Again):  # nobody at the other end: not yet, or not any more
-            self.zmq.send_multipart(wire.encode(command), zmq.NOBLOCK, copy=False)
+            self.zmq.send_multipart(frames, zmq.NOBLOCK, copy=wire.is_small(frames))
         # The socket's descriptor is edge-triggered, and send has consumed its event: check for messages here.
         if int(self.zmq.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self._readable.set()
+            self._look()
 
     async def read(self, on_outputs: OnOutputs) -> None:
-        """Reads messages until cancelled. zmq.asyncio would need several futures and callbacks per message."""
+        """Reads messages until cancelled; what reading one raises ends it. Each is read in the turn of the loop in
+        which it comes: zmq.asyncio would need several futures and callbacks per message, a task that waits one more
+        turn."""
         decoder = wire.outputs_decoder()
         loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def take() -> None:
+            if ended.done():  # since this was called for
+                return
+            try:
+                for _ in range(_MESSAGES_A_TURN):
+                    frames = self.zmq.recv_multipart(zmq.NOBLOCK, copy=False)
+                    on_outputs(decoder.decode([frame.buffer for frame in frames]))
+            except zmq.Again:
+                return
+            except Exception as error:
+                ended.set_exception(error)
+                return
+            look()
+
+        def look() -> None:
+            loop.call_soon(take)
+
         descriptor: int = self.zmq.FD
-        loop.add_reader(descriptor, self._readable.set)
+        self._look = look
+        loop.add_reader(descriptor, take)
+        look()
         try:
-            while True:
-                self._readable.clear()
-                with suppress(zmq.Again):
-                    for _ in range(_MESSAGES_A_TURN):
-                        frames = self.zmq.recv_multipart(zmq.NOBLOCK, copy=False)
-                        on_outputs(decoder.decode([frame.buffer for frame in frames]))
-                    self._readable.set()
-                    await asyncio.sleep(0)
-                await self._readable.wait()
+            await ended
         finally:
+            self._look = _nothing
             loop.remove_reader(descriptor)
+            ended.cancel()
 
     def close(self) -> None:
         self.zmq.close()

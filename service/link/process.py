@@ -52,7 +52,7 @@ class ZmqChannel:
 
     def receive(self, timeout: float | None) -> list[Command]:
         commands: list[Command] = []
-        if not self._socket.poll(None if timeout is None else round(timeout * 1000)):
+        if timeout != 0 and not self._socket.poll(None if timeout is None else round(timeout * 1000)):
             return commands
         while True:
             try:
@@ -62,7 +62,8 @@ class ZmqChannel:
             commands.append(self._decoder.decode([frame.buffer for frame in frames]))
 
     def send(self, outputs: Outputs) -> None:
-        self._socket.send_multipart(wire.encode(outputs), copy=False)
+        frames = wire.encode(outputs)
+        self._socket.send_multipart(frames, copy=wire.is_small(frames))
 
     def close(self) -> None:
         self._socket.close()

@@ -58,7 +58,7 @@ class SharedChannel:
             self._take_in()
 
     def receive(self, timeout: float | None) -> list[Command]:
-        if self._commands or self._socket.poll(None if timeout is None else round(timeout * 1000)):
+        if self._commands or timeout == 0 or self._socket.poll(None if timeout is None else round(timeout * 1000)):
             self._take_in()
         commands, self._commands = self._commands, []
         return commands
@@ -138,7 +138,8 @@ class SharedChannel:
 
     def _send(self, peer: str, outputs: Outputs) -> None:
         """Messages to a peer that has ended are dropped."""
-        self._socket.send_multipart([peer.encode(), *wire.encode(outputs)], copy=False)
+        frames = [peer.encode(), *wire.encode(outputs)]
+        self._socket.send_multipart(frames, copy=wire.is_small(frames))
 
 
 def _is_last(answer: Answer) -> bool:
