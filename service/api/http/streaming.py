@@ -22,8 +22,8 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 MONITOR_DELAY = 0.2
-"""Seconds until a response is monitored for disconnects and timeouts: when many start at once, their first chunks come
-first."""
+"""Seconds until work is watched for disconnects, and a response monitored for these and timeouts: when many start at
+once, their first chunks come first."""
 
 
 class ClientLeft(Exception):
@@ -43,18 +43,30 @@ def error_event(error: ApiError) -> bytes:
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client disconnects (ClientLeft). The body must have been
     read."""
-    worker = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnect(request.receive))
+    loop, watcher = asyncio.get_running_loop(), None
     try:
-        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not worker.done():
-            raise ClientLeft
-        return worker.result()
-    finally:
-        watcher.cancel()  # it only listens: no need to await it
-        if not worker.done():
-            worker.cancel()
-            await asyncio.gather(worker, return_exceptions=True)
+        async with asyncio.timeout(None) as limit:
+
+            async def watch() -> None:
+                await _disconnect(request.receive)
+                limit.reschedule(loop.time())
+
+            def start_watcher() -> None:
+                nonlocal watcher
+                watcher = loop.create_task(watch())
+
+            # Tasks for the work and a watcher beside it would take a short request several turns of the loop.
+            timer = loop.call_later(MONITOR_DELAY, start_watcher)
+            try:
+                return await work
+            finally:
+                timer.cancel()
+                if watcher is not None:
+                    watcher.cancel()  # it only listens: no need to await it
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ClientLeft from None
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -1,4 +1,4 @@
-"""A streamed response by itself, without a server."""
+"""A streamed response, and work that a client waits for, by themselves, without a server."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import pytest
+from starlette.requests import Request
 
 from service.api.http import streaming
 from service.api.http.record import RequestRecord
-from service.api.http.streaming import LiveResponse
+from service.api.http.streaming import ClientLeft, LiveResponse, unless_disconnected
 
 
 async def test_a_client_that_leaves_while_the_error_is_sent_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +48,72 @@ async def test_a_client_that_leaves_while_the_error_is_sent_raises_nothing(monke
     watcher = response._watcher
     assert sent[-1] == b"failed" and record.outcome == "error"
     assert watcher is not None and watcher.cancelled() and not problems
+
+
+class Client:
+    """A request whose client leaves when `left` is set."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.listened = False
+        self.request = Request({"type": "http"}, self._receive)
+
+    async def _receive(self) -> dict[str, str]:
+        self.listened = True
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_work_ends_when_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MONITOR_DELAY", 0.0)
+    client, ended = Client(), list[str]()
+
+    async def work() -> None:
+        client.left.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    with pytest.raises(ClientLeft):
+        await unless_disconnected(client.request, work())
+    assert ended == ["cancelled"]
+    task = asyncio.current_task()
+    assert task is not None and not task.cancelling()
+
+
+async def test_short_work_takes_one_turn_of_the_loop_and_nobody_listens() -> None:
+    client = Client()
+    tasks = asyncio.all_tasks()
+
+    async def work() -> tuple[str, set[Any]]:
+        return "done", asyncio.all_tasks()
+
+    assert await unless_disconnected(client.request, work()) == ("done", tasks)
+    assert not client.listened
+
+
+async def test_work_that_times_out_by_itself_has_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MONITOR_DELAY", 0.0)
+    client = Client()
+
+    async def work() -> None:
+        while not client.listened:
+            await asyncio.sleep(0)
+        raise TimeoutError("of the work")
+
+    with pytest.raises(TimeoutError, match="of the work"):
+        await unless_disconnected(client.request, work())
+
+
+async def test_a_time_limit_around_the_work_is_no_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MONITOR_DELAY", 0.0)
+    client = Client()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+
+            async def work() -> None:
+                limit.reschedule(0.0)
+                await asyncio.Event().wait()
+
+            await unless_disconnected(client.request, work())
