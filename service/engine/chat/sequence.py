@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,10 @@ from service.engine.chat.guidance import Guide
 from service.engine.tally import StepTally
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, TokenInfo
 from service.link.sampling_limits import needs_penalties_or_filters
+
+
+_MEDIA = struct.Struct("<qqq")
+"""The first position of a page with rows of an item, the first of the rows, and their number."""
 
 
 @dataclass(frozen=True)
@@ -142,19 +147,25 @@ class ChatSequence:
         positions, and for media the item's digest and rows.
         """
         size, done = self.page_size, len(self.digests) * self.page_size
-        tokens, positions = self.token_ids(done, num_tokens), self.positions(done, num_tokens)
-        media = list(self.media_rows(done, num_tokens)) if self.prompt.items else []
-        for start in range(done, num_tokens - size + 1, size):
-            page = slice(start - done, start - done + size)
-            hasher = hashlib.sha256(self.digests[-1] if self.digests else b"")
-            hasher.update(tokens[page].tobytes())
-            hasher.update(positions[:, page].tobytes())
+        count = (num_tokens - done) // size
+        if count < 1:
+            return
+        end = done + count * size
+        known = np.concatenate((self.token_ids(done, end)[None], self.positions(done, end)))
+        content = known.reshape(-1, count, size).swapaxes(0, 1).tobytes()
+        width = len(content) // count
+        media = list(self.media_rows(done, end)) if self.prompt.items else []
+        digest = self.digests[-1] if self.digests else b""
+        for page in range(count):
+            parts = [digest, content[page * width : (page + 1) * width]]
+            start = done + page * size
             for rows in media:
                 first, last = max(start, rows.start), min(start + size, rows.end)
                 if first < last:
-                    hasher.update(self.prompt.items[rows.item].digest)
-                    hasher.update(np.array((first - start, rows.offset + first - rows.start, last - first)).tobytes())
-            self.digests.append(hasher.digest())
+                    parts += [self.prompt.items[rows.item].digest]
+                    parts += [_MEDIA.pack(first - start, rows.offset + first - rows.start, last - first)]
+            digest = hashlib.sha256(b"".join(parts)).digest()
+            self.digests.append(digest)
 
     def largest_hit(self, num_pages: int) -> int:
         """How many of `num_pages` matching pages to use: at least one token must be computed. A hit may end inside an
