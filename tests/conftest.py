@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.support.interpreter import quicken
 from tests.support.processes import ServerProcess, served
 from tests.support.waiting import GENEROUS
 
@@ -62,6 +63,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
         return torch.device("cuda")
     if torch.cuda.is_available():
         pytest.skip("the interpreter is chosen when Triton is imported; here it compiles for the GPU")
+    quicken()
     return torch.device("cpu")
 
 
