@@ -31,6 +31,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
+PART_KINDS = ("text", "image_url", "video_url")
+"""Types of content parts, and the field that each is in."""
 MOST_CHARACTERS_PER_TOKEN = 16
 """An upper bound: ordinary text has three to five."""
 SMALL_PROMPT = 4096
@@ -210,7 +212,11 @@ def _message(
 
 
 def _part(part: ContentPart, role: str, field: str, references: list[MediaReference]) -> PromptPart:
-    kind = part.type or next((name for name in ("text", "image_url", "video_url") if getattr(part, name)), None)
+    given = [name for name in PART_KINDS if getattr(part, name)]
+    kind = part.type or next(iter(given), None)
+    if kind in PART_KINDS and (other := next((name for name in given if name != kind), None)) is not None:
+        # Nobody would see that it is left out.
+        raise bad_request(f"{field}.{other}: not in a part with {kind}; send a part of its own.", f"{field}.{other}")
     if kind == "text":
         if part.text is None:
             raise bad_request(f"{field}.text: this field is required.", f"{field}.text")

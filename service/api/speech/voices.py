@@ -203,8 +203,8 @@ def _field(form: FormData, name: str) -> str | None:
 
 
 def _store_error(error: VoiceStoreError) -> ApiError:
-    field = "name" if error.reason == "exists" else None
-    return ApiError(STATUS[error.reason], f"{error}.", param=field, code=CODES.get(error.reason, "internal_error"))
+    field, message = ("name", f"name: {error}.") if error.reason == "exists" else (None, f"{error}.")
+    return ApiError(STATUS[error.reason], message, param=field, code=CODES.get(error.reason, "internal_error"))
 
 
 def _not_found() -> ApiError:

@@ -69,6 +69,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "audio part": (parts({"type": "input_audio", "input_audio": {}}), "messages[0].content[0].type"),
     "file part": (parts({"type": "file", "file": {"file_id": "x"}}), "messages[0].content[0].type"),
     "embeds part": (parts({"type": "image_embeds", "image_embeds": "x"}), "messages[0].content[0].type"),
+    "text beside an image": (
+        parts({"type": "image_url", "image_url": picture(), "text": "What is it?"}),
+        "messages[0].content[0].text",
+    ),
+    "image beside a text without a type": (
+        parts({"text": "What is it?", "image_url": picture()}),
+        "messages[0].content[0].image_url",
+    ),
     "text part without text": (parts({"type": "text"}), "messages[0].content[0].text"),
     "image part without image": (parts({"type": "image_url"}), "messages[0].content[0].image_url"),
     "image from the system": (

@@ -94,7 +94,8 @@ def test_a_voice_from_upload_to_deletion(http: httpx.Client, directory: Path) ->
     styled = speak(http, voice["id"], instructions="Calm")
     assert styled.status_code == 200 and styled.content != by_id.content
 
-    assert upload(http).json()["error"]["code"] == "voice_exists"
+    error = upload(http).json()["error"]
+    assert error["code"] == "voice_exists" and error["param"] == "name" and error["message"].startswith("name: ")
     assert http.delete(f"/v1/audio/voices/{voice['id']}").json()["deleted"] is True
     assert http.delete(f"/v1/audio/voices/{voice['id']}").status_code == 404
     assert speak(http, "anna").status_code == 404
