@@ -121,7 +121,7 @@ class ChatGraphs:
         return self._runner("sample", step, [{"rows": count} for count in rows], full=full)
 
     def _guided_sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        step = GuidedSampleStep(self._sampling(full=full), self.held)
+        step = GuidedSampleStep(self._state, self._sampling(full=full), self.held)
         return self._runner("guided_sample", step, [{"rows": count} for count in rows], full=full, guided=True)
 
     def _sampling(self, *, full: bool) -> Sampling:

@@ -72,7 +72,7 @@ class ChatRunner:
             for spec in self._decoder.cache_specs()
         ]
         self._state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
-        self._masks = MaskTable(self._state.allowed, masks)
+        self._masks = MaskTable(self._state, masks)
         sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
         graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, sizes, self._context)
         self._graphs, self._decode, self._sample = graphs, graphs.decode, graphs.sample
@@ -104,7 +104,7 @@ class ChatRunner:
         for size in powers_of_two(tokens):
             prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.max_running}))
         held = torch.zeros((config.max_running, self._hidden_size), dtype=dtype, device=device)
-        guided = self._peak_of(GuidedSampleStep(sampling, held), {"rows": config.max_running})
+        guided = self._peak_of(GuidedSampleStep(state, sampling, held), {"rows": config.max_running})
         most = max(prefill, decode, guided)
         num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit) + held.nbytes
         return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
@@ -306,8 +306,8 @@ class ChatRunner:
 
     def sample(self, held: HeldSampling, masks: MaskJob) -> dict[str, Tensor]:
         """Results as in LaunchedStep of a held step, whose masks are done."""
-        plan = Plan(arrays={"slots": held.slots, "mask_rows": masks.rows}, required={"rows": len(held.slots)})
-        with self._masks.sent(masks.count):
+        plan = Plan(arrays={}, required={"rows": len(held.slots)})
+        with self._masks.sent(held.slots, masks.rows, masks.count):
             run = self._guided_sample[held.needs.full].run(plan)
         return self._results(run.outputs, len(held.slots), held.needs.logprobs)
 

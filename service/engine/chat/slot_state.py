@@ -51,8 +51,9 @@ class SlotState:
     unused), block_tables int32 [rows, max_pages]; for the sampler with penalties and filters bias_ids int64 and
     bias_values float32 [rows, MAX_BIASES], prompt_seen bool and output_counts int32 [rows, vocabulary].
 
-    allowed int32 [rows, ceil(vocabulary / 32)] is not by slot: masks of a step's guided rows, bit i % 32 of word
-    i // 32 for token i (service.engine.chat.masks.MaskTable). Its row 0 allows every token.
+    Two tables are not by slot, but of a step with guided rows (service.engine.chat.masks.MaskTable). allowed int32
+    [rows, ceil(vocabulary / 32)]: masks, bit i % 32 of word i // 32 for token i; row 0 allows every token. sampled
+    int64 [2, rows]: slot and row of `allowed` of each row of the step, 0 in padding.
     """
 
     def __init__(self, num_slots: int, max_pages: int, vocab_size: int, device: torch.device) -> None:
@@ -65,12 +66,13 @@ class SlotState:
         self.bias_values = torch.zeros((rows, MAX_BIASES), dtype=torch.float32, device=device)
         self.prompt_seen = torch.zeros((rows, vocab_size), dtype=torch.bool, device=device)
         self.output_counts = torch.zeros((rows, vocab_size), dtype=torch.int32, device=device)
+        self.sampled = torch.zeros((2, rows), dtype=torch.int64, device=device)
         self.allowed = torch.full((rows, _mask_words(vocab_size)), -1, dtype=torch.int32, device=device)
 
     @staticmethod
     def num_bytes(num_slots: int, max_pages: int, vocab_size: int) -> int:
         words = len(Float) + max_pages + MAX_BIASES + _mask_words(vocab_size)
-        return (num_slots + 1) * (8 * (len(Int) + MAX_STOP_IDS + MAX_BIASES) + 4 * words + 5 * vocab_size)
+        return (num_slots + 1) * (8 * (len(Int) + MAX_STOP_IDS + MAX_BIASES + 2) + 4 * words + 5 * vocab_size)
 
 
 def _mask_words(vocab_size: int) -> int:

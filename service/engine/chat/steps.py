@@ -272,18 +272,20 @@ class SampleStep:
 
 class GuidedSampleStep:
     """Sampling for a batch with guided rows, whose hidden states are in `held`. It is launched when the masks have
-    arrived and the layers may have ended, so its upload is small. Bucket: rows. The masks are in slot state; rows
-    without a mask, and padding, use row 0.
+    arrived and the layers may have ended, so it has no upload to wait for: slots, mask rows and masks come to slot
+    state beside the layers (service.engine.chat.masks.MaskTable). Rows without a mask, and padding, use mask 0. Bucket:
+    rows.
     """
 
-    def __init__(self, sampling: Sampling, held: Tensor) -> None:
+    def __init__(self, state: SlotState, sampling: Sampling, held: Tensor) -> None:
         self.name = "guided_sample_full" if sampling.full else "guided_sample"
+        self._state = state
         self._sampling = sampling
         self._held = held
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        rows = BufferSpec((bucket["rows"],), torch.int64)
-        return {"slots": rows, "mask_rows": rows}
+        return {}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        return self._sampling(buffers["slots"], self._held[: bucket["rows"]], buffers["mask_rows"])
+        slots, mask_rows = self._state.sampled[:, : bucket["rows"]]
+        return self._sampling(slots, self._held[: bucket["rows"]], mask_rows)

@@ -154,13 +154,15 @@ def test_replayed_guided_steps_give_the_tokens_of_eager_ones(device: str) -> Non
     assert answers[0] == answers[1]
 
 
-def test_layers_of_guided_rows_leave_nothing_to_copy() -> None:
+def test_nothing_is_copied_between_layers_and_sampling_of_guided_rows() -> None:
     engine = InlineEngine(max_running=8, guided_graphs_first=True)
     graphs = engine.worker._runner._layers._graphs.values()
     for graph in graphs:
         graph.static.fill(graph.layout, Plan(arrays={}, required=graph.bucket))
         graph.capture.replay()
     assert graphs and not any(graph.capture.outputs for graph in graphs), "their hidden states stay where sampling is"
+    sampling = engine.worker._runner._guided_sample[False]._graphs.values()
+    assert sampling and not any(graph.layout.num_bytes for graph in sampling), "its inputs came beside the layers"
 
 
 def test_graphs_of_guided_rows_may_be_captured_before_readiness() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -97,7 +98,8 @@ def following(words: np.ndarray) -> str:
 def test_masks_are_those_behind_tokens_that_nobody_has_read(device: str, servers: int, masks: np.ndarray) -> None:
     guidance = with_all_servers(Guidance(threads(masks, servers)))
     state = SlotState(ROWS, 1, VOCABULARY, torch.device(device))
-    table = MaskTable(state.allowed, masks)
+    table = MaskTable(state, masks)
+    state.sampled.fill_(9)  # Of a longer step before.
     first, second = results(("n", 0), ("y", 0), ("o", 0), device=device), results(("e", 0), device=device)
     rows = [
         guided(guidance, "no never"),
@@ -115,11 +117,37 @@ def test_masks_are_those_behind_tokens_that_nobody_has_read(device: str, servers
     assert job.count == 3 and not job.verdicts
     places = [1, 0, 2, 3, 0] if servers == 1 else [1, 0, 3, 2, 0]
     assert job.rows.tolist() == places
-    with table.sent(job.count):
+    table.writable()
+    with table.sent(np.array([3, 1, 5, 2, 4]), job.rows, job.count):
         allowed = state.allowed.cpu().numpy()
+        assert state.sampled.tolist() == [[3, 1, 5, 2, 4, 0], [*places, 0]]
     assert [following(allowed[place]) for place in places if place] == ["v", "e", "fn"]
     assert (allowed[0] == -1).all() and (allowed[4:] == -1).all(), "rows without a mask allow everything"
     assert [row.guide.num_consumed for row in rows if row.guide is not None] == [2, 1, 1]
+
+
+def test_memory_that_cannot_be_pinned_fails_no_launch(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA keeps the error, and the next launch reports it as its own."""
+    errors = [801]  # cudaErrorNotSupported
+    runtime = SimpleNamespace(cudaHostRegister=lambda address, size, flags: errors[0])
+
+    class Allowed:
+        """The device's table: a launch on it takes the error that is there."""
+
+        def __getitem__(self, row: int) -> Allowed:
+            assert row == 0
+            return self
+
+        def fill_(self, value: int) -> None:
+            assert value == -1, "row 0 allows everything"
+            if errors:
+                raise torch.AcceleratorError(f"CUDA error {errors.pop()}")
+
+    table = MaskTable(SlotState(ROWS, 1, VOCABULARY, torch.device("cpu")), masks)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(table, "_allowed", Allowed())
+    table._pin()
+    assert not errors
 
 
 def test_a_row_that_has_ended_has_no_mask_and_no_verdict(masks: np.ndarray, guidance: Guidance) -> None:
