@@ -30,6 +30,8 @@ _NUMPY = {
     torch.float64: np.dtype(np.float64),
 }
 
+_TORCH = {dtype: name for name, dtype in _NUMPY.items()}
+
 
 @dataclass(frozen=True)
 class Field:
@@ -175,6 +177,16 @@ def exact_buffers(specs: Mapping[str, BufferSpec], plan: Plan, device: torch.dev
 
 def upload(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
     """Device copies of host arrays, in one transfer."""
-    dtypes = {dtype: name for name, dtype in _NUMPY.items()}
-    specs = {name: BufferSpec(array.shape, dtypes[array.dtype]) for name, array in arrays.items()}
-    return exact_buffers(specs, Plan(arrays=dict(arrays), required={}), device)
+    starts, end = list[int](), 0
+    for array in arrays.values():
+        starts.append(end)
+        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    host = torch.empty(end, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    block, sent = host.numpy(), torch.empty(end, dtype=torch.uint8, device=device)
+    for start, array in zip(starts, arrays.values(), strict=True):
+        np.copyto(block[start : start + array.nbytes].view(array.dtype).reshape(array.shape), array)
+    sent.copy_(host, non_blocking=True)
+    return {
+        name: sent[start : start + array.nbytes].view(_TORCH[array.dtype]).view(array.shape)
+        for start, (name, array) in zip(starts, arrays.items(), strict=True)
+    }

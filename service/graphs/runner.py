@@ -103,6 +103,8 @@ class GraphRunner:
         self._failed: dict[BucketKey, Bucket] = {}
         self._refused: dict[BucketKey, Bucket] = {}
         self._choices: dict[BucketKey, _Choice] = {}
+        self._eager: np.ndarray | None = None
+        """Sizes and seconds of eager calls, float64 [2, captured]; None where a capture has come since."""
         self._static: StaticBuffers | None = None
         self._demand = Demand(self.bucket_list)
         self._missed = defaultdict[BucketKey, float](float)
@@ -214,11 +216,9 @@ class GraphRunner:
     def eager_seconds(self, size: int) -> float | None:
         """Seconds of an eager call of this primary size, interpolated between the captured buckets that were
         measured."""
-        measured = sorted((captured, seconds.eager) for captured, seconds in self.measured_seconds)
-        if not measured:
-            return None
-        sizes, seconds = zip(*measured, strict=True)
-        return float(np.interp(size, sizes, seconds))
+        if self._eager is None:
+            self._eager = np.array(sorted((captured, seconds.eager) for captured, seconds in self.measured_seconds)).T
+        return float(np.interp(size, *self._eager)) if self._eager.size else None
 
     @property
     def measured_seconds(self) -> list[tuple[int, RouteSeconds]]:
@@ -283,6 +283,7 @@ class GraphRunner:
             (self._refused if error.refused else self._failed)[key_of(bucket)] = bucket
             log.warning("capture %s, calls of this size run eagerly: %s", outcome, error)
         self._choices.clear()
+        self._eager = None
         self._missed.clear()
         self.misses = 0.0
         self._observations.count("graph_captures_total", **self._labels, outcome=outcome)

@@ -60,6 +60,9 @@ def test_exact_buffers_and_plain_uploads(device: str) -> None:
     assert buffers["hidden"].dtype == torch.bfloat16 and buffers["ids"].tolist() == [4, 5, -1, -1, -1]
     sent = upload({"a": np.arange(3), "b": np.zeros((0, 4), np.float32), "c": np.array([True])}, where)
     assert sent["a"].tolist() == [0, 1, 2] and sent["b"].shape == (0, 4) and sent["c"].tolist() == [True]
+    turned = upload({"a": np.arange(6, dtype=np.int32).reshape(2, 3).T, "b": np.float32([0.5])}, where)
+    assert turned["a"].tolist() == [[0, 3], [1, 4], [2, 5]] and turned["b"].tolist() == [0.5]
+    assert turned["a"].dtype == torch.int32 and upload({}, where) == {}
 
 
 @pytest.mark.parametrize(

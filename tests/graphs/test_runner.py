@@ -19,7 +19,7 @@ from service.graphs import pool as pool_module
 from service.graphs.buckets import cheapest, cost_of
 from service.graphs.buffers import Layout, StaticBuffers
 from service.graphs.observations import Observations
-from service.graphs.pool import Capture, CaptureError, GraphPool
+from service.graphs.pool import Capture, CaptureError, GraphPool, RouteSeconds
 from service.graphs.runner import GraphRunner, Run
 from tests.support.devices import DEVICES
 from tests.support.tiny_chat import TinyEncoder, tiny_item, tiny_model
@@ -323,3 +323,23 @@ def test_warming_up_runs_what_has_no_captured_graph_and_counts_nothing(monkeypat
     runner.warm_up(runner.bucket_list)
     assert run == runner.bucket_list[1:]
     assert not observations.drain()
+
+
+class TimedPool(GraphPool):
+    """Captures that were measured: a call takes the square of its patches in seconds eagerly, 1 s replayed."""
+
+    def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
+        made = super().capture(capturable, bucket, buffers)
+        return replace(made, seconds=RouteSeconds(bucket["patches"] ** 2, 1.0))
+
+
+def test_eager_seconds_lie_between_what_was_measured_so_far() -> None:
+    encoder, pool = tiny_model("cpu").encoder, TimedPool(torch.device("cpu"), LIMIT)
+    runner = GraphRunner("tiny", "encoder", encoder, encoder.default_buckets(), pool, Observations())
+    assert runner.eager_seconds(40) is None
+    for captured in range(1, 5):
+        assert runner.capture_next(idle=True) and len(runner.captured) == captured
+        sizes = sorted(bucket["patches"] for bucket in runner.captured)
+        for size in sizes:
+            assert runner.eager_seconds(size) == size**2
+        assert runner.eager_seconds(1) == sizes[0] ** 2 and runner.eager_seconds(1000) == sizes[-1] ** 2

@@ -206,7 +206,9 @@ class VisionStage:
         patches may run. An item of many frames is cut to fit; a part that does not fit is returned alone.
         """
         oldest = next(iter(self._wanted.values()))
-        if oldest.alone:
+        # A single picture has no choice of groups, nor need it be cut where its pass is afforded.
+        single = len(self._wanted) == 1 == len(oldest.parts) and affords(self.patches(oldest.parts))
+        if oldest.alone or single:
             return oldest.parts[:1]
         bucket_list = [b for b in self.runner.captured or self.runner.bucket_list if affords(b["patches"])]
         if not bucket_list:
