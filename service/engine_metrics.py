@@ -29,7 +29,7 @@ OF_OTHERS = frozenset(
     }
 )
 """Metrics of the groups below that are measured in the API process."""
-GROUPS_OF_ENGINES = ("Phases of a chat request", "Steps and graphs", "Caches", "Load", "Speech", "Life")
+GROUPS_OF_ENGINES = ("Phases of a chat request", "Steps and graphs", "Caches", "Load", "Speech", "Lifecycle")
 OF_ENGINES = frozenset(spec.name for group in GROUPS_OF_ENGINES for spec in GROUPS[group]) - OF_OTHERS
 _FAMILIES = frozenset(f"{PREFIX}_{name.removesuffix('_total')}" for name in OF_ENGINES)
 

@@ -117,8 +117,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _counter("generated_tokens_total", "Tokens delivered to clients.", "model"),
         _counter(
             "engine_choices_total",
-            "Requests sent to one of several engines (affinity: where their pictures or prefix hash to; spilled: past "
-            "that one, which was full; load: to the freest; moved: again, after one refused them or ended).",
+            "Requests sent to one of several engines (affinity: chosen by their pictures or prefix; spilled: past that "
+            "one, which was full; load: the least loaded; moved: again, after one refused them or ended).",
             "reason",
             reason=("affinity", "spilled", "load", "moved"),
         ),
@@ -168,9 +168,9 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         ),
         _histogram("step_duration_seconds", "Launch to results on the host.", STEP, "model", "kind", "route"),
         _histogram("step_host_duration_seconds", "Python time of a step.", STEP, "model", "kind"),
-        _histogram("grammar_build_duration_seconds", "A grammar until its matcher is built.", WORK, "model"),
-        _histogram("guided_mask_duration_seconds", "Masks of a step's guided rows, beside its layers.", STEP, "model"),
-        _histogram("bucket_occupancy_ratio", "Real rows by rows of the replayed bucket.", RATIO, "model", "kind"),
+        _histogram("grammar_build_duration_seconds", "Building the matcher of a grammar.", WORK, "model"),
+        _histogram("guided_mask_duration_seconds", "Computing the masks of a step's guided rows.", STEP, "model"),
+        _histogram("bucket_occupancy_ratio", "Real rows / rows of the replayed bucket.", RATIO, "model", "kind"),
         _counter("replayed_rows_total", "Real rows in replayed buckets.", "model", "kind"),
         _counter("padded_rows_total", "Padding rows in replayed buckets.", "model", "kind"),
         _counter(
@@ -179,8 +179,8 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _histogram("graph_capture_duration_seconds", "One capture.", WORK, "model", "kind"),
         _counter(
             "kernel_compilations_total",
-            "GPU kernels compiled or loaded from Triton's cache, by phase (start, serving). While serving each delays "
-            "every request: there should be none.",
+            "GPU kernels compiled or loaded from Triton's cache, by phase (start, serving). While serving, each one "
+            "delays every request: there should be none.",
             "phase",
             "cached",
         ),
@@ -204,7 +204,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
     ),
     # Routers scrape requests_running, requests_waiting and kv_cache_usage_ratio.
     "Load": (
-        _gauge("requests_running", "Sequences that run: those in request slots.", "model"),
+        _gauge("requests_running", "Running sequences, which have request slots.", "model"),
         _gauge("requests_waiting", "Requests waiting for a request slot.", "model"),
         _gauge("kv_cache_usage_ratio", "Share of the KV blocks (pages) in use; cached ones do not count.", "model"),
         _gauge("kv_cache_pages", "KV blocks (pages) by state (used, cached, total).", "model", "state"),
@@ -219,11 +219,11 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         ),
         _histogram(
             "spoken_first_audio_seconds",
-            "Spoken answers: arrival of the chat request to the first audio made, per chat model.",
+            "Spoken answers: arrival of the chat request to the first generated audio, by chat model.",
             FIRST_AUDIO,
             "model",
         ),
-        _histogram("audio_realtime_factor", "Generation time by duration of the audio.", REALTIME_FACTOR, "model"),
+        _histogram("audio_realtime_factor", "Generation time / duration of the audio.", REALTIME_FACTOR, "model"),
         _histogram("audio_chunk_gap_seconds", "Gap between audio chunks of a stream.", WORK, "model"),
         _histogram("audio_underrun_seconds", "Worst playback deficit of a stream.", WORK, "model"),
         _counter(
@@ -233,7 +233,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "underrun",
             underrun=("true", "false"),
         ),
-        _histogram("audio_slack_seconds", "Least slack of any live stream, per tick.", SLACK, "model"),
+        _histogram("audio_slack_seconds", "Smallest slack of any live stream, per tick.", SLACK, "model"),
         _histogram(
             "speech_part_duration_seconds",
             "Device time of a step's part (prefill, tail, decode, vae; clip: encoding reference audio).",
@@ -241,14 +241,14 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             "model",
             "part",
         ),
-        _counter("audio_generated_seconds_total", "Seconds of audio made.", "model"),
+        _counter("audio_generated_seconds_total", "Seconds of generated audio.", "model"),
         _counter("speech_characters_total", "Characters spoken.", "model"),
         _counter("speech_truncated_total", "Segments that ended at their cap, not by themselves.", "model"),
-        _counter("speech_retries_total", "Segments that ran to their cap unheard and were drawn again.", "model"),
-        _counter("lora_loads_total", "Adapters copied to a slot of the device; with enough slots, once each.", "model"),
-        _counter("built_in_voices_made_total", "Built-in voices made, at start or when first asked for.", "model"),
+        _counter("speech_retries_total", "Unsent segments that ran to their cap and were generated again.", "model"),
+        _counter("lora_loads_total", "Adapters copied to a slot on the device; with enough slots, once each.", "model"),
+        _counter("built_in_voices_made_total", "Built-in voices made, after the start or at first use.", "model"),
         _histogram("audio_encode_duration_seconds", "Encoding one chunk (codec).", STEP, "format"),
-        _histogram("step_prediction_ratio", "Actual by predicted step time.", PREDICTION, "model", "kind"),
+        _histogram("step_prediction_ratio", "Actual / predicted step time.", PREDICTION, "model", "kind"),
         _counter(
             "speech_rejections_total",
             "Speech refused at admission, by reason (queue_full, first_audio, load, too_long).",
@@ -257,13 +257,13 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
             reason=("queue_full", "first_audio", "load", "too_long"),
         ),
     ),
-    "Life": (
+    "Lifecycle": (
         _gauge("ready", "1 when the server accepts requests.", of_any_process=True),
         _gauge("engine_up", "1 while the engine process lives and its heartbeat is fresh.", of_any_process=True),
         _gauge("engine_asleep", "1 while the engine is stopped because there were no requests (sleep_after)."),
         _histogram("engine_wake_duration_seconds", "From the request that wakes the engine until it is ready.", LOAD),
         _counter("engine_restarts_total", "Restarts of the engine after a crash or hang."),
-        _counter("api_process_restarts_total", "API processes that took the place of one that had ended."),
+        _counter("api_process_restarts_total", "API processes that replaced one that had ended."),
         _gauge(
             "start_phase_seconds",
             "The engine's last start by phase (process: Python and imports; load: checkpoints and compiled kernels; "
@@ -276,7 +276,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _gauge("event_loop_lag_seconds", "Delay of a timer in the API process.", of_any_process=True),
         _gauge("event_loop_tasks", "Tasks of the API process."),
         _gauge("build_info", "Always 1; versions in the labels.", "version", "python", "torch", of_any_process=True),
-        _gauge("engine_info", "Always 1; the name of what the engine runs on.", "device", of_any_process=True),
+        _gauge("engine_info", "Always 1; the name of the engine's device.", "device", of_any_process=True),
     ),
 }
 

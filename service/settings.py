@@ -49,113 +49,111 @@ class Settings(BaseSettings):
         (),
         "Models",
         "Hub id or local directory of a model to serve, once per model; HUB_ID@REVISION pins weights, tokenizer and "
-        "processor together. None: the small models that come with the package.",
+        "processor together. Default: the embedded models.",
     )
     served_model_name: Words = _knob(
         (),
         "Models",
         "Names under which a model is served: ALIAS[,ALIAS] with one model, MODEL=ALIAS[,ALIAS] with several. "
-        "The first is the one in answers and metrics.",
+        "Answers and metrics use the first one.",
     )
     openai_speech_names: bool = _knob(
         True,
         "Models",
-        "Answer to tts-1, tts-1-hd and gpt-4o-mini-tts with the speech model where exactly one is hosted.",
+        "Answer to tts-1, tts-1-hd and gpt-4o-mini-tts with the speech model if exactly one is hosted.",
     )
     revision: str | None = _knob(None, "Models", "Revision of a single --model from the hub.")
     dtype: DType = _knob("auto", "Models", "Type of weights and caches; auto is bfloat16 on CUDA and float32 on a CPU.")
     quantization: Quantization = _knob(
         "none",
         "Models",
-        "fp8 holds linear layers of chat models' language parts in 8 bits (e4m3), made at load; speech stays in 16.",
+        "fp8 holds linear layers of chat models' decoders in 8 bits (e4m3), quantised at load; speech stays in 16.",
     )
     load_format: LoadFormat = _knob(
-        "published", "Models", "random fills the weights on the device and reads only the configuration: benchmarks."
+        "published", "Models", "random reads only the configuration and fills weights at random, for benchmarks."
     )
     device: Device = _knob("auto", "Models", "auto uses CUDA if there is a supported GPU.")
 
     # Server
-    host: str = _knob("127.0.0.1", "Server", "Address to bind; wider than loopback needs an API key.")
+    host: str = _knob("127.0.0.1", "Server", "Address to bind; any address wider than loopback requires an API key.")
     port: int = _knob(8000, "Server", "Port to bind; 0 picks a free one.", ge=0, le=65535)
     api_key: Secrets = _knob((), "Server", "Bearer keys that clients may use.")
-    api_key_file: Path | None = _knob(None, "Server", "File with one key a line; lines that begin with # are skipped.")
+    api_key_file: Path | None = _knob(None, "Server", "File with one key per line; lines with # in front are skipped.")
     allowed_host: Words = _knob(
         (),
         "Server",
-        "Host names that requests may be addressed to, besides loopback and the bound address. Checked when no API key "
-        "is set or some are named here, against DNS rebinding by web pages; * allows every name.",
+        "Host names that requests may use, in addition to loopback and the bound address. Checked, against DNS "
+        "rebinding by web pages, if no API key is set or if names are listed here; * allows every name.",
     )
     insecure_no_auth: bool = _knob(False, "Server", "Allow an address wider than loopback without any API key.")
     metrics_open: bool = _knob(True, "Server", "Serve /metrics without a key.")
     docs_open: bool = _knob(True, "Server", "Serve /docs and /openapi.json without a key.")
-    page: bool = _knob(
-        True, "Server", "Serve the page at /, which needs no key to be loaded; what it asks the API for does."
-    )
+    page: bool = _knob(True, "Server", "Serve the page at /. It loads without a key, but its API requests need one.")
     api_processes: ApiCount = _knob(
         "auto",
         "Server",
-        "Processes that answer requests, all on the one port and with the same engines; limits count all of them "
-        "together, --media-workers and threads that are named are those of each. auto: 4 for each GPU where there are "
-        "processors for them, at least 14; 1 elsewhere.",
+        "Processes that answer requests, on one port and with the same engines. Limits count all of them together; "
+        "--media-workers and numbers of threads apply to each. auto: 4 for each GPU if there are enough processors, at "
+        "least 14; otherwise 1.",
     )
     gpus: Gpus | None = _knob(
-        None, "Server", "GPUs, each with an engine of its own: how many, all, or a list as in 0,2; default: one."
+        None, "Server", "GPUs, each with its own engine: a number, all, or a list such as 0,2; default: one."
     )
     engines: int = _knob(
-        1, "Server", "Engines on the CPU, each with its share of the threads; for GPUs: --gpus.", ge=1, le=64
+        1, "Server", "Engines on the CPU, each with its share of the threads; for GPUs use --gpus.", ge=1, le=64
     )
-    cors_origin: Words = _knob((), "Server", "Origins that browsers may call from; * is every origin.")
-    log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level that is logged.")
+    cors_origin: Words = _knob((), "Server", "Origins of web pages that may use the API; * allows every origin.")
+    log_level: Literal["debug", "info", "warning", "error"] = _knob("info", "Server", "Lowest level to log.")
     log_format: Literal["auto", "text", "json"] = _knob("auto", "Server", "auto is text on a terminal, JSON otherwise.")
     drain_delay: float = _knob(
-        0.0, "Server", "Seconds between turning unready and refusing connections, for balancers to notice.", ge=0
+        0.0, "Server", "Seconds between turning /ready red and refusing connections, for balancers to notice.", ge=0
     )
     drain_timeout: float = _knob(30.0, "Server", "Seconds that running requests may take to end at shutdown.", ge=0)
 
     # Engine
-    engine: Literal["process", "inline"] = _knob("process", "Engine", "inline runs it in a thread, for debugging.")
+    engine: Literal["process", "inline"] = _knob("process", "Engine", "inline: in the API process, for debugging.")
     threads: int | None = _knob(
         None,
         "Engine",
         "Threads that compute in the engine; default: OMP_NUM_THREADS, or 1 for models of less than 64 MiB, or one for "
-        "each CPU that may be used (affinity, the container's quota), at most 16.",
+        "each usable CPU (by affinity and the container's quota), at most 16.",
         ge=1,
     )
-    memory_share: float = _knob(0.9, "Engine", "Share of the GPU's memory to use, all models together.", gt=0, le=1)
-    page_size: int = _knob(16, "Engine", "Positions per page of the key-value cache.", ge=16, le=64)
+    memory_share: float = _knob(0.9, "Engine", "Share of the GPU's memory to use for all models together.", gt=0, le=1)
+    page_size: int = _knob(16, "Engine", "Positions per page (block) of the KV cache.", ge=16, le=64)
     kv_cache_tokens: int | None = _knob(
         None,
         "Engine",
         "Positions of each model's KV cache; default: what is left of the GPU's memory, 16384 on a CPU.",
         ge=64,
     )
-    max_running: Count = _knob(64, "Engine", "Sequences of a model that run at a time: its request slots.")
+    max_running: Count = _knob(64, "Engine", "Request slots of a model: sequences that run at a time.")
     max_waiting: Count = _knob(256, "Engine", "Requests of a model that may wait in the engine; more get 503.")
     max_step_tokens: int = _knob(
         2048,
         "Engine",
-        "Token budget of a step: longer prefills are cut into chunks; decode rows leave them at least a quarter of it. "
-        "The arbiter's allowance cuts them further while live speech needs the GPU.",
+        "Token budget of a step. Longer prefills are cut into chunks, and decode rows leave them at least a quarter of "
+        "it. Chunks are cut further while live speech needs the GPU.",
         ge=16,
     )
     itl_target: Seconds | None = _knob(
-        None, "Engine", "Token gap that prefills of others may cause (s); default: 0.015 on a GPU, no limit on a CPU."
+        None, "Engine", "Target of the gap between tokens beside prefills (s); default: 0.015 on a GPU, none on a CPU."
     )
-    graphs: bool = _knob(True, "Engine", "Capture CUDA graphs and replay them; off runs everything eagerly.")
+    graphs: bool = _knob(True, "Engine", "Capture CUDA graphs and replay them; off: everything runs eagerly.")
     guided_graphs_first: bool = _knob(
         False,
         "Engine",
-        "Capture what rows with a schema or tools need before the server is ready, not while it idles: a longer start, "
-        "and no eager step after it.",
+        "Capture the graphs for rows with a schema or tools before the server is ready, not while it idles: a longer "
+        "start, but no eager steps after it.",
     )
     mixed_route: MixedRoute = _knob(
         "auto",
         "Engine",
-        "Chat batches with prefill chunks: auto replays a captured prefill that holds them and is measured faster; "
-        "eager runs all of them eagerly.",
+        "Chat batches with prefill chunks: auto replays a captured prefill if one holds them and was measured to be "
+        "faster; eager runs all of them eagerly.",
     )
-    graph_memory: Bytes = _knob(4 * GIB, "Engine", "Most memory for captured CUDA graphs, in bytes or as 4G.")
-    encoder_cache: Bytes = _knob(GIB, "Engine", "Most memory for cached image embeddings.")
+    graph_memory: Bytes = _knob(4 * GIB, "Engine", "Memory limit of captured CUDA graphs, in bytes or such as 4G.")
+    encoder_cache: Bytes = _knob(GIB, "Engine", "Memory limit of cached image embeddings.")
     encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to capture; default: the model's bucket list.")
     decode_buckets: Integers = _knob((), "Engine", "Batch sizes to capture; default: buckets up to --max-running.")
     first_audio_target: Seconds | None = _knob(
@@ -169,14 +167,14 @@ class Settings(BaseSettings):
         gt=0,
     )
     hang_timeout: Seconds = _knob(
-        30.0, "Engine", "Silence of a ready engine, or one of several API processes, until it is restarted (s)."
+        30.0, "Engine", "Silence of a ready engine, or of one of several API processes, until it is restarted (s)."
     )
-    start_timeout: Seconds = _knob(900.0, "Engine", "Silence of the loading engine after which it is restarted (s).")
+    start_timeout: Seconds = _knob(900.0, "Engine", "Silence of a loading engine until it is restarted (s).")
     sleep_after: Seconds | None = _knob(
-        None, "Engine", "Seconds without a request after which engines are stopped until the next one; default: never."
+        None, "Engine", "Seconds without a request until engines are stopped; the next one starts them. Default: never."
     )
     standby: Literal["auto", "on", "off"] = _knob(
-        "auto", "Engine", "Keep a process that has imported torch, for a sooner restart or waking; auto: beside a GPU."
+        "auto", "Engine", "Keep a process that has imported torch, for faster restarts and wake-ups; auto: with a GPU."
     )
 
     # Limits
@@ -186,15 +184,15 @@ class Settings(BaseSettings):
     chat_share: Share = _knob(
         0.75,
         "Limits",
-        "Part of --max-in-flight and --max-pending-bytes that chat may take where speech is hosted, too; the rest is "
-        "kept for speech.",
+        "Share of --max-in-flight and --max-pending-bytes that chat may take if speech is hosted, too; the rest is "
+        "reserved for speech.",
     )
-    speech_share: Share = _knob(0.75, "Limits", "The same for speech where chat is hosted, too.")
+    speech_share: Share = _knob(0.75, "Limits", "The same for speech if chat is hosted, too.")
     max_messages: Count = _knob(1000, "Limits", "Messages of a chat request.")
     max_parts: Count = _knob(256, "Limits", "Content parts of a chat request, all messages together.")
     max_images: Count = _knob(16, "Limits", "Images of a chat request.")
     max_videos: Count = _knob(4, "Limits", "Videos of a chat request.")
-    max_frames: Count = _knob(768, "Limits", "Frames sampled from the videos of a request.")
+    max_frames: Count = _knob(768, "Limits", "Frames sampled from all videos of a request.")
     max_fps: Seconds = _knob(30.0, "Limits", "Highest sampling rate that a request may ask for.")
     max_image_bytes: Bytes = _knob(20 * MIB, "Limits", "Encoded bytes of an image.")
     max_image_pixels: Count = _knob(50_000_000, "Limits", "Width times height of an image.")
@@ -205,31 +203,31 @@ class Settings(BaseSettings):
     max_n: int = _knob(8, "Limits", "Choices (n) of a chat request.", ge=1, le=128)
     max_output_tokens: int | None = _knob(None, "Limits", "Tokens of an answer; default: to the context's end.", ge=1)
     default_output_tokens: int | None = _knob(
-        None, "Limits", "Tokens of an answer when the request names no limit; default: up to the context's end.", ge=1
+        None, "Limits", "Tokens of an answer if the request sets no limit; default: to the context's end.", ge=1
     )
-    max_connections: Count = _knob(4096, "Limits", "Open connections; one more takes an idle one's place or is closed.")
-    header_timeout: Seconds = _knob(10.0, "Limits", "Receiving a request's head on an open connection (s).")
+    max_connections: Count = _knob(4096, "Limits", "Open connections; a further one replaces an idle one or is closed.")
+    header_timeout: Seconds = _knob(10.0, "Limits", "Time to receive a request's head on an open connection (s).")
     idle_timeout: Seconds = _knob(
         75.0,
         "Limits",
-        "An open connection without a request is closed after this (s); keep it longer than the pools of clients and "
-        "proxies keep theirs.",
+        "Time after which an open connection without a request is closed (s); it should be longer than the pools of "
+        "clients and proxies keep their connections.",
     )
-    body_timeout: Seconds = _knob(60.0, "Limits", "Reading a body (s).")
-    fetch_timeout: Seconds = _knob(10.0, "Limits", "Fetching one remote URL (s).")
-    queue_timeout: Seconds = _knob(120.0, "Limits", "Waiting for a request slot; then 503 (s).")
+    body_timeout: Seconds = _knob(60.0, "Limits", "Time to read a body (s).")
+    fetch_timeout: Seconds = _knob(10.0, "Limits", "Time to fetch one remote URL (s).")
+    queue_timeout: Seconds = _knob(120.0, "Limits", "Time to wait for a request slot; then 503 (s).")
     request_timeout: Seconds = _knob(
-        600.0, "Limits", "A whole request (s); a chat's answer then ends with what there is."
+        600.0, "Limits", "Time of a whole request (s); a chat answer then ends with what there is so far."
     )
-    write_timeout: Seconds = _knob(30.0, "Limits", "A streaming client that reads nothing is dropped after this (s).")
-    realtime_idle: Seconds = _knob(600.0, "Limits", "Silence of a client of /v1/realtime after which it is closed (s).")
+    write_timeout: Seconds = _knob(30.0, "Limits", "Time until a client that reads nothing is disconnected (s).")
+    realtime_idle: Seconds = _knob(600.0, "Limits", "Silence after which a client of /v1/realtime is disconnected (s).")
     keep_alive: Seconds = _knob(10.0, "Limits", "Silence of a stream after which a comment is sent (s).")
 
     # Media
     media_urls: Literal["off", "allowlist", "public"] = _knob(
-        "off", "Media", "Remote URLs in requests: refused, of --media-domain only, or any public address."
+        "off", "Media", "Remote URLs in requests: refused, only hosts in --media-domain, or any public address."
     )
-    media_domain: Words = _knob((), "Media", "Host names that allowlist admits.")
+    media_domain: Words = _knob((), "Media", "Host names that --media-urls allowlist admits.")
     media_threads: int | None = _knob(
         None,
         "Media",
@@ -241,66 +239,66 @@ class Settings(BaseSettings):
         1, "Media", "Processes that decode videos and audio; a video is decoded on up to 8 threads."
     )
     isolate_images: bool = _knob(
-        False, "Media", "Decode pictures in confined processes too, one for each of --media-threads; takes longer."
+        False, "Media", "Decode pictures in confined processes, too, one for each of --media-threads; slower."
     )
 
     # Speech
     voices_dir: Path = _knob(
-        Path("~/.local/share/reprise/voices"), "Speech", "Directory of uploaded voices; made when it is needed."
+        Path("~/.local/share/reprise/voices"), "Speech", "Directory of uploaded voices; created when it is needed."
     )
     fixed_voices: bool = _knob(
         True,
         "Speech",
-        "Built-in voices are themselves in every request, by a reference that is made once and kept in --voices-dir; "
-        "off, each seed draws a new voice that goes with the name.",
+        "Built-in voices sound the same in every request, by a reference that is made once and kept in --voices-dir; "
+        "off: each seed draws a new voice that fits the name.",
     )
     voices_at_start: Literal["all", "default", "none"] = _knob(
         "all",
         "Speech",
-        "Built-in voices that are made after the start, while nothing is asked, rather than when first asked for.",
+        "Built-in voices that are made after the start while there are no requests, not at their first use.",
     )
     lora_voices: Path | None = _knob(
-        None, "Speech", "Directory of LoRA adapters in VoxCPM's format, a folder each, whose name is the voice's."
+        None, "Speech", "Directory of LoRA adapters in VoxCPM's format, each in a folder with the voice's name."
     )
-    lora_slots: int = _knob(32, "Speech", "Adapters on the GPU at a time; others wait for a slot.", ge=1, le=256)
+    lora_slots: int = _knob(32, "Speech", "Adapters on the GPU at the same time; others wait for a slot.", ge=1, le=256)
     speech_retries: int = _knob(
         3,
         "Speech",
-        "Times that a segment which runs to its cap is drawn again with another seed, where none of it has been sent.",
+        "How often a segment that runs to its cap is generated again with another seed, if none of it has been sent.",
         ge=0,
         le=10,
     )
     max_voices: int = _knob(1000, "Speech", "Voices that may be uploaded.", ge=0)
     clean_markup: bool = _knob(
-        True, "Speech", "Take Markdown, HTML tags and emoji out of texts before they are spoken."
+        True, "Speech", "Remove Markdown, HTML tags and emoji from texts before they are spoken."
     )
     lexicon: Path | None = _knob(
-        None, "Speech", "YAML file of words and what is spoken for each, `word: spoken`, in all texts."
+        None, "Speech", "YAML file of words and what is spoken for each, `word: spoken`, for all texts."
     )
     spoken_answer_model: str | None = _knob(
-        None, "Speech", "Speech model that speaks chat answers, by a served name; default: the only one hosted."
+        None, "Speech", "Served name of the speech model that speaks chat answers; default: the only one hosted."
     )
     max_speech_chars: Count = _knob(
-        65536, "Speech", "Characters of a text to speak; with its numbers as words it may have twice as many."
+        65536, "Speech", "Characters of a text to speak; with its numbers written as words it may have twice as many."
     )
     speech_segment_length: int = _knob(
-        400, "Speech", "Characters (Han, kana and hangul count three) spoken in one go; longer texts are cut.", ge=16
+        400, "Speech", "Characters of a segment (Han, kana and hangul count three); longer texts are cut.", ge=16
     )
     solver_steps: SolverSteps = _knob(
         (),
         "Speech",
-        "Numbers of solver steps (4 to 32) that requests may ask for as inference_timesteps, at most 8; the first is "
-        "the default. Each has captured graphs of its own. Default: the model's, 10 4 6 16.",
+        "Numbers of solver steps (4 to 32) that requests may choose as inference_timesteps, at most 8; the first is "
+        "the default. Each has its own captured graphs. Default: the model's, 10 4 6 16.",
     )
     pcm_sample_rate: Literal[48000, 24000, 16000] | None = _knob(
         None,
         "Speech",
-        "Rate of pcm when a request names none; 24000 suits clients made for OpenAI. Default: the model's.",
+        "Sample rate of pcm if a request names none; 24000 suits clients made for OpenAI. Default: the model's.",
     )
     speech_ahead: Seconds = _knob(
-        20.0, "Speech", "Audio that a slow reader may leave unread before its stream pauses (s)."
+        20.0, "Speech", "Audio that a slow client may leave unread before its stream pauses (s)."
     )
-    speech_idle: Seconds = _knob(30.0, "Speech", "Silence of a WebSocket client after which it is closed (s).")
+    speech_idle: Seconds = _knob(30.0, "Speech", "Silence after which a WebSocket client is disconnected (s).")
     encoder_threads: int | None = _knob(
         None, "Speech", "Threads that encode audio; default: half the CPUs, 2 to 8 (1 on a single CPU).", ge=1
     )

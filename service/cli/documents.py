@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from service.cli.setting_texts import choices, panel, shown_default
 from service.metrics import GROUPS, PREFIX
@@ -17,21 +17,21 @@ SETTINGS = f"""# Settings
 
 {NOTE}
 
-Each is a flag (`--max-n 4`), a variable (`REPRISE_MAX_N=4`) and a key of the YAML file that `--config` or
-`REPRISE_CONFIG` names (`max_n: 4`). Flags beat variables, variables beat the file. A flag of several values is given
-once for each, a variable holds them with spaces between, a file has a list. Switches are `--graphs` and `--no-graphs`.
-Bytes may be written as `512M` or `4G`, times are seconds. An unknown key of a file is refused, an unknown variable is
-reported. `reprise serve --print-config` prints what results."""
+Each setting is a flag (`--max-n 4`), a variable (`REPRISE_MAX_N=4`) and a key of the YAML file that `--config` or
+`REPRISE_CONFIG` names (`max_n: 4`). Flags override variables, and variables override the file. For several values,
+repeat the flag, separate them with spaces in a variable, or write a list in the file. Switches are `--graphs` and
+`--no-graphs`. Bytes may be written as `512M` or `4G`; times are in seconds. An unknown key of the file is refused, an
+unknown variable is reported. `reprise serve --print-config` prints the result."""
 METRICS = f"""# Metrics
 
 {NOTE}
 
-`GET /metrics` is in Prometheus' text format. All times are seconds. `model` is the first served name of a hosted model,
-or `unknown`. Where a server has several engines (`--gpus`), what each tells of itself (steps, graphs, caches, load,
-starts, its process) has the label `engine`, its index from 0. Histograms have the suffixes `_bucket`, `_count` and
-`_sum`; they are not native ones, which the client library does not count. Beside these come the usual `process_*` and
-`python_*`. What to look at, and the alerts, are in
-[operation.md](operation.md)."""
+`GET /metrics` is in Prometheus' text format. All times are in seconds. `model` is the first served name of a hosted
+model, or `unknown`. If a server has several engines (`--gpus`), the metrics of an engine (steps, graphs, caches, load,
+starts, its process) have the label `engine`, its index from 0. Histograms have the suffixes `_bucket`, `_count` and
+`_sum`; they are classic ones, since the client library does not support native histograms. The usual `process_*` and
+`python_*` metrics are there, too. [operation.md](operation.md#watching) says what to look at, and describes the
+alerts."""
 
 
 def settings_page() -> str:
@@ -39,7 +39,7 @@ def settings_page() -> str:
     lines = [SETTINGS]
     panels = dict.fromkeys(panel(name) for name in Settings.model_fields)
     for title in panels:
-        lines += ["", f"## {title}", "", "| setting | default | |", "|---|---|---|"]
+        lines += ["", f"## {title}", "", "| setting | default | meaning |", "|---|---|---|"]
         for name, field in Settings.model_fields.items():
             if panel(name) == title:
                 lines.append(
@@ -52,7 +52,7 @@ def metrics_page() -> str:
     """Every metric by group, as Markdown."""
     lines = [METRICS]
     for title, specs in GROUPS.items():
-        lines += ["", f"## {title}", "", "| metric | kind | labels | |", "|---|---|---|---|"]
+        lines += ["", f"## {title}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
         for spec in specs:
             labels = ", ".join(f"`{label}`" for label in spec.labels)
             lines.append(f"| `{PREFIX}_{spec.name}` | {spec.kind} | {labels} | {_cell(spec.help)} |")
@@ -74,8 +74,10 @@ def _default(name: str) -> str:
 
 
 def _choices(annotation: Any) -> str:
-    values = choices(annotation)
-    return f"One of {', '.join(f'`{value}`' for value in values)}." if values else ""
+    values = [f"`{value}`" for value in choices(annotation)]
+    if int in get_args(annotation) and values:
+        return f"A number, or {', '.join(values)}."
+    return f"One of {', '.join(values)}." if values else ""
 
 
 def _cell(text: str) -> str:
