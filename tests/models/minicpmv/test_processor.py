@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jinja2 import Environment
+from PIL import Image
 from tokenizers import Tokenizer as FastTokenizer
 
 from models.errors import CheckpointError, InputError
@@ -182,7 +183,7 @@ def test_items_may_stand_in_any_order() -> None:
 
 def test_detail_low_is_one_slice() -> None:
     owner = processor("2.6")
-    large = picture("2.6", "images/image1.png")
+    large = Image.new("RGB", (2 * owner.config.slicing.scale_resolution,) * 2)
     assert owner.image(large).num_sequences > 1
     assert owner.image(large, detail="low").num_sequences == 1
     assert owner.image(large, detail="low").digest != owner.image(large).digest

@@ -32,14 +32,17 @@ def test_any_arrival_order(ticks: list[int], rows: int) -> None:
     check(serve(arrivals, rows))
 
 
-@pytest.mark.parametrize("sizes", [(1, 30, -1), (7, 7, -1), (33, -1)])
-def test_prefill_in_chunks(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shares", [(0, 0.75, -1), (0.2, 0.2, -1), (0.8, -1)])
+def test_prefill_in_chunks(shares: tuple[float, ...]) -> None:
+    """Of the longest of the prompts."""
+    asked = max(map(request, range(4)), key=lambda one: len(one.layout.token_ids))
     whole = SpeechRig(voice())
-    whole.admit(1, request(3))
+    whole.admit(1, asked)
     _, expected = whole.prefill({1: -1})
     rig = SpeechRig(voice())
-    rig.admit(2, request(3))
-    for size in sizes:
+    rig.admit(2, asked)
+    for share in shares:
+        size = -1 if share < 0 else max(1, int(share * len(asked.layout.token_ids)))
         ready, conditioning = rig.prefill({2: size})
         assert bool(ready) == (size < 0)
     torch.testing.assert_close(conditioning, expected, **TOLERANCE)
