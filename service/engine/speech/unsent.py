@@ -12,8 +12,8 @@ from service.link.messages import SpeechDelta
 LEAST_IN_HAND = 1.0
 """Seconds of audio that a listener must have left to wait longer: enough to begin another take in the meantime."""
 MAX_BYTES = 256 << 20
-"""Bytes of held-back audio of one model at most. Audio that would exceed it is sent, and its segment cannot be generated
-again."""
+"""Bytes of held-back audio of one model at most. Audio that would exceed it is sent, and its segment cannot be
+generated again."""
 
 
 class UnsentAudio:
