@@ -34,15 +34,15 @@ GIB = 1 << 30
 
 
 def ask(
-    files: Annotated[list[Path] | None, typer.Argument(help="Picture and video files, or none.")] = None,
-    question: Annotated[str, typer.Argument(help="What to ask about them.")] = "",
+    files: Annotated[list[Path] | None, typer.Argument(help="Picture and video files, if any.")] = None,
+    question: Annotated[str, typer.Argument(help="Question about them.")] = "",
     url: Url = DEFAULT_URL,
     key: Key = "",
     model: Model = "",
-    max_tokens: Annotated[int, typer.Option(help="Length of the answer.")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Limit of tokens of the answer.")] = 256,
     local: Local = False,
 ) -> None:
-    """Ask a server about pictures and videos, or none, and print the answer as it comes; reasoning goes to standard
+    """Ask a server, about pictures and videos if you like, and print the answer as it comes; reasoning goes to standard
     error."""
     # os.path's answer for what is too long to be a path is no, pathlib's an error.
     if not question or os.path.isfile(question):
@@ -59,17 +59,19 @@ def ask(
 
 
 def say(
-    text: Annotated[str | None, typer.Argument(help="What to say; standard input when it is missing.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="Text to speak; read from standard input if it is missing.")
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="File to write, - is standard output; without it, the sound is played."),
+        typer.Option("-o", "--out", help="File to write (-: standard output); without it, the audio is played."),
     ] = None,
     audio_format: Annotated[
-        str, typer.Option("--format", help="wav, mp3, flac, opus, aac or pcm; else the file's ending, or wav.")
+        str, typer.Option("--format", help="wav, mp3, flac, opus, aac or pcm; default: by the file's suffix, or wav.")
     ] = "",
     voice: Annotated[str, typer.Option(help="Name of a voice.")] = "default",
-    instructions: Annotated[str, typer.Option(help="What the voice is like, or how it speaks.")] = "",
-    speed: Annotated[float, typer.Option(help="1 is the model's own; 0.25 to 4.")] = 1.0,
+    instructions: Annotated[str, typer.Option(help="Description of the voice, or of how it speaks.")] = "",
+    speed: Annotated[float, typer.Option(help="Tempo, 0.25 to 4; 1 is the model's own.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same audio.")] = None,
     srt: Annotated[Path | None, typer.Option(help="File for captions in SubRip's format.", dir_okay=False)] = None,
     vtt: Annotated[Path | None, typer.Option(help="File for captions in WebVTT's format.", dir_okay=False)] = None,
@@ -125,7 +127,7 @@ def models(url: Url = DEFAULT_URL, key: Key = "", local: Local = False) -> None:
 
 
 def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
-    """Say what a server is doing: its models, their requests and caches, the memory of its device."""
+    """Show what a server is doing: its models, their requests and caches, the memory of its device."""
     with connect(url, key, local=None) as client:
         health, metrics = client.get("/health"), client.get("/metrics")
         if metrics.status_code != 200:
@@ -151,7 +153,7 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
 def pull(
     model: Annotated[str, typer.Argument(help="Hub id, or HUB_ID@REVISION.")],
 ) -> None:
-    """Download a model, so that `serve --model` finds it without the network."""
+    """Download a model, so that `serve --model` needs no network."""
     from service.hub import locate
 
     errors = Console(stderr=True, soft_wrap=True)

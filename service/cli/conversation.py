@@ -34,8 +34,8 @@ def chat(
     model: Model = "",
     speak: Annotated[bool, typer.Option("--speak", metavar="", help="Speak the answers, too.")] = False,
     voice: Annotated[str, typer.Option(help="Name of the voice that speaks.")] = "default",
-    system: Annotated[str, typer.Option(help="What the model is told before the conversation.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="Length of an answer.")] = 512,
+    system: Annotated[str, typer.Option(help="System message before the conversation.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="Limit of tokens of an answer.")] = 512,
     local: Local = False,
 ) -> None:
     """Talk with a model, line by line; lines may hold paths of pictures and videos. Reads a pipe as well."""

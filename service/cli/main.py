@@ -35,7 +35,7 @@ log = logging.getLogger("reprise")
 
 app = typer.Typer(
     name="reprise",
-    help="A small server that sees and speaks, over the OpenAI protocol.",
+    help="An OpenAI-compatible server for models that see and speak.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -83,7 +83,8 @@ def _settings_command(command: Any) -> Any:
                 "dry_run",
                 False,
                 Annotated[
-                    bool, typer.Option("--dry-run", metavar="", help="Print what a start would use of a GPU and exit.")
+                    bool,
+                    typer.Option("--dry-run", metavar="", help="Print how much of a GPU a start would use, and exit."),
                 ],
             ),
             (
@@ -91,7 +92,9 @@ def _settings_command(command: Any) -> Any:
                 None,
                 Annotated[
                     str | None,
-                    typer.Option(metavar="BYTES", help="With --dry-run: GPU memory, e.g. 24G; default: this GPU's."),
+                    typer.Option(
+                        metavar="BYTES", help="With --dry-run: memory of the GPU, e.g. 24G; default: this GPU's."
+                    ),
                 ],
             ),
         )
@@ -127,7 +130,7 @@ def serve(
     gpu_memory: str | None = None,
     **flags: Any,
 ) -> None:
-    """Serve models: those of --model, or the small ones that come with the package."""
+    """Serve models: those of --model, or the embedded ones."""
     given = {name: value for name, value in flags.items() if value not in (None, [])}
     # Loading settings may already log: guess the format from flag or environment.
     configure_logging("info", chosen_format(given.get("log_format") or os.environ.get("REPRISE_LOG_FORMAT", "auto")))
@@ -168,7 +171,7 @@ def serve(
 
 
 def _dry_run(settings: Settings, gpu_memory: str | None) -> None:
-    """Exit status 2 where a start would fail."""
+    """Prints the sizes; exit status 2 if a start would fail."""
     from service.sizing import size
 
     try:
@@ -183,7 +186,7 @@ def _dry_run(settings: Settings, gpu_memory: str | None) -> None:
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine has and what is missing."""
+    """Check this machine: what it has, and what is missing."""
     marks = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "[yellow]--[/yellow]"}
     console = Console(soft_wrap=True)
     findings = checks.examine()

@@ -22,12 +22,12 @@ Key = Annotated[
     str,
     typer.Option(
         "--key",
-        help="API key of that server; else REPRISE_API_KEY, and for a server on this machine OPENAI_API_KEY.",
+        help="API key; default: REPRISE_API_KEY, or for a server on this machine OPENAI_API_KEY.",
         show_default=False,
     ),
 ]
-Local = Annotated[bool, typer.Option("--local", metavar="", help="Start a server for this command alone.")]
-Model = Annotated[str, typer.Option("--model", help="Served name; default: the first of its kind.")]
+Local = Annotated[bool, typer.Option("--local", metavar="", help="Start a server just for this command.")]
+Model = Annotated[str, typer.Option("--model", help="Served name; default: the first model of the right kind.")]
 
 
 def connect(url: str, key: str, local: bool | None) -> AbstractContextManager[ApiClient]:

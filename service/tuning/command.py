@@ -15,7 +15,7 @@ def tune(
     model: Annotated[list[str], typer.Option("--model", help="Directory or hub id; may be given several times.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be measured, and exit.")] = False,
 ) -> None:
-    """Measure the GEMM configurations of models on this GPU, which `serve` takes from then on. Weights are not read."""
+    """Measure GEMM configurations of models on this GPU, which `serve` then uses. Weights are not read."""
     from service.hub import locate
 
     _need("torch")

@@ -27,7 +27,7 @@ LATE_SECONDS = 0.05
 
 bench = typer.Typer(
     name="bench",
-    help="Put load on a server and time its answers at the client. Every picture and text is new.",
+    help="Put a load on a server and time its answers at the client. Every picture and text is new.",
     no_args_is_help=True,
 )
 
@@ -40,18 +40,20 @@ class Options:
     key: Key = ""
     local: Local = False
     model: Model = ""
-    requests: Annotated[int, typer.Option(min=1, help="Requests to measure.")] = 32
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests to measure.")] = 32
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Closed loop: requests that are always open; 4 unless --rate is given.")
+        int | None, typer.Option(min=1, help="Closed loop: number of open requests; 4 unless --rate is given.")
     ] = None
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests a second, Poisson arrivals.")] = (
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: requests per second, Poisson arrivals.")] = (
         None
     )
     warmup: Annotated[int, typer.Option(min=0, help="Requests before the measurement, one after the other.")] = 2
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0
-    processes: Annotated[int, typer.Option(min=1, help="Client processes; more where one is too slow.")] = 1
+    processes: Annotated[int, typer.Option(min=1, help="Client processes; use more if one is too slow.")] = 1
     timeout: Annotated[float, typer.Option(min=1, help="Longest wait for a byte of an answer (s).")] = 300.0
-    out: Annotated[Path | None, typer.Option("--json", help="File for the summary and every single request.")] = None
+    out: Annotated[Path | None, typer.Option("--json", help="File for the summary and the data of every request.")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if self.rate is not None and self.concurrency is not None:
@@ -95,25 +97,30 @@ def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., Any
 @load_command("chat")
 def chat(
     load: dict[str, Any],
-    images: Annotated[int, typer.Option(min=0, help="Pictures of a request.")] = 1,
-    width: Annotated[int, typer.Option(min=28, help="Of a picture, in pixels.")] = 448,
-    height: Annotated[int, typer.Option(min=28, help="Of a picture, in pixels.")] = 448,
+    images: Annotated[int, typer.Option(min=0, help="Pictures in a request.")] = 1,
+    width: Annotated[int, typer.Option(min=28, help="Width of a picture in pixels.")] = 448,
+    height: Annotated[int, typer.Option(min=28, help="Height of a picture in pixels.")] = 448,
     text: Annotated[int, typer.Option(min=1, help="Characters of random text in a request.")] = 128,
     words: Annotated[int, typer.Option(min=0, help="Ordinary words in a request, instead of --text.")] = 0,
     system_tokens: Annotated[
         int, typer.Option(min=0, help="Words of a system prompt that all requests share, about a token each.")
     ] = 0,
     turns: Annotated[
-        int, typer.Option(min=1, help="Turns of a conversation about its pictures; counts and rates are then of these.")
+        int,
+        typer.Option(
+            min=1, help="Turns of a conversation about its pictures; counts and rates then count conversations."
+        ),
     ] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer: no more, no less.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of the sampler; 0: the likeliest token.")] = 0.0,
+    tokens: Annotated[int, typer.Option(min=1, help="Exact number of tokens of each answer.")] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="Sampling temperature; 0: the most probable token.")
+    ] = 0.0,
     json_schema: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="A file with the JSON schema that all answers follow."),
     ] = None,
 ) -> ChatLoad:
-    """Chat: time to the first token, between tokens, tokens a second."""
+    """Chat: time to first token, time between tokens, tokens per second."""
     return ChatLoad(
         **load,
         images=images,
@@ -132,14 +139,15 @@ def chat(
 @load_command("speech")
 def speech(
     load: dict[str, Any],
-    words: Annotated[int, typer.Option(min=1, help="Words of a text.")] = 12,
+    words: Annotated[int, typer.Option(min=1, help="Words in a text.")] = 12,
     seconds: Annotated[
-        float, typer.Option(min=0, help="Audio of each answer, as far as the text carries; 0: the model decides.")
+        float,
+        typer.Option(min=0, help="Seconds of audio in each answer, if the text is long enough; 0: the model decides."),
     ] = 0.0,
     response_format: Annotated[str, typer.Option("--format", help="pcm, wav, flac, mp3, opus or aac.")] = "pcm",
     steps: Annotated[int | None, typer.Option(min=1, help="Solver steps (inference_timesteps).")] = None,
 ) -> SpeechLoad:
-    """Speech: time to the first audio, real-time factor, silence where audio should have been."""
+    """Speech: time to first audio, real-time factor, gaps in playback."""
     return SpeechLoad(**load, text_words=words, seconds=seconds, response_format=response_format, solver_steps=steps)
 
 
