@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from operator import mul
 
 _UP, _DOWN = 0.5, 0.2
 """Weight of a measurement above the mean and of one below it. Too high an estimate only delays a launch; too low a one
@@ -88,9 +87,10 @@ class PrefillCost:
     """
 
     def __init__(self) -> None:
-        self._start = np.array(_SHAPE)
-        self._factors = np.ones(3)
-        self._variance = np.eye(3)
+        # Lists: a first token waits for `observe`, which would take NumPy half as long again.
+        self._start = list(_SHAPE)
+        self._factors = [1.0, 1.0, 1.0]
+        self._variance = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
         self._measured: dict[int, _Measured] = {}
         """Recent launches by number of tokens."""
         self._number = 0
@@ -101,15 +101,17 @@ class PrefillCost:
     def start(self, launch: float, token: float, pair: float, measured: Mapping[int, float] | None = None) -> None:
         """Sets the coefficients. One that is 0 because it was lost in noise is set to its usual share of a token's.
         measured: seconds by tokens, without cached keys, that the coefficients were found from."""
-        given = np.array((launch, token, pair))
-        self._start = np.where(given > 0, given, np.array(_SHAPE) * token)
+        given = zip((launch, token, pair), _SHAPE, strict=True)
+        self._start = [seconds if seconds > 0 else share * token for seconds, share in given]
         self._measured = {tokens: _Measured(seconds, 0, self._number) for tokens, seconds in (measured or {}).items()}
         self.known = True
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
         """Seconds of a launch, of a token and of a pair."""
-        launch, token, pair = (self._start * self._factors).tolist() if self.known else (0.0, 0.0, 0.0)
+        if not self.known:
+            return 0.0, 0.0, 0.0
+        launch, token, pair = map(mul, self._start, self._factors)
         return launch, token, pair
 
     def seconds(self, tokens: int, pairs: int) -> float:
@@ -140,28 +142,39 @@ class PrefillCost:
         self._measured[tokens] = _Measured(seconds, pairs, self._number)
 
     def observe(self, tokens: int, pairs: int, seconds: float) -> None:
-        terms = self._start * (1, tokens, pairs)
+        terms = list(map(mul, self._start, (1, tokens, pairs)))
         if not self.known:
             if seconds <= 0:
                 return
-            scale = seconds / terms.sum()
-            self._start, terms, self.known = self._start * scale, terms * scale, True
-        expected = float(terms @ self._factors)
-        spread = self._variance @ terms
-        variance = float(terms @ spread) + (_NOISE * expected) ** 2
+            scale = seconds / sum(terms)
+            self._start, terms, self.known = _times(self._start, scale), _times(terms, scale), True
+        expected = _dot(terms, self._factors)
+        spread = [_dot(row, terms) for row in self._variance]
+        variance = _dot(terms, spread) + (_NOISE * expected) ** 2
         most = _OUTLIER * variance**0.5
         error = min(max(seconds - expected, -most), most)
-        gain = spread / variance
-        self._factors = np.maximum(self._factors + gain * (error if error > 0 else error / 2), _LEAST)
-        self._variance = self._variance - np.outer(gain, spread) + _DRIFT * np.eye(3)
+        gain, step = _times(spread, 1 / variance), error if error > 0 else error / 2
+        self._factors = [max(factor + part * step, _LEAST) for factor, part in zip(self._factors, gain, strict=True)]
+        for axis, row in enumerate(self._variance):
+            row[:] = [value - gain[axis] * other for value, other in zip(row, spread, strict=True)]
+            row[axis] += _DRIFT
         self._scale_down()
-        self._variance *= min(1.0, 3.0 / float(np.trace(self._variance)))
+        trace = sum(row[axis] for axis, row in enumerate(self._variance))
+        self._variance = [_times(row, min(1.0, 3.0 / trace)) for row in self._variance]
         self._note(tokens, pairs, min(seconds, expected + most))
 
     def _scale_down(self) -> None:
         """Makes the current coefficients the start if both a launch and a token turned out to cost far less. Then the
         first measurement was of a call that compiled or was held up, and must not set a lower bound."""
-        scale = float(self._factors[:2].max())
+        scale = max(self._factors[:2])
         if scale < _FAR_LESS:
-            self._start, self._factors = self._start * scale, self._factors / scale
-            self._variance = self._variance / scale**2
+            self._start, self._factors = _times(self._start, scale), _times(self._factors, 1 / scale)
+            self._variance = [_times(row, 1 / scale**2) for row in self._variance]
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(map(mul, first, second))
+
+
+def _times(vector: Sequence[float], factor: float) -> list[float]:
+    return [factor * value for value in vector]
