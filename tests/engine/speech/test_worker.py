@@ -95,9 +95,9 @@ def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
         np.testing.assert_allclose(np.stack(heard[mode].patches), patches, atol=HIDDEN, rtol=0)
         stops = bool(expected[f"{mode}.stop_logits"][-1].argmax())
         assert heard[mode].deltas[-1].finished and heard[mode].deltas[-1].truncated != stops
-    for name, count in (("zero_shot.audio", 6), ("combined.audio_first3", 3), ("continuation.audio_first1", 1)):
-        audio = heard[name.split(".")[0]].audio[: count * SAMPLES]
-        np.testing.assert_allclose(audio, expected[name][0].numpy(), atol=AUDIO, rtol=0)
+    for recorded in golden.captured(r"(\w+)\.audio(_first\d+)?"):
+        samples = expected[recorded[0]][0].numpy()
+        np.testing.assert_allclose(heard[recorded[1]].audio[: len(samples)], samples, atol=AUDIO, rtol=0)
     rig.assert_clean()
     steps = [event.labels for event in rig.observations.drain() if event.name == "steps_total"]
     routes = {(labels["kind"], labels["route"]) for labels in steps}
@@ -152,17 +152,14 @@ def test_a_listeners_clock_runs_at_the_speed_asked_for(model: VoxCPM2) -> None:
 
 def test_a_natural_stop_ends_the_stream_without_its_overrun_patch() -> None:
     rig = WorkerRig(golden.model(), golden.processor())
-    heard = rig.alone(
-        request(
-            "stop", segment(golden.INPUTS["target_text"], 6, 0), seed=golden.MODES.index("zero_shot"), solver_steps=10
-        )
-    )
-    np.testing.assert_allclose(
-        np.stack(heard.patches), golden.expected()["stop_case.patches"].numpy(), atol=HIDDEN, rtol=0
-    )
-    assert len(heard.audio) == 2 * SAMPLES
+    case, patches = golden.INPUTS["stop_case"], golden.expected()["stop_case.patches"].numpy()
+    spoken = segment(golden.INPUTS["target_text"], golden.INPUTS["max_len"], case["min_len"])
+    steps = golden.INPUTS["inference_timesteps"]
+    heard = rig.alone(request("stop", spoken, seed=golden.MODES.index(case["mode"]), solver_steps=steps))
+    np.testing.assert_allclose(np.stack(heard.patches), patches, atol=HIDDEN, rtol=0)
+    assert len(heard.audio) == len(patches) * SAMPLES
     assert heard.deltas[-1].finished and not heard.deltas[-1].truncated
-    assert rig.ticks == 3
+    assert rig.ticks == len(patches) + 1
     rig.assert_clean()
 
 
