@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 84
-"""Characters that are shown at once: two lines of 42, as broadcasters have it."""
+"""Characters that are shown at once: two lines of 42, as is usual for broadcasters."""
 WIDE = "\u2e80"
-"""From here on characters are as wide as two."""
+"""Characters from this code point on count as two."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class ServerError(Exception):
 
 
 class ApiClient:
-    """Talks to a server's /v1. has_local: the command has --local, which may then be advised."""
+    """Talks to a server's /v1. has_local: the command has --local, so error messages may suggest it."""
 
     def __init__(self, url: str, key: str, has_local: bool = True) -> None:
         headers = {"authorization": f"Bearer {key}"}
@@ -82,7 +82,7 @@ class ApiClient:
         seed: int | None = None,
         segments: list[dict[str, Any]] | None = None,
     ) -> Iterator[bytes]:
-        """The audio as it comes. segments: receives each segment with its words, when its audio has come."""
+        """The audio as it arrives. segments: receives each segment with its words once its audio has arrived."""
         body = {
             "model": model or self.first("speech"),
             "input": text,
@@ -103,7 +103,7 @@ class ApiClient:
         return self._http.get(path)
 
     def first(self, kind: str) -> str:
-        """Name of the first model that is "chat" or "speech"; ServerError when there is none."""
+        """Name of the first model of the kind "chat" or "speech"; ServerError if there is none."""
         for card in self.models():
             if card["kind"] == kind:
                 return card["id"]
@@ -111,7 +111,7 @@ class ApiClient:
 
 
 def user_message(question: str, files: Sequence[Path]) -> dict[str, Any]:
-    """files: pictures and videos, told apart by their names' endings."""
+    """files: pictures and videos, distinguished by their suffixes."""
     return {"role": "user", "content": [*map(_media_part, files), {"type": "text", "text": question}]}
 
 
@@ -122,7 +122,7 @@ def _media_part(file: Path) -> dict[str, Any]:
 
 
 def _captioned(response: httpx.Response, segments: list[dict[str, Any]]) -> Iterator[bytes]:
-    """The audio of the events; segments receives the others. ServerError when the stream ends before its end."""
+    """The audio of the events; segments receives the others. ServerError if the stream is cut off."""
     for line in response.iter_lines():
         if not line.startswith("data: "):
             continue
@@ -165,7 +165,7 @@ def local_server(key: str) -> Iterator[ApiClient]:
 
 
 def _ready_url(process: subprocess.Popen[str], timeout: float = LOCAL_START_SECONDS) -> str:
-    """The address from the log line that says so; ServerError when the log ends without it, or past `timeout` seconds.
+    """The address from the log; ServerError if the log ends without it, or after `timeout` seconds.
 
     A thread reads the log to its end: a pipe that nobody reads would stop the server once it is full.
     """
@@ -179,7 +179,7 @@ def _ready_url(process: subprocess.Popen[str], timeout: float = LOCAL_START_SECO
 
 
 def _read_log(log: IO[str], ready: Future[str], last: deque[str]) -> None:
-    """To its end, and closes it. last: receives the newest line until the server is ready."""
+    """Reads the log to its end and closes it. last: receives the newest line until the server is ready."""
     with log:
         for line in log:
             if not ready.done() and line.strip():
@@ -191,7 +191,7 @@ def _read_log(log: IO[str], ready: Future[str], last: deque[str]) -> None:
 
 
 def _announced(line: str) -> str:
-    """The address in a line of the JSON log, if that is what it says."""
+    """The address in a line of the JSON log, if it has one."""
     try:
         message = str(json.loads(line)["message"])
     except (ValueError, KeyError, TypeError):

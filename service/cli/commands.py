@@ -44,7 +44,7 @@ def ask(
 ) -> None:
     """Ask a server, about pictures and videos if you like, and print the answer as it comes; reasoning goes to standard
     error."""
-    # os.path's answer for what is too long to be a path is no, pathlib's an error.
+    # For a text that is too long for a path, os.path answers no, while pathlib raises an error.
     if not question or os.path.isfile(question):
         raise typer.BadParameter("the question is missing; it goes after the files", param_hint="QUESTION")
     for file in files or []:
@@ -109,7 +109,7 @@ def say(
 
 
 def _check_writable(*files: Path | None) -> None:
-    """OSError for a file that cannot be written: before a long text is spoken, not behind it."""
+    """Raises OSError for a file that cannot be written, before a long text is spoken and not after it."""
     for path in filter(None, files):
         place = path if path.exists() else path.parent
         if not os.access(place, os.W_OK):
@@ -173,13 +173,13 @@ class Metrics:
         self._samples = [sample for family in families for sample in family.samples]
 
     def of(self, name: str, model: str, engine: str) -> float:
-        """engine: empty where there is only one."""
+        """engine: empty if there is only one."""
         labels = (model, engine)
         found = (s for s in self._samples if s.name == name)
         return sum(s.value for s in found if (s.labels.get("model"), s.labels.get("engine", "")) == labels)
 
     def engines(self) -> list[str]:
-        """Indexes of the engines; empty where there is only one."""
+        """Indexes of the engines; empty if there is only one."""
         found = {s.labels["engine"] for s in self._samples if "engine" in s.labels}
         return sorted(found, key=int)
 
@@ -187,14 +187,14 @@ class Metrics:
         return next((s.labels.get(label, "") for s in self._samples if s.name == name), "")
 
     def gpu_memory(self) -> str:
-        """Of all engines; empty on a CPU."""
+        """Memory of the devices of all engines; empty on a CPU."""
         states = [(s.labels["state"], s.value) for s in self._samples if s.name == "reprise_gpu_memory_bytes"]
         total, free = sum(value for _, value in states), sum(value for state, value in states if state == "free")
         return f"{(total - free) / GIB:.1f} of {total / GIB:.1f} GiB used" if total else ""
 
 
 def until_first(pieces: Iterator[T], what: str) -> Iterator[T]:
-    """`pieces`; on a terminal a line says `what` until the first one comes."""
+    """Passes `pieces` on; on a terminal a line shows `what` until the first one arrives."""
     console = Console(stderr=True)
     with console.status(what) if console.is_terminal else nullcontext():
         first = next(pieces, None)
@@ -204,8 +204,8 @@ def until_first(pieces: Iterator[T], what: str) -> Iterator[T]:
 
 
 def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
-    """Bytes written to `out`, which is removed when the audio does not end as it should."""
-    first = next(chunks, b"")  # nothing is written where the server refuses
+    """Number of bytes written to `out`, which is removed if the audio is cut off."""
+    first = next(chunks, b"")  # nothing is written if the server refuses
     with out.open("wb") as file:
         try:
             size = file.write(first) + sum(file.write(chunk) for chunk in chunks)
@@ -221,7 +221,7 @@ def write_audio(out: Path, chunks: Iterator[bytes], audio_format: str) -> int:
 
 
 def _format_of(out: Path | None) -> str:
-    """By the file's ending. BadParameter for one that names no format."""
+    """The format by the file's suffix. BadParameter for a suffix that is no format."""
     ending = out.suffix.removeprefix(".").lower() if out is not None else ""
     chosen = FORMATS.get(ending, ending) or "wav"
     if chosen not in AUDIO_FORMATS:
@@ -233,7 +233,7 @@ def _format_of(out: Path | None) -> str:
 
 
 def _standard_input() -> str:
-    """A text that another program says, as in `reprise ask picture.png "What is it?" | reprise say`."""
+    """Reads a text from standard input, as in `reprise ask picture.png "What is it?" | reprise say`."""
     if sys.stdin.isatty():
         raise typer.BadParameter("what to say is missing", param_hint="TEXT")
     return sys.stdin.read().strip()

@@ -60,7 +60,7 @@ class Conversation:
         self._messages = list(self._begin)
 
     def run(self, files: list[Path]) -> None:
-        """Until the input ends or /quit. files: for the first question."""
+        """Runs until the input ends or /quit. files: for the first question."""
         waiting = [path.absolute() for path in files]
         for line in _lines():
             if line.startswith("/") and not _is_file(line.split()[0]):
@@ -139,7 +139,7 @@ def _lines() -> Iterator[str]:
 
 
 def split_line(line: str) -> tuple[list[Path], str]:
-    """Files at the beginning or end of a line, and the words between. A window that a file is dropped into types its
+    """Files at the beginning or end of a line, and the words between. A terminal that a file is dropped into types its
     path in quotes, with backslashes, or as a file:// address."""
     try:
         words = shlex.split(line)

@@ -1,4 +1,4 @@
-"""What this machine has for serving, and what to do about what is missing."""
+"""Checks what this machine has for serving, and what to do about missing parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DESCRIPTORS_PER_CONNECTION = 1.25
 
 @dataclass(frozen=True)
 class Finding:
-    """good: False keeps the server, or a part of it, from working; None is worth knowing. advice: what to do."""
+    """good: False if the server, or a part of it, cannot work; None for information. advice: what to do."""
 
     subject: str
     found: str
@@ -65,7 +65,7 @@ def examine() -> list[Finding]:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """What all of them come to."""
+    """The summary of all findings."""
     if missing := sum(finding.good is False for finding in findings):
         return f"{missing} missing."
     if any(finding.subject == "port" and not finding.good for finding in findings):
@@ -104,7 +104,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _engines(settings: Settings) -> Iterator[Finding]:
-    """What the settings ask for beyond one engine."""
+    """Findings about several engines or API processes, if the settings ask for them."""
     if settings.gpus is None and settings.engines == 1:
         return
     try:
@@ -117,7 +117,7 @@ def _engines(settings: Settings) -> Iterator[Finding]:
 
 
 def _quantization(settings: Settings) -> Iterator[Finding]:
-    """What --quantization comes to here, where it is asked for."""
+    """The effect of --quantization on this machine, if it is set."""
     if settings.quantization == "none":
         return
     import torch
@@ -134,7 +134,7 @@ def _quantization(settings: Settings) -> Iterator[Finding]:
 
 
 def _api_processes(settings: Settings) -> Iterator[Finding]:
-    """Nothing where the GPUs are not there that the settings name: `_engines` says so."""
+    """Nothing if the GPUs in the settings do not exist: `_engines` reports that."""
     try:
         count = api_process_count(settings)
     except SettingsError:
@@ -151,7 +151,7 @@ def _gpu(index: int, gpu: Gpu, memory: str) -> Finding:
 
 
 def _configurations(gpu: Gpu) -> Finding:
-    """Which GEMM configurations `serve` will take."""
+    """Which GEMM configurations `serve` will use."""
     from models.layers.kernels.gemm_store import TableError, load, source_of
 
     try:

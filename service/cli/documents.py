@@ -1,4 +1,4 @@
-"""docs/settings.md and docs/metrics.md, written from what the code defines: `python -m service.cli.documents`."""
+"""Writes docs/settings.md and docs/metrics.md from the code: `python -m service.cli.documents`."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ Model = Annotated[str, typer.Option("--model", help="Served name; default: the f
 
 
 def connect(url: str, key: str, local: bool | None) -> AbstractContextManager[ApiClient]:
-    """A client of the server at `url`, or of one that is started for the occasion. local: None where the command has
-    no --local."""
+    """A client of the server at `url`, or of one that is started for the occasion. local: None if the command has no
+    --local."""
     if not (local or _is_address(url)):
         raise typer.BadParameter(f"{url!r} is no address such as {DEFAULT_URL}", param_hint="--url")
     chosen = key_for(DEFAULT_URL if local else url, key)
@@ -42,8 +42,8 @@ def connect(url: str, key: str, local: bool | None) -> AbstractContextManager[Ap
 
 
 def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:
-    """`named`, or what the environment holds for this server. OPENAI_API_KEY is for another service: it is sent to
-    loopback servers only."""
+    """`named`, or the key in the environment for this server. OPENAI_API_KEY belongs to another service, so it is sent
+    only to loopback servers."""
     ours = environ.get(ENV_PREFIX + "API_KEY", "").split(",")[0].strip()
     theirs = environ.get("OPENAI_API_KEY", "") if _is_loopback(url) else ""
     return named or ours or theirs or NO_KEY

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
-"""Of a file of 16-bit PCM: RIFF, size, WAVE, fmt, 16, format, channels, rate, bytes a second, ..., data, size."""
+"""Header of a file of 16-bit PCM: RIFF, size, WAVE, fmt, 16, format, channels, rate, bytes per second, ..., data,
+size."""
 INSTALL = "pip install 'reprise-server[play]'"
 
 
@@ -42,7 +43,7 @@ def speaker(rate: int, channels: int) -> Iterator[Speaker]:
 
 
 def require_playback() -> None:
-    """PlaybackError where nothing could be played, before anything is asked of a server."""
+    """Raises PlaybackError if nothing could be played, before any request to a server."""
     sounddevice = _library()
     try:
         sounddevice.query_devices(kind="output")
@@ -51,7 +52,7 @@ def require_playback() -> None:
 
 
 def play(wav: Iterable[bytes]) -> None:
-    """The chunks of a WAV file as they come. PlaybackError also where they end within its header."""
+    """Plays the chunks of a WAV file as they arrive. PlaybackError also if they end within its header."""
     chunks = iter(wav)
     head = b""
     while len(head) < WAV_HEADER.size:
@@ -68,7 +69,7 @@ def play(wav: Iterable[bytes]) -> None:
 
 
 def _write_frames(stream: Speaker, pcm: bytes, frame: int) -> bytes:
-    """What is left of the last frame."""
+    """The rest of the last frame."""
     whole = len(pcm) // frame * frame
     if whole:
         stream.write(pcm[:whole])

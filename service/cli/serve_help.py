@@ -1,4 +1,4 @@
-"""`reprise serve --help`: some hundred settings, readable on a terminal of 80 columns, the most used ones first."""
+"""`reprise serve --help`: about a hundred settings, readable on a terminal of 80 columns, the most used ones first."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _INDENT = " " * 6
 
 
 class ServeCommand(TyperCommand):
-    """Each option on a line of its own, what it does below: typer's table leaves 20 columns of 80 for that."""
+    """Each option on its own line with its description below, since typer's table leaves only 20 of 80 columns for
+    it."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """formatter is not used: the help is printed as it is made."""
+        """formatter is not used: the help is printed as it is generated."""
         console = Console(highlight=False)
         console.print(Text(f"\nUsage: {ctx.command_path} [OPTIONS]\n", "bold"))
         console.print(self.help or "")
@@ -50,7 +51,8 @@ class ServeCommand(TyperCommand):
 
 
 def groups(options: list[Any]) -> dict[str, list[Any]]:
-    """Title -> options: what is no setting, the most used ones, then the others by panel. Each option is in one."""
+    """Title -> options: those that are not settings, the most used settings, then the others by panel. Each option is
+    in one group."""
     by_name = {option.name: option for option in options}
     found = {
         "Options": [option for option in options if option.name not in Settings.model_fields],

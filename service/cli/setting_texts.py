@@ -1,4 +1,4 @@
-"""What the command line and docs/settings.md say about settings: panels, defaults, choices, effective values."""
+"""Texts about settings for the command line and docs/settings.md: panels, defaults, choices, effective values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def panel(field: str) -> str:
 
 
 def shown_default(field: str) -> str:
-    """The default as an operator writes it: 512M, on, 0.75; empty where there is none."""
+    """The default as an operator writes it: 512M, on, 0.75; empty if there is none."""
     info = Settings.model_fields[field]
     value = info.get_default()
     if value is None or value == ():
@@ -43,14 +43,14 @@ def shown_default(field: str) -> str:
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """The values of a Literal, also beside None; of any other type none."""
+    """The values of a Literal, which may be part of a union; none for any other type."""
     if typing.get_origin(annotation) is Literal:
         return tuple(str(value) for value in typing.get_args(annotation))
     return next((found for part in typing.get_args(annotation) if (found := choices(part))), ())
 
 
 def placeholder(field: str) -> str:
-    """What stands for a value in `--help`: its choices, or its kind in capitals."""
+    """The placeholder of a value in `--help`: its choices, or its kind in capitals."""
     info = Settings.model_fields[field]
     if values := choices(info.annotation):
         number = int in typing.get_args(info.annotation)

@@ -34,8 +34,8 @@ def locate(
 ) -> Checkpoint:
     """The checkpoint that `model` names: a directory, HUB_ID or HUB_ID@REVISION. Downloads what is not cached.
 
-    report: is given a line now and then while a download lasts. CheckpointError says in one line what is wrong, and
-    what to do about it.
+    report: called with a line now and then during a download. CheckpointError says in one line what is wrong, and what
+    to do about it.
     """
     path = Path(model).expanduser()
     if model and path.is_dir():

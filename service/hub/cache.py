@@ -23,7 +23,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 class RepositoryCache:
-    """Where the files of one repository lie. Nothing is written before it has to be."""
+    """The folder of one repository. Nothing is written before it is needed."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -34,7 +34,7 @@ class RepositoryCache:
         return self._root / "snapshots" / commit
 
     def find(self, revision: str | None) -> Path | None:
-        """The snapshot of a revision that was downloaded before, whole or not."""
+        """The snapshot of a revision that was downloaded earlier, completely or not."""
         config = try_to_load_from_cache(self.source, "config.json", cache_dir=self.home, revision=revision)
         return Path(config).parent if isinstance(config, str) else None
 
@@ -49,14 +49,14 @@ class RepositoryCache:
         return [file for file in files if not (self.snapshot(commit) / file.name).exists()]
 
     def remaining(self, file: RemoteFile) -> int:
-        """Bytes of `file` that have to come yet."""
+        """Bytes of `file` that are still missing."""
         if self.blob(file).exists():
             return 0
         partial = self.partial(file)
         return max(0, file.size - partial.stat().st_size) if partial.exists() else file.size
 
     def require_space(self, files: Sequence[RemoteFile]) -> None:
-        """CheckpointError when the disk has less free space than the rest of `files` needs."""
+        """Raises CheckpointError if the disk has less free space than the rest of `files` needs."""
         needed = sum(map(self.remaining, files))
         free = free_bytes(self.home)
         if needed > free:
@@ -66,7 +66,7 @@ class RepositoryCache:
             )
 
     def link(self, file: RemoteFile, commit: str) -> None:
-        """Give the blob its name in the snapshot; where the file system has no links, by moving it there."""
+        """Gives the blob its name in the snapshot, by a link or, if the file system has none, by moving it."""
         pointer, blob = self.snapshot(commit) / file.name, self.blob(file)
         pointer.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -79,7 +79,7 @@ class RepositoryCache:
             os.replace(blob, pointer)
 
     def remember(self, revision: str | None, commit: str) -> None:
-        """Which commit a branch or tag names, for the time when the hub cannot be asked."""
+        """Records the commit of a branch or tag, for when the hub cannot be reached."""
         revision = revision or DEFAULT_REVISION
         if not COMMIT.fullmatch(revision):
             ref = self._root / "refs" / revision
@@ -89,9 +89,8 @@ class RepositoryCache:
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[BinaryIO]:
-    """The file at `path`, opened to append and locked against other processes. waiting: called when one holds it.
-
-    The holder may have renamed the file meanwhile; then it is made anew.
+    """The file at `path`, opened to append and locked against other processes. waiting: called if another process holds
+    the lock. It may rename the file in the meantime; then a new one is made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -113,7 +112,7 @@ def _lock(file: BinaryIO, waiting: Callable[[], None]) -> None:
 
 
 def free_bytes(directory: Path) -> int:
-    """On the disk where `directory` is, or will be."""
+    """Free bytes of the disk where `directory` is, or will be."""
     return shutil.disk_usage(next(path for path in (directory, *directory.parents) if path.exists())).free
 
 

@@ -1,4 +1,4 @@
-"""Obtains a checkpoint from the hub: the list of files first, then the small files, at last the weights."""
+"""Downloads a checkpoint from the hub: first the list of files, then the small files, at last the weights."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class _Download:
         return snapshot if snapshot is not None and is_complete(snapshot, weights=self._weights) else None
 
     def _list(self, cached: Path | None) -> Listing | None:
-        """None when the hub cannot be asked, but the cache has what it gave earlier."""
+        """None if the hub cannot be reached but the cache has an earlier download."""
         attempts = Retry(_LIST_ATTEMPTS if cached is None else 1, self._retry.longest)
         try:
             return attempt(lambda: list_repository(self._cache.source, self._revision), attempts, self._report)
@@ -109,6 +109,6 @@ class _Download:
                 for future in done:
                     future.result()
             finally:
-                # An error, or the user's Ctrl-C, ends the other files, too; what has arrived of them stays.
+                # An error, or the user's Ctrl-C, ends the other files, too; their received parts stay.
                 transfer.stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What can go wrong between the hub and the disk, each as one line that names the cure."""
+"""Describes the failures between the hub and the disk, each in one line with a remedy."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class BrokenTransfer(Exception):
-    """A file that ended early, or is not the one that the hub lists."""
+    """A file that ended early, or does not match the hub's list."""
 
 
 HUB_ERRORS = (HfHubHTTPError, TransportError, OfflineModeIsEnabled)
-"""What a hub request raises. Disk errors are OSError, but so is HfHubHTTPError: test it first."""
+"""Errors of a hub request. Disk errors are OSError, but so is HfHubHTTPError: test for it first."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -37,13 +37,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def asked_delay(error: BaseException) -> float:
-    """Seconds that the hub asks to wait (Retry-After); 0 when it does not."""
+    """Seconds that the hub asks to wait (Retry-After); 0 if it does not."""
     seconds = error.response.headers.get("Retry-After", "") if isinstance(error, HfHubHTTPError) else ""
     return float(seconds) if seconds.isdigit() else 0.0
 
 
 def describe(error: BaseException, source: str, revision: str | None, cache: Path) -> str:
-    """One line: what was asked for, what came, and what to do."""
+    """One line: the request, the result, and what to do."""
     where = f"{source}@{revision}" if revision else source
     if isinstance(error, HfHubHTTPError):
         return f"{where}: {_refusal(error, source, revision)}"
@@ -60,7 +60,7 @@ def describe(error: BaseException, source: str, revision: str | None, cache: Pat
 
 
 def short_reason(error: BaseException) -> str:
-    """For a line that says why there is another attempt."""
+    """The reason for another attempt, for a line of progress."""
     return _status(error) if isinstance(error, HfHubHTTPError) else _short(error)
 
 

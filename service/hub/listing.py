@@ -1,4 +1,5 @@
-"""What a repository of the hub holds, which of its files a server needs, and which repositories cannot be served."""
+"""Lists a repository of the hub, chooses the files that a server needs, and refuses repositories that cannot be
+served."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """names: all files of the repository. files: those at its top whose size and hash the hub gives."""
+    """names: all files of the repository. files: those at the top level for which the hub gives size and hash."""
 
     source: str
     commit: str
@@ -51,7 +52,7 @@ class Listing:
 
 
 def list_repository(source: str, revision: str | None) -> Listing:
-    """One request to the hub; raises what huggingface_hub raises."""
+    """One request to the hub; raises the errors of huggingface_hub."""
     try:
         info = HfApi(constants.ENDPOINT).model_info(source, revision=revision, files_metadata=True, timeout=_TIMEOUT)
     except HfHubHTTPError:
@@ -59,7 +60,7 @@ def list_repository(source: str, revision: str | None) -> Listing:
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: unexpected answer from {constants.ENDPOINT} ({error!r})") from error
     commit = info.sha or ""
-    # Commit and hashes become names of files in the cache.
+    # Commits and hashes become file names in the cache.
     if not COMMIT.fullmatch(commit):
         raise CheckpointError(f"{source}: the hub returned {commit!r}, no commit")
     files = {}
@@ -71,9 +72,8 @@ def list_repository(source: str, revision: str | None) -> Listing:
 
 
 def refuse_unreadable(listing: Listing, *, weights: bool) -> None:
-    """CheckpointError for a repository that is no checkpoint in the published layout, from the names of its files.
-
-    weights: whether they are needed.
+    """Raises CheckpointError for a repository that is not a checkpoint in the published layout, judging by the names of
+    its files. weights: whether they are needed.
     """
     source, names = listing.source, listing.names
     if "adapter_config.json" in names:
@@ -98,12 +98,12 @@ def refuse_unreadable(listing: Listing, *, weights: bool) -> None:
 
 
 def small_files(listing: Listing) -> list[str]:
-    """Configuration, tokenizer and processor: what can be read before the weights are there."""
+    """Files of configuration, tokenizer and processor, which can be read before the weights have arrived."""
     return [name for name in listing.names if "/" not in name and any(fnmatch(name, p) for p in SMALL_FILES)]
 
 
 def weight_files(names: Sequence[str], directory: Path) -> list[str]:
-    """Of the `names` in a repository or directory those that loading reads. directory: holds the small files.
+    """Those of the `names` in a repository or directory that loading reads. directory: holds the small files.
 
     The same choice as models.checkpoint.shard_paths, so that a second copy in another format is not fetched.
     """
@@ -120,7 +120,7 @@ def weight_files(names: Sequence[str], directory: Path) -> list[str]:
 
 
 def is_complete(directory: Path, *, weights: bool) -> bool:
-    """Whether a snapshot in the cache has all that loading reads, as far as its own files tell."""
+    """Whether a snapshot in the cache has everything that loading reads, judging by its own files."""
     names = [path.name for path in directory.iterdir() if path.exists()]
     needed = weight_files(names, directory) if weights else []
     has_weights = any(name.endswith(".safetensors") for name in needed)

@@ -1,4 +1,4 @@
-"""One file from the hub to the cache, over plain HTTP: broken transfers go on where they ended.
+"""Transfers one file from the hub to the cache over plain HTTP; broken transfers resume where they ended.
 
 huggingface_hub 2 restarts a file once its few retries are used up, so files are received here, with its session
 (proxies, certificates), its headers (token) and its errors.
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Retry:
-    """attempts: failures in a row without progress before giving up. Waits of 1, 2, 4, ... s, or Retry-After, up to
+    """attempts: failures in a row without progress before giving up. It waits 1, 2, 4, ... s, or Retry-After, up to
     `longest`."""
 
     attempts: int = 6
@@ -42,7 +42,7 @@ class Retry:
 
 
 def attempt(action: Callable[[], Result], retry: Retry, report: Report) -> Result:
-    """The result of a request to the hub, which is repeated after errors that may pass."""
+    """The result of a request to the hub, which is repeated after temporary errors."""
     failures = 0
     while True:
         try:
@@ -68,7 +68,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """count: bytes; negative when some have to come again."""
+        """count: bytes; negative if some must be sent again."""
         with self._lock:
             self._done += count
             now = self._clock()
@@ -79,7 +79,7 @@ class Progress:
 
 
 class Transfer:
-    """Receives files of one commit. `stop` ends all of them at their next bytes."""
+    """Receives files of one commit. `stop` ends all transfers at their next bytes."""
 
     def __init__(self, cache: RepositoryCache, commit: str, retry: Retry, progress: Progress, report: Report) -> None:
         self._cache, self._commit = cache, commit
@@ -87,12 +87,13 @@ class Transfer:
         self.stop = threading.Event()
 
     def fetch(self, file: RemoteFile) -> None:
-        """Into the snapshot, unless the blob is there already. Raises HUB_ERRORS, BrokenTransfer or OSError."""
+        """Receives a file into the snapshot, unless the blob exists already. Raises HUB_ERRORS, BrokenTransfer or
+        OSError."""
         blob, partial = self._cache.blob(file), self._cache.partial(file)
         if not blob.exists():
             waiting = f"{file.name}: another process is downloading it; waiting"
             with locked(partial, lambda: self._report(waiting)) as out:
-                # Another process may have brought it while this one waited.
+                # Another process may have downloaded it while this one waited.
                 if blob.exists():
                     partial.unlink()
                 else:

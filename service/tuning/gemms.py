@@ -15,15 +15,15 @@ from models.layers.kernels.gemm_types import Shape, Variant
 
 EPS = 1e-5
 MOST_ERROR = 8e-3
-"""Of the result's norm: what rounding to bfloat16 makes, with a margin."""
+"""Allowed error relative to the result's norm: that of rounding to bfloat16, with a margin."""
 MOST_EIGHT_BIT_ERROR = 5e-2
 """The same for activations that are rounded to e4m3."""
 _BEYOND_L2 = 200e6
-"""Bytes of weights that are read in turn, so that each is read from memory."""
+"""Bytes of weights that are used in turn, so that each is read from memory."""
 
 
 class WrongResult(Exception):
-    """A configuration computes something else."""
+    """A configuration gives a wrong result."""
 
 
 def _in_e4m3(weight: Tensor) -> E4M3Weight:
@@ -50,7 +50,7 @@ class Operands:
         self.bias, self.norm, self.residual = random(columns), random(columns), random(rows, columns)
 
     def run(self, index: int, variant: Variant | None) -> Tensor | tuple[Tensor | DeferredNorm, Tensor]:
-        """With weight number `index`; None: as the rules have it where no table names the shape."""
+        """Runs it with weight number `index`. None: by the rules for shapes without a table entry."""
         weight = self.weights[index % len(self.weights)]
         return self._by_rule(weight) if variant is None else self._configured(weight, variant)
 
@@ -81,8 +81,8 @@ class Operands:
         return made()
 
     def check(self, variant: Variant | None) -> None:
-        """Raises WrongResult where the first weight's result is not that of the reference in float64."""
-        # The rules give many rows in e4m3 activations of 8 bits.
+        """Raises WrongResult if the result with the first weight differs from the reference in float64."""
+        # By the rules, many rows with a weight in e4m3 have 8-bit activations.
         eight_bit = variant.eight_bit if variant is not None else self.shape.e4m3
         made = self.run(0, variant)
         out, expected = made[0] if isinstance(made, tuple) else made, self._expected

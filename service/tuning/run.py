@@ -1,4 +1,4 @@
-"""Measures the candidates of each GEMM and keeps what is faster than the rules."""
+"""Measures the candidates of each GEMM and keeps those that are faster than the rules."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from service.tuning.shapes import Task
 from service.tuning.timer import replay_us
 
 GAIN = 0.97
-"""A configuration must take less than this of the rules' time."""
+"""A configuration must take less than this share of the rules' time."""
 _CALLS = 32
 
 TimeOf = Callable[[Task, Variant | None], float | None]
-"""Microseconds of a configuration, None: by the rules. The result is None where it does not run or computes something
-else."""
+"""Microseconds of a configuration (None: by the rules). The result is None if it does not run or gives a wrong
+result."""
 
 
 def variants_of(task: Task, gpu: Gpu) -> list[Variant]:
-    """Without norms that wait for the next GEMM: whether they pay is decided by whole stacks."""
+    """Candidates without deferred norms, whose benefit only whole stacks can show."""
     return [variant for variant in candidates(task.shape, task.most, gpu) if not variant.deferred]
 
 
 def tune(tasks: Sequence[Task], gpu: Gpu, time_of: TimeOf, report: Callable[[str], None]) -> Table:
-    """The choices that are faster than the rules; a shape without one is in the table all the same, as measured."""
+    """The choices that are faster than the rules. A shape without one is in the table as well, as measured."""
     found: dict[Shape, list[Choice]] = defaultdict(list)
     for number, task in enumerate(tasks, 1):
         choices, rules = found[task.shape], time_of(task, None)

@@ -18,8 +18,8 @@ from models.registry import family_of, resolve
 from service.engine.worker import WARM_TOKENS
 
 _LEAST, _MOST = 2, {"decoder": WARM_TOKENS, "local": 2048, "encoder": 4096}
-"""Rows: one has a kernel of its own; beyond the most no configuration is chosen. A warm-up meets each power of two up
-to a prefill of WARM_TOKENS, and what 64 streams of a speech model or an encoder's pictures make."""
+"""Rows: one has a kernel of its own; beyond the most no configuration is chosen. A warm-up runs each power of two up to
+a prefill of WARM_TOKENS, and the rows of 64 streams of a speech model or of an encoder's pictures."""
 _LEAST_OF_ENCODERS = 129
 
 
@@ -36,7 +36,7 @@ class Task:
 
 
 def tasks_of(directory: Path) -> list[Task]:
-    """Of the checkpoint in `directory`, whose weights are not read. CheckpointError names what cannot be hosted."""
+    """GEMMs of the checkpoint in `directory`, whose weights are not read. CheckpointError if it cannot be hosted."""
     family = family_of(directory)
     meta = torch.device("meta")
     model = resolve(family.model)(directory, meta, torch.bfloat16, "random")
@@ -56,14 +56,14 @@ def tasks_of(directory: Path) -> list[Task]:
 
 
 def _modules(model: Any) -> Iterator[nn.Module]:
-    """Of a model that is a module, or holds some."""
+    """GEMMs of a model that is a module, or holds some."""
     for part in [model] if isinstance(model, nn.Module) else vars(model).values():
         if isinstance(part, nn.Module):
             yield from part.modules()
 
 
 def _shapes(module: nn.Module, *, in_block: bool) -> tuple[Shape, ...]:
-    """A block's projections have residual and norm behind them, those of other modules nothing."""
+    """The projections of a block are followed by residual and norm, those of other modules by nothing."""
     if isinstance(module, SelfAttention):
         return (_shape("plain", module.qkv), _shape("add_norm", module.out))
     if isinstance(module, SwiGLU):
@@ -80,7 +80,7 @@ def _shape(kind: Kind, layer: nn.Linear) -> Shape:
 
 
 def spans(least: int, most: int) -> list[tuple[int, int]]:
-    """Spans of rows that end at powers of two, of which 8 is the first: a warm-up by powers of two meets each."""
+    """Spans of rows that end at powers of two from 8 on, so that a warm-up by powers of two runs each."""
     found, end = [], 8
     while least <= most:
         if least <= end:

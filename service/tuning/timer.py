@@ -1,4 +1,4 @@
-"""What a computation takes on the GPU when it is replayed in a captured graph, as the engine replays its steps."""
+"""Times a computation on the GPU as the engine runs it, replayed in a captured graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 Run = Callable[[int], object]
-"""Runs once on input set number i (taken modulo the number of sets)."""
+"""Runs once on input set number i (modulo the number of sets)."""
 
 
 def replay_us(run: Run, calls: int, repeats: int = 15) -> tuple[float, float]:

@@ -26,16 +26,15 @@ READY = b"ready\n"
 
 async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Callable[[Record], None]) -> None:
     """All bodies are prepared and a connection for each lane is opened before the beginning, so that neither costs
-    measured time. An open loop opens more when all it has are taken.
-
-    barrier: waits for all clients; returns the line that the parent then sends.
+    measured time. An open loop opens more when all of its connections are in use. barrier: waits for all clients;
+    returns the line that the parent then sends.
     """
     load = assignment.load
     rng = np.random.default_rng(assignment.seed)
     talks = [(msgspec.json.encode(payload(load, rng)), questions(load, rng)) for _ in range(assignment.count)]
     peer = peer_of(load.url, load.api_key)
     idle = [Connection(peer, load.timeout) for _ in range(max(1, assignment.lanes))]
-    gc.freeze()  # what is loaded stays, and need not be looked through while answers come
+    gc.freeze()  # loaded objects stay: the garbage collector need not scan them while answers come
     barrier()
     await asyncio.gather(*(connection.warm_up() for connection in idle))
     begin = float(barrier())

@@ -1,4 +1,4 @@
-"""`reprise bench`: a load against a server, with progress and a table of what its clients saw."""
+"""`reprise bench`: a load on a server, with progress and a table of the clients' measurements."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., Any
             with connect(options.url, options.key, options.local) as client:
                 _measure(make(options.load(client, kind), **given), options.processes, options.out)
 
-        # What Typer reads the options from.
+        # Typer reads the options from this.
         command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
         bench.command(kind, help=make.__doc__)(command)
         return make
@@ -168,7 +168,7 @@ def _measure(load: AnyLoad, processes: int, out: Path | None) -> None:
 
 @contextmanager
 def _progress(load: AnyLoad) -> Iterator[Callable[[Record], None]]:
-    """A bar on a terminal, one line otherwise; gives what is to be called with each record."""
+    """A bar on a terminal, one line otherwise. Yields the function to call with each record."""
     console = Console(stderr=True)
     how = f"{load.rate:g} a second" if load.rate else f"{load.concurrency} at a time"
     turns = load.turns if isinstance(load, ChatLoad) else 1
@@ -185,7 +185,7 @@ def _progress(load: AnyLoad) -> Iterator[Callable[[Record], None]]:
 
 
 def results_table(load: AnyLoad, result: dict[str, Any], records: Sequence[Record]) -> Group:
-    """What the clients saw: counts and rates, then quantiles of times."""
+    """Prints the clients' measurements: counts and rates, then quantiles of times."""
     counts = Table.grid(padding=(0, 2))
     counts.add_row("requests", str(result["requests"]))
     if failures := _failures(records):
@@ -225,6 +225,6 @@ _SHOWN = ("mean", "p50", "p95", "p99", "max")
 
 
 def _failures(records: Sequence[Record]) -> str:
-    """Counts by what happened: "503 refused: 3"."""
+    """Counts by kind of failure: "503 refused: 3"."""
     counts = Counter(f"{record.status or ''} {record.error}".strip() for record in records if record.error)
     return ", ".join(f"{what}: {count}" for what, count in counts.most_common())

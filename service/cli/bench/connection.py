@@ -1,6 +1,6 @@
 """The connection of one lane of a load: HTTP/1.1 by h11 over asyncio's streams, kept open between requests.
 
-httpx takes a millisecond of processor time for a request, as long as an idle server takes for its own part of one.
+httpx takes a millisecond of processor time for a request, as much as an idle server takes for its part.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PORTS = {"http": 80, "https": 443}
 
 
 class ConnectionFailed(Exception):
-    """No answer, or no whole one: not connected, cut off, or not HTTP."""
+    """No complete answer: not connected, cut off, or not HTTP."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a load goes: host and port, tls for https, the path that stands before every other one, and the headers of
-    every request."""
+    """The target of a load: host and port, tls for https, the prefix of every path, and the headers of every
+    request."""
 
     host: str
     port: int
@@ -47,8 +47,8 @@ def peer_of(url: str, api_key: str | None) -> Peer:
 
 
 class Connection:
-    """Requests one after the other. One that the server has closed, or whose answer was not read to its end, is opened
-    anew for the next request.
+    """Sends requests one after the other. If the server has closed the connection, or an answer was not read to its
+    end, it is opened again for the next request.
 
     timeout: seconds to connect, and for each part of an answer. Past it TimeoutError, otherwise ConnectionFailed.
     """
@@ -60,14 +60,15 @@ class Connection:
         self._http = h11.Connection(h11.CLIENT)
 
     async def warm_up(self) -> None:
-        """Opens it with one GET, so no measured request is the first. Errors surface in the next request."""
+        """Opens the connection with one GET, so that no measured request is the first. Errors surface in the next
+        request."""
         with suppress(ConnectionFailed, TimeoutError):
             await self.request("GET", "/health", b"")
             async for _ in self.body():
                 pass
 
     async def request(self, method: str, path: str, content: bytes) -> h11.Response:
-        """Send a request; the head of its answer. The body is to be read next."""
+        """Sends a request and returns the head of its answer. The body must be read next."""
         try:
             writer = await self._ready()
             headers = [*self._peer.headers, ("content-type", "application/json"), ("content-length", str(len(content)))]
@@ -84,7 +85,7 @@ class Connection:
         return event
 
     async def body(self) -> AsyncGenerator[bytes]:
-        """The body of the newest answer, piece by piece as it comes."""
+        """The body of the current answer, in chunks as they arrive."""
         try:
             while isinstance(event := await self._next(), h11.Data):
                 yield bytes(event.data)
@@ -97,7 +98,7 @@ class Connection:
             self._streams = None
 
     async def _ready(self) -> asyncio.StreamWriter:
-        """A connection with nothing left of an earlier answer."""
+        """Returns a connection with nothing left of an earlier answer."""
         if self._http.our_state is self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
         else:

@@ -1,4 +1,4 @@
-"""Runs a load with client processes of their own and sums up what they saw."""
+"""Runs a load in client processes and summarises their measurements."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from service.cli.bench.spec import AnyLoad, Assignment, ChatLoad, Record
 
 CLIENT = python_command("service.cli.bench.client")
 LEAD_SECONDS = 0.3
-"""Head start for telling every client the start time."""
+"""Seconds of head start, to tell every client the start time."""
 
 Report = Callable[[Record], None]
 T = TypeVar("T")
 
 
 class BenchError(Exception):
-    """A client process failed; its own words are on standard error."""
+    """A client process failed; its error is on standard error."""
 
 
 def run_load(
@@ -34,9 +34,8 @@ def run_load(
     processes: int = 1,
     report: Report = lambda record: None,
 ) -> list[Record]:
-    """Every process prepares its requests, then all begin together.
-
-    report: called with each measured record as it comes, in threads. Raises BenchError.
+    """Every process prepares its requests, then all begin together. report: called with each measured record as it
+    arrives, in threads. Raises BenchError.
     """
     warm_up(load)
     shares = _run(_assignments(load, processes), report)
@@ -81,7 +80,8 @@ def _poisson_arrivals(load: AnyLoad) -> np.ndarray:
 
 
 def _run(assignments: Sequence[Assignment], report: Report) -> list[list[Record]]:
-    """Each in a process of its own, all from one moment on; the records of each. One that fails ends the others."""
+    """Runs each share in its own process, all from the same moment on; returns the records of each. A failure ends the
+    others."""
     with ThreadPoolExecutor(len(assignments)) as pool, ExitStack() as stack:
         clients = [stack.enter_context(_Client()) for _ in assignments]
 
@@ -105,7 +105,7 @@ class _Client:
     """A client process (service/cli/bench/client.py), killed at the end of the context if it has not ended."""
 
     def __init__(self) -> None:
-        # A group of its own: Ctrl-C in a terminal goes to this process, which kills it, and it says nothing.
+        # In its own process group: Ctrl-C in a terminal goes to this process, which kills the client without noise.
         self._process = subprocess.Popen(
             CLIENT, env=python_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
         )
@@ -119,11 +119,11 @@ class _Client:
         self._process.kill()
         self._process.wait()
         self._stdout.close()
-        with suppress(BrokenPipeError):  # what it was told and did not read
+        with suppress(BrokenPipeError):  # the client did not read what it was sent
             self._stdin.close()
 
     def tell(self, line: bytes) -> None:
-        """A dead client is detected by the next read."""
+        """Sends a line; a dead client is detected by the next read."""
         with suppress(BrokenPipeError):
             self._stdin.write(line + b"\n")
             self._stdin.flush()
@@ -135,7 +135,7 @@ class _Client:
         assert line == READY, line
 
     def records(self, report: Report) -> list[Record]:
-        """To the end of the process, each reported as it comes."""
+        """Records until the end of the process, each reported as it arrives."""
         records = []
         for line in self._stdout:
             records.append(msgspec.json.decode(line, type=Record))

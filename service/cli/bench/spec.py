@@ -1,4 +1,4 @@
-"""What a load run is: its shape in time, its requests, and what was measured of each."""
+"""A load: its shape in time, its requests, and the measurements of each."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ AnyLoad = ChatLoad | SpeechLoad
 
 
 class Record(msgspec.Struct):
-    """One request as its client saw it. Times in seconds; `start` is on the machine's wall clock.
+    """The client's measurements of one request. Times in seconds; `start` is on the machine's wall clock.
 
     first: until the first token or the first audio byte. duration: until the last byte.
     tokens: completion tokens; gaps: between consecutive events that carried output.

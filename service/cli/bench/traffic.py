@@ -36,7 +36,7 @@ _SPOKEN = (
     "coast",
 )
 SYSTEM_SEED = 20_000
-"""Every load and every client process draws the same shared system prompt from it."""
+"""Seed of the shared system prompt, the same in every load and every client process."""
 
 
 def payload(load: AnyLoad, rng: np.random.Generator) -> dict[str, Any]:
@@ -45,15 +45,15 @@ def payload(load: AnyLoad, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def questions(load: AnyLoad, rng: np.random.Generator) -> list[str]:
-    """What is asked after the answer to a new request; nothing unless the load is of conversations."""
+    """The questions that follow a new request; none unless the load is of conversations."""
     return [_asked(load, rng) for _ in range(load.turns - 1)] if isinstance(load, ChatLoad) else []
 
 
 async def converse(
     connection: Connection, load: AnyLoad, body: bytes, questions: Sequence[str]
 ) -> AsyncGenerator[Record]:
-    """Send a prepared body and time its answer, then each question behind all that was said until then. An answer that
-    fails ends the conversation."""
+    """Sends a prepared body and times its answer, then each question with the conversation so far. An answer that fails
+    ends the conversation."""
     for turn in range(len(questions) + 1):
         said: list[str] = []
         record = await _send(connection, load, body, said)
@@ -72,7 +72,7 @@ def _continued(body: bytes, answer: str, question: str) -> bytes:
 
 
 async def _send(connection: Connection, load: AnyLoad, body: bytes, said: list[str]) -> Record:
-    """said: takes the pieces of a chat's answer."""
+    """said: receives the pieces of a chat answer."""
     record = Record(start=time.time(), status=0)
     try:
         if isinstance(load, ChatLoad):
@@ -86,7 +86,7 @@ async def _send(connection: Connection, load: AnyLoad, body: bytes, said: list[s
 
 
 def picture(rng: np.random.Generator, width: int, height: int) -> bytes:
-    """A JPEG with structure at several scales, so that it costs about what a photograph costs to decode."""
+    """A JPEG with structure at several scales, so that decoding it costs about as much as a photograph."""
     layers = []
     for cells in (4, 16, 64):
         noise = rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
@@ -103,7 +103,7 @@ def _chat_payload(load: ChatLoad, rng: np.random.Generator) -> dict[str, Any]:
         data = base64.b64encode(picture(rng, load.width, load.height)).decode()
         content.append({"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}})
     content.append({"type": "text", "text": _asked(load, rng)})
-    # A system turn of its own keeps even the first page of the prefix index from being shared.
+    # A separate system turn keeps even the first page of the prefix index from being shared.
     shared = text(np.random.default_rng(SYSTEM_SEED), load.system_tokens)
     system = {"role": "system", "content": shared or _letters(rng, 16)}
     guided = {"guided_json": msgspec.json.decode(load.json_schema)} if load.json_schema else {}
@@ -143,7 +143,7 @@ async def _time_chat(connection: Connection, body: bytes, record: Record, said: 
             record.prompt_tokens = usage["prompt_tokens"]
             record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         choice = event["choices"][0] if event.get("choices") else None
-        # The event with the finish reason follows the last output at once: it is no gap between tokens.
+        # The event with the finish reason follows the last output at once: this is not a gap between tokens.
         output = _output(choice["delta"]) if choice else ""
         if output or (choice and choice["finish_reason"] and not record.first):
             said.append(output)
@@ -228,5 +228,5 @@ def _header(response: h11.Response, name: bytes) -> bytes | None:
 
 
 def _patches(load: SpeechLoad) -> int:
-    """Of an answer of fixed length; 0 where the model decides."""
+    """Tokens of an answer of fixed length; 0 if the model decides."""
     return max(1, round(load.seconds / PATCH_SECONDS)) if load.seconds else 0

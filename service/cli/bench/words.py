@@ -1,4 +1,4 @@
-"""Ordinary English words: what a text of a load is made of. A published tokenizer has a token for nearly each."""
+"""Ordinary English words for the texts of a load. A published tokenizer has a token for nearly every one of them."""
 
 from __future__ import annotations
 
