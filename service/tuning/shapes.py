@@ -56,7 +56,7 @@ def tasks_of(directory: Path) -> list[Task]:
 
 
 def _modules(model: Any) -> Iterator[nn.Module]:
-    """GEMMs of a model that is a module, or holds some."""
+    """All modules of a model that is a module, or holds some."""
     for part in [model] if isinstance(model, nn.Module) else vars(model).values():
         if isinstance(part, nn.Module):
             yield from part.modules()
