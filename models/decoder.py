@@ -20,6 +20,8 @@ from models.layers.norms import RMSNorm
 from models.layers.rotary import inverse_frequencies, longrope_inverse_frequencies, rotary_cos_sin, section_axes
 from models.published import rope_field
 
+_QWEN3_HEAD_DIM = 128
+
 
 @dataclass(frozen=True)
 class LongRope:
@@ -92,12 +94,14 @@ def _block_config(
 ) -> BlockConfig:
     hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     attention_bias = bool(config.get("attention_bias", False))
+    # A default of the published class, whatever the width; mixtures have none.
+    default = _QWEN3_HEAD_DIM if qk_norm and experts is None else hidden_size // num_heads
     return BlockConfig(
         hidden_size=hidden_size,
         intermediate_size=int(config["intermediate_size"]),
         num_heads=num_heads,
         num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
+        head_dim=int(config.get("head_dim") or default),
         norm_eps=float(config["rms_norm_eps"]),
         qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
         out_bias=attention_bias if qkv_bias is None else False,

@@ -12,6 +12,7 @@ import transformers
 from models.checkpoint import load_parameters
 from models.decoder import CausalDecoder, DecoderConfig, decoder_ignored, decoder_rules
 from models.errors import CheckpointError
+from models.layers.block import ExpertsConfig
 from models.published import read_config
 from tests.support.paged import PagedCache
 
@@ -99,6 +100,14 @@ def test_logits_equal_transformers_in_chunks_and_batches(form: str, tmp_path: Pa
             got[index].append(rows)
     for rows, reference_logits in zip(got, expected, strict=True):
         torch.testing.assert_close(torch.cat(rows), reference_logits, atol=1e-4, rtol=0)
+
+
+def test_heads_without_a_size_in_the_file_have_that_of_the_published_class() -> None:
+    config = {**SHAPE, "rms_norm_eps": 1e-6}
+    mixture = ExpertsConfig(count=4, top_k=2, intermediate_size=8)
+    assert DecoderConfig.from_published(config).block.head_dim == 12
+    assert DecoderConfig.from_published(config, qk_norm=True).block.head_dim == transformers.Qwen3Config().head_dim
+    assert DecoderConfig.from_published(config, qk_norm=True, experts=mixture).block.head_dim == 12
 
 
 @pytest.mark.parametrize(
