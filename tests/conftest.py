@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
+from functools import cache
 
 # Before torch is imported: one thread for each of the processes that share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import httpx
 import pytest
 import torch
+from httpx._transports import default as transports
 from hypothesis import HealthCheck, settings
 
 from tests.support.interpreter import quicken
@@ -36,9 +38,11 @@ settings.load_profile("any machine")
 @pytest.fixture(scope="session", autouse=True)
 def patient_clients() -> None:
     """A request that names no timeout has GENEROUS: the 5 s of httpx pass on a machine that is busy. All its functions
-    and clients share one object as their default."""
+    and clients share one object as their default. Each request by a function of httpx, and each client, would read the
+    certificate authorities of the world anew, in 25 ms: they share those too."""
     default = inspect.signature(httpx.get).parameters["timeout"].default
     default.connect = default.read = default.write = default.pool = GENEROUS
+    transports.create_ssl_context = cache(transports.create_ssl_context)
 
 
 @pytest.fixture(scope="session", autouse=True)
