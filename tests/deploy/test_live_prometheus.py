@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.grafana.build import VARIABLES
+from deploy.grafana.panels import VARIABLES
 from tests.deploy.monitoring import Prometheus, scraping
 from tests.deploy.promql import (
     annotations,
