@@ -2,9 +2,10 @@
 
 import { getJson } from "./api.js";
 import { byId, explain } from "./dom.js";
-import { loadModels } from "./models.js";
+import { hosted, loadModels } from "./models.js";
 import { startSee } from "./see.js";
 import { aboutVoice, startSpeak } from "./speak.js";
+import { loadVoices } from "./voices.js";
 import { watch } from "./watch.js";
 
 const VIEWS = ["see", "speak", "watch"];
@@ -39,6 +40,7 @@ async function connect(known) {
     tell(good ? "Ready" : ready.draining ? "Shutting down" : `${ready.engine} ${ready.detail}`.trim(), good);
     if (good && !known) {
       await loadModels();
+      if (hosted.speech) await loadVoices();
       aboutVoice();
     }
     known = good;

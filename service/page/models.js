@@ -2,7 +2,6 @@
 
 import { getJson } from "./api.js";
 import { byId, setOptions } from "./dom.js";
-import { loadVoices } from "./voices.js";
 
 const KINDS = ["chat", "speech"];
 
@@ -25,7 +24,6 @@ export async function loadModels() {
   byId("ask").disabled = byId("sample").disabled = !hosted.chat;
   byId("say").disabled = !hosted.speech;
   byId("aloud-label").hidden = !hosted.speech;
-  if (hosted.speech) await loadVoices();
 }
 
 /** Whether there is a choice. */
