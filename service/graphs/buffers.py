@@ -153,7 +153,7 @@ class StaticBuffers:
     def fill(self, layout: Layout, plan: Plan) -> dict[str, Tensor]:
         """Like Upload.fill. Waits only when both host blocks are still being copied."""
         self._turn = 1 - self._turn
-        if self._copied is None:
+        if self._copied is None or not layout.fields:
             return self._upload(layout).fill(plan)
         self._copied[self._turn].synchronize()
         buffers = self._upload(layout).fill(plan)
