@@ -17,8 +17,8 @@ Kind = Literal["timeseries", "stat", "heatmap", "alertlist"]
 MODEL = '{model=~"$model", instance=~"$instance"}'
 CHAT_MODEL = '{model=~"$chat_model", instance=~"$instance"}'
 SPEECH_MODEL = '{model=~"$speech_model", instance=~"$instance"}'
-"""Selectors for metrics labelled with a model: any model, or those of one kind. Panels of steps need the latter: chat and
-speech share names of step kinds but nothing else."""
+"""Selectors for metrics labelled with a model: any model, or those of one kind. Panels of steps need the latter, since
+chat and speech share the names of step kinds but nothing else."""
 INSTANCE = '{instance=~"$instance"}'
 SERVER = '{job="reprise", instance=~"$instance"}'
 """For metrics that other jobs expose as well."""
