@@ -1,7 +1,7 @@
 """Rotary position embeddings on packed rows.
 
-Angles, cosines and sines are float32 [rows, head_dim / 2]; the rotation is done in float32 and cast back. They are made
-once per forward and shared by all layers. Frequencies are built on the CPU even under `torch.device("meta")`.
+Angles, cosines and sines are float32 [rows, head_dim / 2]; the rotation is done in float32 and cast back. They are
+computed once per forward and shared by all layers. Frequencies are built on the CPU even under `torch.device("meta")`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def longrope_inverse_frequencies(
     original_max_positions: int,
     factor: float | None = None,
 ) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv:2402.13753) as Llama-form MiniCPM4 and VoxCPM2 use it: frequencies and the factor of cos and sin.
+    """LongRoPE (arXiv:2402.13753) as Llama-form MiniCPM4 and VoxCPM2 use it: frequencies, and the scale of cos and sin.
 
-    The long factors hold for tables longer than original_max_positions. `factor` is the config's own stretch, else
-    max_positions / original_max_positions; a stretch of 1 or less leaves cos and sin as they are.
+    The long factors apply to models with more than original_max_positions positions. `factor` is the config's own
+    stretch; None means max_positions / original_max_positions. A stretch of 1 or less leaves cos and sin unscaled.
     """
     factors = long_factor if max_positions > original_max_positions else short_factor
     if len(factors) != head_dim // 2:
@@ -51,9 +51,9 @@ def longrope_inverse_frequencies(
 def section_axes(sections: Sequence[int], *, interleaved: bool = False, count: int | None = None) -> Tensor:
     """Position axis of every frequency under M-RoPE sections: (1, 2, 1) -> [0, 1, 1, 2].
 
-    interleaved (Qwen3-VL): axes take turns, each for as many turns as its section says, and the first has what is left:
-    (4, 2, 1) -> [0, 1, 2, 0, 1, 0, 0]. count: of frequencies, where it is not the sum of the sections; turns that do
-    not fit do not happen.
+    interleaved (Qwen3-VL): axes take turns, each for as many turns as its section says, and the first axis gets the
+    rest: (4, 2, 1) -> [0, 1, 2, 0, 1, 0, 0]. count: number of frequencies, if it is not the sum of the sections; turns
+    beyond it are dropped.
     """
     if not interleaved:
         counts = torch.tensor(list(sections), device="cpu")

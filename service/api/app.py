@@ -66,7 +66,7 @@ LAG_PERIOD = 0.5
 
 
 def create_metrics(catalog: Catalog) -> Metrics:
-    """Those of a process that answers requests."""
+    """The engine clients of a process that answers requests."""
     metrics = Metrics({model.name: model.kind for model in catalog.models})
     metrics.observe(
         "build_info",
@@ -79,7 +79,7 @@ def create_metrics(catalog: Catalog) -> Metrics:
 
 
 def create_engine(settings: Settings, metrics: Metrics, make_link: Callable[[], EngineLink]) -> EngineClient:
-    """The only engine, which this process starts and watches."""
+    """A client of the only engine, which this process starts and watches."""
     return EngineClient(
         make_link,
         metrics,
@@ -97,10 +97,10 @@ def create_context(
     *,
     others: OtherProcesses | None = None,
 ) -> ServerContext:
-    """What routes share. Starts nothing: the application's lifespan does. SettingsError for an unusable voices_dir,
-    lora_voices, lexicon or OTEL_ variable.
+    """The objects that routes share. Starts nothing; the application's lifespan does that. SettingsError for an
+    unusable voices_dir, lora_voices, lexicon or OTEL_ variable.
 
-    metrics: the engine's, too. others: API processes that the limits are shared with."""
+    metrics: include the engine's. others: API processes with which the limits are shared."""
     workers = decode_workers(settings.media_workers)
     media_threads = settings.media_threads or default_threads()
     resizing.use_threads(media_threads)
@@ -134,7 +134,7 @@ def create_context(
 
 
 def server_lexicon(settings: Settings) -> Lexicon | None:
-    """SettingsError when the file of the setting does not fit."""
+    """SettingsError if the file of the setting is not valid."""
     try:
         return None if settings.lexicon is None else load_lexicon(settings.lexicon.expanduser())
     except ValueError as error:
@@ -246,7 +246,7 @@ def create_app(context: ServerContext) -> FastAPI:
 
 
 async def _load_processors(context: ServerContext) -> None:
-    """Loads tokenizers and processors once the engine process runs: that blocks this process for seconds, in which the
+    """Loads tokenizers and processors once the engine process runs. This blocks this process for seconds, while the
     engine loads its weights."""
     await context.engine.wait_launched()
     try:

@@ -34,12 +34,13 @@ TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 PART_KINDS = ("text", "image_url", "video_url")
 """Types of content parts, and the field that each is in."""
 MOST_CHARACTERS_PER_TOKEN = 16
-"""An upper bound: ordinary text has three to five."""
+"""Characters per token at most, on average over a text: ordinary text has three to five."""
 SMALL_PROMPT = 4096
-"""Up to so many characters are tokenized in the event loop: a millisecond or two, no more than handing the work to a
+"""Up to this many characters are tokenized in the event loop: a millisecond or two, no more than handing the work to a
 thread and back would take (`python -m benchmarks.host_path`)."""
 SMALL_EXPANSION = 16_384
-"""Up to so many prompt positions, placeholders are expanded in the event loop: less than a millisecond."""
+"""Up to this many prompt positions, placeholders are expanded in the event loop, which takes less than a
+millisecond."""
 OPENING_TOKENS = 16
 """Tokens at the end of a prompt that are searched for an opening reasoning marker."""
 
@@ -91,7 +92,8 @@ async def _tokenize(
     tools: Sequence[Tool],
     small: bool,
 ) -> tuple[TokenizedChat, float]:
-    """The tokenized conversation, media as placeholders, and the seconds it took. A small one needs no thread."""
+    """The tokenized conversation with placeholders for media, and the seconds that it took. A small one needs no
+    thread."""
     began = time.monotonic()
 
     def apply() -> TokenizedChat:
@@ -365,7 +367,7 @@ def _forget(task: asyncio.Future[Any]) -> None:
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Results in order; the first failure cancels the rest."""
-    if len(work) <= 1:  # a task would cost two more turns of the loop
+    if len(work) <= 1:  # a task would take two more turns of the loop
         return [await step for step in work]
     tasks = [asyncio.ensure_future(step) for step in work]
     try:
