@@ -76,7 +76,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Turn], *, tools: Sequence[Mapping[str, Any]] = (), **options: bool) -> str:
         """The prompt up to the answer. tools: from escaped_tools; a template that knows none gets them in the system
         message. options: variables that the template knows, such as enable_thinking."""
-        given: dict[str, Any] = dict(options)
+        # transformers always defines both.
+        given: dict[str, Any] = {"tools": None, "documents": None, **options}
         if not self.knows_tools:
             messages = hermes_turns(messages, tools)
         elif tools:
@@ -141,8 +142,15 @@ def _token_text(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter tojson with the arguments that transformers gives it."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from models.chat_template import load_chat_template
+from models.chat_template import ChatTemplate, load_chat_template
 from models.errors import CheckpointError, InputError
 from models.media import ChatMessage, ContentPart
 from models.qwen2_vl.processor import load_processor
@@ -86,3 +86,15 @@ def test_a_picture_for_a_text_only_template_is_refused_clearly(tmp_path: Path) -
         prompt_of(processor, [SAID], [item])
     assert refused.value.field == "messages"
     assert len(prompt_of(processor, [ChatMessage("user", (ContentPart(text="hi"),))]).token_ids)
+
+
+@pytest.mark.parametrize(
+    ("source", "rendered"),
+    [
+        ('{{ {"b": "é", "a": [1]} | tojson(ensure_ascii=True) }}', '{"b": "\\u00e9", "a": [1]}'),
+        ('{{ {"b": "é", "a": [1]} | tojson(separators=(",", ":"), sort_keys=true) }}', '{"a":[1],"b":"é"}'),
+        ("{% if tools is none and documents is none %}none{% endif %}", "none"),
+    ],
+)
+def test_templates_find_what_transformers_gives_them(source: str, rendered: str) -> None:
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": ""}]) == rendered
