@@ -37,6 +37,9 @@ a minute. TCP_NOTSENT_LOWAT: the kernel buffers 128 KiB for a client that does n
 minutes of audio before a stream could be paused. Not every platform has all options."""
 MOST_DESCRIPTORS = 1 << 16
 MOST_HEAD_BYTES = 1 << 16
+FREE_CHUNKS, LEAST_CHUNK = 1024, 64
+"""A body in more chunks than that must have so many bytes a chunk on average: each costs the event loop as much as a
+thousand bytes, and what comes in one read, up to 256 KiB, is taken in before anybody else's turn."""
 FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
 ABSOLUTE = re.compile(rb"(?i:https?)://[^/?#]+(?P<rest>.*)", re.DOTALL)
@@ -69,6 +72,10 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+class SmallChunks(h11.RemoteProtocolError):
+    """A body in too many, too small chunks."""
+
+
 class FastBodyConnection(h11.Connection):
     """h11 that frames the chunks of a streamed body itself and sends the head together with the first chunk.
 
@@ -87,6 +94,8 @@ class FastBodyConnection(h11.Connection):
         self._draining = draining
         self.ends = False
         """The next response is the last one of the connection."""
+        self._chunks = self._chunk_bytes = 0
+        """Of the present request's body, if it comes in chunks."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
@@ -94,6 +103,7 @@ class FastBodyConnection(h11.Connection):
             # h11 limits a head that is not complete: one that came in a single read would pass.
             if len(event.target) + sum(len(name) + len(value) for name, value in event.headers) > MOST_HEAD_BYTES:
                 raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+            self._chunks = self._chunk_bytes = 0
             self._ambiguous = {name for name, _ in event.headers} >= LENGTHS
             if (absolute := ABSOLUTE.match(event.target)) is not None:
                 rest = absolute["rest"]
@@ -101,7 +111,18 @@ class FastBodyConnection(h11.Connection):
                 return h11.Request(
                     method=event.method, target=target, headers=event.headers, http_version=event.http_version
                 )
+        elif isinstance(event, h11.Data):
+            self._count(event)
         return event
+
+    def _count(self, part: h11.Data) -> None:
+        self._chunks += part.chunk_start
+        self._chunk_bytes += len(part.data)
+        if self._chunks > FREE_CHUNKS and self._chunk_bytes < LEAST_CHUNK * self._chunks:
+            raise SmallChunks(
+                f"The body comes in too small chunks: {self._chunks} chunks of {self._chunk_bytes} bytes given, at "
+                f"least {LEAST_CHUNK} bytes each on average needed.",
+            )
 
     def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # its overloads say the same
         head, self._head = self._head, b""
@@ -231,6 +252,9 @@ class BoundedConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answers a request that h11 cannot parse with an error object; uvicorn would send plain text."""
         problem = sys.exception()
+        if isinstance(problem, SmallChunks):
+            self._refuse(ApiError(400, str(problem)))
+            return
         status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
         self._refuse(ApiError(status, UNREADABLE.get(status, "The request is not valid HTTP/1.1.")))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from service.api.chat.schema import REFUSED, ChatRequestBody, ContentPart, MediaUrl, Message, StreamOptions
+from service.api.http.connections import FREE_CHUNKS, LEAST_CHUNK
 from service.api.speech.schema import SpeechRequestBody
 from service.api.speech.websocket import SessionConfig
 from service.catalog import Catalog, HostedModel
@@ -88,6 +90,26 @@ def test_a_body_that_breaks_off_in_nonsense_is_refused(server: RunningServer) ->
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     with send(server, head + b"zz\r\n") as connection:
         assert parse(read_to_end(connection)).status == 400
+    server.wait_idle()
+
+
+def test_a_body_in_very_many_tiny_chunks_is_refused(server: RunningServer) -> None:
+    """Chunks of a byte took the event loop for seconds, in which nobody else was served."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 1}).encode()
+
+    def chunked(count: int, size: int) -> bytes:
+        padded = body.ljust(count * size)
+        pieces = [padded[start : start + size] for start in range(0, count * size, size)]
+        return head + b"".join(b"%x\r\n%b\r\n" % (size, piece) for piece in pieces)
+
+    end = b"0\r\n\r\n"
+    for count, size in ((FREE_CHUNKS, 1), (2 * FREE_CHUNKS, LEAST_CHUNK)):
+        with send(server, chunked(count, size) + end) as connection:
+            assert read_answer(connection).status == 200
+    with send(server, chunked(FREE_CHUNKS + 1, LEAST_CHUNK - 1)) as connection:
+        refused = parse(read_to_end(connection))
+    assert refused.status == 400 and f"at least {LEAST_CHUNK} bytes" in refused.error["message"]
     server.wait_idle()
 
 
