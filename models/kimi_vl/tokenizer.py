@@ -35,13 +35,13 @@ SPLIT_PATTERN = "|".join(
     ]
 )
 RESERVED_TOKENS = 256
-"""Special ids that follow the ranks, named or not."""
+"""Number of special ids after the ranks, named or not."""
 _LONGEST_RUN = 25_000
-"""Characters without a change between blank and not blank; longer runs are cut, as the published tokenizer does."""
+"""Longest run of characters that are all blank or all not blank. Longer runs are cut, as in the published tokenizer."""
 
 
 class KimiTokenizer:
-    """Text to ids and back. Only `encode_prompt` yields special ids."""
+    """Turns text into ids and back. Only `encode_prompt` yields special ids."""
 
     def __init__(self, ranks: Sequence[bytes], special_tokens: dict[str, int]) -> None:
         self.ranks = ranks
@@ -68,7 +68,7 @@ class KimiTokenizer:
         return self._special.encode(text, escape, self.encode)
 
     def decode(self, token_ids: Sequence[int]) -> bytes:
-        """Bytes of ordinary ids; special ids give nothing. Joins over any split of the ids."""
+        """Bytes of ordinary ids; special ids yield none. The ids may be split anywhere: the bytes of the parts join."""
         return b"".join(self.ranks[token] for token in token_ids if token < len(self.ranks))
 
 
@@ -119,7 +119,7 @@ def _byte_pair_encoder(ranks: Sequence[bytes]) -> Tokenizer:
 
 
 def _pieces(text: str) -> list[str]:
-    """`text` cut where a run of blanks or of non-blanks exceeds the longest run."""
+    """The parts of `text`, cut where a run of blanks or of non-blanks exceeds the longest run."""
     pieces, start, run, blank = [], 0, 0, False
     if len(text) <= _LONGEST_RUN:
         return [text] if text else []

@@ -1,6 +1,6 @@
 """The pre-norm transformer block of Llama, Qwen2, Qwen3, MiniCPM4 and the stacks of VoxCPM2: RMSNorm, grouped-query
-attention, SwiGLU or a mixture of such experts. The caller brings the attention and the rotation, so the block serves
-caches and short dense sequences alike."""
+attention, SwiGLU or a mixture of such experts. The caller provides the attention and the rotation, so the block works
+with caches and with short dense sequences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from models.layers.moe import Experts, MixtureOfExperts, SoftmaxRouter
 from models.layers.norms import RMSNorm
 
 ExpertLayout = Literal["published", "saved", "apart"]
-"""How a checkpoint holds the matrices of experts: those of all in one tensor [expert, in, out], in one of [expert, out,
+"""How a checkpoint stores the matrices of experts: all in one tensor [expert, in, out], all in one tensor [expert, out,
 in] as transformers 5 saves it, or each as a tensor of its own."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -29,7 +29,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """Of a block whose MLP is a mixture: `count` SwiGLU experts of width `intermediate_size`, `top_k` of them a row."""
+    """Sizes of a mixture of experts: `count` SwiGLU experts of width `intermediate_size`, `top_k` of them for each
+    row."""
 
     count: int
     top_k: int
@@ -53,7 +54,7 @@ class BlockConfig:
 
 
 class SelfAttention(nn.Module):
-    """Projections around an attention; `out` is for the caller, who adds its result to x.
+    """Projections around an attention. The caller applies `out`, and adds its result to x.
 
     qkv holds the rows of q, then k, then v, each head by head.
     """
@@ -70,7 +71,8 @@ class SelfAttention(nn.Module):
     def forward(
         self, normed: Normed, attend: Attend, layer: int, keep: slice | None = None, lora: StackLora | None = None
     ) -> Tensor:
-        """[..., n, hidden_size] -> what each head attended [..., n, heads * head_dim], of all rows or of `keep`."""
+        """[..., n, hidden_size] -> the attention's output of each head [..., n, heads * head_dim], for all rows or for
+        those in `keep`."""
         qkv = gemm(normed, self.qkv.weight, self.qkv.bias)
         if lora is not None:
             add_lora(qkv, normed, lora.layers[layer].qkv, lora.rows)
@@ -112,7 +114,7 @@ def run_blocks(
 ) -> Tensor:
     """[..., n, hidden_size] through all blocks -> their final norm; `attend` rotates and keeps the cache.
 
-    features: like x each; the i-th is added to the output of block i (DeepStack, arXiv:2406.04334).
+    features: tensors of x's shape; the i-th is added to the output of block i (DeepStack, arXiv:2406.04334).
     """
     layers = list(blocks)
     if x.is_cuda and x.shape.numel() == x.shape[-1]:
@@ -131,10 +133,9 @@ def run_rows(
     features: Sequence[Tensor] = (),
     lora: StackLora | None = None,
 ) -> Tensor:
-    """run_blocks for any number of rows. Every residual sum is made together with the norm that reads it.
-
-    keep: the rows of the result; the last layer computes queries for every row, all else behind them for these only.
-    first_norm: the first layer's attention_norm of x, from a caller that has it. lora: adapters of the attentions.
+    """run_blocks for any number of rows. Every residual sum is computed together with the norm that reads it. keep: the
+    rows of the result; the last layer computes queries for every row, but everything after them only for these.
+    first_norm: the first layer's attention_norm of x, if the caller has it already. lora: adapters of the attentions.
     """
     *front, last = layers
     normed: Normed = layers[0].attention_norm(x) if first_norm is None else first_norm
@@ -159,7 +160,7 @@ def run_rows(
 
 
 def _adapted(x: Tensor, attended: Tensor, lora: StackLora, layer: int) -> Tensor:
-    """x with what the adapters add to the attention's output projection. Behind the first layer x is this stack's own
+    """x plus the adapters' share of the attention's output projection. After the first layer x belongs to this stack
     and is written in place."""
     if layer == 0 or not x.is_contiguous():
         x = x.clone(memory_format=torch.contiguous_format)
@@ -169,7 +170,7 @@ def _adapted(x: Tensor, attended: Tensor, lora: StackLora, layer: int) -> Tensor
 def _attention_added(block: Block, attended: Tensor, x: Tensor) -> tuple[Normed, Tensor]:
     """x += the attention's output projection: (mlp_norm(x), x)."""
     out, norm = block.attention.out, block.mlp_norm
-    if isinstance(block.mlp, MixtureOfExperts):  # its router reads the norm too, which cannot wait for a GEMM
+    if isinstance(block.mlp, MixtureOfExperts):  # its router reads the norm too, so the norm cannot be left to a GEMM
         return gemm_add_norm(attended, out.weight, out.bias, x, norm.weight, norm.eps)
     return add_and_norm(out, attended, x, norm)
 
@@ -184,7 +185,7 @@ def _mlp_added(block: Block, normed: Normed, x: Tensor, norm: RMSNorm) -> tuple[
 
 
 def _with_features(x: Tensor, features: Sequence[Tensor], layer: int) -> Tensor:
-    """What block `layer` leaves besides its MLP's output, which the next norm's kernel adds."""
+    """The residual after block `layer` without its MLP's output, which the next norm's kernel adds."""
     return x + features[layer] if layer < len(features) else x
 
 
@@ -204,7 +205,7 @@ def _run_vector(
         qkv = gemv(x, attention.qkv.weight, attention.qkv.bias, norm=before_attention)
         attended = attend(*attention.split(qkv.view(*shape[:-1], -1)), index).reshape(1, -1)
         x = gemv(attended, attention.out.weight, attention.out.bias, residual=x)
-        # Features join behind the block: its MLP does not read them.
+        # Features are added after the block: its MLP does not read them.
         residual = x + features[index].reshape(1, -1) if index < len(features) else x
         if isinstance(mlp, MixtureOfExperts):
             x = mlp.added_to(residual, block.mlp_norm(x))
@@ -215,8 +216,8 @@ def _run_vector(
 
 
 def block_rules(config: BlockConfig, published: str, ours: str, *, experts: ExpertLayout = "published") -> list[Rule]:
-    """Published Llama-style names under the prefix `published` to a Block under `ours`, both ending in "."; to one with
-    experts, and to one of the same sizes without."""
+    """Maps published Llama-style names with the prefix `published` to those of a Block under `ours`; both prefixes end
+    in ".". Covers a block with experts and one of the same sizes without."""
     q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {"q": (0, q_rows), "k": (q_rows, q_rows + kv_rows), "v": (q_rows + kv_rows, q_rows + 2 * kv_rows)}
     mlp = swiglu_rules(f"{published}mlp.", f"{ours}mlp.", config.intermediate_size)
@@ -243,7 +244,7 @@ def block_rules(config: BlockConfig, published: str, ours: str, *, experts: Expe
 
 
 def swiglu_rules(published: str, ours: str, size: int) -> list[Rule]:
-    """Of a SwiGLU of width `size`."""
+    """The names of a SwiGLU of width `size`."""
     return [
         Rule(f"{published}gate_proj.weight", f"{ours}gate_up.weight", rows=(0, size)),
         Rule(f"{published}up_proj.weight", f"{ours}gate_up.weight", rows=(size, 2 * size)),
@@ -252,7 +253,7 @@ def swiglu_rules(published: str, ours: str, size: int) -> list[Rule]:
 
 
 def expert_rules(published: str, ours: str, size: int) -> list[Rule]:
-    """Of the Experts of a block, whose matrices are published one by one."""
+    """The names of a block's Experts, whose matrices are published one by one."""
     expert, experts = f"{published}mlp.experts.{{e}}.", f"{ours}mlp.experts."
     return [
         Rule(f"{expert}gate_proj.weight", f"{experts}gate_up", rows=(0, size)),

@@ -39,12 +39,12 @@ log = logging.getLogger("reprise.access")
 
 
 class Answer:
-    """`task`, which begins at once, makes it, sends it and writes it into the conversation.
+    """`task`, which starts at once, makes the answer, sends it and writes it into the conversation.
 
     conversation: None for an answer that is not kept. record: of this response; its ticket is released at the end.
-    turns: ids of the items among the messages that are a user's, where those are the conversation's.
-    event_id, size (bytes): of the client's response.create, which may hold items of its own. What is refused before the
-    response begins is an error event; what fails later is the status of response.done.
+    turns: if the messages are the conversation's, the ids of the items that are a user's. event_id, size (bytes): of
+    the client's response.create, which may hold items of its own. A request that is refused before the response begins
+    gets an error event; a later failure is the status of response.done.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Answer:
     ) -> None:
         self.id = new_id("resp")
         self.ended = False
-        """The last event is on its way: the next response may begin."""
+        """Whether the last event has been handed over, so that the next response may begin."""
         self._context = context
         self._emit = emit
         self._record = record
@@ -83,11 +83,11 @@ class Answer:
         self._cancelled = False
         self._ending = False
         self._telling = asyncio.Lock()
-        """Held while events that belong together are sent: a client that cancels gets all of them or none."""
+        """Held while events that belong together are sent, so that a client that cancels gets all of them or none."""
         self.task = asyncio.create_task(self._run())
 
     async def cancel(self) -> None:
-        """By the client: returns when the last event has been sent. Nothing is left in the engine then."""
+        """The client cancels. Returns when the last event has been sent; by then nothing is left in the engine."""
         async with self._telling:
             if not self._ending:
                 self._cancelled = True
@@ -143,7 +143,8 @@ class Answer:
         return StatusDetails(type="completed")
 
     async def _prepared(self) -> ChatJob:
-        """With truncation, only as many of the last turns as the model's context holds beside an answer."""
+        """With truncation, keeps only as many of the last turns as the model's context can hold along with an
+        answer."""
         truncation = self._config.truncation
         if truncation == "disabled":
             return await self._attempt(self._body)
@@ -159,7 +160,7 @@ class Answer:
         return await prepare_job(self._context, body, self._record)
 
     async def _tell(self, part: TextDelta | bytes) -> None:
-        """part: text and calls, or pcm16."""
+        """part: text and calls, or samples (pcm16)."""
         if isinstance(part, bytes):
             await (await self._begun_message()).sound(part)
             return
@@ -257,11 +258,11 @@ RENAMED = (
     (r"modalities", "response.output_modalities"),
     (r"(temperature|seed)", r"response.\1"),
 )
-"""Fields of a chat request, and what they are called here."""
+"""Fields of a chat request, and the names that they have here."""
 
 
 def renamed(error: ApiError, within: str) -> ApiError:
-    """An error of a chat request's field, with the name that the field has here. within: session or response."""
+    """The error for a field of a chat request, under the name that the field has here. within: session or response."""
     if error.param is None:
         return error
     for pattern, name in RENAMED:

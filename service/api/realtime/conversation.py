@@ -15,15 +15,15 @@ from service.api.realtime.played import Playback, heard
 from service.settings import Settings
 
 ROOT = "root"
-"""As previous_item_id: before all others."""
+"""The previous_item_id that puts an item before all others."""
 
 ITEM_BYTES = 256
-"""What an item takes beside its texts."""
+"""Bytes charged for an item in addition to its texts."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """size: bytes of the item. playback: of a spoken answer."""
+    """size: bytes of the item. playback: the timing of a spoken answer."""
 
     item: ConversationItem
     size: int
@@ -40,7 +40,7 @@ class Conversation:
         self._entries: dict[str, _Entry] = {}
         self._size = 0
         self._left_out: set[str] = set()
-        """Items that are not shown to the model any more."""
+        """Items that the model is no longer shown."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -50,23 +50,23 @@ class Conversation:
         return next(reversed(self._entries), None)
 
     def item(self, id: str, field: str = "item_id") -> ConversationItem:
-        """ApiError 400 names the field that has the id of none."""
+        """ApiError 400 names the field whose id no item has."""
         return self._entries[self._known(id, field)].item
 
     def size(self, id: str) -> int:
-        """Bytes of an item, about."""
+        """Approximate size of an item in bytes."""
         return self._entry(id).size
 
     def messages(self, *, shortened: bool) -> list[Message]:
-        """shortened: without what `leave_out` left out."""
+        """shortened: without the items that `leave_out` left out."""
         return as_messages(self._shown(shortened))
 
     def turns(self, *, shortened: bool) -> list[str]:
-        """The ids of what a user says in `messages`."""
+        """The ids of the user's items in `messages`."""
         return [str(item.id) for item in self._shown(shortened) if item.role == "user"]
 
     def leave_out(self, before: str, *, system: bool) -> None:
-        """Leaves out what is now in front of an item. system: also a system message at the beginning."""
+        """Leaves out all items that now precede one. system: including a system message at the beginning."""
         if before not in self._entries:
             return  # deleted while its response was being prepared; the next one looks again
         ids = list(self._entries)
@@ -78,7 +78,7 @@ class Conversation:
         return [entry.item for id, entry in self._entries.items() if id not in left_out]
 
     def check_room(self, item: ConversationItem) -> None:
-        """ApiError 400 when the item would not fit."""
+        """ApiError 400 if the item would not fit."""
         self._check_new(item)
         limits = self._settings
         held = [entry.item for entry in self._entries.values()] + [item]
@@ -93,8 +93,8 @@ class Conversation:
                 raise bad_request(f"{message} Delete some.", "item", "conversation_full")
 
     def add(self, item: ConversationItem, previous: str | None = None) -> str | None:
-        """Puts an item behind `previous` (None: at the end) and gives the id of the one before it. ApiError 400 for an
-        unknown `previous`, 503 when the server has no room."""
+        """Puts an item after `previous` (None: at the end) and returns the id of the one before it. ApiError 400 for an
+        unknown `previous`, 503 if the server has no room."""
         self._check_new(item)
         before = (
             self.last_id
@@ -116,8 +116,8 @@ class Conversation:
         return before
 
     def put_answer(self, item: ConversationItem, playback: Playback | None = None) -> str | None:
-        """Adds an answer that has begun at the end, or writes over it; gives the id of the last item before. What the
-        server has said is never refused: limits stop the next item."""
+        """Adds an answer that has begun at the end, or replaces it, and returns the id of the item before it. An answer
+        of the server is never refused; the limits stop the next item instead."""
         assert item.id is not None
         held, before = self._entries.get(item.id), self.last_id
         entry = _Entry(item, _size(item), playback)
@@ -132,7 +132,8 @@ class Conversation:
         self._left_out.discard(id)
 
     def truncate(self, id: str, content_index: int, milliseconds: int) -> None:
-        """Keeps of a spoken answer what was heard until then. ApiError 400 when that is not in its audio."""
+        """Keeps the part of a spoken answer that was heard until then. ApiError 400 if its audio is shorter than
+        that."""
         self._check_settled(id)
         entry = self._entry(id)
         playback, content = entry.playback, entry.item.content
@@ -173,7 +174,7 @@ class Conversation:
 
 
 def check_counts(given: Sequence[ConversationItem], settings: Settings, field: str) -> None:
-    """ApiError 400 for more items or content parts than any conversation has room for, before they are looked at."""
+    """ApiError 400 for more items or content parts than any conversation has room for, before they are read."""
     for what, count, most in (
         ("items", len(given), max_items(settings)),
         ("content parts", sum(len(item.content or ()) for item in given), settings.max_parts),
@@ -184,12 +185,12 @@ def check_counts(given: Sequence[ConversationItem], settings: Settings, field: s
 
 
 def max_items(settings: Settings) -> int:
-    """Of a conversation: a chat request has one more message, the instructions."""
+    """The most items of a conversation: the chat request has one more message, the instructions."""
     return max(1, settings.max_messages - 1)
 
 
 def _size(item: ConversationItem) -> int:
     texts = [text for part in item.content or () for text in (part.text, part.image_url, part.transcript)]
     texts += [item.call_id, item.name, item.arguments, item.output]
-    # Base64 of a picture is ASCII, and has megabytes that need no copy to be counted.
+    # Base64 of a picture is ASCII, so its megabytes can be counted without a copy.
     return ITEM_BYTES + sum(len(text) if text.isascii() else len(text.encode()) for text in texts if text)

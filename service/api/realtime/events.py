@@ -24,7 +24,7 @@ from service.api.realtime.session_config import (
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """What every event of a client may have: it is named by errors, also where the rest does not fit."""
+    """A field that every event of a client may have: errors name it, even if the rest of the event is invalid."""
 
     event_id: Any = None
 
@@ -38,7 +38,7 @@ class SessionUpdate(ClientEvent, frozen=True, kw_only=True, tag="session.update"
 
 
 class ItemCreate(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.create"):
-    """previous_item_id: the item before it; "root": none. Unset: the last one."""
+    """previous_item_id: the item to put it after; "root" puts it first. Unset: after the last one."""
 
     item: ConversationItem
     previous_item_id: str | None = None
@@ -53,7 +53,7 @@ class ItemDelete(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.
 
 
 class ItemTruncate(ClientEvent, frozen=True, kw_only=True, tag="conversation.item.truncate"):
-    """audio_end_ms: what of the answer's audio was played; the transcript that was not heard is dropped."""
+    """audio_end_ms: how much of the answer's audio was played; the transcript beyond that is dropped."""
 
     item_id: ShortId
     content_index: int
@@ -100,7 +100,7 @@ class ServerEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class RealtimeErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """event_id: of the client's event that does not fit. param: its field. retry_after: seconds."""
+    """event_id: of the client's event that is invalid. param: its field. retry_after: seconds."""
 
     message: str
     type: str

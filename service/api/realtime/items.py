@@ -41,7 +41,7 @@ NO_RECOGNITION = "this server has no speech recognition; send text as input_text
 
 
 class ItemContent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a message. image_url: a data: URL. transcript: of output_audio, whose audio is not kept."""
+    """A part of a message. image_url: a data: URL. transcript: of an output_audio part, whose audio is not kept."""
 
     type: ContentType
     text: str | None = None
@@ -72,7 +72,7 @@ def new_id(prefix: str) -> str:
 
 
 def created_item(given: ConversationItem, field: str) -> ConversationItem:
-    """The item as it is kept. ApiError names the field below `field` that does not fit."""
+    """The item as it is kept. ApiError names the invalid field below `field`."""
     if given.type in CALL_FIELDS:
         return _created_call(given, CALL_FIELDS[given.type], field)
     if given.type != "message":
@@ -90,7 +90,7 @@ def _created_call(given: ConversationItem, required: Sequence[str], field: str) 
     for name in required:
         if getattr(given, name) is None:
             raise bad_request(f"{field}.{name}: this field is required.", f"{field}.{name}")
-    # What does not fit is said here: at a response it would be somewhere in the conversation.
+    # Reported here, since an error at the next response could only point somewhere into the conversation.
     check_call_id(given.call_id or "", f"{field}.call_id")
     if given.type == "function_call":
         check_name(given.name or "", f"{field}.name")
@@ -125,8 +125,8 @@ def pictures(item: ConversationItem) -> Iterator[tuple[int, ItemContent]]:
 
 
 async def check_pictures(context: ServerContext, processor: ChatProcessor, item: ConversationItem, field: str) -> None:
-    """Loads the pictures of an item as a chat request would. InputError names the one that does not fit; ApiError 503
-    when the server is full."""
+    """Loads the pictures of an item as a chat request would. InputError names the invalid one; ApiError 503 if the
+    server is full."""
     found = list(pictures(item))
     if not found:
         return
@@ -156,8 +156,8 @@ async def _load(
 
 
 def as_messages(items: Iterable[ConversationItem]) -> list[Message]:
-    """Chat messages. Calls belong to the answer before them. A call that was cut off is left out, and an answer of
-    which nothing was heard."""
+    """The items as chat messages. Calls belong to the answer before them. A call that was cut off is left out, and so
+    is an answer that nobody heard any of."""
     messages: list[Message] = []
     for item in items:
         if item.type == "function_call":

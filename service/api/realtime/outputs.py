@@ -38,7 +38,7 @@ Emit = Callable[[AnyServerEvent], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where an item is added: to a response, and to a conversation unless that is None."""
+    """The place that an item is added to: a response, and a conversation unless that is None."""
 
     response_id: str
     index: int

@@ -80,7 +80,7 @@ class RealtimeOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RealtimeInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of sound that clients send. There is no speech recognition, so all but format must be null."""
+    """Audio that clients send. There is no speech recognition, so all fields except format must be null."""
 
     format: Any = None
     turn_detection: Any = None
@@ -94,7 +94,8 @@ class RealtimeAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TokenLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """post_instructions: most tokens of the conversation, beside the instructions and the tools."""
+    """post_instructions: the most tokens that the conversation may have, not counting the instructions and the
+    tools."""
 
     post_instructions: Annotated[int, Meta(ge=1, le=2**31)] | None = None
 
@@ -126,8 +127,8 @@ class RealtimeToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both a session and a response may set. modalities: the older name of output_modalities. temperature, seed:
-    of the chat model."""
+    """Fields that both a session and a response may set. modalities: the older name of output_modalities. temperature,
+    seed: of the chat model."""
 
     output_modalities: Modalities | None = None
     modalities: Modalities | None = None
@@ -144,7 +145,7 @@ class _Overrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SessionParams(_Overrides, frozen=True, kw_only=True):
-    """A session.update: what is left out, or null, stays as it is."""
+    """A session.update: fields that are left out, or null, stay as they are."""
 
     type: Literal["realtime", "transcription"] = "realtime"
     model: str | None = None
@@ -154,8 +155,8 @@ class SessionParams(_Overrides, frozen=True, kw_only=True):
 
 
 class ResponseParams(_Overrides, frozen=True, kw_only=True):
-    """Of one response. conversation "none": its answer is not added to the conversation. input: items to answer instead
-    of the conversation's, new ones or references to those."""
+    """The configuration of one response. conversation "none": the answer is not added to the conversation. input: items
+    to answer instead of the conversation's, new ones or references to those."""
 
     conversation: Literal["auto", "none"] | None = None
     input: list[ConversationItem] | None = None
@@ -163,7 +164,7 @@ class ResponseParams(_Overrides, frozen=True, kw_only=True):
 
 
 class RealtimeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in force. output_modalities has one entry: audio comes with its transcript."""
+    """The configuration in force. output_modalities has one entry: audio comes with its transcript."""
 
     output_modalities: list[Modality]
     instructions: str = ""
@@ -211,7 +212,7 @@ class RealtimeSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def updated(config: RealtimeConfig, given: _Overrides, field: str) -> RealtimeConfig:
-    """The configuration with what `given` sets. ApiError names the field below `field` that is not supported."""
+    """The configuration with the fields that `given` sets. ApiError names the unsupported field below `field`."""
     _refuse_unsupported(given, field)
     if given.tools is not None and len(given.tools) > MAX_TOOLS:
         at = f"{field}.tools"
@@ -246,7 +247,7 @@ def shown(config: RealtimeConfig, id: str, model: str) -> RealtimeSession:
 
 
 def chat_tools(config: RealtimeConfig) -> dict[str, Any]:
-    """The fields of a chat request that say which tools there are."""
+    """The fields of a chat request that describe the tools."""
     asked = config.tool_choice
     if not config.tools and asked in ("none", "auto"):
         return {}
@@ -259,7 +260,7 @@ def chat_tools(config: RealtimeConfig) -> dict[str, Any]:
 
 
 def _checked(given: RealtimeFormat, field: str) -> RealtimeFormat:
-    """With its rate."""
+    """The format as clients see it, with its sample rate."""
     if given.rate not in (None, given.sample_rate):
         message = f"{field}.rate: {given.rate} given, must be {given.sample_rate} for {given.type}."
         raise bad_request(message, f"{field}.rate")
@@ -267,7 +268,7 @@ def _checked(given: RealtimeFormat, field: str) -> RealtimeFormat:
 
 
 def _overlaid(base: T, given: msgspec.Struct) -> T:
-    """`base` with the values of the same names that are set in `given`."""
+    """`base`, with the fields that `given` sets."""
     values = {name: getattr(given, name, None) for name in base.__struct_fields__}
     return msgspec.structs.replace(base, **{name: value for name, value in values.items() if value is not None})
 

@@ -80,11 +80,11 @@ router = APIRouter()
 
 PATH = "/v1/realtime"
 PROTOCOL = "realtime"
-"""The subprotocol that browsers' clients offer beside the key, and insist on."""
+"""The subprotocol that clients in browsers offer along with the key, and insist on."""
 QUEUED_EVENTS = 2
 """Each may have a picture."""
 MAX_UPDATE = 1 << 18
-"""Bytes of a session.update: its values are kept."""
+"""Limit in bytes of a session.update, since its values are kept."""
 
 websocket(
     PATH, "Converse in text and pictures; answers are written or spoken.", client=AnyClientEvent, server=AnyServerEvent
@@ -116,7 +116,7 @@ async def realtime(socket: WebSocket) -> None:
 
 
 class Session:
-    """One connection. Reads events while a response is being made."""
+    """One connection. Goes on reading events while a response is being made."""
 
     def __init__(self, context: ServerContext, socket: WebSocket, record: RequestRecord) -> None:
         self._context = context
@@ -130,7 +130,7 @@ class Session:
         self._reader = asyncio.create_task(read_into(socket, self._events))
 
     async def run(self) -> None:
-        """ApiError when the connection cannot be served, StreamClosed or WebSocketDisconnect at its end."""
+        """ApiError if the connection cannot be served, StreamClosed or WebSocketDisconnect at its end."""
         self._context.require_ready()
         self._model = self._requested_model()
         await self._emit(SessionCreated(session=shown(self._config, self._id, self._model.name)))
@@ -172,7 +172,7 @@ class Session:
         return event
 
     async def _take(self, raw: str | bytes) -> None:
-        """Handles one event; what does not fit is reported, and the session goes on."""
+        """Handles one event. Errors are reported to the client, and the session goes on."""
         event_id = await self._event_id(raw)
         try:
             event: AnyClientEvent = await self._decoded(raw, AnyClientEvent)
@@ -185,7 +185,7 @@ class Session:
             await self.send_error(as_api_error(error), event_id)
 
     async def _event_id(self, raw: str | bytes) -> str | None:
-        """StreamClosed for what is not a JSON object: the client speaks another protocol."""
+        """StreamClosed for anything but a JSON object: the client speaks another protocol."""
         try:
             # Fields that an event does not have are skipped without a look at their bytes.
             text = raw if isinstance(raw, str) else raw.decode()
@@ -236,7 +236,7 @@ class Session:
         await self._emit(SessionUpdated(session=shown(self._config, self._id, self._model.name)))
 
     def _check_voice(self, given: SessionParams, config: RealtimeConfig) -> None:
-        """ApiError for a speech model or a voice that there is not, where the client names one."""
+        """ApiError if the client names a speech model or a voice that does not exist."""
         output = None if given.audio is None else given.audio.output
         if output is None or (output.voice is None and output.model is None):
             return
@@ -302,7 +302,7 @@ class Session:
             check_counts(given.input, self._context.settings, "response.input")
             named = [item.id for item in given.input if item.type == "item_reference"]
             if len(set(named)) < len(named):
-                # A large item, a thousand times, would be a thousand copies of it.
+                # A large item that is named a thousand times would otherwise be copied a thousand times.
                 raise bad_request("response.input: an item can be referred to once.", "response.input")
             messages = as_messages(self._input(item, place) for place, item in enumerate(given.input))
         if config.instructions:
