@@ -65,6 +65,9 @@ def load_config(directory: Path) -> MiniCPMVConfig:
     version = _version(config)
     try:
         vision_fields = config.get("vision_config") or {}
+        activation = vision_fields.get("hidden_act", "gelu_pytorch_tanh")
+        if activation != "gelu_pytorch_tanh":
+            raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'gelu_pytorch_tanh'")
         published_layers = int(vision_fields.get("num_hidden_layers", 27))
         vision = VisionConfig(
             hidden_size=int(vision_fields.get("hidden_size", 1152)),

@@ -11,6 +11,8 @@ from typing import Any
 from models.errors import CheckpointError
 from models.published import read_config, read_json, read_optional_json, rope_field
 
+ROTARY_THETA = 10_000.0
+"""Of the towers' rotary positions."""
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
 """Fields of preprocessor files that no published file changes. 3: bicubic."""
 
@@ -91,6 +93,7 @@ def config_of(
     # transformers before 5 saved the field inside, where 5 finds it, too.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     mrope_section(text)
+    check_tower_rotary(config.get("vision_config"))
     try:
         vision = read_vision(config["vision_config"])
         if vision.out_features != text["hidden_size"]:
@@ -107,6 +110,16 @@ def config_of(
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
+
+
+def check_tower_rotary(vision: object) -> None:
+    """Raises CheckpointError where a vision_config asks for other frequencies than the published ones, which only files
+    of transformers 5 name."""
+    rope = vision.get("rope_parameters") if isinstance(vision, dict) else None
+    if isinstance(rope, dict) and rope.get("rope_theta", ROTARY_THETA) != ROTARY_THETA:
+        raise CheckpointError(
+            f"config.json: vision_config.rope_parameters.rope_theta is {rope['rope_theta']!r}, expected {ROTARY_THETA}"
+        )
 
 
 def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from models.layers.rotary import inverse_frequencies
 from models.layers.upload import upload
 from models.media import MediaItem
 from models.protocol import Bucket
-from models.qwen2_vl.config import ImageSettings, VisionConfig
+from models.qwen2_vl.config import ROTARY_THETA, ImageSettings, VisionConfig
 from models.qwen2_vl.items import grid_of
 
 _BUCKET_SIZES = (
@@ -28,7 +28,6 @@ _PATCHES_PER_SEQUENCE = 64
 _MOST_SEQUENCES = 64
 _LADDER_ITEMS = 4
 _CACHED_GRIDS = 64
-_ROTARY_THETA = 10_000.0
 
 
 def required_patches(items: Sequence[MediaItem]) -> dict[str, int]:
@@ -115,7 +114,7 @@ def grid_frequencies(head_dim: int) -> tuple[Tensor, Tensor]:
 
     Half of a head's angles turn with the patch's row (axis 0), the other half, of equal frequencies, with its column.
     """
-    frequencies = inverse_frequencies(head_dim // 2, _ROTARY_THETA)
+    frequencies = inverse_frequencies(head_dim // 2, ROTARY_THETA)
     return frequencies.repeat(2), torch.arange(2, device="cpu").repeat_interleave(len(frequencies))
 
 

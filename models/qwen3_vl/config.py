@@ -10,7 +10,13 @@ from typing import Any
 
 from models.errors import CheckpointError
 from models.published import read_config
-from models.qwen2_vl.config import ImageSettings, VisionConfig, mrope_section, preprocessor_settings
+from models.qwen2_vl.config import (
+    ImageSettings,
+    VisionConfig,
+    check_tower_rotary,
+    mrope_section,
+    preprocessor_settings,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ def load_config(directory: Path) -> Qwen3VLConfig:
     # The field inside text_config is a class default, unrelated to the published models.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     _require_interleaved(text)
+    check_tower_rotary(config.get("vision_config"))
     try:
         tower = _tower(_section(config, "vision_config"))
         if tower.vision.out_features != text["hidden_size"]:

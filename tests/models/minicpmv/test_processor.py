@@ -273,6 +273,7 @@ def test_processor_needs_no_torch() -> None:
     [
         ({"version": 2.0}, "version 2.0 is not hosted"),
         ({"query_num": None}, "field 'query_num' is missing"),
+        ({"vision_config": {"hidden_act": "gelu"}}, "vision_config.hidden_act 'gelu', expected 'gelu_pytorch_tanh'"),
     ],
 )
 def test_other_configurations_are_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:

@@ -229,6 +229,7 @@ def test_other_quantisations_are_refused(tmp_path: Path, unknown: dict[str, Any]
         (DENSE, "vision_config", {"num_position_embeddings": 99}, "99 is not a square"),
         (DENSE, "vision_config", {"deepstack_visual_indexes": [1, 2, 9]}, r"\[1, 2, 9\] must ascend within 0\.\.5"),
         (DENSE, "vision_config", {"out_hidden_size": 64}, "out_hidden_size is 64"),
+        (DENSE, "vision_config", {"rope_parameters": {"rope_theta": 1e5}}, "rope_theta is 100000.0, expected 10000.0"),
         (MIXTURE, "text_config", {"mlp_only_layers": [99]}, r"mlp_only_layers is \[99\]"),
         (MIXTURE, "text_config", {"norm_topk_prob": False}, "norm_topk_prob is False"),
         (MIXTURE, "text_config", {"moe_intermediate_size": None}, "moe_intermediate_size"),
