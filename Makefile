@@ -50,8 +50,10 @@ $(ALL): $(TEST) requirements-test-all.lock
 serve: $(SERVE)  ## Start the server, on the embedded models unless ARGS="--model ..." names others
 	$(BIN)/reprise serve $(ARGS)
 
-# One thread for each of the processes that share the cores; a file's tests share what they start.
+# One thread for each of the processes that share the cores; a file's tests share what they start. Bytecode is kept
+# wherever that is switched off otherwise: hundreds of processes would compile the same modules.
 test: export OMP_NUM_THREADS = 1
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(TEST)  ## Run the test suite (Python packages only, under 10 minutes on 2 cores)
 	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 from collections.abc import Iterator
@@ -33,6 +34,12 @@ settings.register_profile(
     suppress_health_check=[*settings.default.suppress_health_check, HealthCheck.too_slow],
 )
 settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected lives to the end: the garbage collector need not look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
