@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -345,15 +345,16 @@ class Metrics:
             self._setters[key] = setter
         return setter
 
-    def observe_event(self, event: Observation) -> None:
-        """Observe an event of the engine. One that does not fit SPECS is logged once and dropped, since requests go
+    def observe_events(self, events: Sequence[Observation]) -> None:
+        """Observe events of the engine. One that does not fit SPECS is logged once and dropped, since requests go
         on."""
-        try:
-            self.observe(event.name, event.value, **event.labels)
-        except KeyError as error:
-            if event.name not in self._unknown:
-                self._unknown.add(event.name)
-                log.error("observation %r with labels %s is not in SPECS: %s", event.name, event.labels, error)
+        for event in events:
+            try:
+                self.observe(event.name, event.value, **event.labels)
+            except KeyError as error:
+                if event.name not in self._unknown:
+                    self._unknown.add(event.name)
+                    log.error("observation %r with labels %s is not in SPECS: %s", event.name, event.labels, error)
 
     def observe_state(self, state: EngineState) -> None:
         """Set gauges from the engine's heartbeat."""

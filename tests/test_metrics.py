@@ -85,7 +85,7 @@ def test_an_unknown_event_of_the_engine_is_logged_once(caplog: pytest.LogCapture
     metrics = Metrics()
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
-            metrics.observe_event(Observation("nope", 1.0))
+            metrics.observe_events([Observation("nope", 1.0)])
     assert len(caplog.records) == 1
 
 

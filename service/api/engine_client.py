@@ -351,8 +351,6 @@ class EngineClient:
     def _on_outputs(self, outputs: Outputs) -> None:
         now = time.monotonic()
         self._silence.end()
-        for event in outputs.observations:
-            self._metrics.observe_event(event)
         if outputs.chat:
             observe_tokens(self._metrics, self._streams, outputs.chat, now)
         for delta in outputs.chat:
@@ -365,6 +363,8 @@ class EngineClient:
             self._on_failed(failed)
         if outputs.state is not None:
             self._on_state(outputs.state)
+        if outputs.observations:  # Those who read the answers go on before.
+            asyncio.get_running_loop().call_soon(self._metrics.observe_events, outputs.observations)
 
     def _deliver(self, delta: ChatDelta | SpeechDelta | ReferenceEncoded, now: float, *, last: bool) -> None:
         stream = self._streams.get(delta.request_id)

@@ -15,7 +15,8 @@ import zmq
 
 from models.media import Prompt
 from service.api.engine_client import EngineClient
-from service.api.request_stream import EngineError, merge
+from service.api.request_stream import EngineError, RequestStream, merge
+from service.graphs.observations import Observation
 from service.link import wire
 from service.link.config import Channel, EngineConfig, ModelConfig
 from service.link.engine_socket import EngineSocket
@@ -124,6 +125,24 @@ async def test_many_requests_at_once(kind: str) -> None:
         assert client.in_flight == 0
         exposition = client._metrics.exposition().decode()
         assert 'reprise_steps_total{kind="decode",model="tiny",reason="captured",route="replay"}' in exposition
+
+
+async def test_tokens_are_read_before_the_metrics_of_their_step_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, done = EngineClient(_links("inline"), Metrics()), list[str]()
+    stream: RequestStream = RequestStream(_request("r", "x"), lambda request_id: None)
+    client._streams["r"] = stream
+    monkeypatch.setattr(client._metrics, "observe_events", lambda events: done.extend(e.name for e in events))
+
+    async def read() -> None:
+        await anext(stream)
+        done.append("read")
+
+    reader = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    client._on_outputs(Outputs(chat=(ChatDelta("r", (1,)),), observations=(Observation("steps_total", 1.0),)))
+    await reader
+    await asyncio.sleep(0)
+    assert done == ["read", "steps_total"]
 
 
 async def test_what_is_not_taken_is_merged() -> None:
