@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,15 +85,20 @@ def speech(url: str, text: str, **settings: object) -> bytes:
     return httpx.post(f"{url}/v1/audio/speech", json=body, timeout=GENEROUS).raise_for_status().content
 
 
-@pytest.mark.parametrize("response_format", ["mp3", "opus", "aac", "flac", "wav", "pcm"])
+@pytest.mark.parametrize(
+    ("response_format", "sentences"),
+    [("mp3", SENTENCES), *((other, SENTENCES[:2]) for other in ("opus", "aac", "flac", "wav", "pcm"))],
+    ids=("mp3", "opus", "aac", "flac", "wav", "pcm"),
+)
 def test_the_words_of_sentences_are_understood(
-    embedded_server: ServerProcess, recogniser: Recogniser, response_format: str
+    embedded_server: ServerProcess, recogniser: Recogniser, response_format: str, sentences: Sequence[str]
 ) -> None:
-    with ThreadPoolExecutor(len(SENTENCES)) as pool:
+    """Two in the formats in which the same sound only has other bytes."""
+    with ThreadPoolExecutor(len(sentences)) as pool:
         settings = {"response_format": response_format}
-        answers = list(pool.map(lambda text: speech(embedded_server.url, text, **settings), SENTENCES))
+        answers = list(pool.map(lambda text: speech(embedded_server.url, text, **settings), sentences))
     waves = [samples(answer, response_format) for answer in answers]
-    assert_understood(*(listen(recogniser, text, wave) for text, wave in zip(SENTENCES, waves, strict=True)))
+    assert_understood(*(listen(recogniser, text, wave) for text, wave in zip(sentences, waves, strict=True)))
 
 
 def test_a_described_voice_says_the_text_and_not_its_description(
