@@ -6,6 +6,7 @@ Real clients, API process, pictures, tokenizer of published size and engine; the
 (benchmarks.simulated_gpu), so that the result says nothing of one. `alone` asks one request at a time and takes the
 simulated seconds of the GPU away from the time to its first token; `together` has several open and counts processor
 time of both processes for a request. With --old another checkout's server runs beside this one's, and rounds alternate.
+Values are lower quartiles, since other work on the machine only adds; those with p50 in their names medians.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from service.cli.bench.traffic import payload
 
 SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", "64", "--media-threads", "8")
 TOKENS = 2
-ALONE, TOGETHER = 40, 128
+ALONE, TOGETHER = 40, 96
 """Requests of a round."""
 LANES = (8, 32)
 WARM_UP = 8
@@ -89,10 +91,10 @@ def asked(server: Server, sent: list[bytes], lanes: int) -> list[Answer]:
         return sorted(collect(process), key=lambda answer: answer.began)
 
 
-def alone(side: Side, what: Input, seed: int) -> list[dict[str, float]]:
-    """Milliseconds of each request by stage, and host: all but the GPU's."""
+def alone(what: Input, side: Side, index: int) -> list[dict[str, float]]:
+    """Milliseconds of each request of a round by stage, and host: all but the GPU's."""
     begin = side.marks.stat().st_size
-    answers = asked(side.server, bodies(what, ALONE, seed), 1)
+    answers = asked(side.server, bodies(what, ALONE, 100 + index), 1)
     with side.marks.open("rb") as file:
         file.seek(begin)
         marks = read_marks(file.read())
@@ -112,42 +114,46 @@ def stages(answer: Answer, marks: list[tuple[str, float]]) -> dict[str, float]:
     return {"host_ms": 1e3 * answer.first - gpu, "gpu_ms": gpu, **found}
 
 
-def together(side: Side, what: Input, lanes: int, seed: int) -> dict[str, float]:
-    """Processor milliseconds of a request, by role."""
-    sent = bodies(what, TOGETHER, seed)
+def together(what: Input, lanes: int, side: Side, index: int) -> list[dict[str, float]]:
+    """Processor milliseconds of a request of a round, by role."""
+    sent = bodies(what, TOGETHER, 1000 * lanes + index)
     before = processor_seconds(side.server.pid)
     answers = asked(side.server, sent, lanes)
     after = processor_seconds(side.server.pid)
     cpu = {f"{role}_cpu_ms": 1e3 * (after[role] - before.get(role, 0.0)) / len(answers) for role in ("api", "engine")}
-    return {**cpu, "first_p50_ms": 1e3 * statistics.median(answer.first for answer in answers)}
+    return [{**cpu, "first_p50_ms": 1e3 * statistics.median(answer.first for answer in answers)}]
+
+
+def _rounds(
+    sides: Sequence[Side], count: int, one: Callable[[Side, int], list[dict[str, float]]]
+) -> Iterator[tuple[str, list[dict[str, float]]]]:
+    """What rounds measured of each side, by its name; they take turns in beginning."""
+    found: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+    for index in range(count):
+        for side in sides if index % 2 else reversed(sides):
+            found[side.name] += one(side, index)
+    yield from found.items()
 
 
 def measured(sides: Sequence[Side], rounds: int) -> Iterator[tuple[Row, dict[str, Any]]]:
     for what in INPUTS:
         for side in sides:
             asked(side.server, bodies(what, WARM_UP, 1), 4)  # A shared system prompt is cached from now on.
-        each: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
-        medians: dict[str, list[float]] = {side.name: [] for side in sides}
-        for index in range(rounds):
-            for side in sides if index % 2 else reversed(sides):
-                found = alone(side, what, 100 + index)
-                each[side.name] += found
-                medians[side.name].append(statistics.median(one["host_ms"] for one in found))
-        for side in sides:
-            rows = each[side.name]
-            middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-            p10 = float(np.quantile([row["host_ms"] for row in rows], 0.1))
-            spread = {"host_p10_ms": p10, "host_rounds_ms": medians[side.name]}
-            yield {"run": "alone", "code": side.name, "input": what.name, **middle, **spread}, {}
+        for name, rows in _rounds(sides, rounds, partial(alone, what)):
+            row = {stage: _low([row[stage] for row in rows]) for stage in rows[0]}
+            middle = statistics.median(row["host_ms"] for row in rows)
+            yield {"run": "alone", "code": name, "input": what.name, **row, "host_p50_ms": middle}, {}
         for lanes in LANES:
-            counted: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
-            for index in range(max(1, rounds // 2)):
-                for side in sides if index % 2 else reversed(sides):
-                    counted[side.name].append(together(side, what, lanes, 1000 * lanes + index))
-            for side in sides:
-                rows = counted[side.name]
-                middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-                yield {"run": "together", "code": side.name, "input": what.name, "lanes": lanes, **middle}, {}
+            for name, rows in _rounds(sides, rounds, partial(together, what, lanes)):
+                row = {part: _low([row[part] for row in rows]) for part in rows[0]}
+                middle = statistics.median(row["api_cpu_ms"] for row in rows)
+                whole = {"run": "together", "code": name, "input": what.name, "lanes": lanes, **row}
+                yield {**whole, "api_cpu_p50_ms": middle}, {}
+
+
+def _low(values: Sequence[float]) -> float:
+    """The lower quartile: other work on the machine only adds."""
+    return float(np.quantile(values, 0.25))
 
 
 def main(words: Sequence[str] | None = None) -> Path:
