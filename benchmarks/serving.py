@@ -367,48 +367,91 @@ def measure(kind: str, server: Server, model: str, scale: Scale, *, ours: bool) 
         yield row, server.facts() if ours else {}
 
 
-def main(words: Sequence[str] | None = None) -> Path:
+@dataclass(frozen=True)
+class Options:
+    """The command line. directory: where to write the checkpoint for another server, with no load."""
+
+    kinds: tuple[str, ...]
+    model: str
+    scale: Scale
+    engine: str
+    url: str
+    api_processes: int | None
+    directory: Path | None
+
+    @property
+    def ours(self) -> bool:
+        return self.engine == "reprise"
+
+    @property
+    def tiny(self) -> bool:
+        return self.scale is TINY
+
+    @property
+    def suffix(self) -> str:
+        """What tells the results of this engine and this number of processes from those of our own default."""
+        engine = "" if self.ours else f"_{self.engine}"
+        return engine if self.api_processes is None else f"{engine}_{self.api_processes}_api_processes"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The command line of our own server."""
+        return SETTINGS if self.api_processes is None else (*SETTINGS, "--api-processes", str(self.api_processes))
+
+
+def parse(words: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kind", choices=[*RUNS, "all", "directory"])
     parser.add_argument("arguments", nargs="*", metavar="MODEL", help="directory: PATH [MODEL]")
-    parser.add_argument("--engine", default="reprise", help="reprise, vllm, or the name of what --url is")
+    parser.add_argument("--engine", default="reprise", help="reprise, vllm, or a name for the server at --url")
     parser.add_argument("--url", default="", help="of a server that runs already, without /v1")
-    parser.add_argument("--api-processes", type=int, help="of ours; by default as many as the server starts by itself")
+    parser.add_argument("--api-processes", type=int, help="of our server; by default it chooses the number itself")
     parser.add_argument("--tiny", action="store_true", help="a miniature and few requests, to try the script")
-    options = parser.parse_args(words)
-    arguments: list[str] = options.arguments
-    path = Path(arguments.pop(0)) if options.kind == "directory" and arguments else None
-    model = TINY_MODEL if options.tiny else (arguments or ["qwen2_vl_2b"])[0]
+    given = parser.parse_args(words)
+    arguments: list[str] = given.arguments
+    directory = Path(arguments.pop(0)) if given.kind == "directory" and arguments else None
+    model = TINY_MODEL if given.tiny else (arguments or ["qwen2_vl_2b"])[0]
     known = [name for name, (source, _, _) in SIZES.items() if source.startswith("qwen")]
     if model not in (*known, TINY_MODEL) or len(arguments) > 1:
         parser.error(f"one model of {', '.join(known)}")
-    if options.engine not in ("reprise", "vllm") and not options.url:
-        parser.error(f"--engine {options.engine} needs --url")
-    if options.kind == "directory":
-        if path is None:
-            parser.error("directory needs a path")
-        path.mkdir(parents=True, exist_ok=True)
-        print(directory_of(model, path))
-        return path
-    engine, ours = options.engine, options.engine == "reprise"
-    scale = TINY if options.tiny else FULL
-    facts = {"model": model, "engine": engine, "engine_version": None if ours else version_of(engine)}
-    count, suffix = options.api_processes, "" if ours else f"_{engine}"
-    settings = SETTINGS if count is None else (*SETTINGS, "--api-processes", str(count))
-    if count is not None:
-        suffix += f"_{count}_api_processes"
-    facts["flags"] = list(settings) if ours and not options.url else []
+    if given.engine not in ("reprise", "vllm") and not given.url:
+        parser.error(f"--engine {given.engine} needs --url")
+    if given.kind == "directory" and directory is None:
+        parser.error("directory needs a path")
+    kinds = tuple(RUNS) if given.kind == "all" else (given.kind,)
+    scale = TINY if given.tiny else FULL
+    return Options(kinds, model, scale, given.engine, given.url, given.api_processes, directory)
+
+
+def run(options: Options) -> Path:
+    """Measures each kind of load; returns the file of the last result."""
+    ours_started = options.ours and not options.url
+    facts: dict[str, Any] = {
+        "model": options.model,
+        "engine": options.engine,
+        "engine_version": None if options.ours else version_of(options.engine),
+        "flags": list(options.flags) if ours_started else [],
+    }
     with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder) if options.url else directory_of(model, Path(folder))
-        with started(engine, options.url, directory, settings) as server:
-            facts["api_processes"] = api_processes(server.pid) if ours and not options.url else None
-            for kind in RUNS if options.kind == "all" else [options.kind]:
-                name = f"serving_{kind}_{'tiny' if options.tiny else model}{suffix}"
-                path = record(name, measure(kind, server, server.models()[0], scale, ours=ours), **facts)
-    assert path is not None
+        directory = Path(folder) if options.url else directory_of(options.model, Path(folder))
+        with started(options.engine, options.url, directory, options.flags) as server:
+            facts["api_processes"] = api_processes(server.pid) if ours_started else None
+            for kind in options.kinds:
+                name = f"serving_{kind}_{'tiny' if options.tiny else options.model}{options.suffix}"
+                rows = measure(kind, server, server.models()[0], options.scale, ours=options.ours)
+                path = record(name, rows, **facts)
     return path
+
+
+def main(words: Sequence[str] | None = None) -> Path:
+    options = parse(words)
+    if options.directory is None:
+        return run(options)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    print(directory_of(options.model, options.directory))
+    return options.directory
 
 
 if __name__ == "__main__":
