@@ -120,7 +120,23 @@ class VideoSource:
             )
 
     def _count(self) -> tuple[int, float, float]:
-        """(frames, frames per second, seconds) from the packets themselves: headers may be wrong."""
+        """(frames, frames per second, seconds), measured where possible: headers may be wrong."""
+        count, duration, declared = self._scan()
+        if count == 0:
+            raise self._refusal("has no frames")
+        if duration <= 0:
+            if declared <= 0:
+                raise self._refusal("has no timestamps and no frame rate")
+            duration = count / declared
+        if duration > self._limits.max_duration:
+            raise self._refusal(
+                f"is too long: {duration:.0f} s given, at most {self._limits.max_duration:.0f} s allowed"
+            )
+        measured = count / duration
+        return count, declared if abs(declared - measured) <= 0.02 * measured else measured, duration
+
+    def _scan(self) -> tuple[int, float, float]:
+        """(frames, seconds, declared frames per second) from the packets; 0 for what the file does not say."""
         container, stream = self._open()
         with container:
             count, begin, end = 0, None, None
@@ -137,21 +153,9 @@ class VideoSource:
                         end = last if end is None else max(end, last)
             except FFmpegError as error:
                 raise self._refusal("is damaged") from error
-            declared = float(stream.average_rate or 0)
             time_base = stream.time_base or Fraction(0)
             duration = 0.0 if begin is None or end is None else float((end - begin) * time_base)
-        if count == 0:
-            raise self._refusal("has no frames")
-        if duration <= 0:
-            if declared <= 0:
-                raise self._refusal("has no timestamps and no frame rate")
-            duration = count / declared
-        if duration > self._limits.max_duration:
-            raise self._refusal(
-                f"is too long: {duration:.0f} s given, at most {self._limits.max_duration:.0f} s allowed"
-            )
-        measured = count / duration
-        return count, declared if abs(declared - measured) <= 0.02 * measured else measured, duration
+            return count, duration, float(stream.average_rate or 0)
 
     def _decode(self) -> Generator[av.VideoFrame]:
         container, stream = self._open()

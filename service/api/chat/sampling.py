@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from typing import Any
 
 from models.processor import ChatProcessor
 from service.api.chat.schema import REFUSED, ChatRequestBody
@@ -51,14 +50,7 @@ def sampling_params(
 
     max_tokens is reduced to what the context has room for.
     """
-    room = processor.context_length - prompt_tokens
-    if room < 1:
-        raise bad_request(
-            f"messages: the prompt is too long: {prompt_tokens} tokens, media included; the model's context is "
-            f"{processor.context_length} tokens, at least one of them for the completion.",
-            "messages",
-            "context_length_exceeded",
-        )
+    room = _room(processor, prompt_tokens)
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")
     asked = body.max_completion_tokens or body.max_tokens or settings.default_output_tokens or room
@@ -69,24 +61,22 @@ def sampling_params(
             f"min_tokens: too high: {min_tokens} given, the completion can have at most {max_tokens} tokens.",
             "min_tokens",
         )
-    for field, ids in (("logit_bias", body.logit_bias or {}), ("stop_token_ids", body.stop_token_ids or ())):
-        if ids and max(ids) >= processor.vocab_size:
-            largest = processor.vocab_size - 1
-            raise bad_request(f"{field}: token id out of range: {max(ids)} given, at most {largest} allowed.", field)
+    _check_token_ids(body, processor)
     own_stops = frozenset() if body.ignore_eos else processor.stop_token_ids
 
-    def pick(field: str, default: Any) -> Any:
+    def pick(field: str, default: float) -> float:
+        """The request's value, else the checkpoint's, else `default`."""
         value = getattr(body, field)
-        return processor.generation_defaults.get(field, default) if value is None else value
+        return float(processor.generation_defaults.get(field, default) if value is None else value)
 
-    temperature = float(pick("temperature", 1.0))
+    temperature = pick("temperature", 1.0)
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
-        top_p=float(pick("top_p", 1.0)),
+        top_p=pick("top_p", 1.0),
         top_k=max(0, int(pick("top_k", 0))),
-        min_p=float(pick("min_p", 0.0)),
-        repetition_penalty=float(pick("repetition_penalty", 1.0)),
+        min_p=pick("min_p", 0.0),
+        repetition_penalty=pick("repetition_penalty", 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=body.logit_bias or {},
@@ -95,6 +85,26 @@ def sampling_params(
         stop_token_ids=tuple(sorted(own_stops | set(body.stop_token_ids or ()))),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+
+
+def _room(processor: ChatProcessor, prompt_tokens: int) -> int:
+    """Tokens that the context has left for the completion. ApiError 400 if there is none."""
+    room = processor.context_length - prompt_tokens
+    if room < 1:
+        raise bad_request(
+            f"messages: the prompt is too long: {prompt_tokens} tokens, media included; the model's context is "
+            f"{processor.context_length} tokens, at least one of them for the completion.",
+            "messages",
+            "context_length_exceeded",
+        )
+    return room
+
+
+def _check_token_ids(body: ChatRequestBody, processor: ChatProcessor) -> None:
+    for field, ids in (("logit_bias", body.logit_bias or {}), ("stop_token_ids", body.stop_token_ids or ())):
+        if ids and max(ids) >= processor.vocab_size:
+            largest = processor.vocab_size - 1
+            raise bad_request(f"{field}: token id out of range: {max(ids)} given, at most {largest} allowed.", field)
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -99,16 +99,7 @@ async def upload_voice(request: Request) -> Response:
 
 async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
     model = speech_model(context, _field(form, "model"), record_of(request.scope))
-    name = _field(form, "name")
-    if name is None or not NAME.fullmatch(name):
-        raise bad_request("name: must be 1 to 64 letters, digits, spaces or any of . - '", "name")
-    if name_key(name) in RESERVED:
-        raise bad_request("name: this is the name of a built-in voice.", "name")
-    if name_key(name) in context.lora_voices:
-        raise bad_request("name: this is the name of a voice of the server, an adapter.", "name")
-    if ID.fullmatch(name_key(name)):
-        # Requests that still name a deleted voice by its id would get this one.
-        raise bad_request("name: must not have the form of a voice's id.", "name")
+    name = _new_name(context, form)
     consent = _field(form, "consent")
     sample = form.get("audio_sample")
     ref_text = _field(form, "ref_text")
@@ -144,6 +135,20 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
     except InputError:
         context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
         raise
+
+
+def _new_name(context: ServerContext, form: FormData) -> str:
+    name = _field(form, "name")
+    if name is None or not NAME.fullmatch(name):
+        raise bad_request("name: must be 1 to 64 letters, digits, spaces or any of . - '", "name")
+    if name_key(name) in RESERVED:
+        raise bad_request("name: this is the name of a built-in voice.", "name")
+    if name_key(name) in context.lora_voices:
+        raise bad_request("name: this is the name of a voice of the server, an adapter.", "name")
+    if ID.fullmatch(name_key(name)):
+        # Requests that still name a deleted voice by its id would get this one.
+        raise bad_request("name: must not have the form of a voice's id.", "name")
+    return name
 
 
 async def _uploaded(
