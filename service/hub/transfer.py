@@ -173,7 +173,7 @@ def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _hasher(file: RemoteFile) -> Any:
+def _hasher(file: RemoteFile) -> hashlib._Hash:
     if len(file.etag) == 64:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)

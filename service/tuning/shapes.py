@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -55,7 +54,7 @@ def tasks_of(directory: Path) -> list[Task]:
     return list(tasks)
 
 
-def _modules(model: Any) -> Iterator[nn.Module]:
+def _modules(model: object) -> Iterator[nn.Module]:
     """All modules of a model that is a module, or holds some."""
     for part in [model] if isinstance(model, nn.Module) else vars(model).values():
         if isinstance(part, nn.Module):
