@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 
 class _Form(NamedTuple):
@@ -46,10 +45,10 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         # Unknown inputs were allocated before; marking them as known keeps views of them from counting as new memory.
-        self._known.update(_key(tensor) for tensor in tree_iter((args, kwargs)) if _is_meta(tensor))
+        self._known.update(map(_key, _meta_tensors((args, kwargs))))
         made = self._results(func, args, kwargs)
-        for tensor in tree_iter(made):
-            if _is_meta(tensor) and _key(tensor) not in self._known:
+        for tensor in _meta_tensors(made):
+            if _key(tensor) not in self._known:
                 self._add(tensor.untyped_storage())
         return made
 
@@ -89,8 +88,16 @@ def _metadata(value: Any) -> Hashable:
     return (type(value), value)
 
 
-def _is_meta(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_meta
+def _meta_tensors(value: object) -> Iterator[Tensor]:
+    """Those in what an operation takes or returns. torch's own walk over such trees takes longer than the operation."""
+    if isinstance(value, Tensor):
+        if value.is_meta:
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _meta_tensors(item)
+    elif isinstance(value, Mapping):
+        yield from _meta_tensors([*value.values()])
 
 
 def _key(tensor: Tensor) -> int:

@@ -34,7 +34,7 @@ INTERFACES = (
     Interface(
         "torch",
         ">=2.11,<2.16",
-        ("torch:UntypedStorage._cdata", "torch.utils._pytree:tree_iter"),
+        ("torch:UntypedStorage._cdata",),
         ("live_bytes.py",),
     ),
     Interface(
@@ -69,6 +69,27 @@ INTERFACES = (
             )
         ),
         ("connections.py",),
+    ),
+    Interface(
+        "uvicorn",
+        ">=0.54,<1",
+        tuple(
+            f"uvicorn.protocols.websockets.websockets_sansio_impl:WebSocketsSansIOProtocol().{name}"
+            for name in (
+                "close_sent",
+                "conn",
+                "frames",
+                "handshake_complete",
+                "loop",
+                "transport",
+                "data_received",
+                "handle_cont",
+                "handle_parser_exception",
+                "handle_ping",
+                "handle_pong",
+            )
+        ),
+        ("bounded_sockets.py",),
     ),
     Interface(
         "uvicorn",
