@@ -59,7 +59,7 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 
 class VideoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For all videos of a request that say nothing themselves."""
+    """Sampling of all videos of a request that set none of these fields themselves."""
 
     fps: Fps | None = None
     num_frames: Frames | None = None

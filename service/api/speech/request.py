@@ -54,25 +54,26 @@ WHITESPACE = re.compile(r"\s+")
 
 
 SMALL_TEXT = 512
-"""Up to so many characters are split and tokenized in the event loop: as fast as handing the work to a thread."""
+"""Up to this many characters are split and tokenized in the event loop, which is as fast as handing the work to a
+thread."""
 
 
 SPOKEN_GROWTH = 2
-"""How many times longer than `max_speech_chars` a text may be once its numbers are words."""
+"""How many times `max_speech_chars` a text may have once its numbers have become words."""
 
 
 class SpokenTooLong(InputError):
-    """The text is within its limit, what is spoken for it is not."""
+    """The text is within its limit, but the words that are spoken for it are not."""
 
 
 def most_spoken(context: ServerContext) -> int:
-    """Characters of a text as it is spoken."""
+    """Limit in characters of a text as it is spoken."""
     return SPOKEN_GROWTH * context.settings.max_speech_chars
 
 
 @dataclass(frozen=True, eq=False)
 class Speaker:
-    """The voice. reference, prompt: encoded audio, float32 [patches, frames, channels]. transcript: of the prompt.
+    """A voice. reference, prompt: encoded audio, float32 [patches, frames, channels]. transcript: of the prompt.
     design: description of the voice or manner, put in front of each text. adapter: of the model, by its folder's
     name."""
 
@@ -92,7 +93,7 @@ class Adapter:
 
 @dataclass(frozen=True, eq=False)
 class SpeechJob:
-    """The validated fields of a request, all but its text."""
+    """The validated fields of a request except its text."""
 
     id: str
     model: HostedModel
@@ -122,17 +123,16 @@ class SpeechJob:
         return StreamingEncoder(self.response_format, self.processor.sample_rate, self.sample_rate, self.speed)
 
     def splitter(self, first: Granularity | None = None) -> TextSplitter:
-        """first: the granularity of the first segment, where it differs."""
+        """first: the granularity of the first segment, if it differs."""
         return TextSplitter(self.granularity, max_length=self.segment_length, first=first)
 
     def filters(self) -> list[LexiconFilter | TextNormaliser]:
-        """What script.py does to a passage, for one that arrives in chunks: each takes what the one before lets
-        through."""
+        """The steps of script.py for a text that arrives in chunks: each takes the output of the one before."""
         filters: list[LexiconFilter | TextNormaliser] = [LexiconFilter(*self.lexicons)] if self.lexicons else []
         return [*filters, TextNormaliser()] if self.normalised else filters
 
     def segment(self, text: str) -> SpeechSegment:
-        """InputError when the text cannot be tokenized."""
+        """InputError if the text cannot be tokenized."""
         ids = self.processor.tokenize(f"({self.speaker.design}){text}" if self.speaker.design else text)
         cap = self.processor.max_patches(ids)
         if self.max_patches is not None:
@@ -145,7 +145,7 @@ class SpeechJob:
         return match[0] if match else ""
 
     def transcript_ids(self, first_text: str) -> tuple[int, ...]:
-        """The prompt's transcript and the first segment's text, tokenized as one. InputError when they cannot be
+        """The prompt's transcript and the first segment's text, tokenized as one. InputError if they cannot be
         tokenized together."""
         if self.speaker.prompt is None:
             return ()
@@ -161,7 +161,8 @@ class SpeechJob:
         arrival: float,
         number: int = 0,
     ) -> SpeechRequest:
-        """transcript_ids: see the method. number: counts the texts of this job (utterances of a WebSocket)."""
+        """transcript_ids: see the method of that name. number: counts the texts of this job (utterances of a
+        WebSocket)."""
         return SpeechRequest(
             request_id=f"{self.id}-{number}",
             model=self.model.name,
@@ -228,13 +229,13 @@ async def prepare(
         normalised=options.normalize is not False,
         lexicons=_lexicons(context, options),
         segment_length=settings.speech_segment_length,
-        retries=settings.speech_retries if max_patches is None else 0,  # a length that was asked for is no runaway
+        retries=settings.speech_retries if max_patches is None else 0,  # a length that the request sets is not a runaway
         record=record,
     )
 
 
 def _lexicons(context: ServerContext, options: SpeechOptions) -> tuple[Lexicon, ...]:
-    """The request's, before the server's."""
+    """The request's lexicon, followed by the server's."""
     own = (Lexicon(options.lexicon),) if options.lexicon else ()
     return own if context.lexicon is None else (*own, context.lexicon)
 
@@ -309,7 +310,7 @@ def _voice_name(options: SpeechOptions) -> str:
 
 
 def find_voice(context: ServerContext, name: str, model: HostedModel | None) -> Voice | Adapter | str:
-    """An uploaded voice, an adapter, or the name of a built-in one. model: that is to speak in it, where that is known.
+    """An uploaded voice, an adapter, or the name of a built-in one. model: the one that will speak, if it is known.
     ApiError 404 for an unknown voice, 400 for one of another model."""
     key = name_key(name) if len(name) <= LONGEST_NAME else ""
     if key == DEFAULT_VOICE or key in OPENAI_VOICES:
@@ -343,7 +344,7 @@ async def _load_audio(context: ServerContext, url: str, model: HostedModel, fiel
         rate = model.speech_processor.reference_sample_rate
         with phase("media", kind="audio"):
             wave = await context.media.audio(url, sample_rate=rate, field=field)
-        # Audio to continue stays as it is: its end is where the speech goes on.
+        # Audio to continue is not trimmed: the speech goes on at its end.
         return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
     except InputError:
         context.metrics.observe("media_rejections_total", kind="audio", reason="refused")
@@ -373,5 +374,5 @@ def clean_text(text: str) -> str:
 
 
 def speakable(text: str) -> bool:
-    """Whether it has a letter or digit."""
+    """Whether the text has a letter or digit."""
     return any(character.isalnum() for character in text)

@@ -44,15 +44,16 @@ from service.media.audio_out import FORMATS, content_type
 router = APIRouter(route_class=RequestRoute)
 
 MAX_WHOLE_CHARS = 4096
-"""Characters. Longer texts must be streamed, since a complete file is held in memory."""
+"""Limit in characters of a text that is answered with a complete file. Longer texts must be streamed, since such a file
+is held in memory."""
 MAX_WORDED_CHARS = 2 * MAX_WHOLE_CHARS
-"""The same, once numbers are words."""
+"""The same limit once numbers have become words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Speech:
-    """A request that is ready for the engine. longest: upper bound of its audio in seconds. captions: what is told
-    beside the audio."""
+    """A request that is ready for the engine. longest: upper bound of its audio in seconds. captions: what the client
+    is told besides the audio."""
 
     job: SpeechJob
     script: Script
@@ -94,7 +95,7 @@ async def speak(request: Request) -> Response:
 
 
 def _is_small(body: SpeechRequestBody) -> bool:
-    """Whether it is prepared in the event loop."""
+    """Whether the request is prepared in the event loop."""
     return len(body.input) <= SMALL_TEXT and not body.ref_audio and not body.prompt_audio
 
 
@@ -166,7 +167,7 @@ def _audio_response(context: ServerContext, speech: Speech) -> Response:
 
 
 class AudioProgress:
-    """truncated: a segment ended at its cap, not by itself. silence: samples of pauses. steps: once the engine has
+    """truncated: a segment ended at its cap, not by itself. silence: samples of pauses. steps: set once the engine has
     ended the request."""
 
     def __init__(self, speech: Speech) -> None:
@@ -188,13 +189,13 @@ class AudioProgress:
             self._captions.add(chunk)
 
     def events(self) -> bytes:
-        """Of the segments that have been completed since the last call, where captions are asked for."""
+        """Events about the segments completed since the last call, if the client asked for captions."""
         segments = () if self._captions is None else self._captions.take()
         return b"".join(_named_event("speech.audio.segment", segment) for segment in segments)
 
 
 async def _chunks(context: ServerContext, speech: Speech, progress: AudioProgress) -> AsyncGenerator[bytes]:
-    """The encoded file, as it is made. Closing the generator aborts the request."""
+    """The encoded file, piece by piece as it is made. Closing the generator aborts the request."""
     job, settings = speech.job, context.settings
     encoder = job.encoder()
     meter = PlaybackMeter(context, job.model.name, job.record.arrival, live=speech.request.live)

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 router = APIRouter()
 
 MAX_TEXT = 128 << 10
-"""Bytes of an input.text message."""
+"""Limit in bytes of an input.text message."""
 QUEUED_MESSAGES = 16
 
 
@@ -80,7 +80,8 @@ class AudioDone(msgspec.Struct, frozen=True, tag_field="type", tag="audio.done")
 
 
 class AudioSegment(SpeechAudioSegment, frozen=True, omit_defaults=True, tag_field="type", tag="audio.segment"):
-    """When a segment is heard: seconds from the begin of the utterance's audio. text, words: as they were written."""
+    """When a segment is heard, in seconds from the beginning of the utterance's audio. text, words: as they were
+    written."""
 
 
 class SessionDone(msgspec.Struct, frozen=True, tag_field="type", tag="session.done"):
@@ -91,7 +92,7 @@ class SessionDone(msgspec.Struct, frozen=True, tag_field="type", tag="session.do
 
 
 class SocketError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
-    """param: the field of the client's message that does not fit."""
+    """param: the invalid field of the client's message."""
 
     message: str
     code: str | None = None
@@ -133,7 +134,7 @@ async def speech_stream(socket: WebSocket) -> None:
 
 
 class Session:
-    """One connection. Reads messages while an utterance is being spoken."""
+    """One connection. Goes on reading messages while an utterance is being spoken."""
 
     def __init__(self, context: ServerContext, socket: WebSocket, record: RequestRecord) -> None:
         self._context = context
@@ -159,7 +160,7 @@ class Session:
                 await self.send_error(answer)
 
     async def _next(self) -> str | bytes:
-        """The next message. The session ends when the utterance fails, when the client is idle while nothing is being
+        """The next message. The session ends if the utterance fails, if the client is idle while nothing is being
         spoken, and at a shutdown between two utterances."""
         waiting = asyncio.create_task(self._messages.get())
         draining = asyncio.create_task(self._context.drain_begun.wait())
@@ -222,7 +223,7 @@ class Session:
             await self._finish_utterance()
 
     async def _finish_utterance(self, *, interrupted: bool = False) -> None:
-        """Waits for the current utterance, or stops it if its text has not ended and it is interrupted."""
+        """Waits for the current utterance, or stops it if it is interrupted before its text has ended."""
         utterance, self._utterance = self._utterance, None
         if utterance is None:
             return
@@ -260,23 +261,23 @@ class Utterance:
         self._arrival = time.monotonic()
         self._text = LiveText(context, job, number=number, arrival=self._arrival, ssml=True, written=bool(captions))
         self._rate = job.processor.sample_rate * job.speed
-        """Samples that a listener hears in a second."""
+        """Samples per second as a listener hears them."""
         self._captions = (
             Captions(self._text.lines, self._rate, words="word" in captions, kind=AudioSegment) if captions else None
         )
         self._files = 0
-        """Sent or being sent: a segment each, and the pause behind the last one."""
+        """Files that have been or are being sent: one for each segment, and one for the pause after the last."""
         self._characters = 0
         self._truncated = False
         self.task = asyncio.create_task(self._send())
 
     @property
     def complete(self) -> bool:
-        """input.done was received."""
+        """Whether input.done was received."""
         return self._text.complete
 
     async def write(self, text: str, *, last: bool) -> None:
-        """Adds text. InputError or ApiError when it cannot be spoken; the utterance continues without it."""
+        """Adds text. InputError or ApiError if it cannot be spoken; the utterance continues without it."""
         given, most = self._characters + len(text), self._context.settings.max_speech_chars
         if given > most:
             raise bad_request(f"text: utterance too long: {given} characters given, at most {most} allowed.", "text")
@@ -318,7 +319,7 @@ class Utterance:
         return round(seconds * self._rate)
 
     async def _start(self) -> StreamingEncoder:
-        """Announces the next file: of a segment, or of the pause behind the last one, which has no text."""
+        """Announces the next file: of a segment, or of the pause after the last one, which has no text."""
         text = self._text.texts[self._files] if self._files < len(self._text.texts) else ""
         start = AudioStart(self._files, text, self._job.response_format, self._job.sample_rate)
         self._files += 1
@@ -331,7 +332,7 @@ class Utterance:
         return len(data)
 
     async def _done(self, size: int, chunk: AudioChunk | None) -> None:
-        """chunk: the segment's last one; None: the file was a pause."""
+        """chunk: the last one of the segment; None if the file was a pause."""
         truncated = chunk is not None and chunk.truncated
         reason: Literal["stop", "length"] = "length" if truncated else "stop"
         self._truncated = self._truncated or truncated
