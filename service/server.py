@@ -18,10 +18,10 @@ from typing import Any, cast
 import uvicorn
 from rich.console import Console
 from rich.panel import Panel
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
+from service.api.http.bounded_sockets import BoundedSocket
 from service.api.http.connections import BoundedConnection, raise_descriptor_limit, set_options
 from service.api.request_stream import EngineError
 from service.catalog import DEMO_NOTICES, Catalog
@@ -140,7 +140,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(context),
         http=cast(Any, connection),
-        ws=WebSocketsSansIOProtocol,
+        ws=BoundedSocket,
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from tests.support.optional import needed
@@ -40,10 +41,11 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
 
 def made(kind: str) -> Any:
     """An instance of a class whose attributes exist in instances alone."""
-    if kind == "H11Protocol":
+    if kind in ("H11Protocol", "WebSocketsSansIOProtocol"):
+        protocol = H11Protocol if kind == "H11Protocol" else WebSocketsSansIOProtocol
         config = Config(nothing, http="h11", log_config=None)
         with contextlib.closing(asyncio.new_event_loop()) as loop:
-            return H11Protocol(config, ServerState(), {}, loop)
+            return protocol(config, ServerState(), {}, loop)
     return Histogram("probe", "A probe.", buckets=(1.0,), registry=CollectorRegistry())
 
 

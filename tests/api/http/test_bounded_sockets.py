@@ -1,0 +1,83 @@
+"""Tiny frames of a WebSocket neither pile up nor keep the event loop busy."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from service.api.http.bounded_sockets import FREE_FRAGMENTS, LEAST_FRAGMENT, MOST_CONTROLS
+from tests.api.http.raw import PATIENCE, read_answer, read_to_end, send
+from tests.support.servers import RunningServer, running_server
+
+CONTINUED, TEXT, PING, PONG = 0, 1, 9, 10
+CLOSED = b"\x88" + (1008).to_bytes(2, "big")
+HANDSHAKE = (
+    b"GET /v1/audio/speech/stream HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server() as server:
+        yield server
+
+
+def frame(kind: int, data: bytes = b"", *, last: bool = True) -> bytes:
+    """Of a client: masked, with a mask that changes nothing."""
+    assert len(data) < 126
+    return bytes([kind | (0x80 if last else 0), 0x80 | len(data), 0, 0, 0, 0]) + data
+
+
+@contextmanager
+def opened(server: RunningServer) -> Iterator[socket.socket]:
+    with send(server, HANDSHAKE) as connection:
+        assert read_answer(connection).status == 101
+        yield connection
+
+
+@pytest.mark.parametrize(("count", "size"), [(FREE_FRAGMENTS, 1), (2 * FREE_FRAGMENTS, LEAST_FRAGMENT)])
+def test_a_message_may_come_in_fragments(server: RunningServer, count: int, size: int) -> None:
+    begun = b"{" + b" " * (size - 1)
+    message = frame(TEXT, begun, last=False) + frame(CONTINUED, b" " * size, last=False) * (count - 2)
+    with opened(server) as connection:
+        connection.settimeout(PATIENCE)
+        connection.sendall(message + frame(CONTINUED, b"}".ljust(size)) + frame(TEXT, b'{"type": "session.close"}'))
+        answer = read_to_end(connection)
+    assert b"must be one of session.config" in answer and (1000).to_bytes(2, "big") in answer
+
+
+@pytest.mark.parametrize("size", [0, 1, LEAST_FRAGMENT - 1])
+def test_very_many_tiny_fragments_close_the_connection(server: RunningServer, size: int) -> None:
+    with opened(server) as connection:
+        connection.sendall(frame(TEXT, b" " * size, last=False))
+        connection.sendall(frame(CONTINUED, b" " * size, last=False) * (FREE_FRAGMENTS + 1))
+        answer = read_to_end(connection)
+    assert answer[0] == CLOSED[0] and answer[2:4] == CLOSED[1:] and b"fragments" in answer
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("kind", [PING, PONG])
+def test_very_many_control_frames_close_the_connection(server: RunningServer, kind: int) -> None:
+    with opened(server) as connection:
+        connection.sendall(frame(kind) * (MOST_CONTROLS + 1))
+        answer = read_to_end(connection)
+    assert CLOSED[1:] + b"too many pings or pongs" in answer
+    server.wait_idle()
+
+
+def test_messages_may_be_among_control_frames(server: RunningServer) -> None:
+    with opened(server) as connection:
+        connection.sendall((frame(PONG) * MOST_CONTROLS + frame(TEXT, b"{}")) * 2 + frame(PONG))
+        connection.sendall(frame(TEXT, b'{"type": "session.close"}'))
+        answer = read_to_end(connection)
+    assert answer.count(b"must be one of session.config") == 2 and answer.endswith((1000).to_bytes(2, "big"))
+
+
+def test_pings_are_answered(server: RunningServer) -> None:
+    with opened(server) as connection:
+        connection.sendall(frame(PING, b"here") + frame(TEXT, b'{"type": "session.close"}'))
+        assert read_to_end(connection).startswith(b"\x8a\x04here")
