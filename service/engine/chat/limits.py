@@ -39,7 +39,7 @@ class RequestLimits:
         if (problem := sampling_problem(request.sampling, self.vocab_limit)) is not None:
             return Failed(name, 400, "invalid_value", problem[1], problem[0])
         if request.grammar and request.sampling.min_tokens:
-            message = "min_tokens cannot be combined with a grammar, which says where the answer ends"
+            message = "cannot be combined with tools or a format, whose grammar says where the answer ends"
             return Failed(name, 400, "invalid_value", message, "min_tokens")
         if self.length_cap(request) < 1:
             most = min(self.max_context - 1, self.pool)

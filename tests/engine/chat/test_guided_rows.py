@@ -311,7 +311,8 @@ def test_min_tokens_and_a_grammar_exclude_each_other() -> None:
     engine = InlineEngine()
     ask(engine, "both", grammar=GRAMMAR, min_tokens=3)
     engine.run()
-    assert engine.failures()["both"].field == "min_tokens"
+    failure = engine.failures()["both"]
+    assert failure.field == "min_tokens" and "tools" in failure.message
 
 
 def test_masks_that_cannot_be_computed_end_the_guided_rows(monkeypatch: pytest.MonkeyPatch) -> None:
