@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,9 +23,10 @@ import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 
+from benchmarks.footprint import engine_pid
 from tests.media.samples import video
 from tests.support.endless import ENDLESS_TOKENS, FLAGS, endless_checkpoint
-from tests.support.processes import ROOT, ServerProcess, served
+from tests.support.processes import ROOT, ServerProcess, served, stand_still
 from tests.support.waiting import GENEROUS, POLL, wait
 
 MODEL = "reprise/qwen2_vl"
@@ -275,11 +277,12 @@ def test_the_command_line_speaks(server: ServerProcess, tmp_path: Path) -> None:
 
 
 def test_sigterm_drains(tmp_path: Path) -> None:
-    """Readiness turns red first, what outlasts the drain hears of it, nothing is left over."""
+    """Readiness turns red first, what outlasts the drain hears of it, nothing is left over. The engine stands still
+    while connections are accepted: an endless answer takes all of a processor."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     quick = ("--decode-buckets", "1", "--encoder-buckets", "256", "--max-running", "2", *FLAGS)
-    drain = ("--drain-delay", "6", "--drain-timeout", "1")
+    drain = ("--drain-delay", "6", "--drain-timeout", "1", "--hang-timeout", "600")
     model = str(endless_checkpoint(tmp_path))
     with served("--model", model, *quick, *drain, TMPDIR=str(temporary), HOME=str(tmp_path)) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
@@ -303,16 +306,26 @@ def test_sigterm_drains(tmp_path: Path) -> None:
         stream = threading.Thread(target=endless)
         stream.start()
         assert started.wait(GENEROUS)
+        engine = engine_pid(server.process.pid)
+        stand_still(engine)
         server.process.send_signal(signal.SIGTERM)
         wait(lambda: httpx.get(f"{server.url}/ready").status_code == 503, what="readiness turns red")
         assert httpx.get(f"{server.url}/health").status_code == 200
         refused = httpx.post(f"{server.url}/v1/chat/completions", json={"model": "qwen2_vl", "messages": []})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+        wait(lambda: not _accepts(server.url), what="connections are no longer accepted")
+        os.kill(engine, signal.SIGCONT)
         assert server.process.wait(GENEROUS) == 0
         stream.join(GENEROUS)
         assert len(failures) == 1 and "shutting down" in str(failures[0])
         assert children and not any(Path(f"/proc/{child}").exists() for child in children)
         assert not list(temporary.glob("reprise-*"))
+
+
+def _accepts(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) == 0
 
 
 def _children(pid: int) -> list[int]:
