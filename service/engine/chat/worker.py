@@ -275,8 +275,10 @@ class ChatWorker:
         masks = held.masks if held is not None else None
         if masks is not None:
             masks.ask_when_ready()  # First of all: masks are computed while the tokens are read.
+        seen = True
         while self._in_flight and self._in_flight[0].arrived:
-            self._read()
+            self._read(timed=seen)
+            seen = False  # Whatever has arrived by now did so while nobody looked.
         for guide in self._guidance.take_built():
             self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
         if held is None or masks is None or not masks.done:
@@ -313,13 +315,13 @@ class ChatWorker:
         step.readback = Readback(results, self._context.device)
         return problem
 
-    def _read(self) -> None:
+    def _read(self, *, timed: bool = True) -> None:
         now, started = self._context.clock(), time.perf_counter()
         launch, seconds = self._in_flight.take(now)
         if launch.encoded is not None and launch.readback is not None:
             seconds = launch.readback.seconds() or seconds
             self._vision.observe(launch.encoded, seconds, now)
-        if launch.alone:
+        if launch.alone and timed:
             self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
         first: dict[str, PhaseTimes] = {}
         for chunk in launch.chunks:

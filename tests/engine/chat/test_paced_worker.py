@@ -178,6 +178,26 @@ def test_prefills_and_encoder_passes_take_turns_in_crowded_gaps() -> None:
     engine.assert_nothing_left()
 
 
+@pytest.mark.parametrize(("late", "learned"), [(False, ["prefill", "decode"]), (True, ["prefill"])])
+def test_a_launch_that_had_arrived_before_anybody_looked_teaches_nothing(
+    late: bool, learned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its seconds would be those between two reads, next to nothing, and what held up the host would be the first's."""
+    engine, observed = InlineEngine(), list[str]()
+    worker = engine.worker
+    engine.submit("it", tiny_prompt([[1] * 5]))
+    monkeypatch.setattr(worker._pacing, "observe", lambda kind, *_: observed.append(kind))
+    while len(worker._in_flight) < 2:
+        assert engine.turn()
+    launches = [worker._in_flight[0], worker._in_flight[1]]
+    for launch in launches:
+        launch.wait()
+        if not late:
+            worker.collect()
+    worker.collect()
+    assert not worker._in_flight and observed == learned
+
+
 def guided(engine: InlineEngine, name: str, **fields: Any) -> None:
     grammar = regex_grammar("[a-z]{4,30}")
     engine.submit(name, tiny_prompt([[1, 2, 3]]), grammar=grammar, stop_token_ids=(END_TOKEN,), **fields)
