@@ -191,7 +191,7 @@ async def prepare(
     default_format: str,
     default_granularity: Granularity,
 ) -> SpeechJob:
-    """ApiError or InputError names the field that does not fit."""
+    """ApiError or InputError names the invalid field."""
     model = speech_model(context, options.model, record)
     processor, settings = model.speech_processor, context.settings
     served = settings.solver_steps or processor.solver_steps
@@ -229,7 +229,7 @@ async def prepare(
         normalised=options.normalize is not False,
         lexicons=_lexicons(context, options),
         segment_length=settings.speech_segment_length,
-        retries=settings.speech_retries if max_patches is None else 0,  # a length that the request sets is not a runaway
+        retries=settings.speech_retries if max_patches is None else 0,  # a length that is asked for is not a runaway
         record=record,
     )
 
@@ -258,7 +258,7 @@ def _default_rate(name: str, native: int, pcm_rate: int | None) -> int:
 
 
 async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel) -> Speaker:
-    """The voice that the fields ask for. ApiError or InputError names the field that does not fit."""
+    """The voice that the fields ask for. ApiError or InputError names the invalid field."""
     design = clean_text((options.instructions or "").translate(PARENTHESES)).strip()
     if options.instructions:
         check_text(model, options.instructions, "instructions")
