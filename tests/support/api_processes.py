@@ -13,7 +13,7 @@ from tests.support.processes import stand_still
 
 
 def api_pids(supervisor: int) -> list[int]:
-    """Those that run now, in the order in which they were started."""
+    """The API processes that run now, in the order in which they were started."""
     return sorted(pid for pid in children(supervisor) if _is_api_process(pid))
 
 
@@ -26,7 +26,7 @@ def _is_api_process(pid: int) -> bool:
 
 @contextlib.contextmanager
 def only(pid: int, supervisor: int) -> Iterator[None]:
-    """Meanwhile no other API process accepts connections or does anything else."""
+    """Stops all other API processes meanwhile, so that they accept no connections."""
     others = [other for other in api_pids(supervisor) if other != pid]
     try:
         for other in others:

@@ -64,11 +64,11 @@ class CapturedEncoder:
         return run.outputs["embeds"][: sum(item.num_embeds for item in items)].clone()
 
     def check_replay(self, items: Sequence[MediaItem], tolerance: float) -> None:
-        """Replayed as eager."""
+        """A replay gives the same as the eager run."""
         torch.testing.assert_close(self.replayed(items), self.eager(items), atol=tolerance, rtol=0)
 
     def check_mix(self, items: Sequence[MediaItem], tolerance: float) -> None:
-        """Together as alone: eager, and replayed where a bucket holds all."""
+        """Items give the same together as alone: run eagerly, and replayed if a bucket holds all of them."""
         alone = torch.cat([self.eager([one]) for one in items])
         torch.testing.assert_close(self.eager(items), alone, atol=tolerance, rtol=0)
         if any(fits(bucket, self.encoder.required(items)) for bucket in self._buckets):
@@ -115,7 +115,7 @@ def padded(encoder: VisionEncoder, items: Sequence[MediaItem], bucket: Bucket, *
 
 
 def grid_item(num_frames: int, h: int, w: int) -> MediaItem:
-    """Of the Qwen-VL families: a picture or video of so many frames of h x w patches, without pixels."""
+    """An item of the Qwen-VL families: a picture, or a video of so many frames, of h x w patches, without pixels."""
     pairs = -(-num_frames // 2)
     return MediaItem(
         kind="image" if num_frames == 1 else "video",

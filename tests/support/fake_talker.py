@@ -90,7 +90,7 @@ class FakeTalker:
     chats: dict[str, fake_engine.Answer] = field(default_factory=dict)
     speeches: dict[str, Speech] = field(default_factory=dict)
     runaways: int = 0
-    """Segments to come that end at their cap."""
+    """Number of coming segments that end at their cap."""
 
     @property
     def idle(self) -> bool:

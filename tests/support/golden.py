@@ -40,7 +40,7 @@ def prompts(directory: Path) -> tuple[str, ...]:
 
 
 def media_files(directory: Path, name: str, kind: str = "image") -> list[Any]:
-    """Of a prompt's pictures or videos in order: a file below the directory, or a list of files."""
+    """Paths of a prompt's pictures or videos, in order: a file below the directory, or a list of files."""
     return [part[kind] for part in golden_parts(directory, name) if part["type"] == kind]
 
 

@@ -1,4 +1,4 @@
-"""How the time that something takes grows with its size, whatever the machine needs for either."""
+"""Measures how the time of some work grows with its size, independent of the machine's speed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 TIMES_LARGER = 4
 LIMIT = 9.0
-"""Times as long for TIMES_LARGER times as much. What is linear takes 4 times as long, what is quadratic 16 times."""
+"""How many times as long TIMES_LARGER times the work may take: linear work takes 4 times as long, quadratic work 16
+times."""
 TRIES = 8
 
 
 def is_linear(work: Callable[[int], object], size: int) -> bool:
-    """Whether `work(size)` takes not much more than its share of processor time. What grows faster does so each time,
-    what a busy machine does to a short measurement it does not."""
+    """Whether the processor time of `work(size)` grows about linearly. Work that grows faster does so in every attempt;
+    the disturbance of a busy machine does not recur."""
     return any(_seconds(work, size) < LIMIT * _seconds(work, size // TIMES_LARGER) for _ in range(TRIES))
 
 

@@ -76,7 +76,7 @@ class InlineEngine:
         return self.engine.turn()
 
     def run(self, limit: int = 5000) -> None:
-        """Turns until nothing is left to do."""
+        """Runs turns until nothing is left to do."""
         for _ in range(limit):
             self.engine.turn()
             if not self.channel.commands and not self.worker._sequences and not self.worker._in_flight:
@@ -94,7 +94,7 @@ class InlineEngine:
         return reasons[-1] if reasons else None
 
     def log_probabilities(self, name: str) -> np.ndarray:
-        """Of the tokens of a request that asked for them."""
+        """Log probabilities of a request's tokens, if it asked for them."""
         deltas = [d for outputs in self.channel.outputs for d in outputs.chat if d.request_id == name]
         return np.array([info.logprob for delta in deltas for info in delta.infos])
 

@@ -1,4 +1,4 @@
-"""A hub of models on loopback, as far as huggingface_hub and the server ask one, which can be told to fail."""
+"""The part of a model hub that huggingface_hub and the server use, on loopback. It can be told to fail."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away in the middle of an answer is no news here."""
+        """A client that leaves in the middle of an answer is expected here."""
 
 
 @contextmanager

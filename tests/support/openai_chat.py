@@ -36,7 +36,7 @@ _VIDEO_SIZE = (64, 48)
 
 @contextmanager
 def openai_client(flags: dict[str, Any], engine: EngineEntry | None = None) -> Iterator[OpenAI]:
-    """Of a server with the settings `flags`. engine: stands in for the real one."""
+    """A client of a server with the settings `flags`. engine: replaces the real one."""
 
     def link(config: EngineConfig) -> InlineLink:
         return InlineLink(config) if engine is None else InlineLink(config, engine)

@@ -1,4 +1,4 @@
-"""Packages that a test needs and the suite can do without."""
+"""Packages that some tests need and the suite can do without."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def needed(name: str) -> ModuleType:
-    """The module; where there is none, the test or the file of tests is skipped. In CI it fails."""
+    """The module. If it is not installed, the test or the file of tests is skipped; in CI it fails."""
     if os.environ.get("CI"):
         return importlib.import_module(name)
     module: ModuleType = pytest.importorskip(name)

@@ -1,4 +1,4 @@
-"""Both steps of a chat prompt at once, for tests that have the items at hand."""
+"""Both steps of building a chat prompt at once, for tests that already have the items."""
 
 from __future__ import annotations
 

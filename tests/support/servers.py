@@ -38,7 +38,8 @@ class RunningServer:
         self.loop = loop
 
     def wait_idle(self, seconds: float = GENEROUS) -> None:
-        """Until no request is in progress; an answer is read a moment before its request is given back."""
+        """Waits until no request is in progress: a client may have read an answer a moment before its request is
+        released."""
         engine, admission = self.context.engine, self.context.admission
         wait(lambda: not engine.in_flight and not admission.in_flight, seconds, "every request has ended")
         assert self.context.admission.pending_bytes == 0
