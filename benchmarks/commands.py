@@ -145,6 +145,11 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("30,000 short requests and what they leave behind, on a CPU", "churn_cpu", "python -m benchmarks.churn"),
     Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
+    Command(
+        "a first token's way beside the GPU, by stage, over a simulated one, on a CPU",
+        "host_path",
+        "python -m benchmarks.host_path",
+    ),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")
         for model in ("qwen2_vl_2b", "voxcpm2")

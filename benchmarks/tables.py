@@ -367,6 +367,40 @@ def api_process(results: Results) -> str:
     return f"{markdown(['', 'before', 'after', 'now'], rows)}\n\n{sources}"
 
 
+HOST_PATH = (
+    ("client to API process", "received_ms"),
+    ("request parsed", "parsed_ms"),
+    ("prompt and media prepared", "prepared_ms"),
+    ("given to the link", "submitted_ms"),
+    ("taken by the engine", "taken_ms"),
+    ("scheduled and launched", "launched_ms"),
+    ("read from the GPU", "answered_ms"),
+    ("back in the API process", "heard_ms"),
+    ("event made", "written_ms"),
+    ("event at the client", "read_ms"),
+    ("**all together**", "host_ms"),
+)
+"""Stages of a first token's way beside the GPU, and their keys."""
+
+
+def host_path(results: Results) -> str:
+    """A first token's way beside the GPU, and processor time of requests, of two checkouts where they were compared."""
+    try:
+        result = results["host_path"]
+    except Missing:
+        return absent("host_path")
+    alone = [row for row in result.rows if row["run"] == "alone"]
+    together = [row for row in result.rows if row["run"] == "together"]
+    rows = [[what, *(f"{number(row[key])} ms" for row in alone)] for what, key in HOST_PATH]
+    for role, name in (("api", "API process"), ("engine", "engine")):
+        for lanes in sorted({row["lanes"] for row in together}):
+            cells = [number(row[f"{role}_cpu_ms"]) for row in together if row["lanes"] == lanes]
+            rows.append([f"{name}, processor time with {lanes} at a time", *(f"{cell} ms" for cell in cells)])
+    before = f"; before: commit {result.facts['before'][:7]}" if "before" in result.facts else ""
+    table = markdown(["", *(f"{row['input']}, {row['code']}" for row in alone)], rows)
+    return f"{table}\n\n- {result.source}{before}"
+
+
 def startup(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [
@@ -607,6 +641,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "serving-arrivals": serving("arrivals", ("a second", "rate"), _RATE + _FIRST + _GAP),
     "serving-long": serving("long", ("prompt tokens", "long_tokens"), _LONG),
     "api-process": api_process,
+    "host-path": host_path,
     "startup": startup,
     "memory": memory,
     "caches": caches,
