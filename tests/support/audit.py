@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models.layers import host_fused
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Bucket, BufferSpec, Capturable, Decoder
 
@@ -52,7 +54,7 @@ def audit(capturable: Capturable, bucket: Bucket) -> dict[str, BufferSpec]:
             name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in capturable.buffer_specs(bucket).items()
         }
     try:
-        with _no_tensors_from_memory(), fake, _HostCalls(), _IndexedByData():
+        with _no_tensors_from_memory(), _no_constants_of_a_cpu(), fake, _HostCalls(), _IndexedByData():
             outputs = capturable.forward(buffers, bucket)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise AuditError(f"{capturable.name}: {error.func} needs data on the host") from error
@@ -61,7 +63,7 @@ def audit(capturable: Capturable, bucket: Bucket) -> dict[str, BufferSpec]:
 
 def audited_decode(decoder: Decoder, rows: int) -> BufferSpec:
     """Shape and dtype of a decode step's logits; fake tensors raise where the decoder reads a value on the host."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with _no_constants_of_a_cpu(), FakeTensorMode(allow_non_fake_inputs=True):
         batch = PagedBatch.of_decode_rows(
             [spec.allocate(4, 16, torch.device("cpu"), torch.float32) for spec in decoder.cache_specs()],
             page_size=16,
@@ -73,6 +75,18 @@ def audited_decode(decoder: Decoder, rows: int) -> BufferSpec:
         positions = torch.empty((decoder.position_axes, rows), dtype=torch.int32)
         logits = decoder.logits(decoder.forward(hidden, positions, batch))
     return BufferSpec(tuple(logits.shape), logits.dtype)
+
+
+@contextmanager
+def _no_constants_of_a_cpu() -> Iterator[None]:
+    """The first call of a norm on a CPU makes constants that later ones find; a GPU's kernels have none. Here each call
+    makes them, by a fill, and none is kept: a fake one would be found by real calls."""
+
+    def filled(value: float, device: torch.device) -> Tensor:
+        return torch.full((), value, dtype=torch.float32, device=device)
+
+    with mock.patch.object(host_fused, "_scalar", filled):
+        yield
 
 
 class _HostCalls(TorchFunctionMode):
