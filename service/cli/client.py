@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
+import re
 import subprocess
 import threading
 from collections import deque
@@ -20,6 +21,8 @@ import httpx
 from service.children import python_command, python_environment
 
 LOCAL_START_SECONDS = 180.0
+MEDIA_FIELD = re.compile(r"^messages\[\d+\]\.content\[(\d+)\]\.(?:image|video)_url(?:\.url)?(?=:)")
+"""How the server's errors name a picture or video, by its place in the message."""
 
 
 class ServerError(Exception):
@@ -27,7 +30,8 @@ class ServerError(Exception):
 
 
 class ApiClient:
-    """Talks to a server's /v1. has_local: the command has --local, so error messages may suggest it."""
+    """Talks to a server's /v1. has_local: the command has --local, so error messages may suggest it. Every method but
+    `get` raises ServerError for what the server refuses, and every one if it cannot be reached."""
 
     def __init__(self, url: str, key: str, has_local: bool = True) -> None:
         headers = {"authorization": f"Bearer {key}"}
@@ -40,26 +44,25 @@ class ApiClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._http.close()
-        if isinstance(error, httpx.ConnectError | httpx.UnsupportedProtocol):
-            raise ServerError(f"no server at {self.url} ({error}); {self._advice}") from error
-        if isinstance(error, httpx.TransportError):
-            raise ServerError(f"the connection to {self.url} broke ({error})") from error
 
     def models(self) -> list[dict[str, Any]]:
-        response = self._http.get("/v1/models")
+        response = self.get("/v1/models")
         _check(response)
         return response.json()["data"]
 
-    def answer(self, messages: Sequence[dict[str, Any]], model: str, max_tokens: int) -> Iterator[tuple[str, str]]:
-        """(reasoning, answer), piece by piece; one of them is empty."""
+    def answer(
+        self, messages: Sequence[dict[str, Any]], model: str, max_tokens: int, files: Sequence[Path] = ()
+    ) -> Iterator[tuple[str, str]]:
+        """(reasoning, answer), piece by piece; one of them is empty. files: those of the last message, which errors
+        name."""
         body = {
             "model": model or self.first("chat"),
             "messages": list(messages),
             "max_tokens": max_tokens,
             "stream": True,
         }
-        with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            _check(response)
+        with self._reaching(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            _check(response, files)
             for line in response.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
                     chunk = json.loads(line.removeprefix("data: "))
@@ -94,13 +97,14 @@ class ApiClient:
         }
         if segments is not None:
             body |= {"stream_format": "sse", "timestamp_granularities": ["segment", "word"]}
-        with self._http.stream("POST", "/v1/audio/speech", json=body) as response:
+        with self._reaching(), self._http.stream("POST", "/v1/audio/speech", json=body) as response:
             _check(response)
             yield from response.iter_bytes() if segments is None else _captioned(response, segments)
 
     def get(self, path: str) -> httpx.Response:
         """A raw GET (/health, /metrics); never raises on status."""
-        return self._http.get(path)
+        with self._reaching():
+            return self._http.get(path)
 
     def first(self, kind: str) -> str:
         """Name of the first model of the kind "chat" or "speech"; ServerError if there is none."""
@@ -108,6 +112,16 @@ class ApiClient:
             if card["kind"] == kind:
                 return card["id"]
         raise ServerError(f"the server has no {kind} model")
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """ServerError for a server that cannot be reached, or that goes away."""
+        try:
+            yield
+        except (httpx.ConnectError, httpx.UnsupportedProtocol) as error:
+            raise ServerError(f"no server at {self.url} ({error}); {self._advice}") from error
+        except httpx.TransportError as error:
+            raise ServerError(f"the connection to {self.url} broke ({error})") from error
 
 
 def user_message(question: str, files: Sequence[Path]) -> dict[str, Any]:
@@ -139,14 +153,23 @@ def _captioned(response: httpx.Response, segments: list[dict[str, Any]]) -> Iter
     raise ServerError("the server ended the speech before it was complete")
 
 
-def _check(response: httpx.Response) -> None:
+def _check(response: httpx.Response, files: Sequence[Path] = ()) -> None:
+    """Raises ServerError with the server's message. files: those of the last message, named in place of its fields."""
     if response.is_success:
         return
     response.read()
     try:
-        raise ServerError(response.json()["error"]["message"])
+        message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        raise ServerError(f"the server answered with status {response.status_code}") from None
+        message = f"the server answered with status {response.status_code}"
+    if response.status_code == 401:
+        message = f"{message.rstrip('.')}; --key or REPRISE_API_KEY names one"
+    raise ServerError(MEDIA_FIELD.sub(lambda field: _named(field, files), message))
+
+
+def _named(field: re.Match[str], files: Sequence[Path]) -> str:
+    place = int(field[1])
+    return str(files[place]) if place < len(files) else field[0]
 
 
 @contextmanager

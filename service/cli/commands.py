@@ -22,7 +22,7 @@ from models.errors import CheckpointError
 from service.cli.captions import cues, write_srt, write_vtt
 from service.cli.client import ServerError, user_message
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, connect
-from service.cli.playback import play, require_playback
+from service.cli.playback import PlaybackError, play, require_playback
 
 T = TypeVar("T")
 
@@ -51,10 +51,17 @@ def ask(
         if not os.path.isfile(file):
             raise typer.BadParameter(f"'{file}' is not a file; the question goes after the files", param_hint="FILES")
     with connect(url, key, local) as client:
-        pieces = client.answer([user_message(question, files or [])], model, max_tokens)
-        for reasoning, answer in until_first(pieces, "waiting for the first token"):
-            typer.echo(reasoning, nl=False, err=True)
-            typer.echo(answer, nl=False)
+        pieces = client.answer([user_message(question, files or [])], model, max_tokens, files or [])
+        said = False
+        try:
+            for reasoning, answer in until_first(pieces, "waiting for the first token"):
+                said = True
+                typer.echo(reasoning, nl=False, err=True)
+                typer.echo(answer, nl=False)
+        except ServerError:
+            if said:
+                typer.echo()  # an error is not the end of half an answer's line
+            raise
         typer.echo()
 
 
@@ -85,7 +92,10 @@ def say(
     if not text.strip():
         raise typer.BadParameter("there is nothing to say", param_hint="TEXT")
     if out is None:
-        require_playback()
+        try:
+            require_playback()
+        except PlaybackError as error:
+            raise PlaybackError(f"{error}; -o FILE writes the sound") from error
         audio_format = "wav"
     chosen = audio_format or _format_of(out)
     _check_writable(srt, vtt)

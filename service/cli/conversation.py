@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 import shlex
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from service.cli.playback import PlaybackError, play, require_playback
 
 PROMPT = "> "
 HELP = """\
-A path in a line, typed or dropped into the window, adds a picture or video to it.
+A path in a line, typed or dropped into the window, adds a picture or video.
 /new     begins another conversation
 /speak   speaks answers from now on, or no longer
 /quit    leaves, as Ctrl-D does; Ctrl-C stops an answer"""
@@ -32,7 +33,7 @@ def chat(
     url: Url = DEFAULT_URL,
     key: Key = "",
     model: Model = "",
-    speak: Annotated[bool, typer.Option("--speak", metavar="", help="Speak the answers, too.")] = False,
+    speak: Annotated[bool, typer.Option("--speak", help="Speak the answers, too.")] = False,
     voice: Annotated[str, typer.Option(help="Name of the voice that speaks.")] = "default",
     system: Annotated[str, typer.Option(help="System message before the conversation.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Limit of tokens of an answer.")] = 512,
@@ -63,16 +64,19 @@ class Conversation:
         """Runs until the input ends or /quit. files: for the first question."""
         waiting = [path.absolute() for path in files]
         for line in _lines():
-            if line.startswith("/") and not _is_file(line.split()[0]):
+            paths, question = split_line(line)
+            if line.startswith("/") and question.startswith("/"):
                 if line == "/quit":
                     return
                 self._command(line)
                 continue
-            paths, question = split_line(line)
             waiting += paths
             if not question:
-                typer.echo("question missing" if waiting else HELP, err=True)
+                them = "it" if len(waiting) == 1 else "them"
+                typer.echo(f"{', '.join(path.name for path in waiting)}: now ask about {them}", err=True)
                 continue
+            for word in missing_files(question):
+                typer.echo(f"there is no file {word}: it is taken as a word", err=True)
             self._turn(question, waiting)
             waiting = []
 
@@ -81,8 +85,10 @@ class Conversation:
             self._messages = list(self._begin)
         elif line == "/speak":
             self._switch_speech()
-        else:
+        elif line == "/help":
             typer.echo(HELP, err=True)
+        else:
+            typer.echo(f"{line.split()[0]} is neither a command nor a file; /help lists the commands", err=True)
 
     def _switch_speech(self) -> None:
         if not self._speaking:
@@ -98,12 +104,14 @@ class Conversation:
         asked = [*self._messages, user_message(question, files)]
         said = ""
         try:
-            pieces = self._client.answer(asked, self._model, self._max_tokens)
+            pieces = self._client.answer(asked, self._model, self._max_tokens, files)
             for reasoning, answer in until_first(pieces, "thinking"):
                 typer.echo(reasoning, nl=False, err=True)
                 typer.echo(answer, nl=False)
                 said += answer
         except ServerError as error:
+            if said:
+                typer.echo()  # ends the line of half an answer
             typer.echo(f"reprise: {error}", err=True)
             return
         except KeyboardInterrupt:
@@ -141,10 +149,7 @@ def _lines() -> Iterator[str]:
 def split_line(line: str) -> tuple[list[Path], str]:
     """Files at the beginning or end of a line, and the words between. A terminal that a file is dropped into types its
     path in quotes, with backslashes, or as a file:// address."""
-    try:
-        words = shlex.split(line)
-    except ValueError:  # an apostrophe
-        words = line.split()
+    words = _words(line)
     first, last = 0, len(words)
     while first < last and _is_file(words[first]):
         first += 1
@@ -152,6 +157,25 @@ def split_line(line: str) -> tuple[list[Path], str]:
         last -= 1
     files = [_path(word) for word in (*words[:first], *words[last:])]
     return files, (" ".join(words[first:last]) if files else line)
+
+
+def missing_files(question: str) -> list[str]:
+    """Words at the beginning and the end of a question without files that name a picture or video, as a mistyped path
+    does."""
+    words = _words(question)
+    return [word for word in dict.fromkeys((*words[:1], *words[-1:])) if _is_media_name(word)]
+
+
+def _is_media_name(word: str) -> bool:
+    kind = mimetypes.guess_type(word)[0] or ""
+    return kind.startswith(("image/", "video/"))
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # an apostrophe
+        return line.split()
 
 
 def _is_file(word: str) -> bool:

@@ -22,6 +22,7 @@ from service.cli.bench.run import BenchError
 from service.cli.client import ServerError
 from service.cli.commands import ask, models, ps, pull, say
 from service.cli.conversation import chat
+from service.cli.plain_help import PlainCommand, PlainGroup, summary_of
 from service.cli.playback import PlaybackError
 from service.cli.serve_help import ServeCommand
 from service.cli.setting_texts import describe, placeholder, shown_default
@@ -35,17 +36,12 @@ log = logging.getLogger("reprise")
 
 app = typer.Typer(
     name="reprise",
+    cls=PlainGroup,
     help="An OpenAI-compatible server for models that see and speak.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-
-for talks in (ask, chat, say, models, ps):
-    app.command()(talks)
-app.command()(pull)
-app.command()(tune)
-app.add_typer(bench)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,9 +54,7 @@ def _print_version(wanted: bool) -> None:
 def command(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -184,7 +178,7 @@ def _dry_run(settings: Settings, gpu_memory: str | None) -> None:
         _refuse(SettingsError(found.refusal))
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def doctor() -> None:
     """Check this machine: what it has, and what is missing."""
     marks = {True: "[green]ok[/green]", False: "[red]no[/red]", None: "[yellow]--[/yellow]"}
@@ -198,7 +192,13 @@ def doctor() -> None:
     raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
 
 
-@app.command()
+# Registered here, since the help lists commands in this order: `serve` and `doctor` come first.
+for subcommand in (ask, chat, say, models, ps, pull, tune):
+    app.command(cls=PlainCommand, help=summary_of(subcommand))(subcommand)
+app.add_typer(bench)
+
+
+@app.command(cls=PlainCommand)
 def version() -> None:
     """Print the version."""
     typer.echo(server_version())

@@ -17,7 +17,16 @@ from service.settings import ENV_PREFIX
 DEFAULT_URL = "http://127.0.0.1:8000"
 NO_KEY = "none"
 
-Url = Annotated[str, typer.Option("--url", envvar=ENV_PREFIX + "URL", help="Address of the server to ask.")]
+
+def _without_path(url: str) -> str:
+    """The address without the /v1 that OpenAI's clients want at its end."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+Url = Annotated[
+    str,
+    typer.Option("--url", envvar=ENV_PREFIX + "URL", callback=_without_path, help="Address of the server to ask."),
+]
 Key = Annotated[
     str,
     typer.Option(
@@ -26,7 +35,7 @@ Key = Annotated[
         show_default=False,
     ),
 ]
-Local = Annotated[bool, typer.Option("--local", metavar="", help="Start a server just for this command.")]
+Local = Annotated[bool, typer.Option("--local", help="Start a server just for this command.")]
 Model = Annotated[str, typer.Option("--model", help="Served name; default: the first model of the right kind.")]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -10,7 +12,7 @@ from typing import Protocol
 WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 """Header of a file of 16-bit PCM: RIFF, size, WAVE, fmt, 16, format, channels, rate, bytes per second, ..., data,
 size."""
-INSTALL = "pip install 'reprise-server[play]'"
+INSTALL = f"{shlex.quote(sys.executable)} -m pip install 'reprise-server[play]'"
 
 
 class PlaybackError(Exception):
@@ -30,7 +32,7 @@ def speaker(rate: int, channels: int) -> Iterator[Speaker]:
         stream = sounddevice.RawOutputStream(samplerate=rate, channels=channels, dtype="int16")
         stream.start()
     except sounddevice.PortAudioError as error:
-        raise PlaybackError(f"no sound can be played here ({error}); -o FILE writes it") from error
+        raise PlaybackError(f"no sound can be played here ({error})") from error
     try:
         yield stream
     except BaseException:
@@ -48,7 +50,7 @@ def require_playback() -> None:
     try:
         sounddevice.query_devices(kind="output")
     except (sounddevice.PortAudioError, ValueError) as error:
-        raise PlaybackError(f"this machine has no audio output ({error}); -o FILE writes the sound") from error
+        raise PlaybackError(f"this machine has no audio output ({error})") from error
 
 
 def play(wav: Iterable[bytes]) -> None:
@@ -80,7 +82,7 @@ def _library():  # type: ignore[no-untyped-def] # an optional module
     try:
         import sounddevice
     except ImportError as error:
-        raise PlaybackError(f"playing needs another package: {INSTALL}; or write a file with -o FILE") from error
+        raise PlaybackError(f"playing needs another package: {INSTALL}") from error
     except OSError as error:  # the wheel for Linux has no PortAudio of its own
-        raise PlaybackError(f"playing needs PortAudio (Debian: libportaudio2): {error}; or use -o FILE") from error
+        raise PlaybackError(f"playing needs PortAudio (Debian: libportaudio2): {error}") from error
     return sounddevice

@@ -12,7 +12,9 @@ from models.errors import CheckpointError
 
 
 def tune(
-    model: Annotated[list[str], typer.Option("--model", help="Directory or hub id; may be given several times.")],
+    model: Annotated[
+        list[str], typer.Option("--model", metavar="<str>", help="Directory or hub id; may be given several times.")
+    ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be measured, and exit.")] = False,
 ) -> None:
     """Measure GEMM configurations of models on this GPU, which `serve` then uses. Weights are not read."""

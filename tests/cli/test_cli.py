@@ -231,6 +231,35 @@ def test_help_fits_a_terminal_and_begins_with_what_most_servers_need(serve_help:
     assert serve_help.index("--sleep-after") < serve_help.index("\nModels") < serve_help.index("--dtype")
 
 
+@pytest.mark.parametrize("command", [[], ["ask"], ["chat"], ["tune"], ["bench"], ["bench", "chat"], ["doctor"]])
+def test_help_gives_switches_no_type_and_fits_a_terminal(command: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80"}).output
+    assert "--help" in shown and "bool" not in shown and "list[str]" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_list_of_commands_begins_with_serve_and_breaks_no_line_early() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    assert shown.index("serve ") < shown.index("doctor ") < shown.index("ask ")
+    assert "reasoning goes to standard error." in shown
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000/"])
+def test_an_address_may_end_as_openais_clients_want_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bases: list[str] = []
+
+    def client(**options: Any) -> httpx.Client:
+        bases.append(options["base_url"])
+        refuse = httpx.MockTransport(lambda request: httpx.Response(401, json={"error": {"message": "No."}}))
+        return httpx_client(base_url="http://server", transport=refuse)
+
+    httpx_client = httpx.Client
+    monkeypatch.setattr("service.cli.client.httpx.Client", client)
+    done = CliRunner().invoke(app, ["models", "--url", url])
+    assert bases == ["http://127.0.0.1:8000"]
+    assert "No; --key or REPRISE_API_KEY names one" in str(done.exception)
+
+
 def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:
     code = """
 import sys

@@ -106,6 +106,40 @@ def test_what_the_server_refuses_is_said_and_the_conversation_goes_on(server: Ru
     assert "failed by request" in done.stderr and "Traceback" not in done.output
 
 
+def test_a_refused_file_is_named_and_a_missing_one_is_noticed(server: RunningServer, tmp_path: Path) -> None:
+    file = tmp_path / "a b.png"
+    file.write_text("no picture")
+    escaped = str(file).replace(" ", r"\ ")
+    done = talk(server, f"{escaped}\n{escaped} hello\n/nowhere.png hello\nnowhere.png hello\n")
+    assert done.exit_code == 0, done.output
+    assert "a b.png: now ask about it\n" in done.stderr  # among lines of the server's log, which other tests turn on
+    assert f"reprise: {file}: not readable as an image" in done.stderr and "reprise: messages[" not in done.stderr
+    assert "/nowhere.png is neither a command nor a file" in done.stderr
+    assert "there is no file nowhere.png" in done.stderr
+    assert done.stdout == "nowhere.png hello\n"
+
+
+def test_a_conversation_outlives_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = f"data: {json.dumps({'choices': [{'delta': {'content': 'half'}}]})}\n\n"
+
+    def breaking() -> Iterator[bytes]:
+        yield chunk.encode()
+        raise httpx.RemoteProtocolError("closed")
+
+    answers = iter([breaking(), None, iter([chunk.encode()])])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if (content := next(answers)) is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, content=content)
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    done = CliRunner().invoke(app, ["chat", "--model", "m"], input="one\ntwo\nthree\n")
+    assert (done.exit_code, done.stdout) == (0, "half\nhalf\n")
+    assert "broke (closed)" in done.stderr and "no server at" in done.stderr
+
+
 def test_turns_are_kept_until_a_new_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies: list[dict[str, Any]] = []
 
@@ -118,7 +152,8 @@ def test_turns_are_kept_until_a_new_conversation(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
     lines = f"one\n{PICTURE} two\n/new\n/strange\nthree\n"
     done = CliRunner().invoke(app, ["chat", "--model", "m", "--system", "Be brief."], input=lines)
-    assert done.stdout == "answer 1\nanswer 2\nanswer 3\n" and "/speak" in done.stderr
+    assert done.stdout == "answer 1\nanswer 2\nanswer 3\n"
+    assert "/strange is neither a command nor a file" in done.stderr
     roles = [[message["role"] for message in body["messages"]] for body in bodies]
     assert roles == [["system", "user"], ["system", "user", "assistant", "user"], ["system", "user"]]
     parts = bodies[1]["messages"][3]["content"]

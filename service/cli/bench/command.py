@@ -22,11 +22,13 @@ from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 from service.cli.client import ApiClient, ServerError
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, connect, key_for
+from service.cli.plain_help import PlainCommand, PlainGroup
 
 LATE_SECONDS = 0.05
 
 bench = typer.Typer(
     name="bench",
+    cls=PlainGroup,
     help="Put a load on a server and time its answers at the client. Every picture and text is new.",
     no_args_is_help=True,
 )
@@ -88,7 +90,7 @@ def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., Any
 
         # Typer reads the options from this.
         command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
-        bench.command(kind, help=make.__doc__)(command)
+        bench.command(kind, cls=PlainCommand, help=make.__doc__)(command)
         return make
 
     return register
