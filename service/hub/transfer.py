@@ -159,11 +159,8 @@ class Transfer:
 
     def _verify(self, file: RemoteFile, partial: Path, out: BinaryIO) -> None:
         """Checks the hash: parts may come from several attempts, proxies or processes."""
-        hasher = _hasher(file)
         with partial.open("rb") as received:
-            while block := received.read(_BLOCK):
-                hasher.update(block)
-        found = hasher.hexdigest()
+            found = _hash(file, received)
         if found != file.etag:
             self._restart(out)
             raise BrokenTransfer(f"its hash is {found}, the hub lists {file.etag}")
@@ -173,10 +170,13 @@ def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _hasher(file: RemoteFile) -> hashlib._Hash:
-    if len(file.etag) == 64:
-        return hashlib.sha256()
-    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+def _hash(file: RemoteFile, received: BinaryIO) -> str:
+    """Of what was received, in the kind that the hub lists: SHA-256 of a large file, git's SHA-1 of a small one."""
+    is_large = len(file.etag) == 64
+    hasher = hashlib.sha256() if is_large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    while block := received.read(_BLOCK):
+        hasher.update(block)
+    return hasher.hexdigest()
 
 
 def _continues(response: Any, offset: int) -> bool:
