@@ -15,7 +15,6 @@ from service.engine.tally import StepTally
 from service.link.messages import ChatDelta, ChatRequest, SamplingParams, TokenInfo
 from service.link.sampling_limits import needs_penalties_or_filters
 
-
 _MEDIA = struct.Struct("<qqq")
 """The first position of a page with rows of an item, the first of the rows, and their number."""
 
