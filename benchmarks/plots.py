@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import COMMANDS
+from benchmarks.formatting import NAMES
 from benchmarks.reading import Missing, Results
-from benchmarks.tables import NAMES, server_of
+from benchmarks.server_tables import server_of
 
 Points = list[tuple[float, float]]
 Series = dict[str, Points]

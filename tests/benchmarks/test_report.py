@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from benchmarks.commands import COMMANDS
+from benchmarks.formatting import number
 from benchmarks.plots import PLOTS, digest
 from benchmarks.reading import PEERS, RESULTS, Missing, Results
 from benchmarks.record import record
 from benchmarks.report import ROOT, documents, filled, images_from, stale, write
 from benchmarks.search import highest
-from benchmarks.tables import TABLES, number, targets
+from benchmarks.tables import TABLES, targets
 from benchmarks.targets import COMPARISONS, TARGETS
 
 FACTS = {
