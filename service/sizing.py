@@ -11,7 +11,7 @@ from models import cpus
 from models.checkpoint import shard_paths
 from models.errors import CheckpointError
 from service.api_processes import count_for
-from service.byte_sizes import parse_bytes
+from service.byte_sizes import GIB, parse_bytes
 from service.catalog import load_catalog
 from service.engine.dry_run import DryRun, dry_run, without_files
 from service.engine_config import engine_config
@@ -44,9 +44,12 @@ def _api_processes(settings: Settings) -> str:
 def _total(gpu_memory: str | None) -> int:
     if gpu_memory is not None:
         try:
-            return parse_bytes(gpu_memory)
+            total = parse_bytes(gpu_memory)
         except ValueError as error:
             raise SettingsError(f"gpu_memory: {error}") from error
+        if total < GIB:
+            raise SettingsError(f"gpu_memory: {gpu_memory} is less than 1G; 24G is a GPU of 24 GiB")
+        return total
     if not torch.cuda.is_available():
         raise SettingsError("gpu_memory: there is no GPU here; name the size of one, as in --gpu-memory 24G")
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

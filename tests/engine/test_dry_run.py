@@ -234,6 +234,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "left for KV caches" in done.stdout and "raise memory_share" in done.stderr
     done = _run("--gpu-memory", "much")
     assert done.exit_code == 2 and "gpu_memory: Input should be a number of bytes" in done.stderr
+    done = _run("--gpu-memory", "24")
+    assert done.exit_code == 2 and "gpu_memory: 24 is less than 1G; 24G is a GPU of 24 GiB" in done.stderr
     damaged = tmp_path / "damaged"
     shutil.copytree(GOLDEN / "qwen2_vl", damaged)
     published = json.loads((damaged / "config.json").read_text())

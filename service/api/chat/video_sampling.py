@@ -56,6 +56,9 @@ class VideoSampling:
             self._refuse("times", "excludes fps: give one of them.")
         if any(later < earlier for earlier, later in pairwise(times)):
             self._refuse("times", "must be in ascending order.")
+        frames = url.count(",")  # one behind each comma
+        if len(times) != frames:
+            self._refuse("times", f"{len(times)} given for {frames} frames; each frame has one.")
 
     def _refuse(self, name: str, problem: str) -> None:
         field = f"{self.field}.{name}" if self.field else name

@@ -176,7 +176,7 @@ def test_a_file_is_sampled_as_asked(client: OpenAI, options: dict[str, Any], fra
         ({"num_frames": 10**6}, {}, "messages[0].content[0].video_url.num_frames", "at most 768 allowed"),
         ({"times": [3, 2, 1]}, {}, "messages[0].content[0].video_url.times", "ascending"),
         ({"times": [1, 2], "fps": 1}, {}, "messages[0].content[0].video_url.times", "excludes fps"),
-        ({"times": [0.5]}, {}, "messages[0].content[0].video_url.url", "1 times given for"),
+        ({"times": [0.5]}, {}, "messages[0].content[0].video_url.times", "1 given for"),
         ({"times": []}, {}, "messages[0].content[0].video_url.times", "at least 1 item"),
         ({}, {"media_io_kwargs": {"video": {"fps": 1000}}}, "media_io_kwargs.video.fps", "at most 30 allowed"),
         ({}, {"mm_processor_kwargs": {"max_pixels": 9}}, "mm_processor_kwargs.max_pixels", "there is no such field"),
