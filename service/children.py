@@ -4,6 +4,7 @@ name."""
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
@@ -13,6 +14,8 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 """Holds `models` and `service`: the checkout, or where the package is installed."""
 REQUIRED = ("av", "fastapi", "msgspec", "numpy", "PIL", "pydantic", "safetensors", "tokenizers", "torch", "uvicorn")
 """Packages to warn about if a file on PYTHONPATH replaces them."""
+PYTHON = shlex.quote(sys.executable)
+"""This interpreter as a shell takes it, for advice; processes are started by `python_command`."""
 LAUNCHER = PACKAGE_ROOT / "service" / "launch.py"
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import struct
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from service.children import PYTHON
+
 WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 """Header of a file of 16-bit PCM: RIFF, size, WAVE, fmt, 16, format, channels, rate, bytes per second, ..., data,
 size."""
-INSTALL = f"{shlex.quote(sys.executable)} -m pip install 'reprise-server[play]'"
+INSTALL = f"{PYTHON} -m pip install 'reprise-server[play]'"
 
 
 class PlaybackError(Exception):
