@@ -87,6 +87,9 @@ class Cluster:
         """A stream that nobody reads."""
         return httpx.stream("POST", f"{self.url}/v1/audio/speech", json=body, timeout=2 * GENEROUS)
 
+    def wait_running(self, requests: int) -> None:
+        wait(lambda: sum(self.metric(RUNNING).values()) >= requests, 4 * GENEROUS, f"{requests} requests run")
+
     def wait_idle(self) -> None:
         wait(lambda: not any(self.metric(RUNNING).values()), GENEROUS, "no request runs")
 
@@ -232,8 +235,14 @@ def test_replicas_come_and_go_with_the_work(cluster: Cluster, updated: list[List
         for _ in range(2 * SCALED["work_per_replica"]):
             short.enter_context(cluster.open(long_speech()))
         wait(lambda: len(cluster.replicas()) == 2, 4 * GENEROUS, "a replica is added")
-        while not all(cluster.metric(RUNNING).values()):
-            long.enter_context(cluster.open(long_speech()))
+        streams = 1 + 2 * SCALED["work_per_replica"]
+        newest = contextlib.ExitStack()
+        while not all(cluster.metric(RUNNING).values()):  # until the new replica has one, too
+            short.push(newest.pop_all())
+            newest.enter_context(cluster.open(long_speech()))
+            streams += 1
+            cluster.wait_running(streams)
+        long.push(newest)
         both = set(cluster.replicas())
         short.close()
         wait(lambda: len(cluster.replicas()) == 1, 4 * GENEROUS, "a replica is given back")
