@@ -36,7 +36,7 @@ def longrope_inverse_frequencies(
     """LongRoPE (arXiv:2402.13753) as Llama-form MiniCPM4 and VoxCPM2 use it: frequencies, and the scale of cos and sin.
 
     The long factors apply to models with more than original_max_positions positions. `factor` is the config's own
-    stretch; None means max_positions / original_max_positions. A stretch of 1 or less leaves cos and sin unscaled.
+    stretch; None means max_positions / original_max_positions. A stretch of 1 or less does not scale cos and sin.
     """
     factors = long_factor if max_positions > original_max_positions else short_factor
     if len(factors) != head_dim // 2:
