@@ -17,14 +17,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 
 from benchmarks.checkpoints import GOLDEN
 from benchmarks.footprint import processor_seconds
-from benchmarks.raw_client import Answer, Errand, collect, started
+from benchmarks.raw_client import answers
 from benchmarks.record import Row, record
 from benchmarks.server import Server, random_weights, serve
 from benchmarks.tokenizers import PUBLISHED, grow_file
@@ -72,20 +71,11 @@ def bodies(count: int, seed: int, *, tokens: int = TOKENS) -> list[bytes]:
     return [msgspec.json.encode(payload(load, rng)) for _ in range(count)]
 
 
-def answers(server: Server, sent: list[bytes], lanes: int) -> list[Answer]:
-    """Answers in the order in which their requests were sent."""
-    address = urlsplit(server.url)
-    assert address.hostname is not None and address.port is not None
-    errand = Errand(address.hostname, address.port, "/v1/chat/completions", sent, lanes, len(sent))
-    with started(errand) as process:
-        return sorted(collect(process), key=lambda answer: answer.began)
-
-
 def burst(server: Server, seed: int, dilation: float, streams: int = STREAMS) -> Row:
     """first: of the burst's chats, since its beginning; later: of the chats that follow, since each was sent."""
     sent = bodies(FOLLOWING * streams, seed)
     before, took = processor_seconds(server.pid), _launches(server)
-    got = answers(server, sent, streams)
+    got = answers(server.url, sent, streams)
     after, now = processor_seconds(server.pid), _launches(server)
     began = got[0].began
     first = sorted((answer.began + answer.first - began) / dilation for answer in got[:streams])
@@ -113,7 +103,7 @@ def measured(dilation: float, processes: int, rounds: int, streams: int) -> Iter
         flags += ["--api-processes", str(processes), "--log-level", "warning"]
         program = ["benchmarks.simulated_gpu"]
         with serve(*flags, environment={"REPRISE_DILATION": str(dilation)}, program=program) as server:
-            answers(server, bodies(4, 1, tokens=2), 4)  # From now on the system prompt is cached.
+            answers(server.url, bodies(4, 1, tokens=2), 4)  # From now on the system prompt is cached.
             for index in range(rounds):
                 yield {"streams": streams, "round": index, **burst(server, 100 + index, dilation, streams)}, {}
 

@@ -21,7 +21,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -29,7 +28,7 @@ import numpy as np
 from benchmarks.burst import MODEL, POSITIONS, directory_of
 from benchmarks.footprint import processor_seconds
 from benchmarks.marked_server import MARKS, POINTS, read_marks
-from benchmarks.raw_client import Answer, Errand, collect, started
+from benchmarks.raw_client import Answer, answers
 from benchmarks.record import Row, commit, record
 from benchmarks.server import Server, random_weights, serve
 from service.cli.bench.spec import ChatLoad
@@ -82,23 +81,14 @@ def bodies(what: Input, count: int, seed: int) -> list[bytes]:
     return [msgspec.json.encode(payload(load, rng)) for _ in range(count)]
 
 
-def asked(server: Server, sent: list[bytes], lanes: int) -> list[Answer]:
-    """In the order in which they were asked for."""
-    address = urlsplit(server.url)
-    assert address.hostname is not None and address.port is not None
-    errand = Errand(address.hostname, address.port, "/v1/chat/completions", sent, lanes, len(sent))
-    with started(errand) as process:
-        return sorted(collect(process), key=lambda answer: answer.began)
-
-
 def alone(what: Input, side: Side, index: int) -> list[dict[str, float]]:
     """Milliseconds of each request of a round by stage, and host: all but the GPU's."""
     begin = side.marks.stat().st_size
-    answers = asked(side.server, bodies(what, ALONE, 100 + index), 1)
+    got = answers(side.server.url, bodies(what, ALONE, 100 + index), 1)
     with side.marks.open("rb") as file:
         file.seek(begin)
         marks = read_marks(file.read())
-    return [stages(answer, marks) for answer in answers]
+    return [stages(answer, marks) for answer in got]
 
 
 def stages(answer: Answer, marks: list[tuple[str, float]]) -> dict[str, float]:
@@ -118,10 +108,10 @@ def together(what: Input, lanes: int, side: Side, index: int) -> list[dict[str, 
     """Processor milliseconds of a request of a round, by role."""
     sent = bodies(what, TOGETHER, 1000 * lanes + index)
     before = processor_seconds(side.server.pid)
-    answers = asked(side.server, sent, lanes)
+    got = answers(side.server.url, sent, lanes)
     after = processor_seconds(side.server.pid)
-    cpu = {f"{role}_cpu_ms": 1e3 * (after[role] - before.get(role, 0.0)) / len(answers) for role in ("api", "engine")}
-    return [{**cpu, "first_p50_ms": 1e3 * statistics.median(answer.first for answer in answers)}]
+    cpu = {f"{role}_cpu_ms": 1e3 * (after[role] - before.get(role, 0.0)) / len(got) for role in ("api", "engine")}
+    return [{**cpu, "first_p50_ms": 1e3 * statistics.median(answer.first for answer in got)}]
 
 
 def _rounds(
@@ -138,7 +128,7 @@ def _rounds(
 def measured(sides: Sequence[Side], rounds: int) -> Iterator[tuple[Row, dict[str, Any]]]:
     for what in INPUTS:
         for side in sides:
-            asked(side.server, bodies(what, WARM_UP, 1), 4)  # A shared system prompt is cached from now on.
+            answers(side.server.url, bodies(what, WARM_UP, 1), 4)  # A shared system prompt is cached from now on.
         for name, rows in _rounds(sides, rounds, partial(alone, what)):
             row = {stage: _low([row[stage] for row in rows]) for stage in rows[0]}
             middle = statistics.median(row["host_ms"] for row in rows)

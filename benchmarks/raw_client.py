@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -131,6 +132,15 @@ def collect(process: subprocess.Popen[bytes]) -> list[Answer]:
     if refused:
         raise RuntimeError(f"{len(refused)} answers with a status like {refused[0]}")
     return answers
+
+
+def answers(url: str, bodies: list[bytes], lanes: int) -> list[Answer]:
+    """Answers of a server at url to chat requests, `lanes` at a time, in the order in which they were sent."""
+    address = urlsplit(url)
+    assert address.hostname is not None and address.port is not None
+    errand = Errand(address.hostname, address.port, "/v1/chat/completions", bodies, lanes, len(bodies))
+    with started(errand) as process:
+        return sorted(collect(process), key=lambda answer: answer.began)
 
 
 if __name__ == "__main__":
