@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -70,6 +70,8 @@ class GraphRunner:
     readiness, by default all; the largest comes first, so that one block of static buffers serves all. stream: where
     `run` is called, if not on the engine's stream. measured: where the capture finds an eager call not much slower than
     a replay, calls take the route that is faster in service, as measured by the durations given to `observe`.
+    fill_others: puts fillers where forward reads inputs that are in no buffer; a capture and a warm-up run forward, and
+    would run it over the inputs of the last call.
 
     `misses` and Demand are separate on purpose. A miss is a bucket of the list that has not been captured yet for lack
     of idle time, and that a busy engine needs now or would gain from. Demand proposes sizes between those of the list,
@@ -89,6 +91,7 @@ class GraphRunner:
         before_ready: Sequence[Bucket] | None = None,
         stream: torch.cuda.Stream | None = None,
         measured: bool = False,
+        fill_others: Callable[[], object] | None = None,
     ) -> None:
         self.capturable = capturable
         self.bucket_list = sorted(bucket_list, key=cost_of)
@@ -97,6 +100,7 @@ class GraphRunner:
         self._observations = observations
         self.enabled = enabled
         self._stream = stream
+        self._fill_others = fill_others or (lambda: None)
         self._trials: dict[BucketKey, RouteTrial] | None = {} if measured else None
         self._before_ready = {key_of(bucket) for bucket in (self.bucket_list if before_ready is None else before_ready)}
         self._graphs: dict[BucketKey, CapturedGraph] = {}
@@ -266,6 +270,7 @@ class GraphRunner:
     def warm_up(self, buckets: Iterable[Bucket]) -> None:
         """Runs forward once at each of these buckets without a captured graph, so that its kernels are compiled before
         later calls and captures. Not counted in metrics."""
+        self._fill_others()
         for bucket in buckets:
             if key_of(bucket) not in self._graphs:
                 specs = self.capturable.buffer_specs(bucket)
@@ -295,4 +300,5 @@ class GraphRunner:
             # # Graphs that were captured earlier keep reading the old block.
             self._static = self._pool.allocate(layout.num_bytes)
         buffers = self._static.fill(layout, Plan(arrays={}, required=bucket))
+        self._fill_others()
         return CapturedGraph(bucket, layout, self._static, self._pool.capture(self.capturable, bucket, buffers))

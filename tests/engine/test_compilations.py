@@ -29,7 +29,7 @@ from tests.support import processes
 from tests.support.inline_engine import InlineEngine
 from tests.support.miniature import talker
 from tests.support.optional import needed
-from tests.support.processes import ROOT, served
+from tests.support.processes import ROOT, ServerProcess, served
 from tests.support.tiny_chat import tiny_item, tiny_prompt
 from tests.support.victims import chat, data_url, image_part, speech, video_part
 
@@ -154,16 +154,17 @@ def spoken(seed: int) -> list[dict[str, Any]]:
     return asked
 
 
-def load(url: str, seed: int) -> None:
+def load(server: ServerProcess, seed: int) -> None:
     """Everything alone, then all of it at once. Speech that would be late may be refused."""
     requests = [("/v1/chat/completions", body) for body in chats(seed)]
     requests += [("/v1/audio/speech", body) for body in spoken(seed)]
 
     def ask(request: tuple[str, dict[str, Any]]) -> httpx.Response:
-        return httpx.post(url + request[0], json=request[1], timeout=600)
+        return httpx.post(server.url + request[0], json=request[1], timeout=600)
 
     def unexpected(answers: Iterable[httpx.Response], *expected: int) -> list[str]:
-        return [answer.text for answer in answers if answer.status_code not in expected]
+        texts = [answer.text for answer in answers if answer.status_code not in expected]
+        return [*texts, *(line for line in server.log if '"ERROR"' in line)] if texts else []
 
     assert not unexpected(map(ask, requests), 200)
     with ThreadPoolExecutor(16) as pool:
@@ -182,9 +183,9 @@ def test_nothing_is_compiled_after_readiness(settings: tuple[str, ...], monkeypa
     with served(
         *MODELS, "--device", "cuda", "--max-step-tokens", "192", "--kv-cache-tokens", "16384", *settings
     ) as server:
-        load(server.url, seed=1)
+        load(server, seed=1)
         time.sleep(8)  # an idle engine records what was asked for
-        load(server.url, seed=2)
+        load(server, seed=2)
         time.sleep(1)  # a heartbeat
         total = compilations_of(server.url)
         named = [line for line in server.log if "while serving" in line]

@@ -152,4 +152,6 @@ class ChatGraphs:
             self._context.observations,
             enabled=self._context.config.graphs,
             before_ready=captured_first(before_ready, restarted=self._context.config.restarted),
+            # Between guided steps these are the slots of the last one, which a capture must not advance.
+            fill_others=self._state.sampled.zero_ if guided else None,
         )

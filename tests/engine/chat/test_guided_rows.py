@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from models.protocol import Plan
+import service.engine.engine
+from models.protocol import Bucket, Capturable, Plan
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from service.engine.chat import mask_server
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.sampler import mask_logits
+from service.graphs.pool import Capture, GraphPool
 from tests.support.devices import DEVICES
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt, tiny_text
@@ -152,6 +155,30 @@ def test_replayed_guided_steps_give_the_tokens_of_eager_ones(device: str) -> Non
         routes = {route for kind, route, _ in engine.steps() if kind.startswith("guided")}
         assert routes == {"replay" if graphs else "eager"}
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_graphs_that_are_captured_between_guided_steps_change_no_answer(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_aside = GraphPool._capture_call
+
+    def run_first(pool: GraphPool, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
+        capturable.forward(buffers, bucket)  # As on a GPU, where every capture runs.
+        return set_aside(pool, capturable, bucket, buffers)
+
+    monkeypatch.setattr(GraphPool, "_capture_call", run_first)
+    monkeypatch.setattr(service.engine.engine, "MISSES_BEFORE_CAPTURE", 3)
+    engine = InlineEngine(device=device, max_running=8)
+    asked: dict[str, dict[str, Any]] = {**GUIDED, "full": {"grammar": GRAMMAR, **SAMPLINGS["full"]}}
+    for name, fields in asked.items():
+        ask(engine, name, **fields)
+        engine.turn()
+    engine.run()
+    for name, fields in asked.items():
+        assert (engine.tokens(name), engine.finish_reason(name)) == alone(name, **fields), name
+    ways = {(kind, route) for kind, route, _ in engine.steps() if kind.startswith("guided_sample")}
+    assert {("guided_sample", "eager"), ("guided_sample", "replay")} <= ways
 
 
 def test_nothing_is_copied_between_layers_and_sampling_of_guided_rows() -> None:
