@@ -177,6 +177,9 @@ def _no_cuda(built_for: str | None) -> Finding:
     if not NVIDIA_DEVICE.exists():
         advice = "Models run on the CPU: fine for the embedded ones, slow for real ones."
         return Finding("CUDA", "no device", None, advice)
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None and visible.strip() in ("", "-1"):
+        advice = "Models run on the CPU. Unset it, or name devices in it, to use the GPU."
+        return Finding("CUDA", f'hidden by CUDA_VISIBLE_DEVICES="{visible}"', None, advice)
     if built_for is None:
         advice = "Install a torch with CUDA: make clean, then make serve without TORCH_INDEX or with one that has it."
         return Finding("CUDA", "there is a device, but this torch is built for the CPU", False, advice)

@@ -60,8 +60,19 @@ def test_a_gpu_that_torch_cannot_use(
     (home / "nvidiactl").touch()
     monkeypatch.setattr(doctor, "NVIDIA_DEVICE", home / "nvidiactl")
     monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = finding("CUDA")
     assert found.good is False and says in found.advice
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device that works")
+def test_a_gpu_that_was_hidden_is_no_fault(hidden: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "nvidiactl").touch()
+    monkeypatch.setattr(doctor, "NVIDIA_DEVICE", home / "nvidiactl")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    found = finding("CUDA")
+    assert found.good is None and "CUDA_VISIBLE_DEVICES" in found.found and "Unset it" in found.advice
 
 
 def test_a_ffmpeg_without_its_encoders(monkeypatch: pytest.MonkeyPatch) -> None:

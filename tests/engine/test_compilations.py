@@ -164,7 +164,7 @@ def load(server: ServerProcess, seed: int) -> None:
 
     def unexpected(answers: Iterable[httpx.Response], *expected: int) -> list[str]:
         texts = [answer.text for answer in answers if answer.status_code not in expected]
-        return [*texts, *(line for line in server.log if '"ERROR"' in line)] if texts else []
+        return [*texts, *(line for line in server.log if '"level": "error"' in line)] if texts else []
 
     assert not unexpected(map(ask, requests), 200)
     with ThreadPoolExecutor(16) as pool:

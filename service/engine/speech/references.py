@@ -42,7 +42,9 @@ class ReferenceQueue:
     def _pieces(self, request: EncodeReference) -> Iterator[Tensor]:
         """Nothing of it runs before the first launch, which fails alone when the device has no memory for the wave."""
         pad: Literal["left", "right"] = "left" if request.pad == "left" else "right"
-        wave = torch.tensor(request.wave, dtype=torch.float32, pin_memory=self._device.type == "cuda")
+        wave = torch.tensor(request.wave, dtype=torch.float32)
+        if self._device.type == "cuda":
+            wave = wave.pin_memory()  # torch.tensor pins nothing that comes from NumPy.
         yield from self._model.encode_reference_pieces(wave.to(self._device, non_blocking=True), pad)
 
     def arrived_before(self, limit: float) -> list[str]:

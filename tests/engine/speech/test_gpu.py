@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.voxcpm2.model import VoxCPM2, load_model
+from service.link.messages import EncodeReference
 from tests.engine.speech.rig import Heard, WorkerRig
 from tests.engine.speech.test_worker import AUDIO, HIDDEN, request, segment, streams
 from tests.models.voxcpm2 import golden
@@ -97,3 +98,13 @@ def test_a_replayed_prefill_is_launched_by_one_replay_and_costs_less_than_an_eag
     assert ("prefill", "eager") not in counts and ("mixed", "eager") not in counts
     costs = rig.worker._costs
     assert costs.mean("text_prefill", 0, 64) < costs.mean("prefill", 0, 64)
+
+
+def test_a_clip_is_encoded_as_the_model_encodes_it(model: VoxCPM2) -> None:
+    wave = golden.clip("prompt.wav").numpy()
+    rig = WorkerRig(model, golden.processor(), graphs=False, device="cuda")
+    encoded = rig.run({0: [EncodeReference("clip", "tts", wave, "left", 0.0)]})["clip"].encoded
+    assert encoded is not None
+    with torch.inference_mode():
+        pieces = list(model.encode_reference_pieces(torch.from_numpy(wave).cuda(), "left"))
+    np.testing.assert_allclose(encoded.patches, torch.cat(pieces).cpu().numpy(), atol=HIDDEN, rtol=0)
