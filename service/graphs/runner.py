@@ -67,8 +67,9 @@ class Run:
 
 class GraphRunner:
     """kind names the computation in metrics (encoder, decode, ...). before_ready: the buckets to capture before
-    readiness, by default all; the largest comes first, so that one block of static buffers serves all. stream: where
-    `run` is called, if not on the engine's stream. measured: where the capture finds an eager call not much slower than
+    readiness, by default all; the largest comes first, so that one block of static buffers serves all. last: buckets of
+    the list that are captured after all others, so that they take no memory from these. stream: where `run` is called,
+    if not on the engine's stream. measured: where the capture finds an eager call not much slower than
     a replay, calls take the route that is faster in service, as measured by the durations given to `observe`.
 
     `misses` and Demand are separate on purpose. A miss is a bucket of the list that has not been captured yet for lack
@@ -87,6 +88,7 @@ class GraphRunner:
         *,
         enabled: bool = True,
         before_ready: Sequence[Bucket] | None = None,
+        last: Sequence[Bucket] = (),
         stream: torch.cuda.Stream | None = None,
         measured: bool = False,
     ) -> None:
@@ -99,6 +101,7 @@ class GraphRunner:
         self._stream = stream
         self._trials: dict[BucketKey, RouteTrial] | None = {} if measured else None
         self._before_ready = {key_of(bucket) for bucket in (self.bucket_list if before_ready is None else before_ready)}
+        self._last = {key_of(bucket) for bucket in last}
         self._graphs: dict[BucketKey, CapturedGraph] = {}
         self._failed: dict[BucketKey, Bucket] = {}
         self._refused: dict[BucketKey, Bucket] = {}
@@ -242,8 +245,9 @@ class GraphRunner:
         """
         if not self.enabled:
             return False
-        buckets = (c for c in reversed(self._untried()) if idle or key_of(c) in self._before_ready)
-        wanted = next(buckets, None)
+        untried = self._untried()[::-1]
+        untried.sort(key=lambda bucket: key_of(bucket) in self._last)
+        wanted = next((c for c in untried if idle or key_of(c) in self._before_ready), None)
         if wanted is None and idle:
             wanted = self._demand.propose(self.captured, (*self._failed.values(), *self._refused.values()))
         if wanted is None:
