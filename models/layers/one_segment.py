@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from functools import cache
 from math import lcm
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.layers.attention import varlen_attention
@@ -78,8 +78,14 @@ def attend_lengthened(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor,
     long = lengthen(qkv, cos, sin, cu_seqlens, with_values)
     values = long[2] if with_values else qkv[:, 2 * heads :]
     q, k, v = (x.transpose(0, 1)[None] for x in (long[0], long[1], values))
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if qkv.is_cuda else nullcontext():
+    if not qkv.is_cuda:
         out = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
+    elif not can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, False, False)):
+        # scaled_dot_product_attention would say why, in several warnings.
+        raise RuntimeError(f"no kernel for {q.dtype} heads of {q.shape[-1]} and {v.shape[-1]} features")
+    else:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
     return out[0].transpose(0, 1)[..., :width]
 
 
@@ -89,21 +95,17 @@ def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens:
     rotary: cos and sin float32 [n, D / 2] that turn q and k first, None for neither. cu_seqlens int32 [segments + 1],
     its tail may repeat; longest bounds the longest segment. Rows of no segment give zeros.
     """
-    if rotary is not None and _applies(qkv, cu_seqlens):
-        attended = _dense(qkv, *rotary, cu_seqlens)
-        if attended is not None:
-            return attended
     if rotary is not None:
+        rows, packed_heads, width = qkv.shape
+        if pays(width, qkv.dtype, qkv.device):
+            _prepare(packed_heads, width, qkv.dtype, qkv.device)
+            # By shapes alone: they are what a captured graph knows.
+            one_segment = cu_seqlens.shape[0] == 2 and rows >= LEAST_ROWS and rows % WHOLE_ROWS == 0
+            if one_segment and (attended := _dense(qkv, *rotary, cu_seqlens)) is not None:
+                return attended
         rotate_packed(qkv, 2 * qkv.shape[1] // 3, *rotary)
     q, k, v = qkv.chunk(3, dim=1)
     return varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
-
-
-def _applies(qkv: Tensor, cu_seqlens: Tensor) -> bool:
-    """By shapes alone: they are what a captured graph knows."""
-    rows, _, width = qkv.shape
-    one_segment = cu_seqlens.shape[0] == 2 and rows >= LEAST_ROWS and rows % WHOLE_ROWS == 0
-    return one_segment and pays(width, qkv.dtype, qkv.device)
 
 
 @cache
@@ -112,6 +114,15 @@ def pays(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cuda" or head_dim not in _HEAD_DIMS or dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.backends.cudnn.is_available() and torch.cuda.get_device_capability(device) == _HOPPER
+
+
+@cache
+def _prepare(packed_heads: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compiles the kernel of `lengthen` with the tower's other kernels, in a start's first pass, and not once a large
+    picture or an idle moment comes."""
+    half = torch.zeros((1, width // 2), device=device)
+    ends = torch.zeros(2, dtype=torch.int32, device=device)
+    lengthen(torch.zeros((1, packed_heads, width), dtype=dtype, device=device), half, half, ends, False)
 
 
 def _dense(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor | None:

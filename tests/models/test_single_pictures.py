@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from models.layers import one_segment
 from models.layers.one_segment import WHOLE_ROWS
 from models.media import MediaItem
 from models.protocol import Bucket, VisionEncoder
+from models.qwen2_5_vl.model import load_model as load_qwen2_5
+from models.qwen2_vl.model import load_model as load_qwen2
 from tests.models.kimi_vl import golden as kimi
 from tests.models.qwen2_5_vl import golden as qwen2_5
 from tests.models.qwen2_vl import golden as qwen2
 from tests.models.qwen3_vl.golden import DENSE
 from tests.support.chat_golden import largest_difference
-from tests.support.encoder_replay import CapturedEncoder, padded
+from tests.support.encoder_replay import CapturedEncoder, bytes_of_nan, padded, random_item
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.one_segment import allow_one_segment
@@ -135,3 +139,24 @@ def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
     for items in ([noise(family, 5)], [noise(family, 6), noise(family, 7)]):
         runner.run(engine.model.encoder.plan(items))
     assert [(bucket["patches"], bucket["sequences"] == 1) for bucket in asked] == [(128, True), (128, False)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("load", [load_qwen2, load_qwen2_5], ids=["qwen2_vl", "qwen2_5_vl"])
+def test_a_replay_of_a_large_picture_equals_its_eager_run(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels, in a pool of NaN; the eager run, of a size that is no bucket's, attends in general."""
+    allow_one_segment(monkeypatch)
+    directory = qwen2.DIRECTORY if load is load_qwen2 else qwen2_5.DIRECTORY
+    encoder = load(directory, torch.device("cuda"), torch.bfloat16).encoder
+    item = random_item(1, 23, 24, 0, block=28)
+    required = dict(encoder.required([item]))
+    single = required | {"patches": 2240, "sequences": 1, "max_seqlen": 2240}
+    general = required | {"patches": 2304, "sequences": 8, "max_seqlen": 2304}
+    captured = CapturedEncoder(encoder, [single, general], torch.device("cuda"))
+    graph = captured.runner.graph_for(required)
+    assert graph is not None and graph.bucket == single
+    poison = partial(bytes_of_nan, encoder, general)
+    for rows, plain in captured.replays_on_a_poisoned_pool([[item]] * 2, poison):
+        assert rows.isfinite().all()
+        torch.testing.assert_close(rows[: len(plain)], plain, atol=0.05, rtol=0)
+    assert one_segment._values_lengthened == {(encoder.config.head_dim, torch.bfloat16): False}

@@ -12,12 +12,12 @@ from models.layers import one_segment
 from models.layers.attention import attend_segments
 from models.layers.one_segment import FEATURES, attend_lengthened, attend_packed, far, lengthen, one_segment_buckets
 from models.layers.packed import rotate_packed
-from tests.models.kernels.checking import relative_error, upcast
+from tests.models.kernels.checking import relative_error, replayed, upcast
 from tests.support.one_segment import allow_one_segment
 from tests.support.one_segment import taken as taken
 
 HEADS = 3
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3}
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
 
 def inputs(rows: int, padding: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -80,6 +80,23 @@ def test_a_cpu_does_not_take_it() -> None:
     assert one_segment_buckets([{"patches": 4096}], 80, 4, torch.empty(1, dtype=torch.bfloat16)) == []
 
 
+def test_the_kernel_is_compiled_in_the_first_pass_of_any_size(monkeypatch) -> None:
+    """The metric of compilations while serving would show it otherwise."""
+    allow_one_segment(monkeypatch)
+    seen: list[tuple[int, ...]] = []
+
+    def spy(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
+        seen.append((qkv.shape[1], qkv.shape[2]))
+        return lengthen(qkv, cos, sin, cu_seqlens, with_values)
+
+    monkeypatch.setattr(one_segment, "lengthen", spy)
+    one_segment._prepare.cache_clear()
+    qkv, cos, sin, _ = inputs(10, 0, 24, torch.float32)
+    for _ in range(2):
+        attend_packed(qkv, (cos, sin), torch.tensor([0, 4, 10], dtype=torch.int32), 10)
+    assert seen == [(3 * HEADS, 24)]
+
+
 @pytest.mark.parametrize("accepted", [True, None])
 def test_a_refusal_tries_equal_head_dims_then_the_general_attention_and_is_said_once(
     accepted, monkeypatch, caplog
@@ -136,3 +153,62 @@ def test_lengthened_heads(monkeypatch) -> None:
     assert long[1, :, 0, 16].tolist() == [0, 0, -far(torch.float32)]
     assert not long[..., 17:].any() and not long[2, ..., 16:].any() and not long[:, 2, :, :16].any()
     assert torch.equal(long[2, :2, :, :16], qkv[:2, 2 * HEADS :])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("width", [64, 72, 80])
+@pytest.mark.parametrize("way", [None, False, True], ids=["chosen", "values in place", "values lengthened"])
+def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtype, way, monkeypatch) -> None:
+    """float32 is refused, and attends as before."""
+    allow_one_segment(monkeypatch)
+    if way is not None:
+        monkeypatch.setattr(one_segment, "_values_lengthened", {(width, dtype): way})
+    device = torch.device("cuda")
+    qkv, cos, sin, ends = (x.to(device) for x in inputs(2100, 12, width, dtype))
+    turned = qkv.clone()
+    rotate_packed.reference(turned, 2 * HEADS, cos, sin)
+    q, k, v = (x.nan_to_num() for x in turned.double().chunk(3, dim=1))
+    expected = attend_segments.reference(q, k, v, ends, ends, width**-0.5, False)
+
+    def run() -> Tensor:
+        return attend_packed(qkv * 1, (cos, sin), ends, len(qkv))
+
+    eager = run()
+    for out in (eager, replayed(device, run)):
+        assert not out[2100:].any()
+        assert relative_error(out[:2100], expected[:2100]) < TOLERANCE[dtype]
+    known = one_segment._values_lengthened[width, dtype]
+    if dtype == torch.float32:
+        assert known is None
+    elif torch.cuda.get_device_capability() == (9, 0):
+        assert known is (False if way is None else way), "cuDNN refuses what it was measured to be faster at"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [0, 1, 2047, 2111, 2112])
+def test_a_replayed_graph_follows_the_length(length: int, monkeypatch) -> None:
+    """Of the same static buffers, which are refilled between replays."""
+    allow_one_segment(monkeypatch)
+    device = torch.device("cuda")
+    qkv, cos, sin, ends = (x.to(device) for x in inputs(2112, 0, 80, torch.bfloat16))
+
+    def run() -> Tensor:
+        return attend_packed(qkv * 1, (cos, sin), ends, len(qkv))
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    turned = qkv.clone()
+    rotate_packed.reference(turned, 2 * HEADS, cos, sin)
+    ends[1] = length
+    qkv[length:] = float("nan")
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not out[length:].any()
+    if length:
+        q, k, v = turned[:length].double().chunk(3, dim=1)
+        expected = attend_segments.reference(q, k, v, ends, ends, 80**-0.5, False)
+        assert relative_error(out[:length], expected) < TOLERANCE[torch.bfloat16]
