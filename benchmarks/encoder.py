@@ -23,7 +23,7 @@ from models.processor import ChatProcessor
 from models.protocol import Bucket, Plan, VisionEncoder
 from models.qwen3_vl.vision import Qwen3VLEncoder
 from models.registry import family_of, resolve
-from service.graphs.buckets import cheapest, cost_of
+from service.graphs.buckets import cheapest, fills
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
@@ -122,9 +122,8 @@ def plans_of(encoder: VisionEncoder, items: Sequence[MediaItem], largest: Bucket
 
 
 def measure_one(name: str, label: str, encoder: VisionEncoder, items: Sequence[MediaItem], pool: GraphPool) -> Row:
-    buckets = served_buckets(encoder)
-    plans = plans_of(encoder, items, buckets[-1])
-    chosen = [fitting_bucket(buckets, plan) for plan in plans]
+    plans = plans_of(encoder, items, encoder.default_buckets()[-1])
+    chosen = [fitting_bucket(served_buckets(encoder, plan), plan) for plan in plans]
     runner = captured(name, "encoder", encoder, chosen, pool)
     replays = replays_of(runner, plans)
     eager = milliseconds(lambda: [runner.run(plan, eager="disabled") for plan in plans], repeats=10)
@@ -163,10 +162,11 @@ def replays_of(runner: GraphRunner, plans: Sequence[Plan]) -> list[Callable[[], 
     return [found.capture.replay for plan in plans if (found := runner.graph_for(plan.required)) is not None]
 
 
-def served_buckets(encoder: VisionEncoder) -> list[Bucket]:
-    """What a server captures, those for a single segment included, ascending by cost."""
+def served_buckets(encoder: VisionEncoder, plan: Plan) -> list[Bucket]:
+    """Those that a server would choose from for the plan, those for a single segment included."""
     general = encoder.default_buckets()
-    return sorted([*general, *encoder.one_segment_buckets(general)], key=cost_of)
+    single = [bucket for bucket in encoder.one_segment_buckets(general) if fills(bucket, plan.required)]
+    return [*general, *single]
 
 
 def fitting_bucket(buckets: Sequence[Bucket], plan: Plan) -> Bucket:

@@ -118,16 +118,16 @@ def test_two_pictures_never_share_it(family: str, taken: list[bool]) -> None:
 def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allow_one_segment(monkeypatch, least_rows=WHOLE_ROWS)
+    allow_one_segment(monkeypatch)
+    monkeypatch.setattr(one_segment, "WHOLE_ROWS", 16)
     model, processor, *_ = FAMILIES[family]
-    engine = InlineEngine(model(), processor(), encoder_buckets=(16, 128))
+    engine = InlineEngine(model(), processor(), encoder_buckets=(32, 64, 128))
     runner = engine.worker._vision.runner
-    general = [bucket for bucket in runner.captured if bucket["sequences"] > 1]
-    assert general == runner.captured and general[0]["patches"] == 128
+    assert [bucket["patches"] for bucket in runner.captured] == [128, 32]
     while runner.capture_next(idle=True):
         pass
-    assert [bucket["patches"] for bucket in runner.captured] == [128, 16, 128]
-    assert runner.captured[-1]["sequences"] == 1
+    assert [bucket["patches"] for bucket in runner.captured] == [128, 32, 64, 128, 64, 32]
+    assert [bucket["sequences"] == 1 for bucket in runner.captured] == [False] * 3 + [True] * 3
     asked: list[Bucket] = []
     forward = engine.model.encoder.forward
 
@@ -138,7 +138,8 @@ def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
     monkeypatch.setattr(engine.model.encoder, "forward", spy)
     for items in ([noise(family, 5)], [noise(family, 6), noise(family, 7)]):
         runner.run(engine.model.encoder.plan(items))
-    assert [(bucket["patches"], bucket["sequences"] == 1) for bucket in asked] == [(128, True), (128, False)]
+    size = 64 if family == "qwen2_5_vl" else 32
+    assert [(bucket["patches"], bucket["sequences"] == 1) for bucket in asked] == [(size, True), (2 * size, False)]
 
 
 @pytest.mark.gpu

@@ -99,7 +99,7 @@ class VisionStage:
             context.observations,
             enabled=config.graphs,
             before_ready=captured_first(bucket_list[::-1][::2], restarted=config.restarted),
-            last=one_segment,
+            tight=one_segment,
             measured=True,
         )
         self._wanted: OrderedDict[bytes, PendingItem] = OrderedDict()
