@@ -24,6 +24,7 @@ from tests.models.qwen2_vl import golden as qwen2
 from tests.models.qwen3_vl.golden import DENSE
 from tests.support.chat_golden import largest_difference
 from tests.support.encoder_replay import CapturedEncoder, bytes_of_nan, padded, random_item
+from tests.support.golden import fact_of_own_fixture
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.one_segment import allow_one_segment
@@ -102,6 +103,7 @@ def test_padding_of_nan_changes_nothing(family: str, taken: list[bool]) -> None:
     assert len(taken) == 2 * dense_layers(encoder)
 
 
+@fact_of_own_fixture
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_pictures_never_share_it(family: str, taken: list[bool]) -> None:
     encoder = encoder_of(family)
@@ -114,6 +116,7 @@ def test_two_pictures_never_share_it(family: str, taken: list[bool]) -> None:
     torch.testing.assert_close(together, torch.cat(alone), atol=TOLERANCE, rtol=0)
 
 
+@fact_of_own_fixture
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
     family: str, monkeypatch: pytest.MonkeyPatch
