@@ -81,7 +81,7 @@ def steps(
             processor = resolve(family_of(directory).processor)(directory)
             _, build = encoder.pictures(size, size)
             plan = model.encoder.plan(build(processor))
-            bucket = encoder.fitting_bucket(model.encoder.default_buckets(), plan)
+            bucket = encoder.fitting_bucket(encoder.served_buckets(model.encoder, plan), plan)
             runner = captured(name, "encoder", model.encoder, [bucket], pool)
         elif name == speech_steps.MODEL:
             runner, plan, _ = speech_steps.captured_decode(model, size, pool)

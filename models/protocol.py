@@ -87,6 +87,11 @@ class VisionEncoder(Capturable, Protocol):
         """Buckets to capture when the operator names none, ascending by cost."""
         ...
 
+    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        """Buckets for a single attention segment beside those of the list, where such a pass is faster; empty where it
+        is not. They name the same sizes, and are meant for segments that nearly fill them."""
+        ...
+
 
 class Decoder(Protocol):
     """A causal language model over a paged cache. Packed rows, no batch axis."""

@@ -12,6 +12,8 @@ from benchmarks.kernels.timing import Case, Run
 from models.layers.attention import attend_pages, attend_segments
 from models.layers.fused import rotary_dense_attention
 from models.layers.kernels.paged_decode import CurrentKV, number_of_splits
+from models.layers.one_segment import attend_lengthened, lengthen
+from models.layers.packed import rotate_packed
 from models.layers.rotary import rotate_and_cache
 
 FLOPS = 7.0e8
@@ -56,6 +58,46 @@ def _varlen(segments: int, length: int, heads: int, kv_heads: int, width: int, c
         return dense
     tile = VARLEN_TILES[variant]
     return lambda i: attend_segments.kernel(*parts[i % 4], cu, cu, scale, causal, tile=tile)
+
+
+def _one_segment(rows: int, padding: int, width: int, variant: str) -> Run:
+    """From the projection to the attended values of one picture in a captured bucket: its rotation belongs to it."""
+    every = rows + padding
+    packed = [torch.randn(every, 48, width, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    angles = torch.randn(every, width // 2, device="cuda")
+    cos, sin = angles.cos(), angles.sin()
+    ends = torch.tensor([0, rows], device="cuda", dtype=torch.int32)
+    if variant == "lengthening alone":
+        return lambda i: lengthen.kernel(packed[i % 4], cos, sin, ends, False)
+    if variant.startswith("dense cudnn, lengthened"):
+        with_values = variant.endswith("values too")
+        return lambda i: attend_lengthened(packed[i % 4], cos, sin, ends, with_values)
+
+    def run(i: int) -> object:
+        rotate_packed.kernel(packed[i % 4], 32, cos, sin)
+        q, k, v = packed[i % 4].chunk(3, dim=1)
+        if variant == "varlen":
+            return attend_segments.kernel(q, k, v, ends, ends, width**-0.5, False)
+        q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
+
+    return run
+
+
+def _one_segment_cases() -> list[Case]:
+    """dense cudnn without more attends to padding, too: what an exact bucket would take."""
+    found = []
+    variants = (
+        "varlen", "dense cudnn", "dense cudnn, lengthened", "dense cudnn, lengthened, values too", "lengthening alone"
+    )  # fmt: skip
+    for width, (rows, padding) in product((64, 72, 80), ((2048, 0), (4096, 0), (5476, 28), (8160, 32))):
+        floor = 4 * rows**2 * 16 * width / FLOPS
+        for variant in variants:
+            make = lambda a=(rows, padding, width, variant): _one_segment(*a)  # noqa: E731
+            shape = f"{rows} of {rows + padding}, 16 x {width}"
+            found.append(Case("one segment", shape, variant, make, None if variant == "lengthening alone" else floor))
+    return found
 
 
 def _pages(rows: int, length: int) -> tuple[Tensor, int]:
@@ -148,6 +190,7 @@ def cases() -> list[Case]:
             for variant in kinds:
                 make = lambda a=(segments, length, heads, kv_heads, width, causal, variant): _varlen(*a)  # noqa: E731
                 found.append(Case("varlen", f"{segments} x {length}, {heads} x {width}", variant, make, floor))
+    found += _one_segment_cases()
     found += _decode_cases()
     for length in (5, 11):
         for sequences in (2, 16, 64, 128):

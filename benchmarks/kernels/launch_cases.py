@@ -149,10 +149,18 @@ def local_attention(sequences: int, length: int, first: int) -> None:
     rotary.rotary_dense_attention(q[:, first:], k, v, cos, cos, first)
 
 
+def one_segment(rows: int, width: int) -> None:
+    """Heads of a single picture, lengthened for dense attention; values where they are, and lengthened too."""
+    half, ends = empty(rows, width // 2, dtype=torch.float32), empty(2, dtype=torch.int32)
+    for with_values in (False, True):
+        packed.lengthen(empty(rows, 48, width), half, half, ends, with_values)
+
+
 def vision(rows: int) -> None:
     x, residual, norm = empty(rows, 1152), empty(rows, 1152), empty(1152)
     packed.residual_layer_norm(x, residual, norm, norm, EPS)
     packed.rotate_packed(empty(rows, 48, 72), 32, *(empty(rows, 36, dtype=torch.float32) for _ in range(2)))
+    one_segment(rows, 72)
     packed.add_quick_gelu(empty(rows, 5120), empty(5120))
     packed.byte_lookup(empty(rows, 588, dtype=torch.uint8), empty(1, 256))
     packed.byte_lookup(empty(rows, 1176, dtype=torch.uint8), empty(3, 256))
@@ -182,6 +190,7 @@ def windowed_vision(rows: int) -> None:
     x, residual, norm = empty(rows, 1280), empty(rows, 1280), empty(1280)
     norms.rms_norm(x, norm, EPS)
     packed.rotate_packed(empty(rows, 48, 80), 32, *(empty(rows, 40, dtype=torch.float32) for _ in range(2)))
+    one_segment(rows, 80)
     after = residual, norm, EPS
     normed, _ = gemm.gemm_add_deferrable_norm(x, empty(1280, 1280), norm, *after)
     hidden = gemm.gemm(normed, empty(6912, 1280), empty(6912), "silu_mul")

@@ -21,6 +21,7 @@ from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.processor import ImageSettings
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
+from models.layers.one_segment import one_segment_buckets
 from models.layers.packed import byte_lookup, layer_norm
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
@@ -87,6 +88,10 @@ class KimiVisionEncoder(nn.Module):
         while budgets[-1] < self._most_patches:
             budgets.append(min(5 * budgets[-1] // 4, self._most_patches))
         return [{"patches": p, "sequences": min(64, p // 16), "max_seqlen": p} for p in budgets]
+
+    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        sizes = self.config.head_dim, self.config.merged_patches
+        return one_segment_buckets(bucket_list, *sizes, self.patch_embed.weight)
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches, config = bucket["patches"], self.config

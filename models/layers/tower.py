@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
-from models.layers.attention import varlen_attention
 from models.layers.mlp import MLP, Activation
-from models.layers.packed import add_layer_norm, layer_norm, rotate_packed
+from models.layers.one_segment import attend_packed
+from models.layers.packed import add_layer_norm, layer_norm
 
 
 class TowerBlock(nn.Module):
@@ -27,10 +27,7 @@ class TowerBlock(nn.Module):
 
     def attend(self, normed: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor, longest: int) -> Tensor:
         heads = self.qkv(normed).unflatten(-1, (3 * self.num_heads, -1))
-        if rotary is not None:
-            rotate_packed(heads, 2 * self.num_heads, *rotary)
-        q, k, v = heads.chunk(3, dim=1)
-        return self.out(varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest).flatten(-2))
+        return self.out(attend_packed(heads, rotary, cu_seqlens, longest).flatten(-2))
 
 
 def run_tower(

@@ -70,6 +70,10 @@ class MiniCPMVEncoder(nn.Module):
             for slices in _SLICES
         ]
 
+    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        """None: a slice is too small."""
+        return []
+
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches, slices = bucket["patches"], bucket["sequences"]
         specs = {

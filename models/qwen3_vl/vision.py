@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.layers.mlp import MLP
+from models.layers.one_segment import one_segment_buckets
 from models.layers.packed import byte_lookup, layer_norm
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
@@ -129,6 +130,10 @@ class Qwen3VLEncoder(nn.Module):
 
     def default_buckets(self) -> list[Bucket]:
         return list(patch_buckets(self.config, self.images, _BUCKET_SIZES))
+
+    def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
+        sizes = self.config.head_dim, self.config.merged_patches
+        return one_segment_buckets(bucket_list, *sizes, self.patch_embed.weight)
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches = bucket["patches"]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from models.protocol import Bucket, Capturable, Plan
-from service.graphs.buckets import BucketKey, cheapest, cost_of, fits, key_of, primary_size, shortfall
+from service.graphs.buckets import BucketKey, cheapest, cost_of, fills, fits, key_of, primary_size, shortfall
 from service.graphs.buffers import Layout, StaticBuffers, exact_buffers
 from service.graphs.demand import Demand
 from service.graphs.observations import EagerReason, Observations, Route
@@ -67,11 +67,12 @@ class Run:
 
 class GraphRunner:
     """kind names the computation in metrics (encoder, decode, ...). before_ready: the buckets to capture before
-    readiness, by default all; the largest comes first, so that one block of static buffers serves all. stream: where
-    `run` is called, if not on the engine's stream. measured: where the capture finds an eager call not much slower than
-    a replay, calls take the route that is faster in service, as measured by the durations given to `observe`.
-    fill_others: puts fillers where forward reads inputs that are in no buffer; a capture and a warm-up run forward, and
-    would run it over the inputs of the last call.
+    readiness, by default all; the largest comes first, so that one block of static buffers serves all. tight: buckets
+    of the list whose graphs compute padding at full cost; they hold only what fills them, and are captured after all
+    others, so that they take no memory from these. stream: where `run` is called, if not on the engine's stream.
+    measured: where the capture finds an eager call not much slower than a replay, calls take the route that is faster
+    in service, as measured by the durations given to `observe`. fill_others: puts fillers where forward reads inputs
+    that are in no buffer; a capture and a warm-up run forward, and would run it over the inputs of the last call.
 
     `misses` and Demand are separate on purpose. A miss is a bucket of the list that has not been captured yet for lack
     of idle time, and that a busy engine needs now or would gain from. Demand proposes sizes between those of the list,
@@ -89,6 +90,7 @@ class GraphRunner:
         *,
         enabled: bool = True,
         before_ready: Sequence[Bucket] | None = None,
+        tight: Sequence[Bucket] = (),
         stream: torch.cuda.Stream | None = None,
         measured: bool = False,
         fill_others: Callable[[], object] | None = None,
@@ -103,6 +105,7 @@ class GraphRunner:
         self._fill_others = fill_others or (lambda: None)
         self._trials: dict[BucketKey, RouteTrial] | None = {} if measured else None
         self._before_ready = {key_of(bucket) for bucket in (self.bucket_list if before_ready is None else before_ready)}
+        self._tight = {key_of(bucket) for bucket in tight}
         self._graphs: dict[BucketKey, CapturedGraph] = {}
         self._failed: dict[BucketKey, Bucket] = {}
         self._refused: dict[BucketKey, Bucket] = {}
@@ -110,7 +113,7 @@ class GraphRunner:
         self._eager: np.ndarray | None = None
         """Sizes and seconds of eager calls, float64 [2, captured]; None where a capture has come since."""
         self._static: StaticBuffers | None = None
-        self._demand = Demand(self.bucket_list)
+        self._demand = Demand([bucket for bucket in self.bucket_list if key_of(bucket) not in self._tight])
         self._missed = defaultdict[BucketKey, float](float)
         self.misses = 0.0
         """Calls since the last capture that the most missed bucket would have served; a replay counts as
@@ -189,13 +192,18 @@ class GraphRunner:
         if key not in self._choices:
             if len(self._choices) >= _MOST_CHOICES:
                 self._choices.clear()
-            captured = cheapest(self.captured, required) if self.enabled else None
-            wanted = cheapest([*self._untried(), *([] if captured is None else [captured])], required)
+            captured = cheapest(self._roomy(self.captured, required), required) if self.enabled else None
+            untried = self._roomy(self._untried(), required)
+            wanted = cheapest([*untried, *([] if captured is None else [captured])], required)
             self._choices[key] = _Choice(
                 None if captured is None else self._graphs[key_of(captured)],
                 None if wanted is None or wanted is captured else key_of(wanted),
             )
         return self._choices[key]
+
+    def _roomy(self, buckets: Iterable[Bucket], required: Bucket) -> list[Bucket]:
+        """Without tight ones that `required` would not fill."""
+        return [bucket for bucket in buckets if key_of(bucket) not in self._tight or fills(bucket, required)]
 
     def _reason(self, required: Bucket) -> EagerReason:
         if not self.enabled:
@@ -246,8 +254,9 @@ class GraphRunner:
         """
         if not self.enabled:
             return False
-        buckets = (c for c in reversed(self._untried()) if idle or key_of(c) in self._before_ready)
-        wanted = next(buckets, None)
+        untried = self._untried()[::-1]
+        untried.sort(key=lambda bucket: key_of(bucket) in self._tight)
+        wanted = next((c for c in untried if idle or key_of(c) in self._before_ready), None)
         if wanted is None and idle:
             wanted = self._demand.propose(self.captured, (*self._failed.values(), *self._refused.values()))
         if wanted is None:

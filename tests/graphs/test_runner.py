@@ -148,6 +148,26 @@ def test_replays_with_more_padding_than_the_list_means_them_to_have_are_few_miss
     assert not runner.capture_missed()
 
 
+def test_a_tight_bucket_holds_what_fills_it_and_is_captured_last() -> None:
+    encoder, pool = tiny_model("cpu").encoder, GraphPool(torch.device("cpu"), LIMIT)
+    general = encoder.default_buckets()
+    tight = {"patches": 32, "sequences": 1, "max_seqlen": 32}
+    runner = GraphRunner(
+        "tiny", "encoder", encoder, [*general, tight], pool, Observations(), before_ready=general[-1:], tight=[tight]
+    )
+    while runner.capture_next(idle=True):
+        pass
+    assert runner.captured == [*general[::-1], tight]
+    for lengths, bucket in (([30], tight), ([32], tight), ([28], general[1]), ([14, 16], general[1])):
+        assert encode(runner, [tiny_item(0, lengths)])[1].bucket == bucket
+    for _ in range(40):
+        encode(runner, [tiny_item(0, [20])])
+    while runner.capture_next(idle=True):
+        pass
+    (found,) = [bucket for bucket in runner.captured if bucket not in (*general, tight)]
+    assert found["patches"] == 20 and found["sequences"] > 1, "demand made a bucket for several segments"
+
+
 def test_a_disabled_runner_captures_nothing_and_says_why() -> None:
     runner, observations = encoder_runner("cpu", enabled=False)
     encode(runner, [tiny_item(0, [10])])

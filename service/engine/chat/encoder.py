@@ -83,19 +83,23 @@ class VisionStage:
             bucket_list = [_with_patches(bucket_list, patches) for patches in sorted(set(config.encoder_buckets))]
         self._name = name
         self._encoder = encoder
+        self._bucket_list = sorted(bucket_list, key=cost_of)
+        one_segment = encoder.one_segment_buckets(bucket_list)
         self._embeds_width = embeds_width
         self._context = context
         self.cache = EncoderCache(config.encoder_cache)
-        # Every second bucket, from the largest down, is captured before readiness; an idle engine captures the others.
+        # Every second bucket, from the largest down, is captured before readiness; an idle engine captures the others,
+        # and then those for a single segment.
         self.runner = GraphRunner(
             name,
             "encoder",
             encoder,
-            bucket_list,
+            [*bucket_list, *one_segment],
             context.pool,
             context.observations,
             enabled=config.graphs,
             before_ready=captured_first(bucket_list[::-1][::2], restarted=config.restarted),
+            tight=one_segment,
             measured=True,
         )
         self._wanted: OrderedDict[bytes, PendingItem] = OrderedDict()
@@ -105,14 +109,14 @@ class VisionStage:
         device, encoder = self._context.device, self._encoder
         if device.type == "cpu":
             return MemoryRequirements()
-        largest = self.runner.bucket_list[-1]
+        largest = self._bucket_list[-1]
         buffers = exact_buffers(encoder.buffer_specs(largest), Plan(arrays={}, required=largest), device)
         peak = peak_bytes(lambda: encoder.forward(buffers, largest), device)
         return MemoryRequirements(workspace=peak, graphs=peak, state=self.cache.limit_bytes)
 
     def warm_up(self) -> None:
         """Runs the smallest bucket; `measure` has run the largest."""
-        self.runner.warm_up(self.runner.bucket_list[:1])
+        self.runner.warm_up(self._bucket_list[:1])
 
     def has_work(self) -> bool:
         return bool(self._wanted)
@@ -172,7 +176,7 @@ class VisionStage:
             self._context.observations.count_eager_step("empty", model=self._name, kind="encoder")
             self.cache.fill(item.digest, self._empty(0))
             return
-        self._wanted[item.digest] = PendingItem(item, self._cut(item.digest, item, self.runner.bucket_list[-1]))
+        self._wanted[item.digest] = PendingItem(item, self._cut(item.digest, item, self._bucket_list[-1]))
 
     def _cut(self, digest: bytes, item: MediaItem, limit: Bucket, offset: int = 0) -> list[Part]:
         """Parts of an item, or of a part of it that begins at row `offset`, each as large as `limit` allows."""

@@ -35,6 +35,7 @@ from models.layers.kernels.gemm_configs import using
 from models.layers.kernels.gemm_types import Choice, Kind, Shape, Tile, Variant
 from models.layers.mla import rotate_and_cache_latent
 from models.layers.moe import combine, route, route_softmax
+from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch, Fallbacks
 from models.layers.packed import byte_lookup, residual_layer_norm, rotate_packed
 from models.layers.random import philox_normal
@@ -170,6 +171,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "concatenate": lambda: concatenate.launch(rand(3, 64), rand(3, 64)),
     "layer_norm": residual_norm,
     "rotate_packed": rotated_in_place,
+    "lengthened heads": lambda: lengthen.launch(rand(4, 6, 16), *ROTARY, torch.tensor([0, 3], dtype=torch.int32), True),
     "byte_lookup": lambda: byte_lookup.launch(torch.arange(48, dtype=torch.uint8).view(2, 24), rand(3, 256)),
     "rotary_cos_sin": lambda: rotary_cos_sin.launch(
         torch.arange(12).view(3, 4), rand(8), torch.tensor([0, 1, 1, 2, 2, 0, 0, 0]), 1.5

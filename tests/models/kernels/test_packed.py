@@ -7,6 +7,7 @@ from torch import nn
 from models.layers import packed
 from models.layers.gemm import gemm
 from models.layers.kernels.packed import add_quick_gelu
+from models.layers.one_segment import lengthen
 from models.layers.packed import byte_lookup, residual_layer_norm, rotate_packed
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from tests.models.kernels.checking import relative_error, replayed, upcast
@@ -77,3 +78,24 @@ def test_rotary_cos_sin(device, num_axes) -> None:
     expected = rotary_cos_sin.reference(positions.cpu(), frequencies.cpu(), axes.cpu() if num_axes else None, 1.25)
     assert relative_error(cos, expected[0]) < 1e-6
     assert relative_error(sin, expected[1]) < 1e-6
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+@pytest.mark.parametrize(("heads", "width", "dtype"), [(3, 12, torch.float32), (16, 80, torch.bfloat16)])
+def test_lengthen(device, heads, width, dtype, with_values) -> None:
+    qkv = torch.randn(7, 3 * heads, width, device=device).to(dtype)
+    cos, sin = torch.randn(7, width // 2, device=device), torch.randn(7, width // 2, device=device)
+    qkv[5:], cos[5:], sin[5:] = float("nan"), float("nan"), float("nan")
+    ends = torch.tensor([0, 5], dtype=torch.int32, device=device)
+
+    def make() -> tuple[torch.Tensor, torch.Tensor]:
+        packed_heads = qkv * 1
+        return lengthen.kernel(packed_heads, cos, sin, ends, with_values), packed_heads
+
+    out, left = replayed(device, make)
+    expected_left = qkv.cpu().clone()
+    expected = lengthen.reference(expected_left, cos.cpu(), sin.cpu(), ends.cpu(), with_values)
+    # The features that set padding apart are exact; rotations are rounded once.
+    assert torch.equal(out[..., width:].cpu(), expected[..., width:])
+    assert relative_error(out[..., :width], expected[..., :width]) < (1e-6 if dtype == torch.float32 else 8e-3)
+    torch.testing.assert_close(left.cpu(), expected_left, equal_nan=True, atol=0, rtol=0)

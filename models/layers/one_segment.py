@@ -1,0 +1,166 @@
+"""Attention of one segment that covers all packed rows but padding behind it: a single large picture.
+
+Dense attention (cuDNN's, through torch's scaled_dot_product_attention) is faster there than attention of segments of
+any lengths, but takes no length, and the length of a captured graph is data. So queries and keys are lengthened by a
+few features, of which the first sets rows and padding apart: a row's query gives padding a score far below any other,
+and a query of padding attends to padding alone, whose values are zeros. cuDNN pads head dims of 72 and 80 to 128 in any
+case, so the features cost nothing; a head dim of 64 has a tile of its own, and loses it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cache
+from math import lcm
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from models.layers.attention import varlen_attention
+from models.layers.op import op
+from models.layers.packed import rotate_packed
+from models.layers.rotary import rotate_half_split
+
+log = logging.getLogger(__name__)
+
+FEATURES = 8
+"""Features that lengthen a head: head dims stay multiples of 8, as cuDNN wants them."""
+LEAST_ROWS = 2048
+"""Fewer rows gain a few microseconds, which a graph of their own is not worth."""
+WHOLE_ROWS = 64
+"""Rows are a multiple of this. cuDNN prepares itself for every number of rows, which takes a while; eager passes of any
+other size attend as before."""
+_HEAD_DIMS = (72, 80)
+"""Measured to be faster on Hopper (benchmarks/results/kernels/attention.json)."""
+_HOPPER = (9, 0)
+_values_lengthened: dict[tuple[int, torch.dtype], bool | None] = {}
+"""By head dim and dtype: whether values must be as long as keys; None where cuDNN refused both ways."""
+
+
+def far(dtype: torch.dtype) -> float:
+    """Product of the first features of a row and of padding, exact in `dtype`. Times the scale of any head dim, the
+    weight of a score so much lower is exactly 0 in float32."""
+    return 2.0**15 if dtype == torch.float16 else 2.0**30
+
+
+@op(cuda="models.layers.kernels.packed:lengthen")
+def lengthen(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
+    """Rotated and lengthened queries and keys, and lengthened values if asked for: [2 or 3, n, heads, D + FEATURES].
+
+    qkv [n, 3 * heads, D]; cos and sin float32 [n, D / 2], half-split; cu_seqlens int32 [2], of one segment from row 0
+    on. What lies behind the segment may be anything. Without `with_values`, its values are set to zero in place.
+    """
+    rows, heads, width = qkv.shape[0], qkv.shape[1] // 3, qkv.shape[2]
+    present = (torch.arange(rows, device=qkv.device) < cu_seqlens[1])[:, None, None]
+    rotated = torch.where(present, rotate_half_split(qkv[:, : 2 * heads], cos, sin), 0.0)
+    out = qkv.new_zeros((3 if with_values else 2, rows, heads, width + FEATURES))
+    out[0, :, :, :width], out[1, :, :, :width] = rotated.chunk(2, dim=1)
+    out[0, :, :, width] = torch.where(present[..., 0], 1.0, -1.0)
+    out[1, :, :, width] = torch.where(present[..., 0], 0.0, -far(qkv.dtype))
+    values = torch.where(present, qkv[:, 2 * heads :], 0.0)
+    if with_values:
+        out[2, :, :, :width] = values
+    else:
+        qkv[:, 2 * heads :] = values
+    return out
+
+
+def attend_lengthened(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
+    """Dense attention of the segment of `lengthen` -> [n, heads, D], rows behind it zero.
+
+    On a GPU by cuDNN; RuntimeError where it refuses.
+    """
+    heads, width = qkv.shape[1] // 3, qkv.shape[2]
+    long = lengthen(qkv, cos, sin, cu_seqlens, with_values)
+    values = long[2] if with_values else qkv[:, 2 * heads :]
+    q, k, v = (x.transpose(0, 1)[None] for x in (long[0], long[1], values))
+    if not qkv.is_cuda:
+        out = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
+    elif not can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, False, False)):
+        # scaled_dot_product_attention would say why, in several warnings.
+        raise RuntimeError(f"no kernel for {q.dtype} heads of {q.shape[-1]} and {v.shape[-1]} features")
+    else:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
+    return out[0].transpose(0, 1)[..., :width]
+
+
+def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor, longest: int) -> Tensor:
+    """Attention inside each segment: qkv [n, 3 * heads, D], rows of q, then k, then v, overwritten -> [n, heads, D].
+
+    rotary: cos and sin float32 [n, D / 2] that turn q and k first, None for neither. cu_seqlens int32 [segments + 1],
+    its tail may repeat; longest bounds the longest segment. Rows of no segment give zeros.
+    """
+    if rotary is not None:
+        rows, packed_heads, width = qkv.shape
+        if pays(width, qkv.dtype, qkv.device):
+            _prepare(packed_heads, width, qkv.dtype, qkv.device)
+            # By shapes alone: they are what a captured graph knows.
+            one_segment = cu_seqlens.shape[0] == 2 and rows >= LEAST_ROWS and rows % WHOLE_ROWS == 0
+            if one_segment and (attended := _dense(qkv, *rotary, cu_seqlens)) is not None:
+                return attended
+        rotate_packed(qkv, 2 * qkv.shape[1] // 3, *rotary)
+    q, k, v = qkv.chunk(3, dim=1)
+    return varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
+
+
+@cache
+def pays(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether dense attention was measured to be faster for such heads on this device."""
+    if device.type != "cuda" or head_dim not in _HEAD_DIMS or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return torch.backends.cudnn.is_available() and torch.cuda.get_device_capability(device) == _HOPPER
+
+
+@cache
+def _prepare(packed_heads: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Compiles the kernel of `lengthen` with the tower's other kernels, in a start's first pass, and not once a large
+    picture or an idle moment comes."""
+    half = torch.zeros((1, width // 2), device=device)
+    ends = torch.zeros(2, dtype=torch.int32, device=device)
+    lengthen(torch.zeros((1, packed_heads, width), dtype=dtype, device=device), half, half, ends, False)
+
+
+def _dense(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor | None:
+    """attend_lengthened, or None where cuDNN refuses, which is found out in the first call: the one before a capture.
+    qkv can still be attended to then."""
+    key = (qkv.shape[2], qkv.dtype)
+    refusal: RuntimeError | None = None
+    for with_values in (_values_lengthened[key],) if key in _values_lengthened else (False, True):
+        if with_values is None:
+            return None
+        try:
+            attended = attend_lengthened(qkv, cos, sin, cu_seqlens, with_values)
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as error:
+            refusal = error
+            continue
+        _values_lengthened[key] = with_values
+        return attended
+    _values_lengthened[key] = None
+    log.warning("cuDNN does not attend to single pictures, the kernel for any lengths does: %s", refusal)
+    return None
+
+
+def one_segment_buckets(
+    bucket_list: Iterable[Mapping[str, int]], head_dim: int, merged_patches: int, weight: Tensor
+) -> list[Mapping[str, int]]:
+    """A bucket for one segment beside each large one of the list, where its attention is faster: none elsewhere.
+
+    weight: of the tower, whose dtype and device count. A bucket's rows are cut to whole ones, of which merged_patches
+    make an embedding.
+    """
+    if not pays(head_dim, weight.dtype, weight.device):
+        return []
+    found: dict[int, Mapping[str, int]] = {}
+    for bucket in bucket_list:
+        whole = lcm(WHOLE_ROWS, merged_patches)
+        rows = bucket["patches"] // whole * whole
+        if rows >= LEAST_ROWS:
+            found[rows] = dict(bucket) | {"patches": rows, "sequences": 1, "max_seqlen": rows}
+    return list(found.values())

@@ -1,0 +1,214 @@
+"""Attention of one segment as dense attention of lengthened heads equals attention of segments."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.layers import one_segment
+from models.layers.attention import attend_segments
+from models.layers.one_segment import FEATURES, attend_lengthened, attend_packed, far, lengthen, one_segment_buckets
+from models.layers.packed import rotate_packed
+from tests.models.kernels.checking import relative_error, replayed, upcast
+from tests.support.one_segment import allow_one_segment
+from tests.support.one_segment import taken as taken
+
+HEADS = 3
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
+
+
+def inputs(rows: int, padding: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """qkv, cosines, sines, cu_seqlens; what belongs to padding is NaN."""
+    qkv = torch.randn(rows + padding, 3 * HEADS, width).to(dtype)
+    angles = torch.randn(rows + padding, width // 2)
+    qkv[rows:], angles[rows:] = float("nan"), float("nan")
+    return qkv, angles.cos(), angles.sin(), torch.tensor([0, rows], dtype=torch.int32)
+
+
+def reference(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """In float64, of the rotated queries and keys as they are rounded."""
+    turned = qkv.clone()
+    rotate_packed.reference(turned, 2 * HEADS, cos, sin)
+    q, k, v = (x.nan_to_num() for x in upcast(turned)[0].chunk(3, dim=1))
+    return attend_segments.reference(q, k, v, cu_seqlens, cu_seqlens, qkv.shape[2] ** -0.5, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 72, 80])
+@pytest.mark.parametrize(("rows", "padding"), [(37, 0), (37, 1), (37, 91), (1, 3), (0, 4)])
+@pytest.mark.parametrize("with_values", [False, True])
+def test_it_equals_attention_of_segments(rows, padding, width, dtype, with_values) -> None:
+    qkv, *rest = inputs(rows, padding, width, dtype)
+    expected = reference(qkv, *rest)
+    out = attend_lengthened(qkv, *rest, with_values)
+    assert out.shape == (rows + padding, HEADS, width) and out.dtype == dtype
+    assert not out[rows:].any()
+    if rows:
+        assert relative_error(out, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_weight_of_padding_is_nothing_even_beside_far_lower_scores(dtype) -> None:
+    """Scores of a thousand below zero, which no padding with a score of zero would leave a weight to."""
+    qkv, cos, sin, ends = inputs(5, 3, 64, dtype)
+    qkv[:5, :HEADS], qkv[:5, HEADS : 2 * HEADS] = 11.0, -11.0
+    cos[:5], sin[:5] = 1.0, 0.0
+    qkv[:5, 2 * HEADS :] = 2.0
+    out = attend_lengthened(qkv, cos, sin, ends, False)
+    torch.testing.assert_close(out[:5], torch.full_like(out[:5], 2.0))
+    assert far(dtype) == float(torch.tensor(far(dtype), dtype=dtype))
+
+
+def test_one_segment_over_whole_rows_takes_it_and_nothing_else_does(taken) -> None:
+    qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
+    expected = reference(qkv, cos, sin, ends)
+    torch.testing.assert_close(attend_packed(qkv.clone(), (cos, sin), ends, 64).double(), expected, atol=1e-5, rtol=0)
+    assert taken == [False]
+    two = torch.tensor([0, 20, 50], dtype=torch.int32)
+    attend_packed(qkv.clone(), (cos, sin), two, 64)
+    attend_packed(qkv.clone(), (cos, sin), torch.tensor([0, 50, 50], dtype=torch.int32), 64)
+    attend_packed(qkv[:63].clone(), (cos[:63], sin[:63]), ends, 64)
+    attend_packed(qkv.clone(), None, ends, 64)
+    assert taken == [False]
+
+
+def test_a_cpu_does_not_take_it() -> None:
+    assert not one_segment.pays(80, torch.bfloat16, torch.device("cpu"))
+    assert one_segment_buckets([{"patches": 4096}], 80, 4, torch.empty(1, dtype=torch.bfloat16)) == []
+
+
+def test_the_kernel_is_compiled_in_the_first_pass_of_any_size(monkeypatch) -> None:
+    """The metric of compilations while serving would show it otherwise."""
+    allow_one_segment(monkeypatch)
+    seen: list[tuple[int, ...]] = []
+
+    def spy(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
+        seen.append((qkv.shape[1], qkv.shape[2]))
+        return lengthen(qkv, cos, sin, cu_seqlens, with_values)
+
+    monkeypatch.setattr(one_segment, "lengthen", spy)
+    one_segment._prepare.cache_clear()
+    qkv, cos, sin, _ = inputs(10, 0, 24, torch.float32)
+    for _ in range(2):
+        attend_packed(qkv, (cos, sin), torch.tensor([0, 4, 10], dtype=torch.int32), 10)
+    assert seen == [(3 * HEADS, 24)]
+
+
+@pytest.mark.parametrize("accepted", [True, None])
+def test_a_refusal_tries_equal_head_dims_then_the_general_attention_and_is_said_once(
+    accepted, monkeypatch, caplog
+) -> None:
+    allow_one_segment(monkeypatch)
+    tried: list[bool] = []
+
+    def refuse(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
+        tried.append(with_values)
+        lengthen(qkv, cos, sin, cu_seqlens, with_values)
+        if with_values != accepted:
+            raise RuntimeError("No available kernel. Aborting execution.")
+        return attend_lengthened(qkv, cos, sin, cu_seqlens, with_values)
+
+    monkeypatch.setattr(one_segment, "attend_lengthened", refuse)
+    qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
+    expected = reference(qkv, cos, sin, ends)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            out = attend_packed(qkv.clone(), (cos, sin), ends, 64)
+            torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
+    assert tried == ([False, True, True, True] if accepted else [False, True])
+    assert len(caplog.records) == (0 if accepted else 1)
+
+
+def test_running_out_of_memory_is_no_refusal(monkeypatch) -> None:
+    allow_one_segment(monkeypatch)
+
+    def fail(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(one_segment, "attend_lengthened", fail)
+    qkv, cos, sin, ends = inputs(50, 14, 16, torch.float32)
+    with pytest.raises(torch.OutOfMemoryError):
+        attend_packed(qkv, (cos, sin), ends, 64)
+    assert not one_segment._values_lengthened
+
+
+def test_large_buckets_get_one_for_a_single_segment_beside_them(monkeypatch) -> None:
+    monkeypatch.setattr(one_segment, "pays", lambda *_: True)
+    listed = [{"patches": p, "sequences": 32, "max_seqlen": p, "windows": p // 32} for p in (1024, 2048, 2400, 16384)]
+    found = one_segment_buckets(listed, 80, 4, torch.empty(1))
+    assert found == [
+        {"patches": p, "sequences": 1, "max_seqlen": p, "windows": w} for p, w in ((2048, 64), (2368, 75), (16384, 512))
+    ]
+    assert [bucket["patches"] for bucket in one_segment_buckets(listed, 80, 9, torch.empty(1))] == [2304, 16128]
+
+
+def test_lengthened_heads(monkeypatch) -> None:
+    qkv, cos, sin, ends = inputs(2, 1, 16, torch.float32)
+    long = lengthen(qkv, cos, sin, ends, True)
+    assert long.shape == (3, 3, HEADS, 16 + FEATURES)
+    assert long[0, :, 0, 16].tolist() == [1, 1, -1]
+    assert long[1, :, 0, 16].tolist() == [0, 0, -far(torch.float32)]
+    assert not long[..., 17:].any() and not long[2, ..., 16:].any() and not long[:, 2, :, :16].any()
+    assert torch.equal(long[2, :2, :, :16], qkv[:2, 2 * HEADS :])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("width", [64, 72, 80])
+@pytest.mark.parametrize("way", [None, False, True], ids=["chosen", "values in place", "values lengthened"])
+def test_on_a_gpu_it_equals_attention_of_segments_and_its_replay_too(width, dtype, way, monkeypatch) -> None:
+    """float32 is refused, and attends as before."""
+    allow_one_segment(monkeypatch)
+    if way is not None:
+        monkeypatch.setattr(one_segment, "_values_lengthened", {(width, dtype): way})
+    device = torch.device("cuda")
+    qkv, cos, sin, ends = (x.to(device) for x in inputs(2100, 12, width, dtype))
+    turned = qkv.clone()
+    rotate_packed.reference(turned, 2 * HEADS, cos, sin)
+    q, k, v = (x.nan_to_num() for x in turned.double().chunk(3, dim=1))
+    expected = attend_segments.reference(q, k, v, ends, ends, width**-0.5, False)
+
+    def run() -> Tensor:
+        return attend_packed(qkv * 1, (cos, sin), ends, len(qkv))
+
+    eager = run()
+    for out in (eager, replayed(device, run)):
+        assert not out[2100:].any()
+        assert relative_error(out[:2100], expected[:2100]) < TOLERANCE[dtype]
+    known = one_segment._values_lengthened[width, dtype]
+    if dtype == torch.float32:
+        assert known is None
+    elif torch.cuda.get_device_capability() == (9, 0):
+        assert known is (False if way is None else way), "cuDNN refuses what it was measured to be faster at"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [0, 1, 2047, 2111, 2112])
+def test_a_replayed_graph_follows_the_length(length: int, monkeypatch) -> None:
+    """Of the same static buffers, which are refilled between replays."""
+    allow_one_segment(monkeypatch)
+    device = torch.device("cuda")
+    qkv, cos, sin, ends = (x.to(device) for x in inputs(2112, 0, 80, torch.bfloat16))
+
+    def run() -> Tensor:
+        return attend_packed(qkv * 1, (cos, sin), ends, len(qkv))
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    turned = qkv.clone()
+    rotate_packed.reference(turned, 2 * HEADS, cos, sin)
+    ends[1] = length
+    qkv[length:] = float("nan")
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not out[length:].any()
+    if length:
+        q, k, v = turned[:length].double().chunk(3, dim=1)
+        expected = attend_segments.reference(q, k, v, ends, ends, 80**-0.5, False)
+        assert relative_error(out[:length], expected) < TOLERANCE[torch.bfloat16]

@@ -1,0 +1,166 @@
+"""Single pictures in buckets of one segment, by dense attention: every family that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from models.layers import one_segment
+from models.layers.one_segment import WHOLE_ROWS
+from models.media import MediaItem
+from models.protocol import Bucket, VisionEncoder
+from models.qwen2_5_vl.model import load_model as load_qwen2_5
+from models.qwen2_vl.model import load_model as load_qwen2
+from tests.models.kimi_vl import golden as kimi
+from tests.models.qwen2_5_vl import golden as qwen2_5
+from tests.models.qwen2_vl import golden as qwen2
+from tests.models.qwen3_vl.golden import DENSE
+from tests.support.chat_golden import largest_difference
+from tests.support.encoder_replay import CapturedEncoder, bytes_of_nan, padded, random_item
+from tests.support.golden import fact_of_own_fixture
+from tests.support.inference import no_gradients as no_gradients
+from tests.support.inline_engine import InlineEngine
+from tests.support.one_segment import allow_one_segment
+from tests.support.one_segment import taken as taken
+
+TOLERANCE = 2e-5
+FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Sequence[str], Callable[[str], Tensor]]] = {
+    "qwen2_vl": (qwen2.model, qwen2.processor, qwen2.IMAGES, lambda name: qwen2.expected()[f"{name}.embeds"]),
+    "qwen2_5_vl": (qwen2_5.model, qwen2_5.processor, qwen2_5.IMAGES, lambda name: qwen2_5.expected()[f"{name}.embeds"]),
+    "qwen3_vl": (lambda: DENSE.model, lambda: DENSE.processor, DENSE.images, DENSE.embeds),
+    "kimi_vl": (kimi.model, kimi.processor, kimi.pictures(), lambda name: kimi.expected()[f"{name}.embeds"]),
+}
+DIRECTORIES = {
+    "qwen2_vl": qwen2.DIRECTORY,
+    "qwen2_5_vl": qwen2_5.DIRECTORY,
+    "qwen3_vl": DENSE.directory,
+    "kimi_vl": kimi.DIRECTORY,
+}
+GATHERED = ("qwen2_5_vl", "kimi_vl")
+"""Rows are gathered by an index, which in padding names a row of the picture."""
+PICTURES = [pytest.param(family, name, id=f"{family}-{name}") for family, own in FAMILIES.items() for name in own[2]]
+
+
+def encoder_of(family: str) -> VisionEncoder:
+    return FAMILIES[family][0]().encoder
+
+
+def picture(family: str, name: str) -> MediaItem:
+    file = DIRECTORIES[family] / f"images/{name.replace('.', '')}.png"
+    return FAMILIES[family][1]().image(Image.open(file).convert("RGB"))
+
+
+def noise(family: str, seed: int) -> MediaItem:
+    """Without a byte of 255, also where it is resized."""
+    pixels = np.random.default_rng(seed).integers(90, 160, (56, 112, 3), dtype=np.uint8)
+    return FAMILIES[family][1]().image(Image.fromarray(pixels))
+
+
+def one_segment_bucket(encoder: VisionEncoder, item: MediaItem, spare: int = 0) -> Bucket:
+    rows = (-(-item.num_patches // WHOLE_ROWS) + spare) * WHOLE_ROWS
+    return dict(encoder.required([item])) | {"patches": rows, "sequences": 1, "max_seqlen": rows}
+
+
+def dense_layers(encoder: Any) -> int:
+    return len(getattr(encoder, "full_attention", encoder.blocks))
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize(("family", "name"), PICTURES)
+def test_golden_pictures(family: str, name: str, spare: int, taken: list[bool]) -> None:
+    encoder, item = encoder_of(family), picture(family, name)
+    bucket = one_segment_bucket(encoder, item, spare)
+    captured = CapturedEncoder(encoder, [bucket])
+    assert largest_difference(captured.replayed([item]), FAMILIES[family][3](name)) <= TOLERANCE
+    assert taken == [False] * dense_layers(encoder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_of_nan_changes_nothing(family: str, taken: list[bool]) -> None:
+    encoder: Any = encoder_of(family)
+    item = noise(family, 3)
+    bucket = one_segment_bucket(encoder, item, 1)
+    plain = padded(encoder, [item], bucket)
+    if family == "kimi_vl":
+        poisoned = padded(encoder, [item], bucket, positions=float("nan"))
+    else:
+        values = encoder.byte_values.clone()
+        encoder.byte_values.view(3, 256)[:, 255] = float("nan")
+        try:
+            poisoned = padded(encoder, [item], bucket, pixels=255)
+        finally:
+            encoder.byte_values.copy_(values)
+    real = item.num_embeds
+    assert plain.isfinite().all() and (family in GATHERED or poisoned[real:].isnan().all())
+    assert torch.equal(poisoned[:real], plain[:real])
+    assert len(taken) == 2 * dense_layers(encoder)
+
+
+@fact_of_own_fixture
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_pictures_never_share_it(family: str, taken: list[bool]) -> None:
+    encoder = encoder_of(family)
+    items = [noise(family, 1), noise(family, 2)]
+    room = dict(encoder.required(items)) | {"patches": 2 * WHOLE_ROWS}
+    together = padded(encoder, items, room)[: sum(item.num_embeds for item in items)]
+    assert not taken
+    alone = [padded(encoder, [one], one_segment_bucket(encoder, one))[: one.num_embeds] for one in items]
+    assert len(taken) == 2 * dense_layers(encoder)
+    torch.testing.assert_close(together, torch.cat(alone), atol=TOLERANCE, rtol=0)
+
+
+@fact_of_own_fixture
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow_one_segment(monkeypatch)
+    monkeypatch.setattr(one_segment, "WHOLE_ROWS", 16)
+    model, processor, *_ = FAMILIES[family]
+    engine = InlineEngine(model(), processor(), encoder_buckets=(32, 64, 128))
+    runner = engine.worker._vision.runner
+    assert [bucket["patches"] for bucket in runner.captured] == [128, 32]
+    while runner.capture_next(idle=True):
+        pass
+    assert [bucket["patches"] for bucket in runner.captured] == [128, 32, 64, 128, 64, 32]
+    assert [bucket["sequences"] == 1 for bucket in runner.captured] == [False] * 3 + [True] * 3
+    asked: list[Bucket] = []
+    forward = engine.model.encoder.forward
+
+    def spy(buffers: Any, bucket: Bucket) -> dict[str, Tensor]:
+        asked.append(bucket)
+        return forward(buffers, bucket)
+
+    monkeypatch.setattr(engine.model.encoder, "forward", spy)
+    for items in ([noise(family, 5)], [noise(family, 6), noise(family, 7)]):
+        runner.run(engine.model.encoder.plan(items))
+    size = 64 if family == "qwen2_5_vl" else 32
+    assert [(bucket["patches"], bucket["sequences"] == 1) for bucket in asked] == [(size, True), (2 * size, False)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("load", [load_qwen2, load_qwen2_5], ids=["qwen2_vl", "qwen2_5_vl"])
+def test_a_replay_of_a_large_picture_equals_its_eager_run(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By kernels, in a pool of NaN; the eager run, of a size that is no bucket's, attends in general."""
+    allow_one_segment(monkeypatch)
+    directory = qwen2.DIRECTORY if load is load_qwen2 else qwen2_5.DIRECTORY
+    encoder = load(directory, torch.device("cuda"), torch.bfloat16).encoder
+    item = random_item(1, 23, 24, 0, block=28)
+    required = dict(encoder.required([item]))
+    single = required | {"patches": 2240, "sequences": 1, "max_seqlen": 2240}
+    general = required | {"patches": 2304, "sequences": 8, "max_seqlen": 2304}
+    captured = CapturedEncoder(encoder, [single, general], torch.device("cuda"))
+    graph = captured.runner.graph_for(required)
+    assert graph is not None and graph.bucket == single
+    poison = partial(bytes_of_nan, encoder, general)
+    for rows, plain in captured.replays_on_a_poisoned_pool([[item]] * 2, poison):
+        assert rows.isfinite().all()
+        torch.testing.assert_close(rows[: len(plain)], plain, atol=0.05, rtol=0)
+    assert one_segment._values_lengthened == {(encoder.config.head_dim, torch.bfloat16): False}

@@ -1,0 +1,31 @@
+"""Dense attention of single pictures without a GPU, and at the sizes of tests."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from models.layers import one_segment
+
+_attend = one_segment.attend_lengthened
+
+
+def allow_one_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the shapes allow it. PyTorch's attention on a CPU stands for cuDNN's."""
+    monkeypatch.setattr(one_segment, "LEAST_ROWS", 1)
+    monkeypatch.setattr(one_segment, "pays", lambda *_: True)
+    monkeypatch.setattr(one_segment, "_values_lengthened", {})
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """allow_one_segment; gets `with_values` of each call of the dense attention."""
+    allow_one_segment(monkeypatch)
+    calls: list[bool] = []
+
+    def counted(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, with_values: bool) -> Tensor:
+        calls.append(with_values)
+        return _attend(qkv, cos, sin, cu_seqlens, with_values)
+
+    monkeypatch.setattr(one_segment, "attend_lengthened", counted)
+    return calls
