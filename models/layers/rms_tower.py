@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
+from models.layers.attention import varlen_attention
 from models.layers.block import add_and_norm
 from models.layers.deferred_norm import Normed
 from models.layers.gemm import gemm, gemm_add_norm
 from models.layers.mlp import SwiGLU
 from models.layers.norms import RMSNorm
-from models.layers.one_segment import attend_packed
+from models.layers.packed import rotate_packed
 
 Segments = tuple[Tensor, int]
 """cu_seqlens int32 [segments + 1], and an upper bound of the longest segment."""
@@ -33,7 +34,10 @@ class RMSTowerBlock(nn.Module):
     def attend(self, normed: Normed, rotary: tuple[Tensor, Tensor], segments: Segments) -> Tensor:
         """[n, hidden_size] -> what each head attended [n, hidden_size]."""
         heads = gemm(normed, self.qkv.weight, self.qkv.bias).unflatten(-1, (3 * self.num_heads, -1))
-        return attend_packed(heads, rotary, *segments).flatten(-2)
+        rotate_packed(heads, 2 * self.num_heads, *rotary)
+        q, k, v = heads.chunk(3, dim=1)
+        cu_seqlens, longest = segments
+        return varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest).flatten(-2)
 
 
 def run_rms_tower(

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from models.layers.mlp import MLP
 from models.layers.norms import RMSNorm
-from models.layers.one_segment import one_segment_buckets
 from models.layers.packed import byte_lookup
 from models.layers.rms_tower import RMSTowerBlock, run_rms_tower
 from models.layers.rotary import rotary_cos_sin
@@ -131,8 +130,8 @@ class Qwen25VLEncoder(nn.Module):
         ]
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        sizes = self.config.head_dim, self.config.merged_patches
-        return one_segment_buckets(bucket_list, *sizes, self.patch_embed.weight)
+        """None: most layers attend in windows, and the few others gain nothing (encoder_qwen2_5_vl_3b.json)."""
+        return []
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches = bucket["patches"]

@@ -16,10 +16,8 @@ from models.layers import one_segment
 from models.layers.one_segment import WHOLE_ROWS
 from models.media import MediaItem
 from models.protocol import Bucket, VisionEncoder
-from models.qwen2_5_vl.model import load_model as load_qwen2_5
 from models.qwen2_vl.model import load_model as load_qwen2
 from tests.models.kimi_vl import golden as kimi
-from tests.models.qwen2_5_vl import golden as qwen2_5
 from tests.models.qwen2_vl import golden as qwen2
 from tests.models.qwen3_vl.golden import DENSE
 from tests.support.chat_golden import largest_difference
@@ -33,17 +31,15 @@ from tests.support.one_segment import taken as taken
 TOLERANCE = 2e-5
 FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Sequence[str], Callable[[str], Tensor]]] = {
     "qwen2_vl": (qwen2.model, qwen2.processor, qwen2.IMAGES, lambda name: qwen2.expected()[f"{name}.embeds"]),
-    "qwen2_5_vl": (qwen2_5.model, qwen2_5.processor, qwen2_5.IMAGES, lambda name: qwen2_5.expected()[f"{name}.embeds"]),
     "qwen3_vl": (lambda: DENSE.model, lambda: DENSE.processor, DENSE.images, DENSE.embeds),
     "kimi_vl": (kimi.model, kimi.processor, kimi.pictures(), lambda name: kimi.expected()[f"{name}.embeds"]),
 }
 DIRECTORIES = {
     "qwen2_vl": qwen2.DIRECTORY,
-    "qwen2_5_vl": qwen2_5.DIRECTORY,
     "qwen3_vl": DENSE.directory,
     "kimi_vl": kimi.DIRECTORY,
 }
-GATHERED = ("qwen2_5_vl", "kimi_vl")
+GATHERED = ("kimi_vl",)
 """Rows are gathered by an index, which in padding names a row of the picture."""
 PICTURES = [pytest.param(family, name, id=f"{family}-{name}") for family, own in FAMILIES.items() for name in own[2]]
 
@@ -141,17 +137,14 @@ def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
     monkeypatch.setattr(engine.model.encoder, "forward", spy)
     for items in ([noise(family, 5)], [noise(family, 6), noise(family, 7)]):
         runner.run(engine.model.encoder.plan(items))
-    size = 64 if family == "qwen2_5_vl" else 32
-    assert [(bucket["patches"], bucket["sequences"] == 1) for bucket in asked] == [(size, True), (2 * size, False)]
+    assert [(bucket["patches"], bucket["sequences"] == 1) for bucket in asked] == [(32, True), (64, False)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("load", [load_qwen2, load_qwen2_5], ids=["qwen2_vl", "qwen2_5_vl"])
-def test_a_replay_of_a_large_picture_equals_its_eager_run(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_of_a_large_picture_equals_its_eager_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """By kernels, in a pool of NaN; the eager run, of a size that is no bucket's, attends in general."""
     allow_one_segment(monkeypatch)
-    directory = qwen2.DIRECTORY if load is load_qwen2 else qwen2_5.DIRECTORY
-    encoder = load(directory, torch.device("cuda"), torch.bfloat16).encoder
+    encoder = load_qwen2(qwen2.DIRECTORY, torch.device("cuda"), torch.bfloat16).encoder
     item = random_item(1, 23, 24, 0, block=28)
     required = dict(encoder.required([item]))
     single = required | {"patches": 2240, "sequences": 1, "max_seqlen": 2240}
