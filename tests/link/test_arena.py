@@ -46,6 +46,7 @@ def test_frames_are_read_where_they_were_placed_and_nobody_writes_to_them() -> N
     assert own.in_use == 2
 
 
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_a_region_is_free_when_no_array_lies_in_it_any_more() -> None:
     own = Arena(SIZE)
     engine = MappedArena(own.file)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from models.media import MediaItem, Prompt
+from service.api.engine_client import EngineClient
+from service.api.request_stream import EngineError, RequestStream
 from service.link import arena, lending, wire
 from service.link.arena import Loan
 from service.link.engine_socket import EngineSocket
 from service.link.messages import ChatRequest, Command, Detach, Failed, Outputs, SamplingParams
 from service.link.process import ZmqChannel
 from service.link.shared import SUPERVISOR, SharedChannel
-from tests.support.waiting import GENEROUS
+from tests.support.arenas import arenas
+from tests.support.engine_matrix import matrix
+from tests.support.waiting import GENEROUS, until
 
 pytestmark = pytest.mark.skipif(not arena.is_supported(), reason="memory is shared on Linux alone")
 
@@ -49,14 +55,14 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     address = f"ipc://{tmp_path}/engine"
     near = EngineSocket.bound(address)
     far = ZmqChannel(address)
-    assert near.zmq.poll(GENEROUS * 1000, 2)  # what is sent to nobody is lost
+    assert near.zmq.poll(int(GENEROUS * 1000), zmq.POLLOUT)  # what is sent to nobody is lost
     yield near, far
     near.close()
     far.close()
 
 
 def outputs_of(near: EngineSocket) -> Outputs:
-    assert near.zmq.poll(GENEROUS * 1000)
+    assert near.zmq.poll(int(GENEROUS * 1000))
     return wire.outputs_decoder().decode(near.zmq.recv_multipart())
 
 
@@ -139,7 +145,7 @@ def test_what_nobody_received_is_free_again(ends: Ends, monkeypatch: pytest.Monk
     lost = False
     while not lost:  # until the socket knows
         near.send(picture("lost", 1))
-        lost = not near.zmq.poll(0, 2)
+        lost = not near.zmq.poll(0, zmq.POLLOUT)
     used = near.lender.in_use
     near.send(picture("lost", 2))
     assert near.lender.in_use == used
@@ -176,17 +182,6 @@ def test_a_bad_loan_fails_its_request_and_no_other(ends: Ends, change: Change, r
     (failed,) = outputs_of(near).failed
     assert (failed.request_id, failed.status, failed.code) == ("bad", 500, "engine_error")
     assert "did not reach the engine" in failed.message and reason in failed.message
-
-
-def arenas() -> int:
-    """Open descriptors of such memory in this process."""
-    found = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found += os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:frames")
-        except FileNotFoundError:  # that of the folder itself
-            continue
-    return found
 
 
 def shared_ends(address: str, *peers: str) -> tuple[SharedChannel, list[EngineSocket]]:
@@ -244,7 +239,7 @@ def test_a_process_cannot_name_the_memory_of_another(tmp_path: Path) -> None:
         next_of(far)
     frames, _ = one.lender.lend(wire.encode(picture("stolen", 2)))
     other.zmq.send_multipart(frames)
-    while not other.zmq.poll(0, 1):
+    while not other.zmq.poll(0, zmq.POLLIN):
         far.receive(0)
     (failed,) = outputs_of(other).failed
     assert failed == Failed("stolen", 500, "engine_error", failed.message)
@@ -252,3 +247,55 @@ def test_a_process_cannot_name_the_memory_of_another(tmp_path: Path) -> None:
     for near in (supervisor, one, other):
         near.close()
     far.close()
+
+
+# Whole processes
+
+
+async def ask(client: EngineClient, name: str, text: str, value: int) -> RequestStream:
+    """A request with a picture, once its first token has come."""
+    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    prompt = msgspec.structs.replace(picture(name, value), prompt=with_ids(picture(name, value).prompt, ids))
+    stream = client.submit(prompt)
+    await anext(stream)
+    return stream
+
+
+def with_ids(prompt: Prompt, ids: np.ndarray) -> Prompt:
+    return replace(prompt, token_ids=ids, positions=np.arange(len(ids), dtype=np.int32)[None])
+
+
+def lender(client: EngineClient) -> lending.Lender:
+    socket: EngineSocket = client._link.send.__self__  # type: ignore[union-attr]
+    return socket.lender
+
+
+async def test_memory_goes_with_its_request_its_process_and_its_engine() -> None:
+    before = arenas()
+    async with matrix() as shared:
+        one, other = shared.clients
+        engine = shared.supervisor._link._link._process.pid  # type: ignore[union-attr]
+        for client in shared.clients:
+            await (await ask(client, f"first-{id(client)}", "!endless", 0)).aclose()
+        assert (arenas() - before, arenas(engine)) == (2 * 2, 2)
+        kept, left = [await ask(client, f"{id(client)}", "!endless", 1) for client in shared.clients]
+        assert [lender(client).in_use for client in shared.clients] == [1, 1]
+        await left.aclose()
+        await until(lambda: lender(other).in_use == 0, what="the aborted request's region is free")
+        early = other.submit(picture("early", 2))
+        await early.aclose()  # before the engine has read it
+        await until(lambda: lender(other).in_use == 0, what="that of one which was aborted earlier is free")
+        assert lender(one).in_use == 1
+        shared.supervisor.send(Detach("api-1"))  # its process was killed
+        await until(lambda: arenas(engine) == 1, what="the engine has left its memory")
+        await kept.aclose()
+        with pytest.raises(EngineError):
+            async for _ in await ask(other, "crash", "!crash please", 3):
+                pass
+        await until(lambda: arenas() == before, what="the memory has gone with the engine")
+        await shared.wait_ready()
+        for value in (4, 5):
+            again = await ask(other, f"again-{value}", "!endless", value)
+        assert lender(other).in_use == 1
+        await again.aclose()
+    assert arenas() == before
