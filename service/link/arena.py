@@ -9,8 +9,10 @@ frames no longer. Every word has one writer at a time, so there is no lock.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
+import threading
 import weakref
 from bisect import insort
 from collections.abc import Sequence
@@ -22,13 +24,20 @@ import numpy as np
 
 from service.link.wire import Frame, WireError
 
+log = logging.getLogger(__name__)
+
 SIZE = 128 << 20
-"""Bytes of the file: 42 pictures of 1024 x 1024, or 222 of 448 x 448. Memory is taken as it is needed."""
+"""Bytes of the file: 42 pictures of 1024 x 1024, or 222 of 448 x 448. It takes memory as it needs it."""
+GROWTH = 4 << 20
+"""Bytes that it begins with, and the least that it grows by. New memory takes ten times as long to write as memory that
+was used before, so a thread prepares it, and messages that have no room meanwhile are not placed."""
 KEPT = 16 << 20
-"""Bytes of it that keep their memory while no region is in use."""
+"""Bytes that keep their memory while no region is in use."""
 ALIGNMENT = 64
-_TABLE = 4096
-_WORDS = _TABLE // 8
+TABLE_BYTES = 4096
+NAME = "frames"
+"""Of the file, where the system lists descriptors."""
+_WORDS = TABLE_BYTES // 8
 _SEALS = ("F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
 
@@ -65,18 +74,20 @@ class Arena:
     """The API process' side. OSError if the system gives no such file."""
 
     def __init__(self, size: int) -> None:
-        self.file = os.memfd_create("frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.file = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self.file)
         os.ftruncate(self.file, size)
         # The engine would be killed by reading past the end of a file that has become shorter.
         fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        os.posix_fallocate(self.file, 0, _TABLE)
+        os.posix_fallocate(self.file, 0, TABLE_BYTES)
         self._map = mmap.mmap(self.file, size)
         self._bytes = memoryview(self._map)
-        self._words = self._bytes[:_TABLE].cast("q")
-        self._size = size
-        self._backed = _TABLE
-        """The file has memory up to here."""
+        self._words = self._bytes[:TABLE_BYTES].cast("q")
+        self._most = size
+        self._backed = TABLE_BYTES
+        """The file has memory up to here. Set by the thread while one runs."""
+        self._growing: threading.Thread | None = None
+        self._grow(GROWTH)
         self._regions: list[Region] = []
         """Those in use, by their place."""
         self._slots = list(range(_WORDS - 1, 0, -1))
@@ -116,27 +127,49 @@ class Arena:
     def trim(self) -> None:
         """Gives back memory that was needed once, if no region is in use."""
         self._reclaim()
-        if not self._regions and self._backed > KEPT:
-            self._map.madvise(mmap.MADV_REMOVE, KEPT, self._size - KEPT)
+        if not self._regions and self._backed > KEPT and not self._grows:
+            self._map.madvise(mmap.MADV_REMOVE, KEPT, self._backed - KEPT)
             self._backed = KEPT
+
+    def wait_grown(self) -> None:
+        """Waits until it does not grow."""
+        if self._growing is not None:
+            self._growing.join()
 
     def _room(self, size: int) -> int | None:
         """Begin of the first gap of so many bytes: the lower, the likelier both processes have its pages mapped."""
-        start = _TABLE
+        start = TABLE_BYTES
         for region in self._regions:
             if region.start - start >= size:
                 break
             start = region.stop
-        if start + size > self._size:
-            return None
-        if start + size > self._backed:
-            try:
-                # Without memory left, this is refused, where writing would kill the process.
-                os.posix_fallocate(self.file, self._backed, start + size - self._backed)
-            except OSError:
-                return None
-            self._backed = start + size
-        return start
+        if start + size <= self._backed:
+            return start
+        if start + size <= self._most and not self._grows:
+            self._grow(max(start + size, 2 * self._backed))
+        return None
+
+    @property
+    def _grows(self) -> bool:
+        return self._growing is not None and self._growing.is_alive()
+
+    def _grow(self, stop: int) -> None:
+        """Begins to prepare memory up to `stop`, or somewhat further."""
+        stop = min(-(-stop // GROWTH) * GROWTH, self._most)
+        self._growing = threading.Thread(target=self._prepare, args=(stop,), name="arena", daemon=True)
+        self._growing.start()
+
+    def _prepare(self, stop: int) -> None:
+        begin = self._backed
+        try:
+            # Without memory left, this is refused, where writing would kill the process.
+            os.posix_fallocate(self.file, begin, stop - begin)
+        except OSError as error:
+            log.warning("shared memory for pixels stays at %d bytes: %s", begin, error)
+            self._most = begin
+            return
+        np.frombuffer(self._map, np.uint8)[begin : stop : mmap.PAGESIZE] = 0
+        self._backed = stop
 
     def _reclaim(self) -> None:
         words = self._words
@@ -151,10 +184,10 @@ class MappedArena:
 
     def __init__(self, file: int) -> None:
         self._size = os.fstat(file).st_size
-        if self._size <= _TABLE or not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+        if self._size <= TABLE_BYTES or not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise WireError(f"a file of {self._size} bytes that can become shorter is not an arena")
         self._map = mmap.mmap(file, self._size)
-        self._words = memoryview(self._map)[:_TABLE].cast("q")
+        self._words = memoryview(self._map)[:TABLE_BYTES].cast("q")
         self._words[0] = 1
 
     def borrow(self, loan: Loan, frames: list[Frame]) -> None:
@@ -164,7 +197,7 @@ class MappedArena:
         if not slots or loan.generation < 1 or self._words[loan.slot] != loan.generation:
             raise WireError(f"region {loan.slot} of shared memory is not of generation {loan.generation}")
         length = sum(_aligned(size) for _, size in loan.parts)
-        fits = _TABLE <= loan.offset <= loan.offset + length <= self._size and loan.offset % ALIGNMENT == 0
+        fits = TABLE_BYTES <= loan.offset <= loan.offset + length <= self._size and loan.offset % ALIGNMENT == 0
         numbers = {number for number, size in loan.parts if 0 <= number < len(frames) and size > 0}
         if not fits or not loan.parts or len(numbers) < len(loan.parts):
             self._release(loan.slot, loan.generation)

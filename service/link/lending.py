@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 LEAST = 64 << 10
 """Bytes of a frame from which on it is lent. Smaller ones cross the socket in one piece."""
 MOST = 8 << 20
-"""Bytes that are copied for a message, in the event loop: 0.4 ms, or 6 the first time, when the arena grows for them.
-ZeroMQ copies larger ones in a thread of its own."""
+"""Bytes that are copied for a message, in the event loop, which takes 0.4 ms. ZeroMQ copies larger ones in a thread of
+its own."""
 _NAME_BYTES = 256
 
 

@@ -10,12 +10,19 @@ import pytest
 import torch
 
 from service.link import arena
-from service.link.arena import KEPT, Arena, Loan, MappedArena
+from service.link.arena import GROWTH, KEPT, Arena, Loan, MappedArena
 from service.link.wire import Frame, WireError
 
 pytestmark = pytest.mark.skipif(not arena.is_supported(), reason="memory is shared on Linux alone")
 
 SIZE = 1 << 20
+
+
+def made(size: int) -> Arena:
+    """With its first memory."""
+    own = Arena(size)
+    own.wait_grown()
+    return own
 
 
 def frame(value: int, size: int = 100_000) -> Frame:
@@ -35,7 +42,7 @@ def placed(own: Arena, *frames: Frame) -> Loan:
 
 
 def test_frames_are_read_where_they_were_placed_and_nobody_writes_to_them() -> None:
-    own = Arena(SIZE)
+    own = made(SIZE)
     assert not own.is_mapped
     engine = MappedArena(own.file)
     assert own.is_mapped
@@ -48,7 +55,7 @@ def test_frames_are_read_where_they_were_placed_and_nobody_writes_to_them() -> N
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_a_region_is_free_when_no_array_lies_in_it_any_more() -> None:
-    own = Arena(SIZE)
+    own = made(SIZE)
     engine = MappedArena(own.file)
     loan = placed(own, frame(7), frame(8))
     first, second = borrowed(engine, loan, 2)
@@ -63,7 +70,7 @@ def test_a_region_is_free_when_no_array_lies_in_it_any_more() -> None:
 
 
 def test_what_finds_no_room_is_refused_until_something_is_given_back() -> None:
-    own = Arena(SIZE)
+    own = made(SIZE)
     engine = MappedArena(own.file)
     held = [borrowed(engine, placed(own, frame(n, 200_000))) for n in range(5)]
     assert own.place([(0, frame(5, 200_000))]) is None
@@ -74,7 +81,7 @@ def test_what_finds_no_room_is_refused_until_something_is_given_back() -> None:
 
 
 def test_regions_are_counted_too() -> None:
-    own = Arena(SIZE)
+    own = made(SIZE)
     taken = 0
     while own.place([(0, frame(1, 1))]) is not None:
         taken += 1
@@ -82,7 +89,7 @@ def test_regions_are_counted_too() -> None:
 
 
 def test_a_region_whose_message_was_not_sent_is_taken_back() -> None:
-    own = Arena(SIZE)
+    own = made(SIZE)
     found = own.place([(0, frame(1))])
     assert found is not None
     own.take_back(found[1])
@@ -92,7 +99,7 @@ def test_a_region_whose_message_was_not_sent_is_taken_back() -> None:
 
 
 def test_a_loan_of_an_earlier_generation_is_an_error_and_touches_nothing() -> None:
-    own = Arena(SIZE)
+    own = made(SIZE)
     engine = MappedArena(own.file)
     old = placed(own, frame(1))
     borrowed(engine, old)  # and given back
@@ -126,7 +133,7 @@ def test_a_loan_of_an_earlier_generation_is_an_error_and_touches_nothing() -> No
     ids=str,
 )
 def test_a_loan_that_cannot_be_is_an_error(wrong: dict[str, object]) -> None:
-    own = Arena(SIZE)
+    own = made(SIZE)
     loan = placed(own, frame(1))
     values = {name: getattr(loan, name) for name in loan.__struct_fields__}
     engine = MappedArena(own.file)
@@ -141,44 +148,68 @@ def test_a_file_that_could_become_shorter_is_not_mapped() -> None:
     with pytest.raises(WireError, match="shorter"):
         MappedArena(file)
     os.close(file)
-    own = Arena(SIZE)
+    own = made(SIZE)
     assert fcntl.fcntl(own.file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
     with pytest.raises(PermissionError):
         os.ftruncate(own.file, 4096)
 
 
-def test_memory_that_was_needed_once_is_given_back_when_nothing_is_in_use() -> None:
-    own = Arena(3 * KEPT)
+def test_it_grows_beside_what_it_is_asked_for() -> None:
+    own = made(8 * GROWTH)
     engine = MappedArena(own.file)
-    loan = placed(own, frame(1, 2 * KEPT))
-    held = borrowed(engine, loan)
+    held = [borrowed(engine, placed(own, frame(1, GROWTH // 2)))]
+    for value in (2, 3):
+        assert own.place([(0, frame(value, GROWTH))]) is None
+        own.wait_grown()
+        held.append(borrowed(engine, placed(own, frame(value, GROWTH))))
+    assert [set(arrays[0].tolist()) for arrays in held] == [{1}, {2}, {3}]
+    assert taken(own) == 4 * GROWTH, "twice as much each time"
 
-    def taken() -> int:
-        return 512 * os.fstat(own.file).st_blocks
 
-    most = taken()
+def taken(own: Arena) -> int:
+    """Bytes of memory."""
+    return 512 * os.fstat(own.file).st_blocks
+
+
+def test_memory_that_was_needed_once_is_given_back_when_nothing_is_in_use() -> None:
+    own = made(3 * KEPT)
+    engine = MappedArena(own.file)
+    assert own.place([(0, frame(1, 2 * KEPT))]) is None
+    own.wait_grown()
+    held = borrowed(engine, placed(own, frame(1, 2 * KEPT)))
+    most = taken(own)
     own.trim()
-    assert taken() == most >= 2 * KEPT and held[0].min() == 1
+    assert taken(own) == most >= 2 * KEPT and held[0].min() == 1
     del held
     own.trim()
-    assert taken() == KEPT
+    assert taken(own) == KEPT
+    assert own.place([(0, frame(3, 2 * KEPT))]) is None
+    own.wait_grown()
     assert set(borrowed(engine, placed(own, frame(3, 2 * KEPT)))[0].tolist()) == {3}
 
 
-def test_without_memory_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Arena(SIZE)
+def test_without_more_memory_it_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = made(4 * GROWTH)
+    asked = []
 
     def refuse(*arguments: int) -> None:
+        asked.append(arguments)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    assert own.place([(0, frame(1))]) is None
+    for _ in range(3):
+        assert own.place([(0, frame(1, GROWTH))]) is None
+        own.wait_grown()
+    assert len(asked) == 1 and "No space left" in caplog.text
     assert own.in_use == 0
+    placed(own, frame(1, GROWTH // 2))
 
 
 def test_a_mapping_goes_with_its_last_array() -> None:
     before = descriptors()
-    own = Arena(SIZE)
+    own = made(SIZE)
     engine = MappedArena(own.file)
     arrays = borrowed(engine, placed(own, frame(4)))
     del own, engine

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import zmq
 
+from benchmarks.footprint import lent
 from models.media import MediaItem, Prompt
 from service.api.engine_client import EngineClient
 from service.api.request_stream import EngineError, RequestStream
 from service.link import arena, lending, wire
-from service.link.arena import Loan
+from service.link.arena import Arena, Loan
 from service.link.engine_socket import EngineSocket
 from service.link.messages import ChatRequest, Command, Detach, Failed, Outputs, SamplingParams
 from service.link.process import ZmqChannel
@@ -28,6 +29,18 @@ from tests.support.waiting import GENEROUS, until
 pytestmark = pytest.mark.skipif(not arena.is_supported(), reason="memory is shared on Linux alone")
 
 Ends = tuple[EngineSocket, ZmqChannel]
+
+
+@pytest.fixture(autouse=True)
+def grown_arenas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arenas have memory from the beginning."""
+
+    def grown(size: int) -> Arena:
+        made = Arena(size)
+        made.wait_grown()
+        return made
+
+    monkeypatch.setattr(lending, "Arena", grown)
 
 
 def picture(name: str, value: int, side: int = 448) -> ChatRequest:
@@ -280,6 +293,7 @@ async def test_memory_goes_with_its_request_its_process_and_its_engine() -> None
         assert (arenas() - before, arenas(engine)) == (2 * 2, 2)
         kept, left = [await ask(client, f"{id(client)}", "!endless", 1) for client in shared.clients]
         assert [lender(client).in_use for client in shared.clients] == [1, 1]
+        assert lent(engine) == 2
         await left.aclose()
         await until(lambda: lender(other).in_use == 0, what="the aborted request's region is free")
         early = other.submit(picture("early", 2))
