@@ -32,7 +32,9 @@ GROWTH = 4 << 20
 """Bytes that it begins with, and the least that it grows by. New memory takes ten times as long to write as memory that
 was used before, so a thread prepares it, and messages that have no room meanwhile are not placed."""
 KEPT = 16 << 20
-"""Bytes that keep their memory while no region is in use."""
+"""Bytes that keep their memory when no region is in use."""
+IDLE = 60
+"""Heartbeats without a region in use, until the rest is given back: half a minute."""
 ALIGNMENT = 64
 TABLE_BYTES = 4096
 NAME = "frames"
@@ -90,6 +92,7 @@ class Arena:
         self._grow(GROWTH)
         self._regions: list[Region] = []
         """Those in use, by their place."""
+        self._idle = 0
         self._slots = list(range(_WORDS - 1, 0, -1))
         self._generations = count(1)
 
@@ -125,9 +128,11 @@ class Arena:
         self._words[region.slot] = 0
 
     def trim(self) -> None:
-        """Gives back memory that was needed once, if no region is in use."""
+        """Called at each heartbeat of the engine. Gives back memory that was needed once, when no region has been in
+        use at the last IDLE of them."""
         self._reclaim()
-        if not self._regions and self._backed > KEPT and not self._grows:
+        self._idle = 0 if self._regions else self._idle + 1
+        if self._idle >= IDLE and self._backed > KEPT and not self._grows:
             self._map.madvise(mmap.MADV_REMOVE, KEPT, self._backed - KEPT)
             self._backed = KEPT
 
