@@ -235,13 +235,17 @@ def test_each_of_several_processes_has_memory_of_its_own_which_goes_with_it(tmp_
 
 def test_memory_of_a_process_that_ended_before_the_engine_looked_is_not_kept(tmp_path: Path) -> None:
     before = arenas()
-    far, (supervisor, one) = shared_ends(f"ipc://{tmp_path}/engine", "api-1")
+    far, (supervisor, one, other) = shared_ends(f"ipc://{tmp_path}/engine", "api-1", "api-2")
     assert one.lender._offered() is not None
     one.close()
     supervisor.send(Detach("api-1"))
     detached(far, "api-1")
     assert arenas() == before
-    supervisor.close()
+    other.send(picture("other", 1))
+    next_of(far)  # the engine has looked at its socket
+    assert arenas() - before == 3, "two of the process that goes on and one of the engine"
+    for near in (supervisor, other):
+        near.close()
     far.close()
 
 
