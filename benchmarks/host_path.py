@@ -48,12 +48,15 @@ class Input:
     images: int
     words: int
     system_tokens: int
+    side: int = 448
+    """Pixels of a picture's width and height."""
 
 
 INPUTS = (
     Input("395 text tokens", 0, 360, 0),
     Input("448 x 448 JPEG, 128 words", 1, 128, 0),
     Input("the same behind a system prompt of 500 words", 1, 128, 500),
+    Input("1024 x 1024 JPEG, 128 words", 1, 128, 0, 1024),
 )
 
 
@@ -73,6 +76,8 @@ def bodies(what: Input, count: int, seed: int) -> list[bytes]:
         requests=count,
         seed=seed,
         images=what.images,
+        width=what.side,
+        height=what.side,
         text_words=what.words,
         system_tokens=what.system_tokens,
         output_tokens=TOKENS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.commands import BY_RESULT, COMMANDS
@@ -209,13 +209,23 @@ HOST_PATH = (
 
 def host_path(results: Results) -> str:
     """A first token's way beside the GPU, and processor time of requests, of two checkouts where they were compared."""
+    return _host_path(results, "host_path", HOST_PATH)
+
+
+def shared_pixels(results: Results) -> str:
+    """The same of the stages in which a request reaches the engine, before and with pixels in shared memory."""
+    stages = [stage for stage in HOST_PATH if stage[1] in ("submitted_ms", "taken_ms", "launched_ms", "host_ms")]
+    return _host_path(results, "host_path_pixels", stages)
+
+
+def _host_path(results: Results, name: str, stages: Sequence[tuple[str, str]]) -> str:
     try:
-        result = results["host_path"]
+        result = results[name]
     except Missing:
-        return absent("host_path")
+        return absent(name)
     alone = [row for row in result.rows if row["run"] == "alone"]
     together = [row for row in result.rows if row["run"] == "together"]
-    rows = [[what, *(f"{number(row[key])} ms" for row in alone)] for what, key in HOST_PATH]
+    rows = [[what, *(f"{number(row[key])} ms" for row in alone)] for what, key in stages]
     for role, name in (("api", "API process"), ("engine", "engine")):
         for lanes in sorted({row["lanes"] for row in together}):
             cells = [number(row[f"{role}_cpu_ms"]) for row in together if row["lanes"] == lanes]
