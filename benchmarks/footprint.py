@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import numpy as np
 
-from service.link.arena import NAME, TABLE_BYTES
 from service.named_voice_store import FOLDER
 
 WORK_GAUGES = (
@@ -26,7 +24,6 @@ WORK_GAUGES = (
 ENGINE = "service.link.process"
 DECODER = "service.media.decode_worker"
 GRAMMARS = "service.api.chat.grammar_worker"
-ARENA = f"/memfd:{NAME}"
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,7 @@ class Process:
 @dataclass(frozen=True)
 class Footprint:
     """descriptors, threads: by role (api, engine, decoder, grammars). busy: gauges that are not zero. files: shared
-    memory and the server's temporary files. tasks: of the event loop. lent: messages whose arrays an engine holds in
-    memory that it shares with an API process."""
+    memory and the server's temporary files. tasks: of the event loop."""
 
     processes: dict[str, int]
     descriptors: dict[str, int]
@@ -51,12 +47,10 @@ class Footprint:
     files: frozenset[str]
     busy: tuple[str, ...]
     tasks: int
-    lent: int = 0
 
     def left_over(self, before: Footprint) -> list[str]:
         """What is held now but was not held before; empty if everything was given back."""
         found = [f"gauge {line}" for line in self.busy]
-        found += [f"messages lent to an engine: {self.lent}"] if self.lent else []
         found += [f"file {name}" for name in sorted(self.files - before.files)]
         for kind in ("processes", "descriptors"):
             was, now = getattr(before, kind), getattr(self, kind)
@@ -103,20 +97,6 @@ def inspect(pid: int) -> Process | None:
     return Process(pid, role, tuple(names), int(status["Threads"]), resident)
 
 
-def lent(engine: int) -> int:
-    """Messages whose arrays lie in memory that this engine shares with API processes (service/link/arena.py)."""
-    found = 0
-    for entry in Path(f"/proc/{engine}/fd").iterdir():
-        try:
-            if os.readlink(entry).startswith(ARENA):
-                with entry.open("rb") as file:
-                    words = np.frombuffer(file.read(TABLE_BYTES), np.int64)
-                found += int(np.count_nonzero(words[1:]))
-        except FileNotFoundError:  # closed in the meantime
-            continue
-    return found
-
-
 def engine_pid(server_pid: int) -> int:
     for child in children(server_pid):
         process = inspect(child)
@@ -157,14 +137,7 @@ def footprint(server_pid: int, url: str, temporary: Path) -> Footprint:
     kept = (path for path in temporary.rglob("*") if FOLDER not in (path.name, path.parent.name))
     files |= {re.sub(r"reprise-\w+", "reprise-*", str(path)) for path in kept}
     return Footprint(
-        totals["count"],
-        totals["fds"],
-        totals["threads"],
-        totals["rss"],
-        frozenset(files),
-        _busy(text),
-        _tasks(text),
-        sum(lent(process.pid) for process in processes if process.role == "engine"),
+        totals["count"], totals["fds"], totals["threads"], totals["rss"], frozenset(files), _busy(text), _tasks(text)
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 
 from service.link import wire
-from service.link.lending import Lender
 from service.link.messages import Attach, Command, Outputs
 
 _MESSAGES_A_TURN = 16
@@ -31,8 +31,7 @@ def _nothing() -> None:
 class EngineSocket:
     """Sends commands, which never blocks, and reads outputs in an event loop."""
 
-    def __init__(self, kind: int, lender: Lender) -> None:
-        self.lender = lender
+    def __init__(self, kind: int) -> None:
         self._context = zmq.Context()
         self.zmq: zmq.Socket = self._context.socket(kind)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
@@ -43,14 +42,14 @@ class EngineSocket:
     @classmethod
     def bound(cls, address: str) -> EngineSocket:
         """The only peer of an engine, which connects to it."""
-        socket = cls(zmq.PAIR, Lender(address, ""))
+        socket = cls(zmq.PAIR)
         socket.zmq.bind(address)
         return socket
 
     @classmethod
     def attached(cls, address: str, client: str) -> EngineSocket:
         """One of several peers of an engine, which binds the address; `client` names this one."""
-        socket = cls(zmq.DEALER, Lender(address, client))
+        socket = cls(zmq.DEALER)
         socket.zmq.setsockopt(zmq.ROUTING_ID, client.encode())
         socket.zmq.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         socket.zmq.connect(address)
@@ -58,12 +57,9 @@ class EngineSocket:
         return socket
 
     def send(self, command: Command) -> None:
-        frames, region = self.lender.lend(wire.encode(command))
-        try:
+        frames = wire.encode(command)
+        with suppress(zmq.Again):  # nobody at the other end: not yet, or not any more
             self.zmq.send_multipart(frames, zmq.NOBLOCK, copy=wire.is_small(frames))
-        except zmq.Again:  # nobody at the other end: not yet, or not any more
-            if region is not None:
-                self.lender.take_back(region)
         # The socket's descriptor is edge-triggered, and send has consumed its event: check for messages here.
         if int(self.zmq.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._look()
@@ -82,10 +78,7 @@ class EngineSocket:
             try:
                 for _ in range(_MESSAGES_A_TURN):
                     frames = self.zmq.recv_multipart(zmq.NOBLOCK, copy=False)
-                    outputs = decoder.decode([frame.buffer for frame in frames])
-                    on_outputs(outputs)
-                    if outputs.state is not None:  # a heartbeat
-                        self.lender.trim()
+                    on_outputs(decoder.decode([frame.buffer for frame in frames]))
             except zmq.Again:
                 return
             except Exception as error:
@@ -108,6 +101,5 @@ class EngineSocket:
             ended.cancel()
 
     def close(self) -> None:
-        self.lender.close()
         self.zmq.close()
         self._context.term()

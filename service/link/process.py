@@ -25,8 +25,7 @@ from service.children import wait_for_end_of_parent
 from service.link import wire
 from service.link.config import ConfigurationError, EngineConfig
 from service.link.gpu_context import begin_context
-from service.link.lending import Borrower
-from service.link.messages import Command, Failed, Outputs
+from service.link.messages import Command, Outputs
 from service.link.shared import SharedChannel
 from service.link.standby import STANDBY, EngineAddress
 from service.logs import configure_logging
@@ -48,8 +47,8 @@ class ZmqChannel:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._borrower = Borrower(address)
         self._socket.connect(address)
+        self._decoder = wire.command_decoder()
 
     def receive(self, timeout: float | None) -> list[Command]:
         commands: list[Command] = []
@@ -60,18 +59,13 @@ class ZmqChannel:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return commands
-            command = self._borrower.decode("", [frame.buffer for frame in frames])
-            if isinstance(command, Failed):
-                self.send(Outputs(failed=(command,)))
-            else:
-                commands.append(command)
+            commands.append(self._decoder.decode([frame.buffer for frame in frames]))
 
     def send(self, outputs: Outputs) -> None:
         frames = wire.encode(outputs)
         self._socket.send_multipart(frames, copy=wire.is_small(frames))
 
     def close(self) -> None:
-        self._borrower.close()
         self._socket.close()
         self._context.term()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import zmq
 
 from service.link import wire
-from service.link.lending import Borrower
 from service.link.messages import (
     Abort,
     Attach,
@@ -44,8 +43,8 @@ class SharedChannel:
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 1000)):
             self._socket.setsockopt(option, value)
-        self._borrower = Borrower(address)
         self._socket.bind(address)
+        self._decoder = wire.command_decoder()
         self._commands: list[Command] = []
         """Commands that were received but not returned yet."""
         self._owners: dict[str, str] = {}
@@ -72,24 +71,21 @@ class SharedChannel:
             self._send(peer, share)
 
     def close(self) -> None:
-        self._borrower.close()
         self._socket.close()
         self._context.term()
 
     def _take_in(self) -> None:
         while True:
             try:
-                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            peer = sender.bytes.decode()
-            if peer not in self._gone:
-                self._handle(peer, self._borrower.decode(peer, [frame.buffer for frame in frames]))
+            self._handle(peer.bytes.decode(), self._decoder.decode([frame.buffer for frame in frames]))
 
-    def _handle(self, peer: str, command: Command | Failed) -> None:
+    def _handle(self, peer: str, command: Command) -> None:
         match command:
-            case Failed():
-                self._send(peer, Outputs(failed=(command,)))
+            case _ if peer in self._gone:
+                return
             case ChatRequest() | SpeechRequest() | EncodeReference():
                 self._owners[command.request_id] = peer
                 self._commands.append(command)
@@ -109,7 +105,6 @@ class SharedChannel:
 
     def _detach(self, peer: str) -> None:
         self._gone.add(peer)
-        self._borrower.forget(peer)
         self._attached.discard(peer)
         left = [request_id for request_id, owner in self._owners.items() if owner == peer]
         for request_id in left:

@@ -34,12 +34,10 @@ def test_what_did_not_return_is_named() -> None:
         files=frozenset({"/dev/shm/x"}),
         descriptors={"api": 25, "engine": 10},
         tasks=9,
-        lent=2,
         resident_bytes={"api": 200 << 20, "engine": 640 << 20},
     )
     assert faults(IDLE, held) == [
         'gauge reprise_slots_used{model="m"} 1.0',
-        "messages lent to an engine: 2",
         "file /dev/shm/x",
         "descriptors of api: 24 -> 25",
         "tasks: 7 -> 9",
