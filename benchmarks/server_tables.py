@@ -213,7 +213,7 @@ def host_path(results: Results) -> str:
 
 
 def shared_pixels(results: Results) -> str:
-    """The same of the stages in which a request reaches the engine, before and with pixels in shared memory (0dcc8e7)."""
+    """The same of the stages that bring a request to the engine, before and with pixels in shared memory (0dcc8e7)."""
     stages = [stage for stage in HOST_PATH if stage[1] in ("submitted_ms", "taken_ms", "launched_ms", "host_ms")]
     return _host_path(results, "host_path_pixels", stages)
 
