@@ -145,7 +145,7 @@ class MaskJob:
         self._masks = masks
         self._asked: list[int] = []
         """Rows whose masks were asked for, in the order of these."""
-        self._asked_at: float | None = None
+        self._requested = False
         self._missing = 0
         """Number of masks that have not been computed yet."""
         self.rows = np.zeros(num_rows, np.int64)
@@ -158,22 +158,17 @@ class MaskJob:
 
     @property
     def done(self) -> bool:
-        return self._asked_at is not None and not self._missing
-
-    @property
-    def late(self) -> bool:
-        """Whether they were requested long ago."""
-        return self._asked_at is not None and time.monotonic() - self._asked_at > _TURN
+        return self._requested and not self._missing
 
     def ask_when_ready(self) -> None:
         """Requests the masks, once, if the previous tokens have arrived."""
-        if self._asked_at is None and all(readback.ready() for readback in self.awaited):
+        if not self._requested and all(readback.ready() for readback in self.awaited):
             self._fetch()
             self._ask()
 
     def wait(self) -> None:
         """Waits until the previous tokens have arrived, then for the masks, or for a while."""
-        if self._asked_at is None:
+        if not self._requested:
             for readback in self.awaited:
                 readback.wait()
             self.ask_when_ready()
@@ -198,7 +193,7 @@ class MaskJob:
                 row.tokens.append(token)
 
     def _ask(self) -> None:
-        self._asked_at = time.monotonic()
+        self._requested = True
         for row, wanted in self._wanted.items():
             if wanted.stopped or wanted.guide.ended:
                 continue  # Its sequence has ended, or ends when these tokens are read.
