@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 _LONGEST_COMPUTATION = 10.0
 """Seconds after which a server that computes masks is given up. The budgets of grammars end far earlier."""
+_SPIN = 0.001
+"""Seconds that the engine looks for masks before it sleeps until they come: waking takes a part of a short step, once
+for each server."""
 
 
 class Guide:
@@ -181,6 +184,7 @@ class Guidance:
     def __init__(self, hosts: Sequence[MaskHost]) -> None:
         self._poll = select.poll()
         self._servers = [_Server(host, self._poll) for host in hosts]
+        self._spins = all(host.apart for host in hosts)
         self._numbers = count()
         self._building: dict[int, Guide] = {}
         self._built: list[Guide] = []
@@ -245,9 +249,18 @@ class Guidance:
             self._servers[index].compute(_Asked(job, first, len(rows), now), rows)
             first += len(rows)
 
+    def _messages(self, seconds: float) -> list[tuple[int, int]]:
+        """Descriptors that have messages, with poll's events."""
+        events = self._poll.poll(0)
+        if seconds and self._spins:
+            until = time.monotonic() + min(seconds, _SPIN)
+            while not events and time.monotonic() < until:
+                events = self._poll.poll(0)
+        return events or self._poll.poll(math.ceil(1e3 * seconds))
+
     def receive(self, seconds: float) -> None:
         """Handles messages; waits up to `seconds` for the first one."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(math.ceil(1e3 * seconds))}
+        ready = {descriptor for descriptor, _ in self._messages(seconds)}
         for server in self._servers:
             heard = server.link is not None and server.link.fileno() in ready
             for guide in server.receive() if heard else server.end_if_late():

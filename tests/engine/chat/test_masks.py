@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -212,6 +213,8 @@ def test_a_vocabulary_that_cannot_be_read_fails_its_guides(masks: np.ndarray) ->
 class Silent:
     """A host whose server reads nothing until it is told to."""
 
+    apart = False
+
     def start(self) -> Connection:
         ours, self.theirs = Pipe()
         return ours
@@ -247,6 +250,39 @@ def test_a_server_that_does_not_read_stops_nobody() -> None:
     assert received == [Build(guide.number, grammar, slow=False) for guide in guides[:2]], "the others are not needed"
     guidance.forget(guides[0])
     assert host.read() == [Forget(guides[0].number)]
+
+
+class Watched:
+    """A poll that has nothing the first two times that it does not wait. waits: milliseconds that it was to wait."""
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self.register, self.unregister = poll.register, poll.unregister
+        self.waits: list[int] = []
+
+    def poll(self, milliseconds: int) -> list[tuple[int, int]]:
+        self.waits.append(milliseconds)
+        return self._poll.poll(1e3 * GENEROUS) if milliseconds or len(self.waits) > 2 else []
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_masks_of_a_process_are_looked_for_before_the_engine_sleeps(
+    apart: bool, masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waking takes time. A server in a thread needs the interpreter lock, so it is awaited asleep."""
+    monkeypatch.setattr("service.engine.chat.guidance._SPIN", GENEROUS)
+    hosts = threads(masks)
+    monkeypatch.setattr(hosts[0], "apart", apart)
+    guidance = Guidance(hosts)
+    row = guided(guidance, "no never")
+    built(guidance, row)
+    job = guidance.masks([row], [[]])
+    (server,) = guidance._servers
+    guidance._poll = server._poll = watched = Watched(guidance._poll)  # type: ignore[assignment]
+    guidance.receive(GENEROUS)
+    assert job.done and following(masks[0]) == "n"
+    slept = [wait for wait in watched.waits if wait]
+    assert slept == ([] if apart else [1e3 * GENEROUS])
 
 
 def ended(*_: object) -> dict[int, str]:
