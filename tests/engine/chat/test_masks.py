@@ -41,6 +41,12 @@ def inference() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def shared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers share rows however few there are."""
+    monkeypatch.setattr("service.engine.chat.guidance._FEW", 1)
+
+
 @dataclass(eq=False)
 class Sequence:
     """service.engine.chat.guidance.Guided."""
@@ -198,6 +204,21 @@ def test_what_comes_while_a_server_reads_the_vocabulary_goes_to_those_that_have(
     late = [guided(guidance, "yes yet") for _ in range(3)]
     assert [row.guide.server for row in (*early, *late) if row.guide is not None] == [0, 0, 0, 1, 1, 1]
     built(guidance, *late)
+
+
+def test_few_rows_are_left_to_few_servers(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each server that takes part in a step costs time."""
+    monkeypatch.undo()
+    guidance = with_all_servers(Guidance(threads(masks, 3)))
+    rows = [guided(guidance, "no never") for _ in range(15)]
+    servers = [row.guide.server for row in rows if row.guide is not None]
+    assert servers == [0] * 4 + [1] * 4 + [2] * 4 + [0, 1, 2], "then they share"
+    for row in rows[1:4]:
+        assert row.guide is not None
+        guidance.forget(row.guide)
+    (again,) = [guided(guidance, "no never")]
+    assert again.guide is not None and again.guide.server == 0
+    built(guidance, *rows[4:], again)
 
 
 def test_a_vocabulary_that_cannot_be_read_fails_its_guides(masks: np.ndarray) -> None:
