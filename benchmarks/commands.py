@@ -150,6 +150,11 @@ COMMANDS: tuple[Command, ...] = (
         "host_path",
         "python -m benchmarks.host_path",
     ),
+    Command(
+        "the host's part of a step with guided rows, by stage, over a simulated GPU, on a CPU",
+        "guided_path",
+        "python -m benchmarks.guided_path",
+    ),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")
         for model in ("qwen2_vl_2b", "voxcpm2")

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, groupby
+from itertools import count
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -28,6 +28,11 @@ log = logging.getLogger(__name__)
 
 _LONGEST_COMPUTATION = 10.0
 """Seconds after which a server that computes masks is given up. The budgets of grammars end far earlier."""
+_FEW = 4
+"""Guides that a server takes before another one gets any."""
+_SPIN = 0.001
+"""Seconds that the engine looks for masks before it sleeps until they come: waking takes a part of a short step, once
+for each server."""
 
 
 class Guide:
@@ -181,6 +186,7 @@ class Guidance:
     def __init__(self, hosts: Sequence[MaskHost]) -> None:
         self._poll = select.poll()
         self._servers = [_Server(host, self._poll) for host in hosts]
+        self._spins = all(host.apart for host in hosts)
         self._numbers = count()
         self._building: dict[int, Guide] = {}
         self._built: list[Guide] = []
@@ -199,7 +205,8 @@ class Guidance:
         """Begins to build the sequence's guide. slow: building takes long, unless a matcher of this grammar is kept."""
         self.receive(0.0)  # A server that has ended is started again.
         running = [index for index, server in enumerate(self._servers) if server.start()]
-        # A server that is still reading the vocabulary gets no guides if another one is ready.
+        # A server that is still reading the vocabulary gets no guides if another one is ready. Few rows are left
+        # together, since every server that takes part in a step has to be asked and heard.
         index = min(running, key=lambda index: (not self._servers[index].ready, self._load(index)), default=0)
         guide = sequence.guide = Guide(next(self._numbers), index)
         if running:
@@ -210,7 +217,9 @@ class Guidance:
             self._built.append(guide)
 
     def _load(self, index: int) -> int:
-        return len(self._servers[index].guides)
+        """0 for few guides."""
+        load = len(self._servers[index].guides)
+        return load if load >= _FEW else 0
 
     def take_built(self) -> list[Guide]:
         """Those that have been built since the last call."""
@@ -238,16 +247,21 @@ class Guidance:
 
     # service.engine.chat.masks.Masks
 
-    def compute(self, job: MaskJob, wanted: Sequence[GuidedRow]) -> None:
-        first, now = 0, time.monotonic()
-        for index, group in groupby(wanted, key=lambda row: row.guide.server):
-            rows = [(row.guide.number, row.tokens) for row in group]
-            self._servers[index].compute(_Asked(job, first, len(rows), now), rows)
-            first += len(rows)
+    def compute(self, job: MaskJob, server: int, first: int, rows: list[tuple[int, list[int]]]) -> None:
+        self._servers[server].compute(_Asked(job, first, len(rows), time.monotonic()), rows)
+
+    def _messages(self, seconds: float) -> list[tuple[int, int]]:
+        """Descriptors that have messages, with poll's events."""
+        events = self._poll.poll(0)
+        if seconds and self._spins:
+            until = time.monotonic() + min(seconds, _SPIN)
+            while not events and time.monotonic() < until:
+                events = self._poll.poll(0)
+        return events or self._poll.poll(math.ceil(1e3 * seconds))
 
     def receive(self, seconds: float) -> None:
         """Handles messages; waits up to `seconds` for the first one."""
-        ready = {descriptor for descriptor, _ in self._poll.poll(math.ceil(1e3 * seconds))}
+        ready = {descriptor for descriptor, _ in self._messages(seconds)}
         for server in self._servers:
             heard = server.link is not None and server.link.fileno() in ready
             for guide in server.receive() if heard else server.end_if_late():

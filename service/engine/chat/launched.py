@@ -108,11 +108,13 @@ class InFlight:
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
         """Where the tokens of these sequences that are still on their way will arrive."""
+        launches = [(step.readback, step.sequences) for step in self._steps if step.readback is not None]
+        if len(launches) == 1 and launches[0][1] is sequences:  # As in most steps.
+            return [((launches[0][0], row),) for row in range(len(sequences))]
         places: dict[ChatSequence, list[tuple[Readback, int]]] = {}
-        for step in self._steps:
-            if step.readback is not None:
-                for row, sequence in enumerate(step.sequences):
-                    places.setdefault(sequence, []).append((step.readback, row))
+        for readback, those in launches:
+            for row, sequence in enumerate(those):
+                places.setdefault(sequence, []).append((readback, row))
         return [places.get(sequence, ()) for sequence in sequences]
 
     def holds(self, readbacks: Sequence[Readback]) -> bool:

@@ -30,7 +30,10 @@ the API processes need processors as well."""
 
 
 class MaskHost(Protocol):
-    """Starts and ends one mask server; at most one runs at a time."""
+    """Starts and ends one mask server; at most one runs at a time. apart: it does not share the interpreter lock."""
+
+    @property
+    def apart(self) -> bool: ...
 
     def start(self) -> Connection:
         """Starts a server and returns the engine's end of its connection. The server ends when that is closed."""
@@ -43,6 +46,8 @@ class MaskHost(Protocol):
 
 class MaskThread:
     """The server in a thread; `server` is there once it was started."""
+
+    apart = False
 
     def __init__(self, tokenizer: Callable[[], llguidance.LLTokenizer], masks: np.ndarray) -> None:
         self._tokenizer = tokenizer
@@ -71,6 +76,8 @@ class SharedMasks:
 
 class MaskProcess:
     """The server in a process."""
+
+    apart = True
 
     def __init__(self, directory: str, vocab_limit: int, shared: SharedMasks, config: EngineConfig) -> None:
         """directory: the model's checkpoint."""

@@ -110,9 +110,9 @@ class RowGuide(Protocol):
 class Masks(Protocol):
     """The mask servers, as a MaskJob sees them."""
 
-    def compute(self, job: MaskJob, wanted: Sequence[GuidedRow]) -> None:
-        """Requests masks for rows, which are sorted by server. `receive` calls `job.finish` with the reply of each
-        server."""
+    def compute(self, job: MaskJob, server: int, first: int, rows: list[tuple[int, list[int]]]) -> None:
+        """Requests masks of a server, from place `first` on, for guides and the tokens that their matchers have not
+        seen. `receive` calls `job.finish` with the reply."""
         ...
 
     def receive(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ Unread = Sequence[tuple[Readback, int]]
 """Where the tokens of a sequence that were sampled but not read yet will arrive: rows of results, the oldest first."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class GuidedRow:
     """A guided row of a step. tokens: those of its answer that its matcher has not seen; unread ones are appended.
     stopped: one of them is a stop token."""
@@ -145,35 +145,30 @@ class MaskJob:
         self._masks = masks
         self._asked: list[int] = []
         """Rows whose masks were asked for, in the order of these."""
-        self._asked_at: float | None = None
+        self._requested = False
         self._missing = 0
         """Number of masks that have not been computed yet."""
         self.rows = np.zeros(num_rows, np.int64)
         self.count = 0
         self.verdicts: dict[int, str] = {}
-        self.awaited = list({id(readback): readback for row in wanted.values() for readback, _ in row.unread}.values())
+        self.awaited = list({readback: None for row in wanted.values() for readback, _ in row.unread})
         self.seconds = 0.0
         """Seconds that the slowest server took."""
         self.ask_when_ready()
 
     @property
     def done(self) -> bool:
-        return self._asked_at is not None and not self._missing
-
-    @property
-    def late(self) -> bool:
-        """Whether they were requested long ago."""
-        return self._asked_at is not None and time.monotonic() - self._asked_at > _TURN
+        return self._requested and not self._missing
 
     def ask_when_ready(self) -> None:
         """Requests the masks, once, if the previous tokens have arrived."""
-        if self._asked_at is None and all(readback.ready() for readback in self.awaited):
+        if not self._requested and all(readback.ready() for readback in self.awaited):
             self._fetch()
             self._ask()
 
     def wait(self) -> None:
         """Waits until the previous tokens have arrived, then for the masks, or for a while."""
-        if self._asked_at is None:
+        if not self._requested:
             for readback in self.awaited:
                 readback.wait()
             self.ask_when_ready()
@@ -190,26 +185,31 @@ class MaskJob:
 
     def _fetch(self) -> None:
         """Appends the tokens that the engine has not read."""
-        results = {id(readback): readback.read()["results"].tolist() for readback in self.awaited}
+        results = {readback: readback.read()["results"].tolist() for readback in self.awaited}
         for row in self._wanted.values():
             for readback, place in row.unread:
-                token, stopped = results[id(readback)][place]
-                row.stopped = row.stopped or bool(stopped)
+                token, stopped = results[readback][place]
+                if stopped:
+                    row.stopped = True
                 row.tokens.append(token)
 
     def _ask(self) -> None:
-        self._asked_at = time.monotonic()
+        self._requested = True
+        by_server: dict[int, list[int]] = {}
         for row, wanted in self._wanted.items():
-            if wanted.stopped or wanted.guide.ended:
+            guide = wanted.guide
+            if wanted.stopped or guide.ended:
                 continue  # Its sequence has ended, or ends when these tokens are read.
-            if wanted.guide.problem:
-                self.verdicts[row] = wanted.guide.problem
+            if guide.problem:
+                self.verdicts[row] = guide.problem
             else:
-                self._asked.append(row)
-        self._asked.sort(key=lambda row: self._wanted[row].guide.server)
-        asked = [self._wanted[row] for row in self._asked]
-        for wanted in asked:
-            wanted.guide.num_consumed += len(wanted.tokens)
-        self.count = self._missing = len(asked)
-        self.rows[self._asked] = np.arange(1, 1 + self.count)
-        self._masks.compute(self, asked)
+                guide.num_consumed += len(wanted.tokens)
+                by_server.setdefault(guide.server, []).append(row)
+        self._asked = [row for rows in by_server.values() for row in rows]
+        self.count = self._missing = len(self._asked)
+        first = 0
+        for server, rows in by_server.items():
+            asked = [(self._wanted[row].guide.number, self._wanted[row].tokens) for row in rows]
+            self._masks.compute(self, server, first, asked)
+            first += len(rows)
+        self.rows[self._asked] = range(1, 1 + self.count)

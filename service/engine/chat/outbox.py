@@ -10,9 +10,8 @@ _NOTHING = Outputs()
 
 
 class Outbox:
-    """deltas, failed: in the order in which they are sent. After the layers of a guided step the GPU has nothing to do
-    until its sampling and the next step are launched. Sending tokens in between would make it wait, so they are held
-    back until that step is launched.
+    """deltas, failed: in the order in which they are sent. When the masks of a guided step are there, its sampling and
+    the next layers are launched first: output that was not sent while the masks were awaited is held back until then.
     """
 
     def __init__(self, *, keeps: bool) -> None:

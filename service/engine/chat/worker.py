@@ -282,7 +282,7 @@ class ChatWorker:
         for guide in self._guidance.take_built():
             self._observations.observe("grammar_build_duration_seconds", guide.seconds, model=self.name)
         if held is None or masks is None or not masks.done:
-            return self._outbox.take(keep_back=masks is not None and not masks.late)
+            return self._outbox.take(keep_back=False)  # Until the masks come, there is nothing else to do.
         self._go_on(held, masks)
         return self._outbox.take(keep_back=self._scheduler.has_work())
 

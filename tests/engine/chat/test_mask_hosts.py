@@ -31,6 +31,12 @@ CONFIG = EngineConfig(models=(ModelConfig("sees", str(DIRECTORY)),), max_running
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="processes share masks on Linux alone")
 
 
+@pytest.fixture(autouse=True)
+def shared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers share rows however few there are."""
+    monkeypatch.setattr("service.engine.chat.guidance._FEW", 1)
+
+
 @dataclass(eq=False)
 class Sequence:
     guide: Guide | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,12 @@ WORDS = -(-VOCABULARY // 32)
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
+
+
+@pytest.fixture(autouse=True)
+def shared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers share rows however few there are."""
+    monkeypatch.setattr("service.engine.chat.guidance._FEW", 1)
 
 
 @dataclass(eq=False)
@@ -199,6 +206,21 @@ def test_what_comes_while_a_server_reads_the_vocabulary_goes_to_those_that_have(
     built(guidance, *late)
 
 
+def test_few_rows_are_left_to_few_servers(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each server that takes part in a step costs time."""
+    monkeypatch.undo()
+    guidance = with_all_servers(Guidance(threads(masks, 3)))
+    rows = [guided(guidance, "no never") for _ in range(15)]
+    servers = [row.guide.server for row in rows if row.guide is not None]
+    assert servers == [0] * 4 + [1] * 4 + [2] * 4 + [0, 1, 2], "then they share"
+    for row in rows[1:4]:
+        assert row.guide is not None
+        guidance.forget(row.guide)
+    (again,) = [guided(guidance, "no never")]
+    assert again.guide is not None and again.guide.server == 0
+    built(guidance, *rows[4:], again)
+
+
 def test_a_vocabulary_that_cannot_be_read_fails_its_guides(masks: np.ndarray) -> None:
     def unreadable() -> Any:
         raise ValueError("a token is not text")
@@ -211,6 +233,8 @@ def test_a_vocabulary_that_cannot_be_read_fails_its_guides(masks: np.ndarray) ->
 
 class Silent:
     """A host whose server reads nothing until it is told to."""
+
+    apart = False
 
     def start(self) -> Connection:
         ours, self.theirs = Pipe()
@@ -247,6 +271,39 @@ def test_a_server_that_does_not_read_stops_nobody() -> None:
     assert received == [Build(guide.number, grammar, slow=False) for guide in guides[:2]], "the others are not needed"
     guidance.forget(guides[0])
     assert host.read() == [Forget(guides[0].number)]
+
+
+class Watched:
+    """A poll that has nothing the first two times that it does not wait. waits: milliseconds that it was to wait."""
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self.register, self.unregister = poll.register, poll.unregister
+        self.waits: list[int] = []
+
+    def poll(self, milliseconds: int) -> list[tuple[int, int]]:
+        self.waits.append(milliseconds)
+        return self._poll.poll(1e3 * GENEROUS) if milliseconds or len(self.waits) > 2 else []
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_masks_of_a_process_are_looked_for_before_the_engine_sleeps(
+    apart: bool, masks: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waking takes time. A server in a thread needs the interpreter lock, so it is awaited asleep."""
+    monkeypatch.setattr("service.engine.chat.guidance._SPIN", GENEROUS)
+    hosts = threads(masks)
+    monkeypatch.setattr(hosts[0], "apart", apart)
+    guidance = Guidance(hosts)
+    row = guided(guidance, "no never")
+    built(guidance, row)
+    job = guidance.masks([row], [[]])
+    (server,) = guidance._servers
+    guidance._poll = server._poll = watched = Watched(guidance._poll)  # type: ignore[assignment]
+    guidance.receive(GENEROUS)
+    assert job.done and following(masks[0]) == "n"
+    slept = [wait for wait in watched.waits if wait]
+    assert slept == ([] if apart else [1e3 * GENEROUS])
 
 
 def ended(*_: object) -> dict[int, str]:

@@ -1,0 +1,475 @@
+"""What the host does in a decode step with guided rows, by stage, beside a simulated GPU, on a CPU.
+
+    python -m benchmarks.guided_path [--rounds 5] [--name guided_path]
+
+The engine's loop and its links to four mask servers and four API processes are real. The GPU's layers, its sampling and
+the masks take fixed times without a processor, so that two are enough, and calls of CUDA cost nothing. All masks allow
+every token. GPU and masks twice as fast show what a host half as fast would lose, since then nothing else is faster.
+
+Times are microseconds of a step of the engine's thread: `host` is all of it but waiting for tokens and masks; `idle` is
+the GPU's. Lower quartiles of parts of 30 steps, since other work on the machine only adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.burst import VOCABULARY, directory_of
+from benchmarks.guided import invoice
+from benchmarks.record import Row, record
+from models.media import Prompt
+from models.protocol import Bucket, Capturable
+from service.api.chat.grammar import json_schema_grammar
+from service.engine import engine as loop
+from service.engine import start
+from service.engine.chat import guidance, masks, outbox, worker
+from service.engine.chat import runner as runners
+from service.engine.chat.mask_server import Build, Built, Compute, Computed, MaskRequest, Ready
+from service.engine.memory import plan_pages
+from service.graphs.observations import Observations
+from service.graphs.pool import Capture, GraphPool, RouteSeconds
+from service.link import wire
+from service.link.config import EngineConfig, ModelConfig
+from service.link.messages import Attach, ChatRequest, SamplingParams
+from service.link.shared import SUPERVISOR, SharedChannel
+
+LAYERS, SAMPLE = 1.8e-3, 1.5e-4
+"""Seconds of an H100 with Qwen2-VL-2B."""
+MASKS = 3.8e-4
+"""Seconds of the masks of a server."""
+SCALES = (1.0, 0.5)
+"""Of these times."""
+PEERS = 4
+SERVERS = 4
+"""Mask servers, as beside one GPU with 16 processors."""
+WARM_UP, PARTS, STEPS = 60, 12, 30
+"""Steps before a measurement, parts of it, and steps of each."""
+LOADS = {
+    "32 free": (32, 0),
+    "32 guided": (0, 32),
+    "64 free": (64, 0),
+    "64 guided": (0, 64),
+    "40 free": (40, 0),
+    "32 free, 8 guided": (32, 8),
+}
+"""Free and guided rows."""
+BESIDE = {"32 guided": "32 free", "64 guided": "64 free", "32 free, 8 guided": "40 free"}
+PEER_PROCESS = """
+import sys, zmq
+context, poller = zmq.Context(), zmq.Poller()
+for name in sys.argv[2:]:
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, name.encode())
+    socket.connect(sys.argv[1])
+    socket.send(sys.stdin.buffer.readline().strip())
+    poller.register(socket)
+while True:
+    for socket, _ in poller.poll():
+        socket.recv_multipart()
+"""
+
+
+class PacedMasks:
+    """A mask server's end of `hosts`, in one process for all of them, so that they need one processor: grammars are
+    built at once, masks take a fixed time and are those that are there."""
+
+    def __init__(self) -> None:
+        self._ends = [Pipe() for _ in range(SERVERS)]
+        theirs = [end.fileno() for _, end in self._ends]
+        words = ("-m", "benchmarks.guided_path", "--masks", *map(str, theirs))
+        self.process = subprocess.Popen([sys.executable, *words], pass_fds=theirs, stdin=subprocess.PIPE)
+        self.hosts = [_PacedHost(ours) for ours, _ in self._ends]
+
+    def take(self, seconds: float) -> None:
+        """From now on masks take this long."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(struct.pack("<d", seconds))
+        self.process.stdin.flush()
+
+
+@dataclass(frozen=True)
+class _PacedHost:
+    """service.engine.chat.mask_hosts.MaskHost."""
+
+    link: Connection
+    apart: bool = True
+
+    def start(self) -> Connection:
+        return self.link
+
+    def kill(self) -> bool:
+        return False
+
+
+def serve_masks(descriptors: Sequence[int]) -> None:
+    ctypes.CDLL(None).prctl(29, 1)  # PR_SET_TIMERSLACK: sleeps end when they should.
+    requests = msgspec.msgpack.Decoder(MaskRequest)
+    links, poll = {number: Connection(number) for number in descriptors}, select.poll()
+    for number in (0, *links):
+        poll.register(number, select.POLLIN)
+    computed = msgspec.msgpack.encode(Computed({}, 0.0))
+    due: deque[tuple[float, Connection]] = deque()
+    seconds = MASKS
+    for link in links.values():
+        link.send_bytes(msgspec.msgpack.encode(Ready()))
+    while True:
+        for number, _ in poll.poll(None if not due else 0):
+            if not number:
+                if not (sent := os.read(0, 8)):
+                    return
+                (seconds,) = struct.unpack("<d", sent)
+                continue
+            match requests.decode(links[number].recv_bytes()):
+                case Build(guide):
+                    links[number].send_bytes(msgspec.msgpack.encode(Built(guide, "")))
+                case Compute():
+                    due.append((time.perf_counter() + seconds, links[number]))
+        while due and due[0][0] <= time.perf_counter():
+            due.popleft()[1].send_bytes(computed)
+
+
+class Stages:
+    """Seconds of the engine's thread by stage: of each function, without those that it calls."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._open = ["other"]
+        self._since = time.perf_counter()
+
+    def _pass(self) -> None:
+        now = time.perf_counter()
+        self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+    @contextmanager
+    def within(self, stage: str) -> Iterator[None]:
+        self._pass()
+        self._open.append(stage)
+        try:
+            yield
+        finally:
+            self._pass()
+            self._open.pop()
+
+    def watch(self, owner: Any, name: str, stage: str) -> None:
+        function = getattr(owner, name)
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            self._pass()
+            self._open.append(stage)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._pass()
+                self._open.pop()
+
+        setattr(owner, name, timed)
+
+    def reset(self) -> None:
+        self._pass()
+        self.seconds.clear()
+
+    def close(self) -> None:
+        """Counts what has passed by now."""
+        self._pass()
+
+
+STAGES = Stages()
+
+
+class Gpu:
+    """A stream whose launches take fixed times. idle: seconds it had nothing to do."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self.idle: defaultdict[str, float] = defaultdict(float)
+        self._free_at = 0.0
+
+    @property
+    def free_at(self) -> float:
+        return max(self._free_at, time.perf_counter())
+
+    def launch(self, kind: str, seconds: float) -> None:
+        now = time.perf_counter()
+        self.idle[kind] += max(0.0, now - self._free_at)
+        self._free_at = max(now, self._free_at) + self.scale * seconds
+
+
+GPU = Gpu()
+
+
+class Readback:
+    """service.engine.readback.Readback of the simulated GPU. As CUDA does, it spins while it waits."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device, begun: object = None) -> None:
+        self._host = {name: tensor.clone() for name, tensor in tensors.items()}
+        self._at = GPU.free_at
+
+    def ready(self) -> bool:
+        return time.perf_counter() >= self._at
+
+    def wait(self) -> None:
+        with STAGES.within("wait_for_tokens"):
+            while time.perf_counter() < self._at:
+                pass
+
+    def seconds(self) -> float | None:
+        return None
+
+    def read(self) -> dict[str, np.ndarray]:
+        return {name: tensor.numpy() for name, tensor in self._host.items()}
+
+
+class Table(masks.MaskTable):
+    """Its copies cost nothing."""
+
+    @contextmanager
+    def sent(self, slots: np.ndarray, mask_rows: np.ndarray, count: int) -> Iterator[None]:
+        rows = self._rows.numpy()
+        rows[:, len(slots) :] = 0
+        rows[0, : len(slots)], rows[1, : len(slots)] = slots, mask_rows
+        yield
+
+
+class Pool(GraphPool):
+    """Captures nothing: a replay occupies the GPU."""
+
+    def __init__(self, hidden: Callable[[], int]) -> None:
+        super().__init__(torch.device("cpu"), 8 << 30)
+        self._hidden = hidden
+
+    def capture(self, capturable: Capturable, bucket: Bucket, buffers: Mapping[str, Tensor]) -> Capture:
+        name = capturable.name.removesuffix("_full")
+        rows = bucket.get("rows", 1)
+        outputs: dict[str, Tensor] = {"results": torch.zeros((rows, 2), dtype=torch.int32)}
+
+        def replay() -> None:
+            if name == "guided_layers":
+                GPU.launch("layers", LAYERS)
+            elif name == "decode":
+                GPU.launch("decode", LAYERS + SAMPLE)
+            elif name == "guided_sample":
+                GPU.launch("sampling", SAMPLE)
+            else:
+                GPU.launch("prefill", LAYERS + SAMPLE)
+
+        if name in ("prefill", "cached_prefill"):
+            outputs = {"hidden": torch.zeros(bucket["tokens"], self._hidden())}
+        elif name == "vision":
+            outputs = {"embeds": torch.zeros(bucket["patches"] // 4, self._hidden())}
+        elif name == "guided_layers":
+            outputs = {}
+        return Capture(replay, outputs, RouteSeconds(1e3, LAYERS))
+
+
+def watch() -> None:
+    for owner, name, stage in (
+        (SharedChannel, "receive", "receive_commands"),
+        (SharedChannel, "send", "send_tokens"),
+        (loop.Engine, "_launch", "choose_launch"),
+        (loop.Engine, "_send", "end_turn"),
+        (Observations, "drain", "end_turn"),
+        (worker.ChatWorker, "collect", "collect"),
+        (worker.ChatWorker, "_read", "read_tokens"),
+        (worker.ChatWorker, "_go_on", "go_on"),
+        (worker.Scheduler, "schedule", "schedule"),
+        (worker.Scheduler, "launched", "schedule"),
+        (runners.ChatRunner, "launch", "launch_layers"),
+        (runners.ChatRunner, "sample", "launch_sampling"),
+        (guidance.Guidance, "masks", "make_job"),
+        (guidance.Guidance, "take_built", "receive_masks"),
+        (guidance.Guidance, "receive", "receive_masks"),
+        (guidance.Guidance, "_messages", "wait_for_masks"),
+        (masks.MaskJob, "_fetch", "fetch_tokens"),
+        (masks.MaskJob, "_ask", "ask_for_masks"),
+        (guidance.Guidance, "compute", "ask_for_masks"),
+        (outbox.Outbox, "take", "collect"),
+    ):
+        STAGES.watch(owner, name, stage)
+
+
+class Simulation:
+    """An engine whose turns are called by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        worker.Readback = Readback  # type: ignore[misc, assignment]
+        worker.mark = lambda device: None  # type: ignore[attr-defined]
+        runners.MaskTable = Table  # type: ignore[misc]
+        self.masks = PacedMasks()
+        table = np.full((64, -(-VOCABULARY // 32)), -1, np.int32)
+        worker.hosts_of = lambda *_: (table, self.masks.hosts)  # type: ignore[assignment]
+        directory = directory_of(folder)
+        model = ModelConfig("model", str(directory), load_format="random")
+        self.config = EngineConfig(
+            (model,), device="cpu", max_running=64, kv_cache_tokens=1 << 17, guided_graphs_first=True, max_waiting=512
+        )
+        torch.set_num_threads(1)
+        address = f"ipc://{folder}/engine"
+        names = [SUPERVISOR, *(f"api{index}" for index in range(PEERS))]
+        self._peers = subprocess.Popen([sys.executable, "-c", PEER_PROCESS, address, *names], stdin=subprocess.PIPE)
+        assert self._peers.stdin is not None
+        (attach,) = wire.encode(Attach())
+        self._peers.stdin.write((bytes(attach) + b"\n") * len(names))
+        self._peers.stdin.close()
+        self.channel = SharedChannel(address)
+        observations = Observations()
+        hidden = 0
+        pool = Pool(lambda: hidden)
+        chat = start.load_worker(self.config, model, pool.device, pool, observations)
+        assert isinstance(chat, worker.ChatWorker)
+        hidden = chat._runner._hidden_size
+        chat.allocate(plan_pages(self.config, [chat], lambda: None)[chat.name])
+        chat._outbox._keeps = True
+        chat._vision._encoder = None  # type: ignore[assignment]
+        self.worker = chat
+        self.engine = loop.Engine([chat], pool, observations, self.channel)
+        for runner in chat.graph_runners[1:]:
+            while runner.capture_next(idle=True):
+                pass
+        self.engine._phase = "ready"
+        self._asked = 0
+        self._read = chat._read
+        self._num_read = 0
+        chat._read = self._counted  # type: ignore[method-assign]
+        gc.collect()
+        gc.freeze()
+
+    def close(self) -> None:
+        self._peers.kill()
+        self._peers.wait()
+        self.masks.process.kill()
+        self.masks.process.wait()
+
+    def ask(self, grammar: str) -> None:
+        self._asked += 1
+        name = f"request-{self._asked}"
+        tokens = np.arange(10, 30, dtype=np.int32)
+        positions = np.broadcast_to(np.arange(20, dtype=np.int32), (3, 20))
+        sampling = SamplingParams(max_tokens=1400, temperature=1.0, seed=self._asked)
+        self.channel._owners[name] = f"api{self._asked % PEERS}"
+        prompt = Prompt(tokens, positions, 20)
+        self.channel._commands.append(ChatRequest(name, "model", prompt, sampling, time.monotonic(), grammar))
+
+    def abort_all(self) -> None:
+        for name in list(self.worker._sequences):
+            self.worker._finish(self.worker._sequences[name])
+        while self.worker._in_flight:
+            self.engine.turn()
+
+    def warm_servers(self, grammar: str) -> None:
+        self.ask(grammar)
+        while not all(server.ready for server in self.worker._guidance._servers):
+            self.engine.turn()
+        self.abort_all()
+        if len(processors := sorted(os.sched_getaffinity(0))) > 1:  # The engine's thread has one for itself.
+            os.sched_setaffinity(0, processors[:1])
+            for process in (self._peers.pid, self.masks.process.pid, os.getpid()):
+                for thread in os.listdir(f"/proc/{process}/task"):
+                    if int(thread) != os.getpid():
+                        os.sched_setaffinity(int(thread), processors[1:])
+
+    def _counted(self, **options: Any) -> None:
+        self._num_read += 1
+        self._read(**options)
+
+    def steps(self, count: int) -> None:
+        until = self._num_read + count
+        while self._num_read < until:
+            self.engine.turn()
+
+    def measure(self, free: int, guided: int, grammar: str) -> list[dict[str, float]]:
+        for row in range(free + guided):
+            self.ask("" if row < free else grammar)
+        while len(self.worker._scheduler.rows.slots) < free + guided:
+            self.engine.turn()
+        self.steps(WARM_UP)
+        rows = [self._measure() for _ in range(PARTS)]
+        self.abort_all()
+        return rows
+
+    def _measure(self) -> dict[str, float]:
+        STAGES.reset()
+        GPU.idle.clear()
+        began = time.perf_counter()
+        self.steps(STEPS)
+        wall = time.perf_counter() - began
+        STAGES.close()
+        stages = {stage: 1e6 * seconds / STEPS for stage, seconds in STAGES.seconds.items()}
+        row = {"step_us": 1e6 * wall / STEPS}
+        row["host_us"] = sum(seconds for stage, seconds in stages.items() if not stage.startswith("wait_"))
+        row |= {f"idle_before_{kind}_us": 1e6 * seconds / STEPS for kind, seconds in GPU.idle.items()}
+        return row | {f"{stage}_us": seconds for stage, seconds in sorted(stages.items())}
+
+
+def measured(simulation: Simulation, rounds: int) -> Iterator[tuple[Row, dict[str, Any]]]:
+    grammar = json_schema_grammar(invoice())
+    simulation.warm_servers(grammar)
+    for scale in SCALES:
+        GPU.scale = scale
+        simulation.masks.take(scale * MASKS)
+        found: dict[str, list[dict[str, float]]] = defaultdict(list)
+        for _ in range(rounds):
+            for load, (free, guided) in LOADS.items():
+                found[load] += simulation.measure(free, guided, grammar)
+        lows: dict[str, dict[str, float]] = {}
+        for load, rows in found.items():
+            names = dict.fromkeys(name for row in rows for name in row)
+            lows[load] = {name: _low([row.get(name, 0.0) for row in rows]) for name in names}
+        for load, low in lows.items():
+            row: Row = {"layers_ms": 1e3 * scale * LAYERS, "rows": load}
+            row |= {name: round(value, 1) for name, value in low.items()}
+            if load in BESIDE:
+                row["loss"] = 1 - lows[BESIDE[load]]["step_us"] / low["step_us"]
+            yield row, {}
+
+
+def _low(values: Sequence[float]) -> float:
+    """The lower quartile: other work on the machine only adds."""
+    return float(np.quantile(values, 0.25))
+
+
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.guided_path",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--name", default="guided_path", help="of the result")
+    chosen = parser.parse_args(words)
+    watch()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        torch.inference_mode(),
+        closing(Simulation(Path(folder))) as simulation,
+    ):
+        return record(chosen.name, measured(simulation, chosen.rounds), rounds=chosen.rounds)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--masks"]:
+        serve_masks([int(word) for word in sys.argv[2:]])
+    else:
+        main()
