@@ -108,7 +108,7 @@ class InFlight:
 
     def unread(self, sequences: Sequence[ChatSequence]) -> list[Unread]:
         """Where the tokens of these sequences that are still on their way will arrive."""
-        launches = [(step.readback, step.sequences) for step in self._steps if step.readback is not None]
+        launches = [(step.readback, step.sequences) for step in self._steps if step.readback and step.sequences]
         if len(launches) == 1 and launches[0][1] is sequences:  # As in most steps.
             return [((launches[0][0], row),) for row in range(len(sequences))]
         places: dict[ChatSequence, list[tuple[Readback, int]]] = {}
