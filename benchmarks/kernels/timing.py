@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -16,6 +14,7 @@ from pathlib import Path
 import torch
 from triton.runtime.errors import OutOfResources
 
+from benchmarks.record import commit
 from service.tuning.gemms import WrongResult
 from service.tuning.timer import Run, replay_us
 
@@ -95,19 +94,13 @@ def measure(cases: Iterable[Case]) -> list[Row]:
 def hardware() -> dict[str, str]:
     import triton
 
-    commit = (
-        os.environ.get("COMMIT")
-        or subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-    )
     return {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "triton": triton.__version__,
         "python": platform.python_version(),
-        "commit": commit or "unknown",
+        "commit": commit(),
         "matmul": f"allow_tf32={torch.backends.cuda.matmul.allow_tf32}, "
         f"cudnn.allow_tf32={torch.backends.cudnn.allow_tf32}, bf16 reduced-precision reduction "
         f"{torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction}",
