@@ -23,7 +23,7 @@ from pydantic_settings import (
 )
 
 from service.access import is_loopback, keys_in
-from service.byte_sizes import GIB, MIB
+from service.byte_sizes import MIB
 from service.gpus import engines_problem
 from service.link.config import Device, DType, LoadFormat, MixedRoute, Quantization
 from service.setting_types import ApiCount, Bytes, Count, Gpus, Integers, Seconds, Secrets, Share, SolverSteps, Words
@@ -152,8 +152,12 @@ class Settings(BaseSettings):
         "Chat batches with prefill chunks: auto replays a captured prefill if one holds them and was measured to be "
         "faster; eager runs all of them eagerly.",
     )
-    graph_memory: Bytes = _knob(4 * GIB, "Engine", "Memory limit of captured CUDA graphs, in bytes or such as 4G.")
-    encoder_cache: Bytes = _knob(GIB, "Engine", "Memory limit of cached image embeddings.")
+    graph_memory: Bytes | None = _knob(
+        None, "Engine", "Memory limit of captured CUDA graphs; default: 4G, but at most an eighth of the GPU's memory."
+    )
+    encoder_cache: Bytes | None = _knob(
+        None, "Engine", "Memory limit of cached image embeddings; default: 1G, but at most a 32nd of the GPU's memory."
+    )
     encoder_buckets: Integers = _knob((), "Engine", "Patch budgets to capture; default: the model's bucket list.")
     decode_buckets: Integers = _knob((), "Engine", "Batch sizes to capture; default: buckets up to --max-running.")
     first_audio_target: Seconds | None = _knob(

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from service.engine.live_bytes import LiveBytes
-from service.engine.memory import MemoryPlanError, Reserved, Room, reserve, share_pages
+from service.engine.memory import MemoryPlanError, Reserved, Room, reserve, share_pages, with_limits
 from service.engine.start import load_worker
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -85,8 +85,8 @@ def dry_run(config: EngineConfig, total: int) -> DryRun:
 
     Raises CheckpointError, and MemoryPlanError where graph memory is too small for a model's largest pass.
     """
-    meta = torch.device("meta")
-    pool, workers, weights = GraphPool(meta, config.graph_memory), [], []
+    meta, config = torch.device("meta"), with_limits(config, total)
+    pool, workers, weights = GraphPool(meta, config.graph_bytes), [], []
     with torch.inference_mode():
         for model in config.models:
             with LiveBytes() as counted:

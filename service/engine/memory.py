@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from service.engine.live_bytes import LiveBytes
@@ -49,6 +50,24 @@ class Reserved:
     def left(self) -> int:
         """Bytes that are left for pages."""
         return max(0, self.budget - self.used - self.workspace - self.graphs - self.state)
+
+
+def with_limits(config: EngineConfig, total: int | None) -> EngineConfig:
+    """The configuration with the limits that it leaves to the size of the device; total: its bytes, None for a CPU. On
+    a small GPU graphs and cached pictures must not take what weights and KV caches need."""
+    if total is None:
+        return config
+    graphs, embeddings = config.graph_memory, config.encoder_cache
+    return msgspec.structs.replace(
+        config,
+        graph_memory=min(config.graph_bytes, total // 8) if graphs is None else graphs,
+        encoder_cache=min(config.encoder_cache_bytes, total // 32) if embeddings is None else embeddings,
+    )
+
+
+def total_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU; None for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 def device_room(device: torch.device) -> Room | None:
@@ -129,17 +148,17 @@ def reserve(
     if room is None:
         return None
     graphs = max((need.graphs for need in required.values()), default=0)
-    if config.graphs and graphs > config.graph_memory:
+    if config.graphs and graphs > config.graph_bytes:
         name = max(required, key=lambda name: required[name].graphs)
         raise MemoryPlanError(
             f"graph_memory: the largest captured graph of model {name!r} needs {graphs} bytes, at most "
-            f"{config.graph_memory} allowed"
+            f"{config.graph_bytes} allowed"
         )
     return Reserved(
         budget=int(room.total * config.memory_share),
         used=room.used,
         workspace=max((need.workspace for need in required.values()), default=0),
-        graphs=config.graph_memory if config.graphs else 0,
+        graphs=config.graph_bytes if config.graphs else 0,
         state=sum(need.state for need in required.values()),
     )
 

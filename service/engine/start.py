@@ -22,7 +22,7 @@ from models.layers.kernels.gpu import LEAST_CAPABILITY, current_gpu
 from models.registry import Family, family_of, resolve
 from service.engine.compilations import Compilations
 from service.engine.engine import Engine
-from service.engine.memory import device_name, device_room, plan_pages
+from service.engine.memory import device_name, device_room, plan_pages, total_memory, with_limits
 from service.engine.precompile import precompile, stamp_file
 from service.engine.usage import StartPhases, process_age
 from service.engine.worker import ModelWorker, WorkerContext
@@ -82,7 +82,8 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
         from models.layers.kernels.gemm_store import use_stored
 
         use_stored(current_gpu())
-    pool = GraphPool(device, config.graph_memory)
+    config = with_limits(config, total_memory(device))
+    pool = GraphPool(device, config.graph_bytes)
     phases = StartPhases(observations)
     workers = []
     for model in config.models:
@@ -115,7 +116,7 @@ def load_worker(
         apart = replace(
             context,
             config=msgspec.structs.replace(config, restarted=False),
-            pool=GraphPool(device, config.graph_memory),
+            pool=GraphPool(device, config.graph_bytes),
             observations=Observations(),
         )
         precompile(create(apart), stamp)

@@ -36,6 +36,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """fp8: weights of the language layers in e4m3; only for chat models."""
 
 
+GRAPH_BYTES = 4 << 30
+ENCODER_CACHE_BYTES = 1 << 30
+
+
 class EngineConfig(msgspec.Struct, frozen=True):
     """Every setting of the engine process; service/settings.py documents each where operators set it."""
 
@@ -73,8 +77,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     mixed_route: MixedRoute = "auto"
     """Route of chat batches with prefill chunks. auto: replayed if a captured prefill holds them and was measured to be
     faster. eager: all of them run eagerly."""
-    graph_memory: int = 4 << 30
-    encoder_cache: int = 1 << 30
+    graph_memory: int | None = None
+    encoder_cache: int | None = None
+    """Bytes, as graph_memory. None: by the size of the GPU (service.engine.memory.with_limits)."""
     encoder_buckets: tuple[int, ...] = ()
     """Patch budgets to capture; empty: the family's bucket list."""
     decode_buckets: tuple[int, ...] = ()
@@ -93,6 +98,16 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Number of adapters that are on the device at a time."""
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def graph_bytes(self) -> int:
+        """Limit of captured graphs: `graph_memory`, or what it is on a CPU and on a large GPU."""
+        return GRAPH_BYTES if self.graph_memory is None else self.graph_memory
+
+    @property
+    def encoder_cache_bytes(self) -> int:
+        """Limit of cached embeddings, likewise."""
+        return ENCODER_CACHE_BYTES if self.encoder_cache is None else self.encoder_cache
 
 
 class Channel(Protocol):

@@ -84,6 +84,13 @@ def test_every_family_is_told_from_its_configuration_and_headers(
     assert hosted.positions > 0 and 1 <= hosted.at_once(1024) <= hosted.running
 
 
+def test_the_models_of_the_package_fit_on_a_gpu_of_4_gib() -> None:
+    models = tuple(ModelConfig(Path(directory).name, directory, "bfloat16") for directory in embedded_models())
+    found = dry_run(EngineConfig(models=models), 4 * GIB)
+    assert found.refusal is None and all(model.at_once(1024) == 64 for model in found.models)
+    assert (found.memory.graphs, found.memory.left > GIB) == (GIB // 2, True)
+
+
 @pytest.mark.slow
 def test_a_published_chat_model_on_small_and_large_gpus(tmp_path: Path) -> None:
     """2,208,985,600 parameters; 28 layers of 2 heads of 128 keys and values, 28,672 bytes a position."""
@@ -99,7 +106,9 @@ def test_a_published_chat_model_on_small_and_large_gpus(tmp_path: Path) -> None:
     text = "\n".join(small.lines())
     assert "a GPU of 24.0 GiB" in text and "4.11 GiB" in text and f"a KV cache of {hosted.positions} positions" in text
     assert _documented("Qwen2-VL-2B")[1] == pytest.approx(hosted.positions, rel=0.05)
-    tight = dry_run(config(directory, "random"), 8 * GIB)
+    (hosted,) = dry_run(config(directory, "random"), 8 * GIB).models
+    assert hosted.at_once(1024) >= 8
+    tight = dry_run(config(directory, "random"), 6 * GIB)
     assert tight.refusal is not None and "model 'm' gets 0 pages" in tight.refusal and "graph_memory" in tight.refusal
     assert "weights" in "\n".join(tight.lines()) and "KV cache of" not in "\n".join(tight.lines())
 

@@ -17,6 +17,7 @@ from service.engine.memory import (
     plan_pages,
     reserve,
     split_pages,
+    with_limits,
 )
 from service.engine.worker import MemoryRequirements, ModelWorker
 from service.link.config import EngineConfig, ModelConfig
@@ -64,6 +65,19 @@ def test_pages_never_take_more_than_is_left(sizes: list[tuple[int, int]], left: 
 
 def room(used: int, total: int) -> Callable[[], Room]:
     return lambda: Room(total, used)
+
+
+@pytest.mark.parametrize(
+    ("total", "graphs", "embeddings"),
+    [(None, 4 * GIB, GIB), (80 * GIB, 4 * GIB, GIB), (24 * GIB, 3 * GIB, 3 * GIB // 4), (8 * GIB, GIB, GIB // 4)],
+)
+def test_a_small_gpu_keeps_less_for_graphs_and_pictures_unless_told(
+    total: int | None, graphs: int, embeddings: int
+) -> None:
+    found = with_limits(config("a"), total)
+    assert (found.graph_bytes, found.encoder_cache_bytes) == (graphs, embeddings)
+    told = with_limits(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB), total)
+    assert (told.graph_bytes, told.encoder_cache_bytes) == (5 * GIB, 2 * GIB)
 
 
 def test_memory_is_taken_in_order_and_shared_needs_once() -> None:

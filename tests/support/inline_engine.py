@@ -56,7 +56,7 @@ class InlineEngine:
         settings = {"page_size": 4, "max_running": 4, "max_step_tokens": 24, **settings}
         self.config = EngineConfig(models=(), **settings)
         self.observations = Observations()
-        self.pool = GraphPool(where, self.config.graph_memory)
+        self.pool = GraphPool(where, self.config.graph_bytes)
         context = WorkerContext(self.config, where, dtype, self.pool, self.observations, time.monotonic)
         self.model = model or tiny_model(where, dtype)
         self.worker = ChatWorker("tiny", processor or tiny_processor(), self.model, context)

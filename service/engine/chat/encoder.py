@@ -87,7 +87,7 @@ class VisionStage:
         one_segment = encoder.one_segment_buckets(bucket_list)
         self._embeds_width = embeds_width
         self._context = context
-        self.cache = EncoderCache(config.encoder_cache)
+        self.cache = EncoderCache(config.encoder_cache_bytes)
         # Every second bucket, from the largest down, is captured before readiness; an idle engine captures the others,
         # and then those for a single segment.
         self.runner = GraphRunner(
