@@ -88,7 +88,7 @@ class Bench:
         """most_rows: rows of one picture at most."""
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         config = EngineConfig(models=(), mixed_route=mixed_route, page_size=PAGE_SIZE, max_running=rows)
-        pool = GraphPool(device, config.graph_memory)
+        pool = GraphPool(device, config.graph_bytes)
         context = WorkerContext(config, device, dtype, pool, Observations(), time.monotonic)
         decoder = model.decoder
         self.axes = decoder.position_axes

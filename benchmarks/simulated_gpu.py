@@ -201,7 +201,7 @@ def engine(config: EngineConfig, channel: Channel) -> None:
     torch.set_num_threads(1)
     observations = Observations()
     widths: dict[str, int] = {}
-    pool = SimulatedPool(config.graph_memory, widths)
+    pool = SimulatedPool(config.graph_bytes, widths)
     with torch.inference_mode():
         (model,) = config.models
         chat = start.load_worker(config, model, pool.device, pool, observations)
