@@ -208,7 +208,8 @@ class GraphRunner:
     def _reason(self, required: Bucket) -> EagerReason:
         if not self.enabled:
             return "disabled"
-        return "capture_failed" if any(fits(bucket, required) for bucket in self._failed.values()) else "no_bucket"
+        failed = self._roomy(self._failed.values(), required)
+        return "capture_failed" if any(fits(bucket, required) for bucket in failed) else "no_bucket"
 
     def _replay(self, graph: CapturedGraph, plan: Plan) -> Run:
         # The constants of a captured graph (max_seqlen, numbers of rows) must cover the real sizes, or rows stay

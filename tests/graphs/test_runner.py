@@ -226,6 +226,22 @@ def test_a_failed_capture_leaves_its_calls_eager_is_counted_and_not_tried_again(
     assert [e.labels["reason"] for e in observations.drain() if e.labels.get("route") == "eager"] == ["capture_failed"]
 
 
+def test_a_tight_bucket_that_failed_does_not_hide_what_others_would_hold() -> None:
+    encoder, pool = tiny_model("cpu").encoder, BrokenPool(torch.device("cpu"), LIMIT)
+    tight = {"patches": 48, "sequences": 1, "max_seqlen": 48}
+    observations = Observations()
+    runner = GraphRunner(
+        "tiny", "encoder", encoder, [*encoder.default_buckets(), tight], pool, observations, tight=[tight]
+    )
+    encode(runner, [tiny_item(0, [48])])
+    assert runner.capture_missed() and not runner.captured
+    observations.drain()
+    encode(runner, [tiny_item(0, [14])])
+    assert [e.labels["reason"] for e in observations.drain() if e.labels.get("route") == "eager"] == ["no_bucket"]
+    assert runner.misses == 1 and runner.capture_missed()
+    assert [bucket["patches"] for bucket in runner.captured] == [16]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_captured_graphs_over_the_byte_limit_are_refused_and_smaller_ones_made(device: str) -> None:
     encoder = tiny_model(device).encoder
