@@ -19,7 +19,7 @@ from service.engine.memory import peak_bytes
 from service.engine.readback import mark
 from service.engine.tally import StepTally
 from service.engine.worker import MemoryRequirements, WorkerContext
-from service.graphs.buckets import captured_first, cost_of
+from service.graphs.buckets import captured_first, cost_of, key_of
 from service.graphs.buffers import exact_buffers
 from service.graphs.observations import Route
 from service.graphs.packing import combine, pack
@@ -85,6 +85,7 @@ class VisionStage:
         self._encoder = encoder
         self._bucket_list = sorted(bucket_list, key=cost_of)
         one_segment = encoder.one_segment_buckets(bucket_list)
+        self._one_segment = set(map(key_of, one_segment))
         self._embeds_width = embeds_width
         self._context = context
         self.cache = EncoderCache(config.encoder_cache_bytes)
@@ -214,7 +215,9 @@ class VisionStage:
         single = len(self._wanted) == 1 == len(oldest.parts) and affords(self.patches(oldest.parts))
         if oldest.alone or single:
             return oldest.parts[:1]
-        bucket_list = [b for b in self.runner.captured or self.runner.bucket_list if affords(b["patches"])]
+        # Those for one segment hold no group, and would cut an item into single frames.
+        captured = [bucket for bucket in self.runner.captured if key_of(bucket) not in self._one_segment]
+        bucket_list = [bucket for bucket in captured or self._bucket_list if affords(bucket["patches"])]
         if not bucket_list:
             return oldest.parts[:1]
         if not affords(self.patches(oldest.parts[:1])):

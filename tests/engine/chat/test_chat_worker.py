@@ -23,7 +23,7 @@ from service.link.messages import ChatDelta, ChatRequest, Drain, SamplingParams,
 from tests.support.audit import audit
 from tests.support.devices import DEVICES
 from tests.support.inline_engine import InlineEngine
-from tests.support.tiny_chat import CONTEXT, VOCABULARY, tiny_item, tiny_prompt
+from tests.support.tiny_chat import CONTEXT, VOCABULARY, TinyEncoder, tiny_item, tiny_prompt
 
 TEXT = tiny_prompt([[1, 2, 3, 4, 5]])
 
@@ -389,6 +389,23 @@ def test_an_item_over_every_bucket_runs_eagerly_and_is_counted() -> None:
     engine.run()
     assert engine.steps()["encoder", "replay", "captured"] == 3
     engine.assert_nothing_left()
+
+
+def test_buckets_for_one_segment_neither_cut_a_video_into_frames_nor_hold_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    single = {"patches": 40, "sequences": 1, "max_seqlen": 40}
+    monkeypatch.setattr(TinyEncoder, "one_segment_buckets", lambda *_: [single])
+    engine = InlineEngine()
+    vision = engine.worker._vision
+    while vision.runner.capture_next(idle=True):
+        pass
+    assert single in vision.runner.captured
+    engine.submit("video", tiny_prompt([[1], tiny_item(1, [8] * 12), [2]]))
+    engine.engine._receive(0.0)
+    vision.request_all(engine.worker._scheduler.waiting)
+    parts = vision.next_group(lambda patches: patches <= 40)
+    assert [part.required for part in parts] == [{"patches": 32, "sequences": 4, "max_seqlen": 8}]
 
 
 def test_the_encoder_cache_admits_more_than_its_limit_only_alone() -> None:
