@@ -13,9 +13,11 @@ from service.gpus import GpuError, chosen_gpus, visible_gpus
 from service.link.config import EngineConfig, ModelConfig
 from service.settings import Settings, SettingsError
 
-COMPUTED = frozenset({"models", "log_format", "gpu", "index", "sharers", "restarted", "stood_by", "lora_voices"})
+COMPUTED = frozenset(
+    {"models", "log_format", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"}
+)
 """Fields of EngineConfig that are not copied: the catalog's models, the format that "auto" stands for, what
-distinguishes one of several engines, what its life began with, and a path as text."""
+distinguishes one of several engines, the size of its GPU, what its life began with, and a path as text."""
 
 
 def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:

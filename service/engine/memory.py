@@ -16,6 +16,7 @@ import torch
 
 from service.engine.live_bytes import LiveBytes
 from service.engine.worker import ModelWorker
+from service.graphs.pool import GraphPool
 from service.link.config import ConfigurationError, EngineConfig
 
 log = logging.getLogger(__name__)
@@ -53,16 +54,8 @@ class Reserved:
 
 
 def with_limits(config: EngineConfig, total: int | None) -> EngineConfig:
-    """The configuration with the limits that it leaves to the size of the device; total: its bytes, None for a CPU. On
-    a small GPU graphs and cached pictures must not take what weights and KV caches need."""
-    if total is None:
-        return config
-    graphs, embeddings = config.graph_memory, config.encoder_cache
-    return msgspec.structs.replace(
-        config,
-        graph_memory=min(config.graph_bytes, total // 8) if graphs is None else graphs,
-        encoder_cache=min(config.encoder_cache_bytes, total // 32) if embeddings is None else embeddings,
-    )
+    """The configuration with the limits that it leaves to the size of the device; total: its bytes, None for a CPU."""
+    return msgspec.structs.replace(config, gpu_bytes=total)
 
 
 def total_memory(device: torch.device) -> int | None:
@@ -80,14 +73,20 @@ def device_room(device: torch.device) -> Room | None:
 
 
 def plan_pages(
-    config: EngineConfig, workers: Sequence[ModelWorker], room_of: Callable[[], Room | None]
+    config: EngineConfig,
+    workers: Sequence[ModelWorker],
+    room_of: Callable[[], Room | None],
+    pool: GraphPool | None = None,
 ) -> dict[str, int]:
     """Pages per worker name. room_of: called once the workers have been measured; None: pages are sized by positions.
+    pool: gets the limit that was reserved for graphs.
 
     MemoryPlanError when a model gets too little.
     """
     reserved = reserve(config, workers, room_of)
     if reserved is not None:
+        if pool is not None and config.graphs:
+            pool.limit_bytes = reserved.graphs
         log.info(
             "memory: %d bytes in use, %d workspace, %d graphs, %d slot state, %d left for pages",
             reserved.used, reserved.workspace, reserved.graphs, reserved.state, reserved.left,
@@ -141,24 +140,25 @@ def reserve(
     """Measures how much of the operator's share the workers need for weights, workspace, graphs and state.
 
     Workspace and graph pool are the largest of any worker's, since one runs at a time. The whole limit of graph memory
-    is kept free, since captures go on while the server is idle. None on a CPU, which has no share to divide.
+    is kept free, since captures go on while the server is idle. A limit that nobody set grows to the largest graph.
+    None on a CPU, which has no share to divide.
     """
     required = {worker.name: worker.measure() for worker in workers}
     room = room_of()
     if room is None:
         return None
     graphs = max((need.graphs for need in required.values()), default=0)
-    if config.graphs and graphs > config.graph_bytes:
+    if config.graphs and graphs > config.most_graph_bytes:
         name = max(required, key=lambda name: required[name].graphs)
         raise MemoryPlanError(
             f"graph_memory: the largest captured graph of model {name!r} needs {graphs} bytes, at most "
-            f"{config.graph_bytes} allowed"
+            f"{config.most_graph_bytes} allowed"
         )
     return Reserved(
         budget=int(room.total * config.memory_share),
         used=room.used,
         workspace=max((need.workspace for need in required.values()), default=0),
-        graphs=config.graph_bytes if config.graphs else 0,
+        graphs=max(config.graph_bytes, graphs) if config.graphs else 0,
         state=sum(need.state for need in required.values()),
     )
 

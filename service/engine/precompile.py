@@ -35,6 +35,7 @@ _MOST_THREADS = 32
 _SAME_KERNELS: dict[str, Any] = {
     "threads": None,
     "gpu": "",
+    "gpu_bytes": None,
     "index": None,
     "sharers": 1,
     "restarted": False,

@@ -93,7 +93,7 @@ def build_engine(config: EngineConfig, channel: Channel, device: torch.device, o
             workers.append(load_worker(config, model, device, pool, observations))
         observations.observe("model_load_duration_seconds", time.monotonic() - started, model=model.name)
     with phases.timed("memory"):
-        for name, pages in plan_pages(config, workers, lambda: device_room(device)).items():
+        for name, pages in plan_pages(config, workers, lambda: device_room(device), pool).items():
             next(worker for worker in workers if worker.name == name).allocate(pages)
     return Engine(workers, pool, observations, channel, overlapped=device.type == "cuda")
 

@@ -79,7 +79,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     faster. eager: all of them run eagerly."""
     graph_memory: int | None = None
     encoder_cache: int | None = None
-    """Bytes, as graph_memory. None: by the size of the GPU (service.engine.memory.with_limits)."""
+    """Bytes, as graph_memory. None: by the size of the GPU."""
+    gpu_bytes: int | None = None
+    """Bytes of the GPU; the engine sets it (service.engine.memory.with_limits). None on a CPU."""
     encoder_buckets: tuple[int, ...] = ()
     """Patch budgets to capture; empty: the family's bucket list."""
     decode_buckets: tuple[int, ...] = ()
@@ -101,13 +103,25 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     @property
     def graph_bytes(self) -> int:
-        """Limit of captured graphs: `graph_memory`, or what it is on a CPU and on a large GPU."""
+        """Limit of captured graphs, which on a small GPU must not take what weights and KV caches need."""
+        return _limit(self.graph_memory, GRAPH_BYTES, self.gpu_bytes, 8)
+
+    @property
+    def most_graph_bytes(self) -> int:
+        """What that limit may grow to for the sake of a model's largest graph."""
         return GRAPH_BYTES if self.graph_memory is None else self.graph_memory
 
     @property
     def encoder_cache_bytes(self) -> int:
         """Limit of cached embeddings, likewise."""
-        return ENCODER_CACHE_BYTES if self.encoder_cache is None else self.encoder_cache
+        return _limit(self.encoder_cache, ENCODER_CACHE_BYTES, self.gpu_bytes, 32)
+
+
+def _limit(told: int | None, usual: int, total: int | None, parts: int) -> int:
+    """What the operator said, or the usual limit, which is at most one of so many parts of the GPU's memory."""
+    if told is not None:
+        return told
+    return usual if total is None else min(usual, total // parts)
 
 
 class Channel(Protocol):

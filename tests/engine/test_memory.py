@@ -20,6 +20,7 @@ from service.engine.memory import (
     with_limits,
 )
 from service.engine.worker import MemoryRequirements, ModelWorker
+from service.graphs.pool import GraphPool
 from service.link.config import EngineConfig, ModelConfig
 
 GIB = 1 << 30
@@ -78,6 +79,20 @@ def test_a_small_gpu_keeps_less_for_graphs_and_pictures_unless_told(
     assert (found.graph_bytes, found.encoder_cache_bytes) == (graphs, embeddings)
     told = with_limits(config("a", graph_memory=5 * GIB, encoder_cache=2 * GIB), total)
     assert (told.graph_bytes, told.encoder_cache_bytes) == (5 * GIB, 2 * GIB)
+
+
+def test_a_limit_of_graphs_that_nobody_set_grows_to_the_largest_graph() -> None:
+    made = workers(FakeWorker("a", GIB, required=MemoryRequirements(graphs=2 * GIB)))
+    full, cpu = room(GIB, 8 * GIB), torch.device("cpu")
+    small = with_limits(config("a"), 8 * GIB)
+    pool = GraphPool(cpu, small.graph_bytes)
+    assert plan_pages(small, made, full, pool) == {"a": 4}
+    assert pool.limit_bytes == 2 * GIB
+    with pytest.raises(MemoryPlanError, match=f"needs {2 * GIB} bytes, at most {GIB} allowed"):
+        plan_pages(with_limits(config("a", graph_memory=GIB), 8 * GIB), made, full, pool)
+    made = workers(FakeWorker("a", GIB, required=MemoryRequirements(graphs=5 * GIB)))
+    with pytest.raises(MemoryPlanError, match=f"at most {4 * GIB} allowed"):
+        plan_pages(small, made, full, pool)
 
 
 def test_memory_is_taken_in_order_and_shared_needs_once() -> None:
