@@ -254,9 +254,11 @@ class Guidance:
         """Descriptors that have messages, with poll's events."""
         events = self._poll.poll(0)
         if seconds and self._spins:
-            until = time.monotonic() + min(seconds, _SPIN)
+            spin = min(seconds, _SPIN)
+            until = time.monotonic() + spin
             while not events and time.monotonic() < until:
                 events = self._poll.poll(0)
+            seconds -= spin  # Other models of the engine wait as long as this does.
         return events or self._poll.poll(math.ceil(1e3 * seconds))
 
     def receive(self, seconds: float) -> None:

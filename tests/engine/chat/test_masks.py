@@ -6,6 +6,7 @@ import select
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -304,6 +305,25 @@ def test_masks_of_a_process_are_looked_for_before_the_engine_sleeps(
     assert job.done and following(masks[0]) == "n"
     slept = [wait for wait in watched.waits if wait]
     assert slept == ([] if apart else [1e3 * GENEROUS])
+
+
+def test_looking_for_masks_is_part_of_the_wait_for_them(masks: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's other models launch nothing meanwhile."""
+    clock = count(0.0, 0.125)
+    monkeypatch.setattr("service.engine.chat.guidance._SPIN", 0.5)
+    monkeypatch.setattr("service.engine.chat.guidance.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    hosts = threads(masks)
+    monkeypatch.setattr(hosts[0], "apart", True)
+    guidance = Guidance(hosts)
+    waits: list[int] = []
+
+    def nothing(milliseconds: int) -> list[tuple[int, int]]:
+        waits.append(milliseconds)
+        return []
+
+    monkeypatch.setattr(guidance, "_poll", SimpleNamespace(poll=nothing))
+    guidance.receive(2.0)
+    assert waits == [0, 0, 0, 0, 1500]
 
 
 def ended(*_: object) -> dict[int, str]:
