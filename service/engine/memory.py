@@ -120,7 +120,8 @@ def _check_least(config: EngineConfig, workers: Sequence[ModelWorker], pages: Ma
             )
         raise MemoryPlanError(
             f"model {worker.name!r} gets {pages[worker.name]} pages of {worker.page_bytes} bytes and needs at "
-            f"least {worker.min_pages}: raise memory_share, lower graph_memory or encoder_cache, or host fewer models"
+            f"least {worker.min_pages}: raise memory_share, lower graph_memory or encoder_cache, host "
+            "fewer models, or take quantization fp8, with which chat models need less"
         )
 
 

@@ -130,6 +130,17 @@ def test_weights_in_e4m3_are_counted(tmp_path: Path) -> None:
         assert plain - quantised == saved
 
 
+def test_passes_over_weights_in_e4m3_take_what_others_take(tmp_path: Path) -> None:
+    """Kernels read the weights as they are: nothing is multiplied out, least of all a head of 152,064 rows."""
+    directory = make("qwen2_vl_7b", tmp_path)
+    plain, quantised = (
+        dry_run(EngineConfig((ModelConfig("m", str(directory), "auto", "random", quantization),)), 24 * GIB)
+        for quantization in ("none", "fp8")
+    )
+    assert quantised.memory.workspace == pytest.approx(plain.memory.workspace, rel=0.05)
+    assert quantised.refusal is None and quantised.models[0].at_once(1024) > plain.models[0].at_once(1024)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "voxcpm2"])
 def test_the_documented_weights_in_eight_bits(name: str, tmp_path: Path) -> None:
     directory = make(name, tmp_path)
