@@ -35,7 +35,7 @@ WHOLE_ROWS = 64
 """Rows are a multiple of this. cuDNN prepares itself for every number of rows, which takes a while; eager passes of any
 other size attend as before."""
 _HEAD_DIMS = (72, 80)
-"""Measured to be faster on Hopper (benchmarks/results/kernels/attention.json)."""
+"""Measured to be faster on Hopper (benchmarks/results/kernels/attention_one_segment.json)."""
 _HOPPER = (9, 0)
 _values_lengthened: dict[tuple[int, torch.dtype], bool | None] = {}
 """By head dim and dtype: whether values must be as long as keys; None where cuDNN refused both ways."""

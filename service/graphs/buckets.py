@@ -13,10 +13,9 @@ from models.protocol import Bucket
 BucketKey = tuple[tuple[str, int], ...]
 
 _SPAN = 16
-_LEAST_FILL = 0.9
-"""Dense attention computes padding, too. Without any it takes 0.66 (heads of 72) or 0.79 (of 80) of the time of
-attention that skips it (benchmarks/results/kernels/attention.json): it pays where 81 or 89 % of a bucket are
-filled."""
+_LEAST_FILL = 0.95
+"""Dense attention computes padding, too. Without any it takes 0.65 to 0.87 (heads of 72) or 0.80 to 0.96 (of 80) of the
+time of attention that skips it (benchmarks/results/kernels/attention_one_segment.json), so little may be padding."""
 
 
 def key_of(bucket: Bucket) -> BucketKey:

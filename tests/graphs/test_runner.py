@@ -158,7 +158,7 @@ def test_a_tight_bucket_holds_what_fills_it_and_is_captured_last() -> None:
     while runner.capture_next(idle=True):
         pass
     assert runner.captured == [*general[::-1], tight]
-    for lengths, bucket in (([30], tight), ([32], tight), ([28], general[1]), ([14, 16], general[1])):
+    for lengths, bucket in (([31], tight), ([32], tight), ([30], general[1]), ([14, 16], general[1])):
         assert encode(runner, [tiny_item(0, lengths)])[1].bucket == bucket
     for _ in range(40):
         encode(runner, [tiny_item(0, [20])])
