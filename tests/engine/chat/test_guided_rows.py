@@ -18,7 +18,6 @@ import service.engine.engine
 from models.protocol import Bucket, Capturable, Plan
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 from service.engine.chat import mask_server
-from service.engine.chat.mask_server import MaskServer
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.sampler import mask_logits
@@ -149,40 +148,6 @@ def test_tokens_whose_masks_are_there_at_once_are_sent_behind_the_next_layers(mo
     assert happened.count("token") == 12
     first = happened.index("token")
     assert happened[first : first + 6] == ["token", "layers"] * 3
-
-
-def test_tokens_are_sent_while_the_masks_behind_them_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on = threading.Event()
-    compute, computed = MaskServer._compute, list[int]()
-
-    def held_back(server: MaskServer, first: int, rows: list[tuple[int, list[int]]]) -> dict[int, str]:
-        computed.append(len(rows))
-        if len(computed) > 1:
-            assert goes_on.wait(GENEROUS)
-        return compute(server, first, rows)
-
-    monkeypatch.setattr(MaskServer, "_compute", held_back)
-    engine = InlineEngine()
-    engine.worker._outbox._keeps = True  # As on a GPU.
-    read, was_read = engine.worker._read_tokens, list[int]()
-
-    def reading(launch: Any) -> None:
-        read(launch)
-        was_read.append(launch.rows)
-
-    monkeypatch.setattr(engine.worker, "_read_tokens", reading)
-    ask(engine, "guided", grammar=regex_grammar("[a-z]{12}"), temperature=1.0, seed=3)
-
-    def first_is_read() -> bool:
-        engine.turn()
-        return bool(was_read)
-
-    wait(first_is_read, what="a token")
-    assert len(engine.tokens("guided")) == 1, "sent by the turn that read it"
-    goes_on.set()
-    engine.run()
-    assert len(engine.tokens("guided")) == 12
-    engine.assert_nothing_left()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -398,10 +398,15 @@ def ask(engine: InlineEngine, name: str, **fields: Any) -> None:
     engine.submit(name, tiny_prompt([[1, 2, 3]]), **fields)
 
 
-def test_tokens_are_read_and_sent_while_the_masks_behind_them_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keeps", [False, True], ids=["as on a CPU", "as on a GPU"])
+def test_tokens_are_read_and_sent_while_the_masks_behind_them_are_computed(
+    keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = InlineEngine()
+    engine.worker._outbox._keeps = keeps
     goes_on = threading.Event()
     compute, computed = MaskServer._compute, list[int]()
+    read, was_read = engine.worker._read_tokens, list[int]()
 
     def held_back(server: MaskServer, first: int, rows: list[tuple[int, list[int]]]) -> dict[int, str]:
         computed.append(len(rows))
@@ -409,14 +414,20 @@ def test_tokens_are_read_and_sent_while_the_masks_behind_them_are_computed(monke
             assert goes_on.wait(GENEROUS)
         return compute(server, first, rows)
 
+    def reading(launch: Any) -> None:
+        read(launch)
+        was_read.append(launch.rows)
+
     monkeypatch.setattr(MaskServer, "_compute", held_back)
+    monkeypatch.setattr(engine.worker, "_read_tokens", reading)
     ask(engine, "guided", grammar=regex_grammar("[a-z]{12}"), seed=3)
 
-    def answered() -> bool:
+    def first_is_read() -> bool:
         engine.turn()
-        return bool(engine.tokens("guided"))
+        return bool(was_read)
 
-    wait(answered, what="a token before masks that do not come")
+    wait(first_is_read, what="a token before masks that do not come")
+    assert len(engine.tokens("guided")) == 1, "sent by the turn that read it"
     held = engine.worker._in_flight.held
     assert held is not None and held.masks is not None and not held.masks.done
     goes_on.set()
