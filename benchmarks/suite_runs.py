@@ -3,10 +3,11 @@
     python -m benchmarks.suite_runs --runs 10 --workers 2                 # on an idle machine
     taskset -c 0,1 python -m benchmarks.suite_runs --workers 1 --busy 4   # two processors, shared with four loops
     taskset -c 0-29 python -m benchmarks.suite_runs --workers 1 --busy 4 --at-once 10    # ten times that, 3 for each
+    python -m benchmarks.suite_runs --workers 1 --busy 4 --at-once 2 --shares 1    # two runs on the same processors
     python -m benchmarks.suite_runs --runs 3 -- tests/http -k stream      # after --: what pytest is told besides
 
 Any number of these may run side by side from one checkout: each run has its own temporary directory, and servers take
-free ports. Runs at once have processors and loops of their own. suite_runs_<name>.json is written after every run. The
+free ports. Each share of the processors has loops of its own. suite_runs_<name>.json is written after every run. The
 exit status is 1 when a test failed or a run did not end.
 """
 
@@ -48,25 +49,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2, help="of pytest-xdist")
-    parser.add_argument("--busy", type=int, default=0, help="loops that run beside it")
-    parser.add_argument("--at-once", type=int, default=1, help="runs side by side, each with its share of processors")
+    parser.add_argument("--busy", type=int, default=0, help="loops that run beside it, on each share of processors")
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
+    parser.add_argument("--shares", type=int, help="of the processors, for the runs at once; default: one for each")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for one run")
     parser.add_argument("--logs", type=Path, help="a folder for what pytest says, while it says it")
     parser.add_argument("--name", help="of the result; default: w<workers>_b<busy>")
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, behind --")
     options = parser.parse_args(arguments)
     processors = sorted(os.sched_getaffinity(0))
-    if not 1 <= options.at_once <= len(processors):
-        parser.error(f"--at-once {options.at_once}: each run needs a processor, and there are {len(processors)}")
+    parts = options.shares or options.at_once
+    if not 1 <= parts <= len(processors):
+        parser.error(f"--at-once, --shares: each share needs a processor, and {len(processors)} are not {parts}")
+    if options.at_once % parts:
+        parser.error(f"--at-once {options.at_once}: not a multiple of {parts} shares")
     name = f"suite_runs_{options.name or f'w{options.workers}_b{options.busy}'}"
     facts = {
         "workers": options.workers,
         "busy_loops": options.busy,
         "at_once": options.at_once,
+        "shares": parts,
         "processors": processors,
         "pytest": options.pytest,
     }
-    free, writing = shares(processors, options.at_once), threading.Lock()
+    split, writing = shares(processors, parts), threading.Lock()
+    free = split * (options.at_once // parts)
     rows: list[Row] = []
 
     def one(number: int) -> None:
@@ -75,8 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log = options.logs and options.logs / f"{name}_{number}.log"
         # Of this thread, and so of the processes that it starts.
         os.sched_setaffinity(0, share)
-        with busy_loops(options.busy):
-            row = run(options.workers, options.pytest, options.limit, log)
+        row = run(options.workers, options.pytest, options.limit, log)
         with writing:
             free.append(share)
             rows.append({"run": number, "processors": share, **row})
@@ -86,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(options.at_once) as pool:
+    with busy_loops(options.busy, split), ThreadPoolExecutor(options.at_once) as pool:
         list(pool.map(one, range(1, options.runs + 1)))
     failed = sum(row["status"] != 0 for row in rows)
     print(f"{folder() / name}.json: {failed} of {len(rows)} runs failed")
@@ -100,10 +106,14 @@ def shares(processors: Sequence[int], count: int) -> list[list[int]]:
 
 
 @contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Processes that compute all the while, on the processors of this one."""
-    loops = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+def busy_loops(count: int, shares: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Processes that compute all the while, `count` on each share of the processors."""
+    loops = []
     try:
+        for share in shares:
+            for _ in range(count):
+                loops.append(loop := subprocess.Popen([sys.executable, "-c", BUSY]))
+                os.sched_setaffinity(loop.pid, share)
         yield
     finally:
         for loop in loops:

@@ -30,7 +30,7 @@ def test_good():
 
 def test_both():
     here = pathlib.Path(__file__).parent
-    (here / f"on-{{sorted(os.sched_getaffinity(0))}}").touch()
+    (here / f"on-{{os.getpid()}}-{{sorted(os.sched_getaffinity(0))}}").touch()
     while len(list(here.glob("on-*"))) < {at_once}:
         time.sleep(0.05)
 """
@@ -60,7 +60,22 @@ def test_good_runs_at_once_share_the_processors(suite: Path) -> None:
     ]
     first, second = ({*row["processors"]} for row in result["rows"])
     assert first and second and (at_once == 1 or not first & second)
+    seen = {path.name.rsplit("-", 1)[1] for path in suite.glob("on-*")}
+    assert seen == {str(row["processors"]) for row in result["rows"]}
     assert not list((suite).glob(".pytest_cache"))
+
+
+@pytest.mark.slow
+def test_runs_at_once_may_share_their_processors_and_loops(suite: Path) -> None:
+    """Each of two runs waits for the other."""
+    (suite / "test_two.py").write_text(MEETING.format(at_once=2))
+    before = set(children(os.getpid()))
+    arguments = ["--runs", "2", "--at-once", "2", "--shares", "1", "--workers", "1", "--busy", "1", "--name", "shared"]
+    assert suite_runs.main(arguments) == 0
+    assert set(children(os.getpid())) == before
+    result = json.loads((suite / "out/suite_runs_shared.json").read_text())
+    assert (result["at_once"], result["shares"]) == (2, 1)
+    assert [row["processors"] for row in result["rows"]] == [result["processors"]] * 2
 
 
 @pytest.mark.slow
@@ -106,4 +121,12 @@ def test_shares_are_equal() -> None:
 def test_more_runs_at_once_than_processors_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         suite_runs.main(["--at-once", "100000"])
-    assert "each run needs a processor" in capsys.readouterr().err
+    assert "each share needs a processor" in capsys.readouterr().err
+
+
+def test_runs_that_do_not_fill_their_shares_equally_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        suite_runs.main(["--at-once", "0", "--shares", "-1"])
+    with pytest.raises(SystemExit):
+        suite_runs.main(["--at-once", "3", "--shares", "2"])
+    assert "shares" in capsys.readouterr().err
