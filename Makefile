@@ -53,6 +53,8 @@ serve: $(SERVE)  ## Start the server, on the embedded models unless ARGS="--mode
 # One thread for each of the processes that share the cores; a file's tests share what they start. Bytecode is kept
 # wherever that is switched off otherwise: hundreds of processes would compile the same modules.
 test: export OMP_NUM_THREADS = 1
+# The same tests everywhere: two at a time would also contend for one GPU's memory.
+test test-all: export CUDA_VISIBLE_DEVICES =
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(TEST)  ## Run the test suite (Python packages only, under 10 minutes on 2 cores)
 	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)

@@ -100,6 +100,11 @@ COMMANDS: tuple[Command, ...] = (
         "transformers vllm",
     ),
     Command(
+        "TTFT at the client, Qwen3-VL-4B",
+        "chat_http_latency_qwen3_vl_4b",
+        "python -m benchmarks.chat_http latency qwen3_vl_4b",
+    ),
+    Command(
         "tokens per second at the clients",
         "chat_http_decode_qwen2_vl_2b",
         "python -m benchmarks.chat_http decode qwen2_vl_2b",

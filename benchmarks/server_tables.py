@@ -84,6 +84,7 @@ def chat_latency(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [
             [
+                NAMES[result.facts["model"]],
                 sides(row["input"]),
                 number(row["prompt_tokens"]),
                 spread(row | {"first_ms": row["first_p50_ms"]}, "first"),
@@ -94,8 +95,10 @@ def chat_latency(results: Results) -> str:
             if row["succeeded"]
         ]
 
-    head = ["input", "prompt tokens", "TTFT, ms", "p99, ms", "cached tokens"]
-    return sourced_table(results, ["chat_http_latency_qwen2_vl_2b"], block, head)
+    sources = [f"chat_http_latency_{name}" for name in ("qwen2_vl_2b", "qwen3_vl_4b")]
+    return sourced_table(
+        results, sources, block, ["model", "input", "prompt tokens", "TTFT, ms", "p99, ms", "cached tokens"]
+    )
 
 
 def chat_decode(results: Results) -> str:

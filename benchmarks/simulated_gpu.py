@@ -215,7 +215,7 @@ def engine(config: EngineConfig, channel: Channel) -> None:
         while chat.capture_next(idle=True):
             pass
         runner._routes.pair_seconds = RouteSeconds(DILATION * PAIR, DILATION * PAIR)
-        runner.start_pacing(chat._pacing, chat._vision.runner)
+        chat._pacing.start(runner._decode[False], runner._cached_prefill, chat._vision.runner, DILATION * PAIR)
         gc.collect()
         gc.freeze()
         made.run()

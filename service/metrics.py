@@ -267,7 +267,7 @@ GROUPS: dict[str, tuple[MetricSpec, ...]] = {
         _gauge(
             "start_phase_seconds",
             "The engine's last start by phase (process: Python and imports; load: checkpoints and compiled kernels; "
-            "memory; capture; warm_up: on a GPU).",
+            "memory; capture; warm_up: at a first start on a GPU).",
             "phase",
         ),
         _counter("engine_cpu_seconds_total", "Processor time of the engine process, all threads."),

@@ -2,7 +2,7 @@
 
 Triton compiles a kernel when a batch first needs it, and nothing else runs meanwhile. So all kernels are compiled
 before readiness (precompile.py) and run once (ModelWorker.warm_up). A compilation in the phase "serving" was missed by
-both.
+both. After a restart an idle engine runs them; until then kernels load as they are needed, in the phase "start".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Compilations:
             FALLBACKS.listener = None
 
     def serve(self) -> None:
-        """Begins the phase "serving": the engine is ready. Its counters start at 0, so that rate() sees their first
+        """Begins the phase "serving": the engine is warm. Its counters start at 0, so that rate() sees their first
         increase."""
         self._phase = "serving"
         for cached in ("true", "false"):

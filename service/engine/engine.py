@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 
 from service.engine.arbiter import Arbiter
 from service.engine.memory import device_memory, device_name
@@ -41,7 +44,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT = 0.5
 """Seconds between states while nothing else happens."""
 QUIET_BEFORE_CAPTURE = 0.25
-"""Seconds without work before an idle engine captures: a request that comes during a capture has to wait for it."""
+"""Seconds without work before an idle engine captures or warms up: a request that comes meanwhile has to wait."""
 
 _BUILD_WAIT = 0.002
 """Seconds that an otherwise idle engine waits for commands while something is built for a request."""
@@ -83,17 +86,28 @@ class Engine:
         self._device_name = device_name(pool.device)
         self._capture_seconds = 0.0
         """Duration of the last capture."""
+        self._warming: Iterator[None] = iter(())
+        """What is left of the workers' warm-ups."""
+        self._warmed: Callable[[], None] | None = None
+        """To be called when nothing is left of them."""
 
-    def capture_first(self) -> None:
-        """Captures what must be captured before the first request, and compiles the kernels of eager runs."""
+    def capture_first(self, *, restarted: bool = False, warmed: Callable[[], None] = lambda: None) -> None:
+        """Captures what must be captured before the first request, measures costs, and on a GPU warms up what may run
+        eagerly. restarted: the warm-up waits until the engine is idle; its kernels are in Triton's cache, and those
+        that are needed sooner load then. warmed: called once, when the warm-up is done."""
         phases = StartPhases(self._observations)
+        on_gpu = self._pool.device.type == "cuda"
+        self._warmed = warmed
+        if on_gpu:
+            self._warming = chain.from_iterable(worker.warm_up() for worker in self.workers.values())
         for worker in self.workers.values():
             with phases.timed("capture"):
                 while self._timed(partial(worker.capture_next, idle=False)):
                     self._send(self._clock(), detail=worker.name)
-            if self._pool.device.type == "cuda":
-                with phases.timed("warm_up"):
-                    worker.warm_up()
+                worker.calibrate()
+        if not (on_gpu and restarted):
+            with phases.timed("warm_up") if on_gpu else nullcontext():
+                deque(iter(self._warm_up_next, False), maxlen=0)
         self._phase = "ready"
         self._busy_at = self._clock()
 
@@ -121,7 +135,7 @@ class Engine:
             self._busy_at = now
             return True
         if now - self._busy_at >= QUIET_BEFORE_CAPTURE and self._may_capture:
-            self._may_capture = self._occupied(self._capture_idle)
+            self._may_capture = self._occupied(self._prepare)
             return self._may_capture
         if not self._stopped:
             self._receive(timeout=QUIET_BEFORE_CAPTURE if self._may_capture else HEARTBEAT)
@@ -146,9 +160,20 @@ class Engine:
             self._send(self._clock())
         self._occupied(partial(self._timed, runner.capture_missed))
 
-    def _capture_idle(self) -> bool:
+    def _prepare(self) -> bool:
+        """One capture of an idle engine, or when there is none to make, one run of a warm-up; False when both are
+        done."""
         captures = (partial(worker.capture_next, idle=True) for worker in self.workers.values())
-        return any(self._timed(capture) for capture in captures)
+        return any(self._timed(capture) for capture in captures) or self._warm_up_next()
+
+    def _warm_up_next(self) -> bool:
+        """One run of a warm-up; False when none is left."""
+        for _ in self._warming:
+            return True
+        if self._warmed is not None:
+            self._warmed()
+            self._warmed = None
+        return False
 
     def _occupied(self, work: Callable[[], bool]) -> bool:
         """Runs work that may take longer than the hang timeout and announces its begin and end, since this thread sends

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -147,7 +148,7 @@ def precompile(worker: ModelWorker, stamp: Path) -> None:
     with compiling():
         worker.allocate(_PAGES)
         worker.measure()
-        worker.warm_up()
+        deque(worker.warm_up(), maxlen=0)
         passed = time.monotonic() - began
     log.info("kernels of %s: requested in %.1f s, compiled in %.1f s", worker.name, passed, time.monotonic() - began)
     with suppress(OSError):  # the cache is not writable, so it holds no kernels either

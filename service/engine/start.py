@@ -54,8 +54,7 @@ def serve(config: EngineConfig, channel: Channel) -> None:
     compilations = Compilations(observations)
     with torch.inference_mode(), engine_stream(device), compilations.counted(device):
         engine = build_engine(config, channel, device, observations)
-        engine.capture_first()
-        compilations.serve()
+        engine.capture_first(restarted=config.restarted, warmed=compilations.serve)
         # Objects alive now live as long as the process: the garbage collector need not scan them during a step.
         gc.collect()
         gc.freeze()

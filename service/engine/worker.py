@@ -9,7 +9,7 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,7 +85,7 @@ class ModelWorker(Protocol):
     min_pages: int
     """With fewer pages the engine does not start: they would be too few for one request of a useful length."""
 
-    # Start: measure, allocate, capture_next until it returns False, warm_up.
+    # Start: measure, allocate, capture_next until it returns False, calibrate, warm_up.
 
     def measure(self) -> MemoryRequirements:
         """Runs the largest admitted shapes once."""
@@ -108,9 +108,14 @@ class ModelWorker(Protocol):
         """
         ...
 
-    def warm_up(self) -> None:
+    def calibrate(self) -> None:
+        """Measures the costs that scheduling starts with."""
+        ...
+
+    def warm_up(self) -> Iterator[None]:
         """Runs once whatever may later run eagerly, at every size that selects another kernel variant, so that no
-        kernel is compiled while serving. Called on a GPU, with nothing in flight; leaves state and pages unchanged."""
+        kernel is compiled while serving; yields after each run. On a GPU, with nothing in flight, but requests may be
+        served between two runs; leaves their state and pages unchanged."""
         ...
 
     # Commands. None raises for a bad request: that ends as Failed in the Outputs of `collect`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -277,15 +277,16 @@ class GraphRunner:
         tried = self._graphs.keys() | self._failed.keys() | self._refused.keys()
         return [bucket for bucket in self.bucket_list if key_of(bucket) not in tried]
 
-    def warm_up(self, buckets: Iterable[Bucket]) -> None:
+    def warm_up(self, buckets: Iterable[Bucket]) -> Iterator[None]:
         """Runs forward once at each of these buckets without a captured graph, so that its kernels are compiled before
-        later calls and captures. Not counted in metrics."""
-        self._fill_others()
+        later calls and captures; yields after each. Not counted in metrics."""
         for bucket in buckets:
             if key_of(bucket) not in self._graphs:
+                self._fill_others()
                 specs = self.capturable.buffer_specs(bucket)
                 buffers = exact_buffers(specs, Plan(arrays={}, required=bucket), self._pool.device)
                 self.capturable.forward(buffers, bucket)
+                yield
 
     def _capture(self, bucket: Bucket) -> None:
         started = time.monotonic()

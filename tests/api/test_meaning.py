@@ -46,7 +46,7 @@ def server(request: pytest.FixtureRequest, embedded_server: ServerProcess) -> It
     if request.param == "replayed":
         yield embedded_server
         return
-    with served("--no-graphs", "--max-frames", "16") as running:
+    with served("--no-graphs", "--dtype", "auto", "--max-frames", "16") as running:
         yield running
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     home = str(tmp_path_factory.mktemp("home"))
-    with served("--quantization", "fp8", "--max-frames", "16", HOME=home) as running:
+    with served("--quantization", "fp8", "--dtype", "auto", "--max-frames", "16", HOME=home) as running:
         yield running
 
 

@@ -118,7 +118,12 @@ def test_leaving_in_the_middle_frees_slots_and_blocks_of_both_models(
         for chunk in stream:
             if chunk.choices[0].delta.audio and chunk.choices[0].delta.audio.data:
                 break
-    wait(lambda: not any(gauges(embedded_server, "slots_used").values()), what="no request slot is used")
-    used = gauges(embedded_server, "kv_cache_pages")
-    assert used and not any(value for name, value in used.items() if 'state="used"' in name)
-    assert not any(gauges(embedded_server, "requests_running").values())
+
+    def held() -> list[float]:
+        """Request slots, KV blocks and running requests, as one page of metrics has them."""
+        page = gauges(embedded_server, "")
+        named = ("reprise_slots_used", "reprise_kv_cache_pages", "reprise_requests_running")
+        return [page[name] for name in page if name.startswith(named) and ("pages" not in name or '"used"' in name)]
+
+    wait(lambda: not any(held()), what="no request slot or KV block is used, and no request runs")
+    assert len(held()) >= 6, "three gauges of two models"

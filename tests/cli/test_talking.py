@@ -290,5 +290,8 @@ def test_a_local_server_that_does_not_start(program: str, timeout: float, says: 
 def test_the_address_of_a_local_server_is_in_its_log() -> None:
     lines = ["starting", '["ready at x"]', '{"message": 1}', '{"message": "ready at http://127.0.0.1:1"}', "more"]
     program = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
-    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    try:
         assert client._ready_url(process) == "http://127.0.0.1:1"
+    finally:
+        process.wait()

@@ -356,7 +356,10 @@ def test_warming_up_runs_what_has_no_captured_graph_and_counts_nothing(monkeypat
         return forward(buffers, bucket)
 
     monkeypatch.setattr(runner.capturable, "forward", spy)
-    runner.warm_up(runner.bucket_list)
+    steps = runner.warm_up(runner.bucket_list)
+    assert not run
+    for number, _ in enumerate(steps, start=1):
+        assert run == runner.bucket_list[1:][:number]
     assert run == runner.bucket_list[1:]
     assert not observations.drain()
 

@@ -71,11 +71,12 @@ class ServerProcess:
 @contextmanager
 def served(*arguments: str, program: Sequence[str] = PROGRAM, **environ: str) -> Iterator[ServerProcess]:
     """A ready server on a free loopback port; stopped at the end unless it has ended. program: Python's arguments for
-    another `reprise` command."""
+    another `reprise` command. It computes in 32 bits on a GPU, too, where in 16 bits an answer depends on what else is
+    in its batch; the flag --dtype chooses otherwise."""
     command = [sys.executable, *program, "serve", "--port", "0", "--log-format", "json", *arguments]
-    offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    usual = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "REPRISE_DTYPE": "float32"}
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **offline, **environ}
+        command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **usual, **environ}
     )
     server = ServerProcess(process)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -115,9 +115,9 @@ class VisionStage:
         peak = peak_bytes(lambda: encoder.forward(buffers, largest), device)
         return MemoryRequirements(workspace=peak, graphs=peak, state=self.cache.limit_bytes)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> Iterator[None]:
         """Runs the smallest bucket; `measure` has run the largest."""
-        self.runner.warm_up(self._bucket_list[:1])
+        return self.runner.warm_up(self._bucket_list[:1])
 
     def has_work(self) -> bool:
         return bool(self._wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -115,24 +115,22 @@ class ChatRunner:
         buffers = exact_buffers(step.buffer_specs(bucket), Plan(arrays={}, required=bucket), device)
         return peak_bytes(lambda: step.forward(buffers, bucket), device)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> Iterator[None]:
         """Runs what may run eagerly, on the scratch slot and page: decode steps and prefills of each power of two,
-        prefills with cached context, of many sequences, and beside decode rows."""
+        prefills with cached context, of many sequences, and beside decode rows. Yields after each."""
         config = self._context.config
         rows = powers_of_two(config.max_running)
         for full in (False, True):
-            self._decode[full].warm_up({"rows": count, "pages": self._max_pages} for count in rows)
-            self._sample[full].warm_up({"rows": count} for count in rows)
-            self._guided_sample[full].warm_up({"rows": count} for count in rows)
-        self._layers.warm_up({"rows": count, "pages": self._max_pages} for count in rows)
-        for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS)):
-            self._scratch_pass(self._caches, [tokens])
-        self._scratch_pass(self._caches, [1, 2], cached=self._page_size)
-        self._scratch_pass(self._caches, [1] * WARM_SEQUENCES)
-        for count in rows:
-            self._scratch_pass(self._caches, [1], rows=count)
-        self._cached_prefill.warm_up(self._cached_prefill.bucket_list[:1])
-        self._measure_cached_keys()
+            yield from self._decode[full].warm_up({"rows": count, "pages": self._max_pages} for count in rows)
+            yield from self._sample[full].warm_up({"rows": count} for count in rows)
+            yield from self._guided_sample[full].warm_up({"rows": count} for count in rows)
+        yield from self._layers.warm_up({"rows": count, "pages": self._max_pages} for count in rows)
+        passes = [([tokens], 0, 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
+        passes += [([1, 2], self._page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
+        for lengths, cached, count in passes:
+            self._scratch_pass(self._caches, lengths, cached=cached, rows=count)
+            yield
+        yield from self._cached_prefill.warm_up(self._cached_prefill.bucket_list[:1])
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
@@ -141,19 +139,19 @@ class ChatRunner:
             return ()
         return tuple(sorted({bucket["tokens"] for bucket in self._cached_prefill.captured}))
 
-    def start_pacing(self, pacing: Pacing, encoder: GraphRunner) -> None:
-        """Passes on what captures and warm-up measured."""
+    def calibrate(self, pacing: Pacing, encoder: GraphRunner) -> None:
+        """Measures what cached keys cost, and passes on what it and the captures measured."""
+        self.measure_cached_keys()
         pacing.start(self._decode[False], self._cached_prefill, encoder, self._routes.pair_seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
         """After a restart, when most graphs were captured behind the start's measurements; False once that is done."""
         if due := not self._measured:
             self._measured = True
-            self._measure_cached_keys()
-            self.start_pacing(pacing, encoder)
+            self.calibrate(pacing, encoder)
         return due
 
-    def _measure_cached_keys(self) -> None:
+    def measure_cached_keys(self) -> None:
         """Measures the seconds of a pair of a query and a cached key on each route, with the largest captured
         bucket."""
         largest = max(self._cached_prefill.captured, key=lambda bucket: bucket["tokens"], default=None)
@@ -174,7 +172,9 @@ class ChatRunner:
         def eager(keys: int) -> float:
             return seconds_of(lambda: self._scratch_pass(self._caches, [tokens], cached=keys), self._context.device)
 
-        eager(cached)  # The first run includes allocations and the start of libraries.
+        # The first runs include allocations and the start of libraries.
+        for keys in (0, cached):
+            eager(keys)
         pairs = tokens * cached
         each = (max(0.0, run(cached) - run(0)) / pairs for run in (eager, replay))
         self._routes.pair_seconds = RouteSeconds(*each)

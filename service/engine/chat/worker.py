@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -93,10 +94,12 @@ class ChatWorker:
         captured = any(runner.capture_next(idle=idle) for runner in self.graph_runners)
         return captured or (idle and self._runner.measure_again(self._pacing, self._vision.runner))
 
-    def warm_up(self) -> None:
-        self._runner.warm_up()
-        self._vision.warm_up()
-        self._runner.start_pacing(self._pacing, self._vision.runner)
+    def calibrate(self) -> None:
+        if self._context.device.type == "cuda":
+            self._runner.calibrate(self._pacing, self._vision.runner)
+
+    def warm_up(self) -> Iterator[None]:
+        return chain(self._runner.warm_up(), self._vision.warm_up())
 
     # Commands
 

@@ -3,7 +3,7 @@ the kernels of eager runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,24 +11,34 @@ import torch
 from torch import Tensor
 
 from models.protocol import Bucket, Plan, SpeechModel
-from service.engine.speech.costs import SpeechCosts
+from service.engine.speech.costs import Kind, SpeechCosts
 from service.engine.speech.plans import slots_plan
 from service.engine.speech.prefill import replayed_prefill
 from service.engine.speech.runner import SpeechRunner, prefill_plan
 from service.engine.speech.steps import Steps
 from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS
 from service.graphs.buckets import powers_of_two
+from service.graphs.runner import GraphRunner
 
 
 def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], prompt_lengths: Sequence[int]) -> None:
-    """Measures costs at the default number of solver steps, so that the first requests are scheduled by them."""
+    """Measures costs at the default number of solver steps, so that the first requests are scheduled by them. Buckets
+    that run in one captured graph, as after a restart, are measured once."""
     steps = runner.solver_steps[0]
+    seconds: dict[tuple[Kind, int], float] = {}
+
+    def observe(kind: Kind, solver_steps: int, part: GraphRunner, rows: int, plan: Callable[[int], Plan]) -> None:
+        graph = part.graph_for({"rows": rows})
+        size = rows if graph is None else graph.bucket["rows"]
+        if (kind, size) not in seconds:
+            seconds[kind, size] = _timed(runner, partial(part.run, plan(rows)))
+        costs.observe(kind, solver_steps, rows, seconds[kind, size])
+
     for bucket in buckets:
-        plan, tail = _rows(bucket), _tail_rows(runner, bucket)
-        costs.observe("decode", steps, bucket, _timed(runner, partial(runner.decode[steps].run, plan)))
-        costs.observe("tail", steps, bucket, _timed(runner, partial(runner.tail[steps].run, tail)))
+        observe("decode", steps, runner.decode[steps], bucket, _rows)
+        observe("tail", steps, runner.tail[steps], bucket, partial(_tail_rows, runner))
         with runner.codec_turn():
-            costs.observe("vae", 0, bucket, _timed(runner, partial(runner.vae.run, plan)))
+            observe("vae", 0, runner.vae, bucket, _rows)
     for length in prompt_lengths:
         costs.observe("prefill", 0, length, _timed(runner, partial(scratch_prefill, runner, [length])))
     for captured in runner.prefill.captured:
@@ -48,22 +58,21 @@ def _timed(runner: SpeechRunner, launch: Callable[[], object]) -> float:
     return runner.clock.seconds(start, end)
 
 
-def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> None:
+def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterator[None]:
     """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context, of many
-    prompts, and beside decode rows. All numbers of solver steps use the same kernels."""
+    prompts, and beside decode rows. Yields after each. All numbers of solver steps use the same kernels."""
     steps = runner.solver_steps[0]
     rows = powers_of_two(max_rows)
-    runner.vae.warm_up({"rows": count} for count in rows)
+    yield from runner.vae.warm_up({"rows": count} for count in rows)
     for variant in runner.variants:
         for part in (variant.decode[steps], variant.tail[steps]):
-            part.warm_up({"rows": count} for count in rows)
+            yield from part.warm_up({"rows": count} for count in rows)
+    prompts = [([tokens], 0, 0) for tokens in powers_of_two(min(step_tokens, WARM_TOKENS))]
+    prompts += [([1, 2], runner.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
     for variant in runner.variants:
-        for length in powers_of_two(min(step_tokens, WARM_TOKENS)):
-            scratch_prefill(runner, [length], variant=variant)
-        scratch_prefill(runner, [1, 2], cached=runner.page_size, variant=variant)
-        scratch_prefill(runner, [1] * WARM_SEQUENCES, variant=variant)
-        for count in rows:
-            scratch_prefill(runner, [1], decodes=count, variant=variant)
+        for lengths, cached, decodes in prompts:
+            scratch_prefill(runner, lengths, cached=cached, decodes=decodes, variant=variant)
+            yield
 
 
 def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) -> None:

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -85,7 +85,6 @@ class SpeechWorker:
         """When the GPU is predicted to be free for the next step."""
         self._planned: Step | None = None
         self._reference_turn = False
-        self._calibrated = False
 
     # Start
 
@@ -153,23 +152,18 @@ class SpeechWorker:
         return self._runner.graph_runners
 
     def capture_next(self, *, idle: bool) -> bool:
-        if any(runner.capture_next(idle=idle) for runner in self.graph_runners):
-            return True
-        if not self._calibrated:
-            self._calibrated = True
-            self._calibrate()
-        return False
+        return any(runner.capture_next(idle=idle) for runner in self.graph_runners)
 
-    def _calibrate(self) -> None:
+    def calibrate(self) -> None:
         buckets: Sequence[int] = self._buckets
         lengths = [64, 512, self._context.config.max_step_tokens]
         if self._context.device.type != "cuda":
             buckets, lengths = sorted({buckets[0], buckets[-1]}), lengths[:1]
         scratch.calibrate(self._runner, self._costs, buckets, lengths)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> Iterator[None]:
         config = self._context.config
-        scratch.warm_up(self._runner, max_rows=config.max_running, step_tokens=config.max_step_tokens)
+        return scratch.warm_up(self._runner, max_rows=config.max_running, step_tokens=config.max_step_tokens)
 
     # Commands
 

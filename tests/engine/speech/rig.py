@@ -80,6 +80,7 @@ class WorkerRig:
         self.worker.allocate(1 + tokens // config.page_size)
         while self.worker.capture_next(idle=capture_all):
             pass
+        self.worker.calibrate()
         self.heard: dict[str, Heard] = defaultdict(Heard)
         self.ticks = 0
         self._record_patches()

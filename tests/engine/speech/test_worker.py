@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -13,9 +13,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from models.protocol import Plan
 from models.voxcpm2.model import VoxCPM2, load_model
+from service.engine.speech import scratch
+from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.scheduler import Step
 from service.engine.worker import Control, Request
+from service.graphs.runner import Run
 from service.link.messages import (
     Abort,
     EncodeReference,
@@ -122,6 +126,26 @@ def test_a_restarted_worker_begins_with_few_captures_and_sounds_as_ever(model: V
         pass
     listed = [runner for runner in restarted.worker.graph_runners if len(runner.captured) >= len(runner.bucket_list)]
     assert listed == list(restarted.worker.graph_runners)
+
+
+def test_what_runs_in_one_captured_graph_is_measured_once(model: VoxCPM2, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted worker has one graph for four numbers of rows; on a GPU it measures at each of them."""
+    restarted = WorkerRig(model, golden.processor(), buckets=(1, 2, 3, 4), restarted=True)
+    usual = WorkerRig(model, golden.processor(), buckets=(1, 2, 3, 4))
+    counted = Counter[int]()
+    for rig in (restarted, usual):
+        runner, costs = rig.worker._runner, SpeechCosts()
+        launch = runner.decode[10].run
+
+        def spy(plan: Plan, launch: Callable[[Plan], Run] = launch, rig: WorkerRig = rig) -> Run:
+            counted[id(rig)] += 1
+            return launch(plan)
+
+        monkeypatch.setattr(runner.decode[10], "run", spy)
+        scratch.calibrate(runner, costs, rig.worker._buckets, [])
+        seen = [costs.mean("decode", 10, rows) for rows in (1, 2, 3, 4)]
+        assert min(seen) > 0 and (len(set(seen)) == 1) == (rig is restarted)
+    assert counted == {id(restarted): 2, id(usual): 8}
 
 
 def test_the_server_names_the_numbers_of_solver_steps(model: VoxCPM2) -> None:
