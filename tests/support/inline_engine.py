@@ -67,7 +67,8 @@ class InlineEngine:
 
     def submit(self, name: str, prompt: Any, *, grammar: str = "", slow_grammar: bool = False, **sampling: Any) -> None:
         params = SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **sampling})
-        self.channel.commands.append(ChatRequest(name, "tiny", prompt, params, time.monotonic(), grammar, slow_grammar))
+        now = self.engine._clock()
+        self.channel.commands.append(ChatRequest(name, "tiny", prompt, params, now, grammar, slow_grammar))
 
     def abort(self, name: str) -> None:
         self.channel.commands.append(Abort(name))
