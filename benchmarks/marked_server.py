@@ -153,6 +153,7 @@ def engine(config: EngineConfig, channel: Channel) -> None:
 
 if __name__ == "__main__":
     mark_api_process()
-    server.link_maker = lambda settings, config: lambda: ProcessLink(config, ENTRY)
+    os.environ["REPRISE_STANDBY"] = "off"  # Such a process would be an engine of the package.
+    server.link_maker = lambda settings, config, standby: lambda: ProcessLink(config, ENTRY)
     sys.argv[1:1] = ["serve"]
     cli.main()

@@ -114,7 +114,8 @@ def _state(config: EngineConfig) -> EngineState:
 
 
 if __name__ == "__main__":
-    server.link_maker = lambda settings, config: lambda: ProcessLink(config, ENTRY)
+    os.environ["REPRISE_STANDBY"] = "off"  # Such a process would be an engine of the package.
+    server.link_maker = lambda settings, config, standby: lambda: ProcessLink(config, ENTRY)
     engines.shared_link = lambda config, standby: ProcessLink(config, ENTRY, shared=True)
     sys.argv[1:1] = ["serve"]
     cli.main()

@@ -21,8 +21,7 @@ from service.api.chat.grammar import regex_grammar
 from service.engine.chat.guidance import Guidance, Guide
 from service.engine.chat.mask_hosts import MaskProcess, SharedMasks
 from service.link.config import EngineConfig, ModelConfig
-from service.link.standby import STANDBY, start_engine_process
-from service.link.supervisor import ENTRY
+from service.link.standby import ENTRY, STANDBY, start_engine_process
 
 MODEL = "qwen2_vl_2b"
 ROWS = 64

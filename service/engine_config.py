@@ -11,6 +11,7 @@ import msgspec
 from service.catalog import Catalog
 from service.gpus import GpuError, chosen_gpus, visible_gpus
 from service.link.config import EngineConfig, ModelConfig
+from service.logs import chosen_format
 from service.settings import Settings, SettingsError
 
 COMPUTED = frozenset(
@@ -68,6 +69,13 @@ def engine_configs(
         msgspec.structs.replace(config, device=device, gpu=gpu, index=index if several else None, sharers=len(gpus))
         for index, gpu in enumerate(gpus)
     ]
+
+
+def configs_of_processes(settings: Settings, catalog: Catalog) -> list[EngineConfig]:
+    """The configuration of each engine that has a process of its own."""
+    if settings.engine == "inline":
+        return []
+    return engine_configs(settings, catalog, chosen_format(settings.log_format), engine_gpus(settings))
 
 
 def configs_of_lives(config: EngineConfig) -> Iterator[EngineConfig]:

@@ -9,8 +9,7 @@ import os
 import socket
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
-from errno import EADDRINUSE
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -22,7 +21,7 @@ from rich.panel import Panel
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
 from service.api.http.bounded_sockets import BoundedSocket
-from service.api.http.connections import BoundedConnection, raise_descriptor_limit, set_options
+from service.api.http.connections import BoundedConnection, raise_descriptor_limit
 from service.api.request_stream import EngineError
 from service.catalog import DEMO_NOTICES, Catalog
 from service.engine_config import configs_of_lives, engine_config
@@ -30,28 +29,26 @@ from service.heap import keep_freed_memory
 from service.link.config import EngineConfig
 from service.link.host_threads import thread_variables
 from service.link.messages import EngineState
-from service.link.standby import standby_for
+from service.link.standby import EngineStart, Standby, standby_for
 from service.link.supervisor import EngineLink, InlineLink, ProcessLink
+from service.listener import url_of
 from service.logs import chosen_format
 from service.progress import StartProgress, log_phase
-from service.settings import Settings, SettingsError
+from service.settings import Settings
 
 log = logging.getLogger("reprise")
-
-Serve = Callable[[Settings, Catalog, socket.socket], Coroutine[Any, Any, int]]
 
 SOCKET_POLL = 0.05
 ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
 
-def link_maker(settings: Settings, config: EngineConfig) -> Callable[[], EngineLink]:
+def link_maker(settings: Settings, config: EngineConfig, standby: Standby | None) -> Callable[[], EngineLink]:
     configs = configs_of_lives(config)
     if settings.engine == "inline":
         # torch reads them when it is loaded, which happens in the engine's thread.
         os.environ.update(thread_variables(config))
         return lambda: InlineLink(next(configs))
-    standby = standby_for(settings.standby)
     return lambda: ProcessLink(next(configs), standby=standby)
 
 
@@ -117,11 +114,19 @@ class Server(uvicorn.Server):
         await context.engine.stop()
 
 
-def create_server(settings: Settings, catalog: Catalog, on_state: Callable[[EngineState], None] = log_phase) -> Server:
-    """A server with its own engine; both start when it serves. on_state: called with the engine's phases."""
-    log_format = chosen_format(settings.log_format)
+def create_server(
+    settings: Settings,
+    catalog: Catalog,
+    on_state: Callable[[EngineState], None] = log_phase,
+    start: EngineStart | None = None,
+) -> Server:
+    """A server with its own engine; both start when it serves. on_state: called with the engine's phases. start: of an
+    engine whose process has begun."""
     metrics = create_metrics(catalog)
-    engine = create_engine(settings, metrics, link_maker(settings, engine_config(settings, catalog, log_format)))
+    if start is None:
+        config = engine_config(settings, catalog, chosen_format(settings.log_format))
+        start = EngineStart(config, standby_for(settings.standby))
+    engine = create_engine(settings, metrics, link_maker(settings, start.config, start.standby))
     engine.on_state = on_state
     context = create_context(settings, catalog, engine, metrics)
     return Server(server_config(context), context)
@@ -152,10 +157,12 @@ def server_config(context: ServerContext) -> uvicorn.Config:
     )
 
 
-async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
-    """Serve until a signal; the exit status. 1 when the engine cannot be started."""
+async def serve(
+    settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart] = ()
+) -> int:
+    """Serve until a signal; the exit status. 1 when the engine cannot be started. starts: see begin_engines."""
     progress = StartProgress(Console(stderr=True)) if sys.stderr.isatty() else None
-    server = create_server(settings, catalog, progress or log_phase)
+    server = create_server(settings, catalog, progress or log_phase, *starts)
     context = server.context
     failed = False
 
@@ -187,27 +194,11 @@ async def serve(settings: Settings, catalog: Catalog, listener: socket.socket) -
     return 1 if failed or not server.started else 0
 
 
-def bind(settings: Settings) -> socket.socket:
-    """The listening socket, created before anything is loaded. SettingsError if the address cannot be bound."""
-    where = f"host, port: {settings.host}:{settings.port} cannot be bound"
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except socket.gaierror as error:
-        raise SettingsError(f"{where} ({error.strerror})") from error
-    except OSError as error:
-        hint = "; another server may be running there, --port 0 picks a free one" if error.errno == EADDRINUSE else ""
-        raise SettingsError(f"{where} ({os.strerror(error.errno or 0)}{hint})") from error
-    set_options(listener)
-    return listener
-
-
-def run(settings: Settings, catalog: Catalog, listener: socket.socket, serve: Serve = serve) -> int:
-    """Serve on a bound socket, with logging configured; see serve."""
+def prepare_process() -> None:
+    """Prepares the process for a server."""
     quiet_uvicorn()
     raise_descriptor_limit()
     keep_freed_memory()
-    return asyncio.run(serve(settings, catalog, listener))
 
 
 def quiet_uvicorn() -> None:
@@ -220,11 +211,6 @@ def quiet_uvicorn() -> None:
 def _is_no_refusal(record: logging.LogRecord) -> bool:
     """uvicorn reports a handshake that is refused with an error object as one without an answer."""
     return record.msg != "ASGI callable returned without completing handshake."
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port, *_ = listener.getsockname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def print_banner(catalog: Catalog, device: str, url: str) -> None:

@@ -145,23 +145,38 @@ def serve(
     if dry_run:
         _dry_run(settings, gpu_memory)
         return
-    from service.api_processes import api_process_count, with_count
-    from service.catalog import load_catalog
-    from service.engine_config import supervised
-    from service.processes.supervisor import serve_several
-    from service.server import bind, run, serve
-
     try:
-        listener = bind(settings)
+        status = _serve(settings)
+    except (CheckpointError, SettingsError) as error:
+        _refuse(error)
+    raise typer.Exit(status)
+
+
+def _serve(settings: Settings) -> int:
+    """Serves until a signal; the exit status. CheckpointError and SettingsError for what cannot be served."""
+    import asyncio
+
+    from service.catalog import load_catalog
+    from service.engine_config import configs_of_processes, supervised
+    from service.link.standby import begin_engines
+    from service.listener import bind
+
+    listener = bind(settings)
+    catalog = load_catalog(settings, log.info)
+    with asyncio.Runner() as runner:
+        starts = runner.run(begin_engines(configs_of_processes(settings, catalog), settings.standby))
+        # The processes of the engines import torch while this one imports the rest of the server.
+        from service.api_processes import api_process_count, with_count
+        from service.processes.supervisor import serve_several
+        from service.server import prepare_process, serve
+
         processes = api_process_count(settings)
         if settings.api_processes == "auto":
             log.log(logging.INFO if processes.number > 1 else logging.DEBUG, "API processes: %s", processes)
             settings = with_count(settings, processes)
-        catalog = load_catalog(settings, log.info)
-        status = run(settings, catalog, listener, serve_several if supervised(settings) else serve)
-    except (CheckpointError, SettingsError) as error:
-        _refuse(error)
-    raise typer.Exit(status)
+        prepare_process()
+        serve_all = serve_several if supervised(settings) else serve
+        return runner.run(serve_all(settings, catalog, listener, starts))
 
 
 def _dry_run(settings: Settings, gpu_memory: str | None) -> None:

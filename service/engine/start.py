@@ -62,14 +62,15 @@ def serve(config: EngineConfig, channel: Channel) -> None:
 
 
 def prepare(config: EngineConfig) -> None:
-    """Imports what `serve` will need of its models, in a process that waits to become the engine. Starts no GPU."""
+    """Imports what `serve` will need of its models, in a process that waits to become the engine. Beside an engine that
+    serves or sleeps it starts no GPU."""
     paths = set[str]()
     for model in config.models:
         family = family_of(Path(model.directory))
         paths |= {family.model, family.processor, WORKERS[family.kind]}
     for path in sorted(paths):
         resolve(path)
-    if config.device != "cpu":
+    if config.device != "cpu" and (config.restarted or torch.cuda.is_available()):
         with suppress(ImportError):
             for module in iter_modules(kernels.__path__, f"{kernels.__name__}."):
                 import_module(module.name)

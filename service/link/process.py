@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
             return 0  # The server has ended.
         given = msgspec.json.decode(line, type=EngineAddress)
         address, shared = given.address, [SHARED] if given.shared else []
-        config = msgspec.structs.replace(config, stood_by=True)
+        config = msgspec.structs.replace(config, stood_by=config.restarted)
     threading.Thread(target=_exit_with_parent, args=(address,), daemon=True).start()
     names = {} if config.index is None else {"engine": config.index}
     configure_logging(config.log_level, config.log_format, **names)

@@ -1,6 +1,8 @@
-"""A process that waits to become the engine at its next start. It is started while an engine serves and imports what an
-engine imports, above all torch. A restart, or the first request to a sleeping server, then begins by loading weights.
-It does not touch the GPU, and ends with the process that started it.
+"""A process that waits to become the engine at its next start. It imports what an engine imports, above all torch.
+
+That of the first start imports while the server itself still does. Those of later ones are started while an engine
+serves, so that a restart, or the first request to a sleeping server, begins by loading weights; they do not touch the
+GPU. Each ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -8,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -21,6 +26,8 @@ log = logging.getLogger(__name__)
 PREPARE_AFTER = 5.0
 """Seconds from an engine's readiness until the standby process is started, so that it does not delay the first
 requests."""
+ENTRY = "service.engine.start:serve"
+"""The engine."""
 STANDBY = "standby"
 """First argument of such a process, in the place of the engine's address."""
 
@@ -59,6 +66,23 @@ def standby_for(mode: Literal["auto", "on", "off"]) -> Standby | None:
     return None if mode == "off" else Standby(beside_cpu=mode == "on")
 
 
+@dataclass(frozen=True)
+class EngineStart:
+    """An engine that is to be started, and what stands by for its starts."""
+
+    config: EngineConfig
+    standby: Standby | None
+
+
+async def begin_engines(configs: Sequence[EngineConfig], mode: Literal["auto", "on", "off"]) -> list[EngineStart]:
+    """Begins the processes of the first starts, unless the mode is off. A server has the same event loop later."""
+    starts = [EngineStart(config, standby_for(mode)) for config in configs]
+    for start in starts:
+        if start.standby is not None:
+            await start.standby.begin(start.config, ENTRY)
+    return starts
+
+
 class Standby:
     """At most one standby process of an engine. Belongs to one event loop and ends with it."""
 
@@ -68,6 +92,13 @@ class Standby:
         self._keeper: asyncio.Task[None] | None = None
         self._process: Process | None = None
 
+    async def begin(self, config: EngineConfig, entry: str) -> None:
+        """Starts the process of the engine's first start. Without it the engine's own process is started later, or says
+        why it cannot be."""
+        with suppress(OSError):
+            process = self._process = await start_engine_process(config, STANDBY, entry)
+            self._keeper = asyncio.create_task(self._watch(process), name="engine-standby")
+
     def prepare(self, config: EngineConfig, entry: str, device: str) -> None:
         """Starts the standby process for an engine that has become ready on this device. entry: as in ProcessLink."""
         if self._keeper is None and (device != "cpu" or self._beside_cpu):
@@ -75,14 +106,17 @@ class Standby:
             self._keeper = asyncio.create_task(self._keep(life, entry), name="engine-standby")
 
     async def _keep(self, config: EngineConfig, entry: str) -> None:
-        """Watches the process until it is taken. One that ends by itself is not replaced before the engine's next
-        start."""
         await asyncio.sleep(PREPARE_AFTER)
         try:
             process = self._process = await start_engine_process(config, STANDBY, entry)
         except OSError as error:
             log.warning("no process can stand by for the next start of the engine: %s", error)
             return
+        await self._watch(process)
+
+    async def _watch(self, process: Process) -> None:
+        """Watches the process until it is taken. One that ends by itself is not replaced before the engine's next
+        start."""
         try:
             status = await process.wait()
             if self._process is process:

@@ -23,9 +23,7 @@ from service.link.engine_socket import EngineSocket, OnOutputs, discard
 from service.link.messages import Command, Outputs, Stop
 from service.link.process import CONFIGURATION_ERROR, SHARED
 from service.link.shared import SUPERVISOR
-from service.link.standby import EngineAddress, Standby, start_engine_process
-
-ENTRY = "service.engine.start:serve"
+from service.link.standby import ENTRY, EngineAddress, Standby, start_engine_process
 
 THREAD_END_SECONDS = 60.0
 """How long the end of an inline engine waits for its thread, which may be loading a model. An interpreter that exits

@@ -15,7 +15,7 @@ from service.engine_metrics import labelled, without_engines
 from service.link.config import EngineConfig
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Command, EngineState
-from service.link.standby import Standby, standby_for
+from service.link.standby import EngineStart, Standby
 from service.link.supervisor import EngineExit, ProcessLink
 from service.metrics import Metrics
 from service.metrics_page import Families, merged
@@ -64,25 +64,25 @@ class EngineProcesses:
 
     def __init__(
         self,
-        configs: Sequence[EngineConfig],
+        starts: Sequence[EngineStart],
         settings: Settings,
         metrics: Metrics,
         kinds: Mapping[str, str],
         announce: Callable[[EngineNews], None],
     ) -> None:
         self._announce = announce
-        alone = len(configs) == 1
-        self._names = ["engine"] if alone else [_name(index, config) for index, config in enumerate(configs)]
-        self._metrics = [metrics if alone else Metrics(kinds) for _ in configs]
+        alone = len(starts) == 1
+        self._names = ["engine"] if alone else [_name(index, start.config) for index, start in enumerate(starts)]
+        self._metrics = [metrics if alone else Metrics(kinds) for _ in starts]
         self._clients = [
             EngineClient(
-                partial(self._link, index, configs_of_lives(config), standby_for(settings.standby)),
+                partial(self._link, index, configs_of_lives(start.config), start.standby),
                 self._metrics[index],
                 hang_timeout=settings.hang_timeout,
                 start_timeout=settings.start_timeout,
                 name=self._names[index],
             )
-            for index, config in enumerate(configs)
+            for index, start in enumerate(starts)
         ]
         for index, client in enumerate(self._clients):
             client.on_state = log_phase if alone else partial(_log_phase, self._names[index])

@@ -7,13 +7,15 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from service.api.request_stream import EngineError
 from service.catalog import Catalog
-from service.engine_config import engine_configs, engine_gpus
 from service.link.messages import Detach
+from service.link.standby import EngineStart
+from service.listener import url_of
 from service.logs import chosen_format
 from service.metrics import Metrics
 from service.processes.control import EngineNews
@@ -22,7 +24,7 @@ from service.processes.pool import ApiProcesses, StartError
 from service.processes.sleep import sleep_when_idle
 from service.processes.start import ApiConfig, model_starts, num_api_processes, plain_settings
 from service.progress import StartProgress
-from service.server import ABORT_GRACE, print_banner, url_of
+from service.server import ABORT_GRACE, print_banner
 from service.settings import Settings
 
 log = logging.getLogger("reprise")
@@ -36,15 +38,16 @@ DRAIN_MARGIN = 10.0
 class Supervisor:
     """Runs on a bound socket, which it passes on to the API processes."""
 
-    def __init__(self, settings: Settings, catalog: Catalog, listener: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart]
+    ) -> None:
         self._settings = settings
         self._catalog = catalog
         self._listener = listener
         log_format = chosen_format(settings.log_format)
         kinds = {model.name: model.kind for model in catalog.models}
         metrics = Metrics(kinds)
-        configs = engine_configs(settings, catalog, log_format, engine_gpus(settings))
-        self._engines = EngineProcesses(configs, settings, metrics, kinds, self._announce)
+        self._engines = EngineProcesses(starts, settings, metrics, kinds, self._announce)
         template = ApiConfig(
             index=0,
             processes=num_api_processes(settings),
@@ -53,7 +56,7 @@ class Supervisor:
             control=-1,
             usage=-1,
             loads=-1,
-            engines=len(configs),
+            engines=len(starts),
             log_format=log_format,
             settings=plain_settings(settings),
             models=model_starts(catalog.models),
@@ -131,6 +134,8 @@ class Supervisor:
         self._processes.end(signal.SIGKILL)
 
 
-async def serve_several(settings: Settings, catalog: Catalog, listener: socket.socket) -> int:
-    """Serve with several engines or API processes until a signal; the exit status."""
-    return await Supervisor(settings, catalog, listener).run()
+async def serve_several(
+    settings: Settings, catalog: Catalog, listener: socket.socket, starts: Sequence[EngineStart]
+) -> int:
+    """Serve with several engines or API processes until a signal; the exit status. starts: see begin_engines."""
+    return await Supervisor(settings, catalog, listener, starts).run()

@@ -18,7 +18,7 @@ from models import resizing
 from service.link.config import EngineConfig
 from service.link.messages import Outputs
 from service.link.supervisor import EngineLink, InlineLink
-from service.server import bind
+from service.listener import bind
 from service.settings import Settings
 from tests.media.samples import encoded, picture
 from tests.support import fake_engine

@@ -18,7 +18,7 @@ from benchmarks.footprint import children, inspect
 from service.link import standby as standby_module
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import Outputs, Stop
-from service.link.standby import Standby, standby_for
+from service.link.standby import Standby, begin_engines, standby_for
 from service.link.supervisor import EngineExit, ProcessLink
 from tests.support.processes import ROOT
 from tests.support.waiting import until
@@ -106,6 +106,57 @@ async def test_each_later_life_begins_in_the_process_that_was_prepared(begin: Be
     await life.end()
 
 
+async def test_the_first_life_begins_in_a_process_that_was_begun_before(begin: Begin, tmp_path: Path) -> None:
+    """Its age is part of the start, unlike that of a process that waited."""
+    standby = Standby()
+    await standby.begin(CONFIG, "entry_of_test:serve")
+    await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
+    (begun,) = prepared(tmp_path)
+    life = await begin(standby)
+    assert life.pid == begun and life.told == ["False", "False", "model"]
+    await life.end()
+    assert (await begin(standby)).pid != begun
+
+
+async def test_a_first_process_that_cannot_be_started_or_has_died_is_not_missed(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any) -> None:
+        raise OSError("too many processes")
+
+    standby = Standby()
+    with monkeypatch.context() as patched:
+        patched.setattr(standby_module, "start_engine_process", refused)
+        await standby.begin(CONFIG, "entry_of_test:serve")
+    await (await begin(standby)).end()
+    await standby.begin(CONFIG, "entry_of_test:serve")
+    await until(lambda: bool(prepared(tmp_path)), what="a process is prepared")
+    (begun,) = prepared(tmp_path)
+    os.kill(begun, signal.SIGKILL)
+    await until(lambda: standby._process is None, what="its end was noticed")
+    life = await begin(standby)
+    assert life.pid != begun
+    await life.end()
+
+
+async def test_every_engine_has_one_at_the_first_start_unless_there_shall_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "entry_of_test.py").write_text(ENTRY)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setattr(standby_module, "ENTRY", "entry_of_test:serve")
+    before = set(children(os.getpid()))
+    (none,) = await begin_engines([CONFIG], "off")
+    assert none.standby is None and none.config is CONFIG and set(children(os.getpid())) == before
+    starts = await begin_engines([CONFIG, CONFIG], "auto")
+    await until(lambda: len(prepared(tmp_path)) == 2, what="both are prepared")
+    for start in starts:
+        assert start.standby is not None and start.standby._keeper is not None
+        start.standby._keeper.cancel()
+        await asyncio.gather(start.standby._keeper, return_exceptions=True)
+    assert set(children(os.getpid())) == before
+
+
 async def test_a_process_that_has_died_meanwhile_is_not_missed(begin: Begin, tmp_path: Path) -> None:
     standby = Standby(beside_cpu=True)
     life = await begin(standby)
@@ -176,7 +227,8 @@ from pathlib import Path
 from service.engine.start import prepare
 from service.link.config import EngineConfig, ModelConfig
 
-prepare(EngineConfig(tuple(ModelConfig(name, str(Path(sys.argv[1]) / name)) for name in ("qwen2_vl", "voxcpm2"))))
+models = tuple(ModelConfig(name, str(Path(sys.argv[1]) / name)) for name in ("qwen2_vl", "voxcpm2"))
+prepare(EngineConfig(models, restarted=True))
 assert not torch.cuda.is_initialized()
 assert not [fd for fd in os.listdir("/proc/self/fd") if "nvidia" in os.path.realpath(f"/proc/self/fd/{fd}")]
 print(*(name for name in sys.modules if name.startswith(("models.", "service.engine.", "triton"))))
@@ -184,7 +236,7 @@ print(*(name for name in sys.modules if name.startswith(("models.", "service.eng
 
 
 def test_it_imports_what_an_engine_needs_and_opens_no_gpu() -> None:
-    """Of the embedded models. Where there is no GPU, none can be opened."""
+    """Of the embedded models, beside an engine. Where there is no GPU, none can be opened."""
     command = [sys.executable, "-c", PREPARED, str(EMBEDDED)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     imported = done.stdout.split()

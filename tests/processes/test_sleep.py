@@ -30,6 +30,7 @@ from service.link.attached import EngineLives
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Detach
+from service.link.standby import EngineStart
 from service.link.supervisor import EngineExit, ProcessLink
 from service.metrics import Metrics
 from service.processes import engines as engines_module
@@ -163,7 +164,8 @@ async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int 
         made[0].processes.tell(news)
 
     monkeypatch.setattr(engines_module, "shared_link", shared_link)
-    engine_processes = EngineProcesses(configs, settings, metrics, {"tiny": "chat"}, announce)
+    starts = [EngineStart(config, None) for config in configs]
+    engine_processes = EngineProcesses(starts, settings, metrics, {"tiny": "chat"}, announce)
     template = ApiConfig(0, processes, "", -1, -1, -1, -1, engines, "text", plain_settings(settings), ())
     pool = ApiProcesses(
         template,

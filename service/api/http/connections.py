@@ -7,7 +7,6 @@ import logging
 import re
 import resource
 import secrets
-import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,18 +22,6 @@ from service.api.http.streaming import ClientTimeout
 
 log = logging.getLogger(__name__)
 
-OPTIONS = {
-    "TCP_NODELAY": 1,
-    "TCP_KEEPIDLE": 30,
-    "TCP_KEEPINTVL": 10,
-    "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 60_000,
-    "TCP_NOTSENT_LOWAT": 1 << 17,
-}
-"""TCP_NODELAY: chunks of a stream are sent at once, not up to 40 ms later when the previous one is acknowledged;
-asyncio sets it only on sockets that it creates itself. Keep-alives (s, s, count, ms): a vanished peer is noticed within
-a minute. TCP_NOTSENT_LOWAT: the kernel buffers 128 KiB for a client that does not read, not megabytes, which would be
-minutes of audio before a stream could be paused. Not every platform has all options."""
 MOST_DESCRIPTORS = 1 << 16
 MOST_HEAD_BYTES = 1 << 16
 FREE_CHUNKS, LEAST_CHUNK = 1024, 64
@@ -54,14 +41,6 @@ UNREADABLE = {
     501: "Transfer encodings other than chunked are not supported.",
 }
 """Messages for requests that h11 cannot parse, where it suggests another status than 400."""
-
-
-def set_options(listener: socket.socket) -> None:
-    """On the listener: accepted sockets inherit them."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in OPTIONS.items():
-        if hasattr(socket, name):
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def raise_descriptor_limit() -> None:

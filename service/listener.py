@@ -1,0 +1,52 @@
+"""The socket that a server listens on. It is bound before anything is loaded, so that an address that is taken is known
+at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from errno import EADDRINUSE
+
+from service.settings import Settings, SettingsError
+
+OPTIONS = {
+    "TCP_NODELAY": 1,
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 60_000,
+    "TCP_NOTSENT_LOWAT": 1 << 17,
+}
+"""TCP_NODELAY: chunks of a stream are sent at once, not up to 40 ms later when the previous one is acknowledged;
+asyncio sets it only on sockets that it creates itself. Keep-alives (s, s, count, ms): a vanished peer is noticed within
+a minute. TCP_NOTSENT_LOWAT: the kernel buffers 128 KiB for a client that does not read, not megabytes, which would be
+minutes of audio before a stream could be paused. Not every platform has all options."""
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket, created before anything is loaded. SettingsError if the address cannot be bound."""
+    where = f"host, port: {settings.host}:{settings.port} cannot be bound"
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except socket.gaierror as error:
+        raise SettingsError(f"{where} ({error.strerror})") from error
+    except OSError as error:
+        hint = "; another server may be running there, --port 0 picks a free one" if error.errno == EADDRINUSE else ""
+        raise SettingsError(f"{where} ({os.strerror(error.errno or 0)}{hint})") from error
+    _set_options(listener)
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _set_options(listener: socket.socket) -> None:
+    """On the listener: accepted sockets inherit them."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in OPTIONS.items():
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
