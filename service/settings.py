@@ -178,7 +178,7 @@ class Settings(BaseSettings):
         None, "Engine", "Seconds without a request until engines are stopped; the next one starts them. Default: never."
     )
     standby: Literal["auto", "on", "off"] = _knob(
-        "auto", "Engine", "Keep a process that has imported torch, for faster restarts and wake-ups; auto: with a GPU."
+        "auto", "Engine", "Import torch ahead in processes for the next starts; auto: with a GPU, else for the first."
     )
 
     # Limits
