@@ -7,13 +7,14 @@
     python -m benchmarks.suite_runs --runs 3 -- tests/http -k stream      # after --: what pytest is told besides
 
 Any number of these may run side by side from one checkout: each run has its own temporary directory, and servers take
-free ports. Each share of the processors has loops of its own. suite_runs_<name>.json is written after every run. The
-exit status is 1 when a test failed or a run did not end.
+free ports. Each share of the processors has loops of its own. suite_runs_<name>.json is written after every run, and
+--resume goes on with it. The exit status is 1 when a test failed or a run did not end.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.record import Row, folder, write
+from benchmarks.record import Row, commit, folder, write
 
 ROOT = Path(__file__).parent.parent
 BUSY = "while True: pass"
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--resume", action="store_true", help="go on with a result of this name and commit")
     parser.add_argument("--workers", type=int, default=2, help="of pytest-xdist")
     parser.add_argument("--busy", type=int, default=0, help="loops that run beside it, on each share of processors")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
@@ -74,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     split, writing = shares(processors, parts), threading.Lock()
     free = split * (options.at_once // parts)
-    rows: list[Row] = []
+    rows = earlier(name) if options.resume else []
+    first = len(rows) + 1
 
     def one(number: int) -> None:
         with writing:
@@ -93,10 +96,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
     with busy_loops(options.busy, split), ThreadPoolExecutor(options.at_once) as pool:
-        list(pool.map(one, range(1, options.runs + 1)))
+        list(pool.map(one, range(first, options.runs + 1)))
     failed = sum(row["status"] != 0 for row in rows)
     print(f"{folder() / name}.json: {failed} of {len(rows)} runs failed")
     return 1 if failed else 0
+
+
+def earlier(name: str) -> list[Row]:
+    """The runs of a result that was cut short; none if there is no such result. ValueError if its commit is another."""
+    path = folder() / f"{name}.json"
+    if not path.exists():
+        return []
+    result = json.loads(path.read_text())
+    if result["commit"] != commit():
+        raise ValueError(f"{path} is of commit {result['commit'][:7]}, and this is {commit()[:7]}")
+    return [{**row, "run": number} for number, row in enumerate(result["rows"], start=1)]
 
 
 def shares(processors: Sequence[int], count: int) -> list[list[int]]:

@@ -69,8 +69,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     guided_graphs_first: bool = False
     """Whether the graphs of guided rows are captured before readiness, too, not while the engine idles."""
     restarted: bool = False
-    """Whether an earlier engine of this server was ready. Then chat begins with as few captures as possible, and the
-    others that a first start makes before readiness are made while the engine idles."""
+    """Whether an earlier engine of this server was ready. Then chat begins with as few captures as possible and speech
+    with few; the others and the warm-up, which a first start makes before readiness, wait until the engine idles."""
     stood_by: bool = False
     """Whether its process had waited to become the engine (standby.py), so that the age of the process is not part of
     the start."""

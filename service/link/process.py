@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -78,9 +79,11 @@ def _exit_with_parent(address: str) -> None:
 
 
 def _prepare(entry: str, config: EngineConfig) -> None:
-    """Imports the entry's module, and lets it prepare what it can before there is anything to serve."""
+    """Imports the entry's module, and lets it prepare what it can before there is anything to serve. What it cannot,
+    the start says."""
     module = importlib.import_module(entry.partition(":")[0])
-    getattr(module, "prepare", lambda _: None)(config)
+    with suppress(CheckpointError, ImportError):
+        getattr(module, "prepare", lambda _: None)(config)
 
 
 def main(arguments: list[str]) -> int:

@@ -114,6 +114,22 @@ tests/b.py::test_five
     assert [one["test"] for one in row["failed"]] == ["tests/a.py::test_two[x y]", "tests/b.py::test_four"]
 
 
+@pytest.mark.slow
+def test_a_series_that_was_cut_short_goes_on(suite: Path) -> None:
+    arguments = ["--workers", "1", "--name", "long", "--runs"]
+    assert suite_runs.main([*arguments, "1"]) == 0
+    path = suite / "out/suite_runs_long.json"
+    result = json.loads(path.read_text())
+    result["rows"][0]["seconds"] = 1234.5
+    path.write_text(json.dumps(result))
+    assert suite_runs.main([*arguments, "2", "--resume"]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["run"] for row in rows] == [1, 2] and rows[0]["seconds"] == 1234.5 != rows[1]["seconds"]
+    path.write_text(json.dumps({**result, "commit": "0" * 40}))
+    with pytest.raises(ValueError, match="is of commit 0000000"):
+        suite_runs.main([*arguments, "2", "--resume"])
+
+
 def test_shares_are_equal() -> None:
     assert suite_runs.shares(range(4, 11), 3) == [[4, 5], [6, 7], [8, 9]]
 
