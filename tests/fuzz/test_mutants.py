@@ -13,7 +13,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
 from benchmarks.footprint import footprint
 from tests.support.mutants import Mutant, mutants
@@ -31,8 +30,6 @@ LIMITS = (
 )
 GROWTH = {"api": 300 << 20, "engine": 300 << 20, "decoder": 700 << 20, "grammars": 1 << 30}
 """Bytes that each process may grow by at any moment: caches, a full-size picture per thread, a codec's buffers."""
-if torch.cuda.is_available():
-    GROWTH["engine"] = 1 << 30  # Kernels that load and graphs that are captured on demand took 600 MB on an H100.
 LEAK = re.compile(rb"Traceback|site-packages|/work|/home|\.py\b|0x[0-9a-f]{6,}|<[a-z_.]+ object")
 
 
