@@ -72,8 +72,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Whether an earlier engine of this server was ready. Then chat begins with as few captures as possible and speech
     with few; the others and the warm-up, which a first start makes before readiness, wait until the engine idles."""
     stood_by: bool = False
-    """Whether its process had waited to become the engine (standby.py), so that the age of the process is not part of
-    the start."""
+    """Whether its process had waited beside an earlier engine (standby.py), so that the age of the process is not part
+    of the start."""
     mixed_route: MixedRoute = "auto"
     """Route of chat batches with prefill chunks. auto: replayed if a captured prefill holds them and was measured to be
     faster. eager: all of them run eagerly."""
