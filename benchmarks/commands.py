@@ -155,6 +155,14 @@ COMMANDS: tuple[Command, ...] = (
         "host_path",
         "python -m benchmarks.host_path",
     ),
+    *(
+        Command(
+            f"the same on the machine's own GPU, {model}",
+            f"host_path_gpu_{model}",
+            f"python -m benchmarks.host_path --gpu {model}",
+        )
+        for model in ("qwen2_vl_2b", "qwen3_vl_4b")
+    ),
     Command(
         "the host's part of a step with guided rows, by stage, over a simulated GPU, on a CPU",
         "guided_path",

@@ -1,12 +1,14 @@
 """A first token's way beside the GPU: from the client's socket through both processes and back, by stage, on a CPU.
 
     python -m benchmarks.host_path [--old CHECKOUT] [--rounds 8] [--name host_path]
+    python -m benchmarks.host_path --gpu qwen2_vl_2b [--rounds 2]       # host_path_gpu_qwen2_vl_2b
 
 Real clients, API process, pictures, tokenizer of published size and engine; the GPU is simulated
-(benchmarks.simulated_gpu), so that the result says nothing of one. `alone` asks one request at a time and takes the
-simulated seconds of the GPU away from the time to its first token; `together` has several open and counts processor
-time of both processes for a request. With --old another checkout's server runs beside this one's, and rounds alternate.
-Values are lower quartiles, since other work on the machine only adds; those with p50 in their names medians.
+(benchmarks.simulated_gpu), so that the result says nothing of one, unless --gpu names a model of full size to be served
+with random weights on the machine's own. `alone` asks one request at a time and takes the GPU's seconds away from the
+time to its first token; `together` has several open and counts processor time of both processes for a request. With
+--old another checkout's server runs beside this one's, and rounds alternate. Values are lower quartiles, since other
+work on the machine only adds; those with p50 in their names medians.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.burst import MODEL, POSITIONS, directory_of
+from benchmarks.burst import POSITIONS, directory_of
 from benchmarks.footprint import processor_seconds
-from benchmarks.marked_server import MARKS, POINTS, read_marks
+from benchmarks.marked_server import MARKED_GPU, MARKS, POINTS, read_marks
 from benchmarks.raw_client import Answer, answers
 from benchmarks.record import Row, commit, record
 from benchmarks.server import Server, random_weights, serve
+from benchmarks.serving import directory_of as full_size_directory
 from service.cli.bench.spec import ChatLoad
 from service.cli.bench.traffic import payload
 
@@ -67,12 +70,13 @@ class Side:
     name: str
     server: Server
     marks: Path
+    model: str
 
 
-def bodies(what: Input, count: int, seed: int) -> list[bytes]:
+def bodies(what: Input, count: int, seed: int, model: str) -> list[bytes]:
     load = ChatLoad(
         url="",
-        model=MODEL,
+        model=model,
         requests=count,
         seed=seed,
         images=what.images,
@@ -89,7 +93,7 @@ def bodies(what: Input, count: int, seed: int) -> list[bytes]:
 def alone(what: Input, side: Side, index: int) -> list[dict[str, float]]:
     """Milliseconds of each request of a round by stage, and host: all but the GPU's."""
     begin = side.marks.stat().st_size
-    got = answers(side.server.url, bodies(what, ALONE, 100 + index), 1)
+    got = answers(side.server.url, bodies(what, ALONE, 100 + index, side.model), 1)
     with side.marks.open("rb") as file:
         file.seek(begin)
         marks = read_marks(file.read())
@@ -111,7 +115,7 @@ def stages(answer: Answer, marks: list[tuple[str, float]]) -> dict[str, float]:
 
 def together(what: Input, lanes: int, side: Side, index: int) -> list[dict[str, float]]:
     """Processor milliseconds of a request of a round, by role."""
-    sent = bodies(what, TOGETHER, 1000 * lanes + index)
+    sent = bodies(what, TOGETHER, 1000 * lanes + index, side.model)
     before = processor_seconds(side.server.pid)
     got = answers(side.server.url, sent, lanes)
     after = processor_seconds(side.server.pid)
@@ -133,7 +137,9 @@ def _rounds(
 def measured(sides: Sequence[Side], rounds: int) -> Iterator[tuple[Row, dict[str, Any]]]:
     for what in INPUTS:
         for side in sides:
-            answers(side.server.url, bodies(what, WARM_UP, 1), 4)  # A shared system prompt is cached from now on.
+            answers(
+                side.server.url, bodies(what, WARM_UP, 1, side.model), 4
+            )  # A shared system prompt is cached from now on.
         for name, rows in _rounds(sides, rounds, partial(alone, what)):
             row = {stage: _low([row[stage] for row in rows]) for stage in rows[0]}
             middle = statistics.median(row["host_ms"] for row in rows)
@@ -157,26 +163,31 @@ def main(words: Sequence[str] | None = None) -> Path:
     )
     parser.add_argument("--old", type=Path, help="a checkout whose server is measured alternately with this one's")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--name", default="host_path", help="of the result")
+    parser.add_argument("--gpu", metavar="MODEL", help="to be served on the machine's own GPU")
+    parser.add_argument("--name", help="of the result")
     chosen = parser.parse_args(words)
     checkouts: dict[str, Path | None] = {"now": None} if chosen.old is None else {"before": chosen.old, "now": None}
-    facts = {"simulated": "NVIDIA H100", "rounds": chosen.rounds}
+    facts: dict[str, Any] = {"rounds": chosen.rounds} | ({} if chosen.gpu else {"simulated": "NVIDIA H100"})
     if chosen.old is not None:
         facts["before"] = commit(chosen.old)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        flags = [*random_weights([directory_of(Path(folder))]), *SETTINGS, "--kv-cache-tokens", POSITIONS]
-        flags += ["--api-processes", "1", "--log-level", "warning"]
+        made = full_size_directory(chosen.gpu, Path(folder)) if chosen.gpu else directory_of(Path(folder))
+        flags = [*random_weights([made]), *SETTINGS, "--api-processes", "1", "--log-level", "warning"]
+        if not chosen.gpu:
+            flags += ["--kv-cache-tokens", POSITIONS]
         sides = []
         for name, checkout in checkouts.items():
             marks = Path(folder) / name
             serving = serve(
                 *flags,
-                environment={MARKS: str(marks)},
+                environment={MARKS: str(marks)} | ({MARKED_GPU: "1"} if chosen.gpu else {}),
                 program=["benchmarks.marked_server"],
                 checkout=checkout,
             )
-            sides.append(Side(name, stack.enter_context(serving), marks))
-        return record(chosen.name, measured(sides, chosen.rounds), flags=list(SETTINGS), **facts)
+            sides.append(Side(name, stack.enter_context(serving), marks, made.name))
+            sides[-1].server.wait_for_captures()
+        name = chosen.name or (f"host_path_gpu_{chosen.gpu}" if chosen.gpu else "host_path")
+        return record(name, measured(sides, chosen.rounds), flags=list(SETTINGS), **facts)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """`reprise serve` over a simulated GPU that marks when a chat request comes by each point of its way (host_path.py).
 
-    REPRISE_MARKS=/tmp/marks python -m benchmarks.marked_server --port 8000 ...
+    REPRISE_MARKS=/tmp/marks [REPRISE_MARKED_GPU=1] python -m benchmarks.marked_server --port 8000 ...
 
-API process and engine append to one file: the number of a POINT and the time on the machine's monotonic clock, which
-both read. Whose request it is is not told: meaningful while one is asked at a time.
+With REPRISE_MARKED_GPU the engine computes on the machine's own GPU. API process and engine append to one file: the
+number of a POINT and the time on the machine's monotonic clock, which both read. Whose request it is is not told:
+meaningful while one is asked at a time.
 """
 
 from __future__ import annotations
@@ -22,13 +23,19 @@ from service.api.engine_client import EngineClient
 from service.api.http.connections import BoundedConnection
 from service.api.http.streaming import LiveResponse
 from service.cli import main as cli
+from service.engine import start
+from service.engine.chat import worker
+from service.engine.chat.encoder import VisionStage
+from service.engine.chat.runner import ChatRunner
 from service.engine.chat.worker import ChatWorker
+from service.engine.readback import Readback
 from service.link.config import Channel, EngineConfig
 from service.link.engine_socket import EngineSocket
 from service.link.messages import ChatRequest, Command, Outputs
 from service.link.supervisor import ProcessLink
 
 MARKS = "REPRISE_MARKS"
+MARKED_GPU = "REPRISE_MARKED_GPU"
 ENTRY = "benchmarks.marked_server:engine"
 POINTS = (
     "received",
@@ -45,7 +52,8 @@ POINTS = (
 """received: by the API process, the first bytes. parsed: the body. prepared: the prompt, media and sampling. submitted:
 to the link. taken: by the engine. launched: the first work of the GPU. computed: the first token, on the GPU. answered:
 by the engine, to the link. heard: by the API process. written: the event, to the client's socket. All but received and
-taken are marked just before it is done, so that they come in this order on any machine."""
+taken are marked just before it is done, so that they come in this order on any machine. Of the machine's own GPU
+launched is when the host has launched all of an encoder pass or a step, and computed when it sees the token's event."""
 MARK = struct.Struct("<qd")
 
 _numbers = {point: number for number, point in enumerate(POINTS)}
@@ -135,10 +143,49 @@ class _MarkedChannel:
         self._channel.send(outputs)
 
 
+class _SeenReadback(Readback):
+    """Keeps when its results were first seen to have arrived."""
+
+    _at = 0.0
+
+    def ready(self) -> bool:
+        arrived = super().ready()
+        self._at = self._at or (time.monotonic() if arrived else 0.0)
+        return arrived
+
+    def wait(self) -> None:
+        super().wait()
+        self._at = self._at or time.monotonic()
+
+
 def engine(config: EngineConfig, channel: Channel) -> None:
     """An EngineEntry."""
     mark = _marker()
     sink = os.open(os.environ[MARKS], os.O_WRONLY | os.O_APPEND)
+    mark_tokens(sink)
+    if os.environ.get(MARKED_GPU):
+        worker.Readback = _SeenReadback  # type: ignore[misc]
+        for stage in (VisionStage, ChatRunner):
+            mark_launches(stage, mark)
+        start.serve(config, _MarkedChannel(channel, mark))
+    else:
+        simulated_gpu.STREAM = _MarkedStream(mark)
+        simulated_gpu.engine(config, _MarkedChannel(channel, mark))
+
+
+def mark_launches(stage: Any, mark: Callable[[str], None]) -> None:
+    """stage: a class with a method `launch`."""
+    launch = stage.launch
+
+    def launched(self: Any, *arguments: Any) -> Any:
+        found = launch(self, *arguments)
+        mark("launched")
+        return found
+
+    stage.launch = launched
+
+
+def mark_tokens(sink: int) -> None:
     read = ChatWorker._read_tokens
 
     def read_tokens(self: ChatWorker, launch: Any) -> None:
@@ -147,8 +194,6 @@ def engine(config: EngineConfig, channel: Channel) -> None:
         read(self, launch)
 
     ChatWorker._read_tokens = read_tokens  # type: ignore[method-assign]
-    simulated_gpu.STREAM = _MarkedStream(mark)
-    simulated_gpu.engine(config, _MarkedChannel(channel, mark))
 
 
 if __name__ == "__main__":
