@@ -15,7 +15,7 @@ from service.link.config import EngineConfig
 from service.link.supervisor import EngineLink, InlineLink, ProcessLink
 from service.settings import load_settings
 from tests.support import failing_engine
-from tests.support.failing_engine import OUT_OF_MEMORY
+from tests.support.failing_engine import HELD, OUT_OF_MEMORY
 from tests.support.miniature import talker
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
@@ -79,7 +79,7 @@ def test_a_chat_step_that_fails(server: RunningServer, faults: Path, fault: str,
     hold = faults / "chat-hold"
     hold.write_text("5")
     running.start()
-    wait(lambda: hold.read_text() == "0", what="the answer is decoding")
+    wait(lambda: hold.read_text() == HELD, what="a step of the answer is held")
     victim = threading.Thread(target=lambda: answers.append(ask(server, "Never seen before " * 9, seed=3)))
     victim.start()
     wait(lambda: server.context.engine.in_flight == 2, what="the victim is in the engine")

@@ -2,7 +2,7 @@
 
 Faults are files of the directory REPRISE_TEST_FAULTS, each taken by one launch: KIND-oom runs out of memory, KIND-bug
 raises another error, with KIND one of chat, speech_prefill, speech, encoder. KIND-hold holds a number, which counts
-launches down; at 0 the next one waits until the file is gone.
+launches down; at 0 the next one writes HELD and waits until the file is gone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from service.engine.speech.runner import SpeechRunner
 from service.graphs.runner import GraphRunner
 from service.link.config import Channel, EngineConfig
 
+HELD = "held"
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB"
 
 
@@ -57,5 +58,7 @@ def _hold(file: Path) -> None:
     if file.exists() and (left := int(file.read_text())):
         file.write_text(str(left - 1))
         return
+    if file.exists():
+        file.write_text(HELD)
     while file.exists():
         time.sleep(0.005)
