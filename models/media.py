@@ -16,15 +16,15 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True, eq=False)
 class MediaItem:
-    """One image or video, resized and ready for a vision encoder.
+    """One image or video, ready for a vision encoder.
 
     frames: uint8 pictures [height, width, 3]; what each is (the image, a slice of it, a video frame) depends on the
-    family. They are in the order in which the encoder reads them.
+    family. They are in the order in which the encoder reads them, resized unless the family's encoder does it.
     arrays: further host data that the family's encoder plans with (grids, temporal ids, group sizes), int32.
     num_patches: encoder rows that the item occupies.
     num_sequences: attention sequences (segments of cu_seqlens) that it occupies.
-    num_embeds: rows that the encoder returns for it; with DeepStack, a row is the embedding and its features. digest:
-    32 bytes, a cryptographic hash over the decoded pixels, or the encoded picture that they come from, and
+    num_embeds: rows that the encoder returns for it; with DeepStack, a row is the embedding and its features.
+    digest: 32 bytes, a cryptographic hash over the decoded pixels, or the encoded picture that they come from, and
         all else that changes the item's embeddings (grids, sampling, fusion, processor settings, revision). Keys the
         encoder cache and, with tokens and positions, prefix reuse: what changes positions alone may be left out.
     """

@@ -1,18 +1,23 @@
-"""Bicubic resizing on several processors. Torch-free.
+"""Bicubic resizing on several processors, or left to the encoder's device. Torch-free.
 
 Two passes with whole bytes in between, first along the rows and then along the columns: what Pillow did up to version
 12, and with it the preprocessing that the models were trained with. Pillow 13 begins with the pass that leaves less
 work, which changes pixels. Very tall pictures are the exception: their columns are shrunk first, as Pillow does it from
 12.2 on. Rows are independent in the first pass and columns in the second, so bands of them are resized in parallel;
 Pillow releases the interpreter lock.
+
+Pillow weighs bytes with whole numbers, so a GPU makes the same bytes from the same weights, and does so sooner
+(models/layers/resample.py). `resized_or_left` leaves pictures as they are for that, where they are not much larger than
+what they become.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -31,7 +36,18 @@ fraction of one."""
 _TALL = 100
 """Height over width from which on Pillow shrinks the columns first."""
 
+_MOST_LEFT = 2
+"""Pixels of a picture that is left to the device, as a multiple of those that it is resized to: more take longer to
+send, and more of the device's memory, than they are worth."""
+
+WEIGHT_BITS = 22
+"""Fractional bits of Pillow's weights."""
+_SUPPORT = 2.0
+"""Reach of the bicubic filter to either side, in pixels of the smaller picture."""
+_SHARPNESS = -0.5
+
 _threads = min(8, cpus.available())
+_on_device = False
 _local = threading.local()
 """`resizes` is set in the threads of the pool, which must not wait for each other."""
 
@@ -40,6 +56,48 @@ def use_threads(count: int) -> None:
     """Sets the number of threads that resize pictures for all callers together; 1: the callers' own threads."""
     global _threads
     _threads = count
+
+
+def leave_to_device(enabled: bool) -> None:
+    """Whether `resized_or_left` leaves pictures of this process to the device of the encoder."""
+    global _on_device
+    _on_device = enabled
+
+
+def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray:
+    """An RGB picture -> uint8 [height, width, 3], or as it is where the device is to resize it."""
+    tall = picture.height > _TALL * picture.width
+    if _on_device and not tall and picture.width * picture.height <= _MOST_LEFT * width * height:
+        return np.asarray(picture.convert("RGB") if picture.mode != "RGB" else picture)
+    return resize(picture, width, height)
+
+
+@lru_cache(maxsize=256)
+def bicubic_weights(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """How Pillow makes `new_length` pixels of a line from `length`: the first pixel that each is made from, int32
+    [new_length], and the weights of that one and those after it, int32 [new_length, taps] in units of 2**-WEIGHT_BITS.
+    Taps beyond a pixel's own weigh nothing. The arrays are shared: do not write to them."""
+    scale = length / new_length
+    stretch = max(scale, 1.0)
+    support = _SUPPORT * stretch
+    centres = (np.arange(new_length) + 0.5) * scale
+    first = np.maximum((centres - support + 0.5).astype(np.int64), 0)
+    counts = np.minimum((centres + support + 0.5).astype(np.int64), length) - first
+    taps = np.arange(2 * math.ceil(support) + 1)
+    weights = _bicubic((taps + first[:, None] - centres[:, None] + 0.5) * (1.0 / stretch))
+    weights = np.where(taps < counts[:, None], weights, 0.0)
+    # One after the other, as Pillow adds them, since the order shows in the last bit.
+    weights /= np.add.accumulate(weights, axis=1)[:, -1:]
+    fixed = np.trunc(weights * (1 << WEIGHT_BITS) + np.copysign(0.5, weights))
+    return first.astype(np.int32), fixed.astype(np.int32)
+
+
+def _bicubic(x: np.ndarray) -> np.ndarray:
+    """Keys' cubic convolution, in Pillow's order of operations."""
+    x, a = np.abs(x), _SHARPNESS
+    near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
+    far = (((x - 5.0) * x + 8.0) * x - 4.0) * a
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
 def resize(picture: Image.Image, width: int, height: int) -> np.ndarray:

@@ -26,6 +26,7 @@ from models.layers.kernels import (
     paged_decode,
     paged_prefill,
     random,
+    resample,
     rotary,
     varlen,
 )
@@ -164,6 +165,8 @@ def vision(rows: int) -> None:
     packed.add_quick_gelu(empty(rows, 5120), empty(5120))
     packed.byte_lookup(empty(rows, 588, dtype=torch.uint8), empty(1, 256))
     packed.byte_lookup(empty(rows, 1176, dtype=torch.uint8), empty(3, 256))
+    lines, weights = empty(4, rows, 3, dtype=torch.uint8), empty(28, 5, dtype=torch.int32)
+    resample.resample(lines, empty(28, dtype=torch.int32), weights)
 
 
 def deepstack_tower(rows: int) -> None:

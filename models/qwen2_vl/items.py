@@ -1,7 +1,8 @@
 """Pictures and videos of the Qwen-VL families as media items. Torch-free.
 
 An item's frames are the picture, or the frames of the video; encoders take them in pairs and repeat the last one of an
-odd number. Its array grid_thw int32 [3] counts frame pairs, and rows and columns of patches in a frame.
+odd number, and resize those that were left as they are (models/resizing.py). Its array grid_thw int32 [3] counts frame
+pairs, and rows and columns of patches in a frame of the final size.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from models.errors import InputError
 from models.media import MediaItem, MediaKind, VideoFrames, media_digest
 from models.qwen2_vl.config import ImageSettings, VisionConfig
 from models.qwen2_vl.pictures import smart_resize
-from models.resizing import each, resize
+from models.resizing import each, resized_or_left
 
 _LOW_DETAIL_PIXELS = 512 * 512
 
@@ -64,7 +65,7 @@ def resized_item(
     digest.
     """
     height, width = size
-    frames = tuple(each(lambda picture: resize(picture, width, height), pictures))
+    frames = tuple(each(lambda picture: resized_or_left(picture, width, height), pictures))
     pairs = -(-len(frames) // vision.temporal_patch_size)
     grid = np.array([pairs, height // vision.patch_size, width // vision.patch_size], dtype=np.int32)
     patches = int(grid.prod())

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.layers.resample import resized
 from models.layers.rotary import inverse_frequencies
 from models.layers.upload import upload
 from models.media import MediaItem
@@ -59,14 +60,14 @@ def patch_buckets(
 
 
 def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> Tensor:
-    """Frames uint8 -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
+    """Frames uint8 of any size -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
 
     Rows run frame pair by frame pair, 2x2 blocks row by row, the four patches of a block row by row; columns run
     channel, time, y, x. An odd last frame is used twice.
     """
     size, merge, pair = config.patch_size, config.merge_size, config.temporal_patch_size
     t, h, w = grid_of(item)
-    frames = upload(item.frames, device)
+    frames = resized(upload(item.frames, device), h * size, w * size)
     missing = t * pair - len(frames)
     if missing:
         frames = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from models import resizing
 from service.api.engine_sleep import EngineSleep
 from service.api.request_metrics import count_rejection, observe_tokens
 from service.api.request_stream import EngineError, EngineLost, Request, RequestStream
@@ -72,7 +73,7 @@ class EngineClient:
     ) -> None:
         self.state: EngineState | None = None
         """The newest heartbeat since the engine was started."""
-        self.on_state: Callable[[EngineState], None] | None = None
+        self.on_state: Callable[[EngineState], None] = lambda state: None
         self.in_use: Callable[[], bool] = lambda: False
         """Whether a caller is about to send a request, so that the engine must not sleep."""
         self.failure: EngineExit | None = None
@@ -85,8 +86,7 @@ class EngineClient:
         self.on_load: Callable[[int], None] = lambda in_flight: None
         """Called with the number of requests in flight when it has changed."""
         self.on_loss: Callable[[RequestStream, EngineError], bool] = _not_moved
-        """Called for a request that ends with an error before any of its answer has arrived; True: another engine has
-        taken it."""
+        """Called for a request that fails before any of its answer has come; True: another engine has taken it."""
         self._name = name
         self._make_link = make_link
         self._metrics = metrics
@@ -390,11 +390,11 @@ class EngineClient:
         if state.phase == "ready" and not self.was_ready:
             self.was_ready = True
             self.sleep.note_work()
+            resizing.leave_to_device(bool(state.device_memory))
         if state.phase == "ready" and self.sleep.state == "waking":
             self._wake()
         if self._supervises:
             self._metrics.observe_state(state)
         if changed:
             self._tell_change()
-            if self.on_state is not None:
-                self.on_state(state)
+            self.on_state(state)

@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from PIL import Image
 
+from models import resizing
 from models.media import Prompt
 from service.api.engine_client import EngineClient
 from service.api.request_stream import EngineError, RequestStream, merge
@@ -30,6 +32,7 @@ from service.link.messages import (
     SamplingParams,
     SpeechDelta,
     StepCounts,
+    Stop,
     TokenInfo,
 )
 from service.link.supervisor import EngineLink, InlineLink, ProcessLink
@@ -92,6 +95,24 @@ async def test_an_engine_that_sends_faster_than_it_is_read_leaves_the_loop_its_t
     near.close()
     far.close(linger=0)
     context.term()
+
+
+@pytest.mark.parametrize("memory", [{}, {"free": 1}])
+async def test_pictures_are_left_to_a_gpu_that_resizes_them(memory: dict[str, int]) -> None:
+    def ready(config: EngineConfig, channel: Channel) -> None:
+        channel.send(Outputs(state=EngineState("ready", "", (), 0, memory)))
+        while not any(isinstance(command, Stop) for command in channel.receive(GENEROUS)):
+            pass
+
+    client = EngineClient(lambda: InlineLink(CONFIG, ready), Metrics())
+    client.start()
+    try:
+        await client.wait_ready()
+        frame = resizing.resized_or_left(Image.new("RGB", (60, 40)), 56, 28)
+        assert frame.shape[:2] == ((40, 60) if memory else (28, 56))
+    finally:
+        resizing.leave_to_device(False)
+        await client.stop()
 
 
 async def test_a_thread_that_loads_has_ended_when_the_client_has_stopped() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from models.layers.resample import resized
 from models.media import MediaItem
 from models.protocol import Bucket, Plan, VisionEncoder
 from service.engine.chat.encoder_cache import EncoderCache
@@ -116,8 +117,11 @@ class VisionStage:
         return MemoryRequirements(workspace=peak, graphs=peak, state=self.cache.limit_bytes)
 
     def warm_up(self) -> Iterator[None]:
-        """Runs the smallest bucket; `measure` has run the largest."""
-        return self.runner.warm_up(self._bucket_list[:1])
+        """Runs the smallest bucket, `measure` has run the largest, and resizes as for pictures that were left as they
+        are."""
+        yield from self.runner.warm_up(self._bucket_list[:1])
+        resized(torch.zeros((1, 2, 2, 3), dtype=torch.uint8, device=self._context.device), 3, 3)
+        yield
 
     def has_work(self) -> bool:
         return bool(self._wanted)

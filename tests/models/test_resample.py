@@ -1,0 +1,115 @@
+"""Pictures that the encoder's device resizes: the bytes are those that Pillow makes on a processor."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from models import resizing
+from models.layers.resample import resample, resized
+from models.qwen2_vl.config import VisionConfig
+from models.qwen2_vl.items import resized_item
+from models.qwen2_vl.patches import patch_rows
+from models.resizing import bicubic_weights, resize
+
+SIDES = st.integers(1, 130)
+FUSES_PRODUCTS = platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686")
+"""Whether compilers fuse Pillow's multiplications and additions there, so that a weight's last bit may differ."""
+CONFIG = VisionConfig(
+    depth=1,
+    hidden_size=32,
+    num_heads=2,
+    intermediate_size=64,
+    out_features=32,
+    channels=3,
+    patch_size=14,
+    temporal_patch_size=2,
+    merge_size=2,
+)
+
+
+@pytest.fixture
+def left() -> Iterator[None]:
+    resizing.leave_to_device(True)
+    yield
+    resizing.leave_to_device(False)
+
+
+def noise(width: int, height: int) -> np.ndarray:
+    return np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def on_device(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
+    return resized(torch.from_numpy(pixels)[None], height, width)[0].numpy()
+
+
+def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    assert np.abs(found.astype(int) - expected).max() <= int(FUSES_PRODUCTS)
+
+
+@settings(deadline=None, max_examples=150)
+@given(SIDES, SIDES, SIDES, SIDES)
+def test_the_bytes_are_pillows(width: int, height: int, wide: int, high: int) -> None:
+    pixels = noise(width, height)
+    if height > 100 * width:
+        return  # never left to the device
+    assert_same(on_device(pixels, wide, high), resize(Image.fromarray(pixels), wide, high))
+
+
+@pytest.mark.parametrize(
+    ("size", "to"), [((1024, 768), (1036, 756)), ((1920, 1080), (1372, 784)), ((300, 400), (28, 28))]
+)
+def test_the_bytes_of_photographs_sizes(size: tuple[int, int], to: tuple[int, int]) -> None:
+    pixels = noise(*size)
+    pixels[: size[1] // 2] = (pixels[: size[1] // 2] > 127) * np.uint8(255)  # edges that overshoot both ends
+    assert_same(on_device(pixels, *to), resize(Image.fromarray(pixels), *to))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 400), st.integers(1, 400))
+def test_weights_add_up_and_stay_within_the_line(length: int, new_length: int) -> None:
+    first, weights = bicubic_weights(length, new_length)
+    assert first.min() >= 0 and first.max() < length
+    assert np.abs(weights.sum(axis=1) - (1 << resizing.WEIGHT_BITS)).max() <= weights.shape[1]
+    inside = first[:, None] + np.arange(weights.shape[1]) < length
+    assert not weights[~inside].any()
+
+
+@pytest.mark.parametrize(
+    ("size", "leaves"), [((90, 60), True), ((84, 56), True), ((200, 160), False), ((3, 310), False)]
+)
+def test_an_item_has_the_same_patches_wherever_it_is_resized(left: None, size: tuple[int, int], leaves: bool) -> None:
+    pictures = [Image.fromarray(noise(*size)), Image.fromarray(noise(*size)[::-1].copy())]
+    cpu = torch.device("cpu")
+    item = resized_item("video", pictures, (56, 84), CONFIG, b"")
+    assert {frame.shape for frame in item.frames} == {(size[1], size[0], 3) if leaves else (56, 84, 3)}
+    resizing.leave_to_device(False)
+    there = resized_item("video", pictures, (56, 84), CONFIG, b"")
+    assert {frame.shape for frame in there.frames} == {(56, 84, 3)}
+    assert item.num_patches == there.num_patches
+    found, expected = patch_rows(item, CONFIG, cpu), patch_rows(there, CONFIG, cpu)
+    assert_same(found.numpy(), expected.numpy())
+
+
+def test_other_modes_are_left_as_rgb(left: None) -> None:
+    grey = Image.fromarray(noise(60, 40)).convert("L")
+    frame = resizing.resized_or_left(grey, 56, 28)
+    np.testing.assert_array_equal(frame, np.asarray(grey.convert("RGB")))
+
+
+def test_nothing_is_left_unless_it_is_asked_for() -> None:
+    assert resizing.resized_or_left(Image.fromarray(noise(60, 40)), 56, 28).shape == (28, 56, 3)
+
+
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_lines_without_values(length: int) -> None:
+    first, weights = (torch.from_numpy(array) for array in bicubic_weights(length, 7))
+    assert resample(torch.empty((0, length, 3), dtype=torch.uint8), first, weights).shape == (0, 7, 3)
