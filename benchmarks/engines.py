@@ -1,18 +1,19 @@
 """Chat and speech through HTTP with engines on one GPU and on several of one host, alternately.
 
-    python -m benchmarks.engines [chat] [conversations] [speech] [--gpus 1 2] [--rounds 3] [--tiny]
+    python -m benchmarks.engines [chat] [conversations] [speech] [--gpus 1 2] [--rounds 3] [--per-gpu] [--tiny]
 
 Full size and random weights. A server with `--gpus 1` and one with `--gpus 2` take the same load in turn, so that
-drifts of the host affect both. The load is closed and large enough for the largest number of GPUs. --tiny takes the
-embedded models and engines on the CPU, to try the script.
+drifts of the host affect both. The load is closed and large enough for the largest number of GPUs; with --per-gpu a
+smaller number gets its share of it, so that each GPU has the same to do. --tiny takes the embedded models and engines
+on the CPU, to try the script.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,18 +92,26 @@ LOADS: dict[str, Callable[[str, Scale, int], AnyLoad]] = {
 
 
 def measured(
-    kinds: Sequence[str], counts: Sequence[int], rounds: int, scale: Scale, tiny: bool
+    kinds: Sequence[str], counts: Sequence[int], rounds: int, scales: Mapping[int, Scale], tiny: bool
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """A row for each kind of load, number of GPUs and round, and the facts that its server reports."""
+    """A row for each kind of load, number of GPUs and round, and the facts that its server reports. scales: by number
+    of GPUs."""
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
             model = SPEECH if kind == "speech" else CHAT
             hosted = [] if tiny else random_weights([make(model, Path(folder))])
             for number in range(rounds):
                 for count in counts:
+                    scale = scales[count]
                     with serve(*hosted, *flags(count, scale, tiny)) as server:
                         server.wait_for_captures()
-                        yield {"load": kind, "round": number, **row(server, kind, count, scale, number)}, server.facts()
+                        found = row(server, kind, count, scale, number)
+                        yield {"load": kind, "round": number, **found}, server.facts()
+
+
+def share(scale: Scale, count: int, most: int) -> Scale:
+    """The load of `count` GPUs where `scale` is that of `most`."""
+    return replace(scale, chats=scale.chats * count // most, listeners=scale.listeners * count // most)
 
 
 def flags(count: int, scale: Scale, tiny: bool) -> list[str]:
@@ -115,7 +124,11 @@ def row(server: Server, kind: str, count: int, scale: Scale, seed: int) -> Row:
     """The clients' measurements, and how the engines shared the work."""
     load = LOADS[kind](server.url, scale, seed)
     result = summary(load, run_load(load, processes=min(scale.client_processes, load.concurrency)))
-    found: Row = {"gpus": count, **{name: result[name] for name in ("requests", "succeeded", "refused", "failed")}}
+    found: Row = {
+        "gpus": count,
+        "at_once": load.concurrency,
+        **{name: result[name] for name in ("requests", "succeeded", "refused", "failed")},
+    }
     if not result["succeeded"]:
         return found
     found |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in ("p50", "p95", "p99")}
@@ -138,15 +151,17 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser.add_argument("kinds", nargs="*", metavar="load", help=", ".join(LOADS))
     parser.add_argument("--gpus", nargs="+", type=int, default=list(GPUS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--per-gpu", action="store_true", help="a load in proportion to the GPUs")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args(words)
     if unknown := [kind for kind in options.kinds if kind not in LOADS]:
         parser.error(f"unknown load {unknown[0]!r}; known are {', '.join(LOADS)}")
     scale = TINY if options.tiny else FULL
-    kinds = options.kinds or list(LOADS)
+    kinds, most = options.kinds or list(LOADS), max(options.gpus)
+    scales = {count: share(scale, count, most if options.per_gpu else count) for count in options.gpus}
     return record(
-        f"engines{'_tiny' if options.tiny else ''}",
-        measured(kinds, options.gpus, options.rounds, scale, options.tiny),
+        f"engines{'_per_gpu' if options.per_gpu else ''}{'_tiny' if options.tiny else ''}",
+        measured(kinds, options.gpus, options.rounds, scales, options.tiny),
         chat_model=scale.chat_model,
         speech_model=scale.speech_model,
         gpus=options.gpus,

@@ -1,12 +1,17 @@
-"""Ray Serve ingress: a reverse proxy that chooses a replica per request and passes bytes through unchanged."""
+"""Ray Serve ingress: a reverse proxy that chooses a replica per request and passes bytes through unchanged.
+
+A request whose replica goes away before it has sent a byte of the answer is tried on another.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 
 import httpx
+import msgspec
 from fastapi import FastAPI
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
@@ -20,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from service.api.app import DOCUMENTS, ENDPOINTS, PROBES
 from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
-from service.api.http.errors import ApiError, install_error_handlers
+from service.api.http.errors import ApiError, ErrorBody, install_error_handlers
 from service.api.http.hosts import HostRule
 from service.api.http.middleware import RequestMiddleware
 from service.api.http.origin import OriginMiddleware
@@ -29,10 +34,15 @@ from service.settings import Settings
 
 from .routing import media_key
 
-CHAT = "/v1/chat/completions"
+CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TARGETS = "/metrics/targets"
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+MOST_TRIES = 3
+"""Replicas that a request is sent to, one after the other, while none has answered."""
 CONNECT_SECONDS = 5.0
 RETRY_AFTER = 2.0
+LARGE = 16 << 10
+"""Bytes of a chat request from which on its picture is looked for in a thread."""
 HOP_BY_HOP = {
     b"connection", b"keep-alive", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 }  # fmt: skip
@@ -43,6 +53,27 @@ TRY_AGAIN_LATER = 1013
 GONE_AWAY = 1001
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    id: str
+    address: str
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """An answer whose first piece has come."""
+
+    answer: httpx.Response
+    first: bytes
+    rest: AsyncGenerator[bytes]
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        if self.first:
+            yield self.first
+        async for piece in self.rest:
+            yield piece
+
+
 class Front:
     """Ray Serve's ingress. max_in_flight: requests that pass at once."""
 
@@ -50,10 +81,10 @@ class Front:
         self._settings = settings
         self._max_in_flight = max_in_flight
         self._replicas = replicas
-        # Replicas enforce timeouts. No keep-alive: a pooled connection might be one the replica is closing.
+        # Replicas enforce timeouts, and keep idle connections for longer than this pool does.
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=False,
         )
         self._client.headers.clear()
@@ -105,49 +136,70 @@ class Front:
             await self._pass_on(Request(scope, receive), send)
 
     @asynccontextmanager
-    async def _replica(self, key: str | None) -> AsyncIterator[str]:
-        """Address of the key's replica. A slot is reserved, and the replica kept alive, until exit."""
+    async def _replica(self, key: str | None, failed: Sequence[str] = ()) -> AsyncIterator[_Chosen]:
+        """The key's replica, or another one if it has failed. A slot is reserved, and the replica kept alive, until
+        exit."""
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(self._settings.queue_timeout):
-                    chosen = await held.enter_async_context(self._replicas.choose_replica(key))
+                    chosen = await held.enter_async_context(self._replicas.choose_replica(key, tuple(failed)))
             except (TimeoutError, BackPressureError) as error:
                 message = "All replicas are busy; retry in a moment."
                 raise ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER) from error
-            yield chosen.replica_metadata["address"]
+            yield _Chosen(chosen.replica_id, chosen.replica_metadata["address"])
 
     async def _pass_on(self, request: Request, send: Send) -> None:
-        key = None
-        content: bytes | AsyncIterator[bytes] = request.stream()
-        if request.method == "POST" and request.url.path == CHAT:
+        key, content = None, None
+        if may_be_repeated(request.method, request.url.path):
             content = await request.body()
-            key = await asyncio.to_thread(media_key, content)
-        async with self._replica(key) as address:
-            onward = self._client.build_request(
-                request.method,
-                f"http://{address}{_target(request.scope)}",
-                headers=_without(HOP_BY_HOP, request.headers.raw),
-                content=content,
-            )
-            try:
-                answer = await self._client.send(onward, stream=True)
-            except httpx.TransportError as error:
-                message = "The replica went away; retry in a moment."
-                raise ApiError(503, message, code="engine_unavailable", retry_after=RETRY_AFTER) from error
-            async with AsyncExitStack() as open_answer:
-                open_answer.push_async_callback(answer.aclose)
-                response = StreamingResponse(answer.aiter_raw(), answer.status_code)
-                response.raw_headers = _without(HOP_BY_HOP, answer.headers.raw)
+            if request.url.path == CHAT:
+                key = media_key(content) if len(content) < LARGE else await asyncio.to_thread(media_key, content)
+        failed: list[str] = []
+        while True:
+            async with self._replica(key, failed) as replica, AsyncExitStack() as held:
+                failed.append(replica.id)
+                last = content is None or len(failed) == MOST_TRIES
+                try:
+                    begun = await self._begin(request, content, replica.address, held, last=last)
+                except httpx.TransportError as error:
+                    if last:
+                        message = "The replica went away; retry in a moment."
+                        raise ApiError(503, message, code="engine_unavailable", retry_after=RETRY_AFTER) from error
+                    continue
+                response = StreamingResponse(begun.pieces(), begun.answer.status_code)
+                response.raw_headers = _without(HOP_BY_HOP, begun.answer.headers.raw)
                 await response(request.scope, request.receive, send)
+                return
+
+    async def _begin(
+        self, request: Request, content: bytes | None, address: str, held: AsyncExitStack, *, last: bool
+    ) -> _Begun:
+        """Sends the request and waits for the first bytes of the answer's body, or its end. `held` closes the answer.
+
+        TransportError when the replica is gone; or, unless this is the last try, when its engine is.
+        """
+        onward = self._client.build_request(
+            request.method,
+            f"http://{address}{_target(request.scope)}",
+            headers=_without(HOP_BY_HOP, request.headers.raw),
+            content=request.stream() if content is None else content,
+        )
+        answer = await self._client.send(onward, stream=True)
+        held.push_async_callback(answer.aclose)
+        rest = await held.enter_async_context(aclosing(answer.aiter_raw()))
+        first = await anext(rest, b"")
+        if answer.status_code == 503 and not last and _code(first) == "engine_unavailable":
+            raise httpx.RemoteProtocolError("the replica's engine is gone")
+        return _Begun(answer, first, rest)
 
     async def _pass_socket(self, client: WebSocket) -> None:
         # Its origin has been judged here: the replica has another host than the one that the page knows.
         headers = {name: client.headers[name] for name in ("authorization",) if name in client.headers}
         try:
             async with (
-                self._replica(None) as address,
+                self._replica(None) as chosen,
                 connect(
-                    f"ws://{address}{_target(client.scope)}",
+                    f"ws://{chosen.address}{_target(client.scope)}",
                     additional_headers=headers,
                     subprotocols=client.scope.get("subprotocols") or None,
                     max_size=None,
@@ -201,6 +253,19 @@ def _without_proxy_headers(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, answer)
 
     return stripped
+
+
+def may_be_repeated(method: str, path: str) -> bool:
+    """Whether a request changes nothing at a replica, so that another one may be asked the same."""
+    return method in READING or (method == "POST" and path in (CHAT, SPEECH))
+
+
+def _code(body: bytes) -> str | None:
+    """error.code of an answer that refuses a request."""
+    try:
+        return msgspec.json.decode(body, type=ErrorBody).error.code
+    except msgspec.DecodeError:
+        return None
 
 
 def _without(names: set[bytes], headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

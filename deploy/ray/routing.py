@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -47,18 +47,31 @@ def ranked(key: str, names: Sequence[str]) -> list[str]:
 
 
 class MediaRouter(RequestRouter):
-    """Media requests: the first non-full replica in the key's ranking; others: power of two choices."""
+    """Media requests: the first non-full replica in the key's ranking; others: power of two choices.
+
+    The arguments of a choice are the key, or None, and the ids of replicas that have failed this request: they come
+    last.
+    """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        key = None
+        key, failed = None, ()
         if pending_request is not None:
             # All replicas are among what is offered below: if none has room, wait before asking again.
             pending_request.routing_context.should_backoff = True
-            key = next(iter(pending_request.args), None)
-        if key is None:
-            shuffled = random.sample(candidate_replicas, len(candidate_replicas))
-            return [shuffled[:2], shuffled[2:]]
+            if pending_request.args:
+                key, failed = pending_request.args
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        return [[replicas[name]] for name in ranked(key, list(replicas))]
+        return [[replicas[name] for name in group] for group in order(key, list(replicas), failed)]
+
+
+def order(key: str | None, names: Sequence[str], failed: Collection[str] = ()) -> list[list[str]]:
+    """Groups of replicas to ask one after the other; of a group, the less loaded one is asked. failed: come last."""
+    left = [name for name in names if name not in failed]
+    if key is None:
+        shuffled = random.sample(left, len(left))
+        groups = [shuffled[:2], shuffled[2:]]
+    else:
+        groups = [[name] for name in ranked(key, left)]
+    return [group for group in (*groups, [name for name in names if name in failed]) if group]

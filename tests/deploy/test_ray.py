@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -201,6 +202,45 @@ def test_work_ends_when_its_client_leaves(cluster: Cluster) -> None:
         ):
             next(response.iter_bytes())
         cluster.wait_idle()
+
+
+def test_a_request_of_a_killed_replica_is_answered_by_another(cluster: Cluster) -> None:
+    """It had not received a byte. Ray then starts the replica anew."""
+    usual = cluster.ask(tokens=LONG).json()
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(cluster.ask(tokens=LONG)))
+    before = cluster.metric(RUNNING)
+    asking.start()
+
+    def where() -> list[str]:
+        return [address for address, running in cluster.metric(RUNNING).items() if running]
+
+    wait(where, GENEROUS, "the request runs")
+    (address,) = where()
+    os.kill(listening(address), signal.SIGKILL)
+    asking.join(4 * GENEROUS)
+    (answer,) = answers
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"] == usual["choices"][0]["message"]
+
+    def replaced() -> bool:
+        with contextlib.suppress(httpx.HTTPError, ValueError):  # the front asks all replicas, the dead one included
+            return len(cluster.replicas()) == len(before) and address not in cluster.replicas()
+        return False
+
+    wait(replaced, 4 * GENEROUS, "the replica is started anew")
+
+
+def listening(address: str) -> int:
+    """The process that listens at a loopback address."""
+    port = int(address.rpartition(":")[2])
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    (inode,) = (row[9] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A")
+    for place in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(place) == f"socket:[{inode}]":
+                return int(place.parts[2])
+    raise LookupError(f"nobody listens at {address}")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray")]
 
 HALF = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\ndate: then\r\nx-request-id: r\r\n\r\ngood"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def refused(code: str) -> bytes:
+    body = json.dumps({"error": {"message": "Later.", "type": "server_error", "param": None, "code": code}}).encode()
+    head = f"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+ENGINE_GONE, FULL = refused("engine_unavailable"), refused("overloaded")
 
 
 def key(body: object) -> str | None:
@@ -68,28 +79,34 @@ def test_replicas_follow_the_gauges() -> None:
 
 
 @asynccontextmanager
-async def front(answer: bytes, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, list[bytes]]]:
-    """A front before a replica that always gives this answer and hangs up; the heads that it was sent."""
+async def front(*answers: bytes, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, list[bytes]]]:
+    """A front before replicas that always give these answers and hang up, chosen in this order; the heads that they
+    were sent."""
     from deploy.ray.front import Front
 
     heads: list[bytes] = []
 
-    async def replica(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(answer: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(replica, "127.0.0.1", 0)
-    address = "{}:{}".format(*server.sockets[0].getsockname())
+    async with AsyncExitStack() as stack:
+        replicas = []
+        for answer in answers:
+            server = await asyncio.start_server(partial(serve, answer), "127.0.0.1", 0)
+            await stack.enter_async_context(server)
+            replicas.append("{}:{}".format(*server.sockets[0].getsockname()))
 
-    @asynccontextmanager
-    async def choose_replica(key: str | None) -> AsyncIterator[SimpleNamespace]:
-        yield SimpleNamespace(replica_metadata={"address": address})
+        @asynccontextmanager
+        async def choose_replica(key: str | None, failed: tuple[str, ...]) -> AsyncIterator[SimpleNamespace]:
+            address = next((replica for replica in replicas if replica not in failed), replicas[0])
+            yield SimpleNamespace(replica_id=address, replica_metadata={"address": address})
 
-    handle: Any = SimpleNamespace(choose_replica=choose_replica)
-    app: Any = Front(Settings(**settings), 8, handle).__serve_build_asgi_app__()
-    async with server, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
-        yield client, heads
+        handle: Any = SimpleNamespace(choose_replica=choose_replica)
+        app: Any = Front(Settings(**settings), 8, handle).__serve_build_asgi_app__()
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
+        yield await stack.enter_async_context(client), heads
 
 
 @pytest.mark.parametrize("setting", [{"api_processes": 2}, {"engines": 2}, {"gpus": 2}])
@@ -106,10 +123,49 @@ async def test_half_an_answer_does_not_look_complete() -> None:
             await client.post("/v1/audio/speech", json={})
 
 
-async def test_a_replica_that_is_gone_is_worth_another_try() -> None:
-    async with front(b"") as (client, _):
+@pytest.mark.parametrize("lost", [b"", HEAD, ENGINE_GONE])
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/chat/completions"), ("POST", "/v1/audio/speech"), ("GET", "/v1/models")]
+)
+async def test_a_request_that_got_no_byte_is_tried_on_another_replica(lost: bytes, method: str, path: str) -> None:
+    async with front(lost, WHOLE) as (client, heads):
+        answer = await client.request(method, path, json=chat() if method == "POST" else None)
+        assert (answer.status_code, answer.text) == (200, "good")
+        assert [head.split()[:2] for head in heads] == [[method.encode(), path.encode()]] * 2
+
+
+async def test_what_changes_a_replica_is_sent_once() -> None:
+    async with front(b"", WHOLE) as (client, heads):
+        answer = await client.post("/v1/audio/voices", content=b"a clip")
+        assert answer.status_code == 503 and len(heads) == 1
+
+
+async def test_a_refusal_is_passed_on() -> None:
+    async with front(FULL, WHOLE) as (client, heads):
+        answer = await client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded" and len(heads) == 1
+
+
+@pytest.mark.parametrize("lost", [b"", ENGINE_GONE])
+async def test_where_all_replicas_are_gone_another_try_is_worth_it_later(lost: bytes) -> None:
+    async with front(lost, lost) as (client, heads):
         answer = await client.post("/v1/chat/completions", json=chat())
         assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert answer.json()["error"]["code"] == "engine_unavailable"
+        assert len(heads) == 3
+
+
+@given(st.one_of(st.none(), st.text()), names, st.integers(0, 6))
+def test_replicas_that_failed_come_last(key: str | None, names: list[str], count: int) -> None:
+    from deploy.ray.routing import order
+
+    failed = names[:count]
+    groups = order(key, names, failed)
+    assert sorted(name for group in groups for name in group) == sorted(names) and all(groups)
+    if failed:
+        assert sorted(groups[-1]) == sorted(failed)
+    if key is None and len(failed) < len(names):
+        assert len(groups[0]) <= 2
 
 
 async def test_headers_of_a_connection_stay_on_it() -> None:

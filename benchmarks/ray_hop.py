@@ -1,0 +1,125 @@
+"""What Ray Serve adds to a request: its proxy, and the front that chooses a replica, beside the same replica asked
+directly. On a CPU.
+
+    python -m benchmarks.ray_hop [--requests 200] [--name ray_hop]
+
+One replica on this machine serves the embedded models. One client asks the two addresses in turn, one request at a
+time, on connections that stay open: for the list of models, for one token of chat, and about a new picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from benchmarks.record import Row, record
+from service.cli.bench.spec import ChatLoad
+from service.cli.bench.traffic import payload
+
+MODEL = "reprise/qwen2_vl"
+WARM_UP = 20
+TIMEOUT = 120.0
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+OBJECT_STORE_BYTES = 100 << 20
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[tuple[str, str]]:
+    """URLs of the proxy and of the only replica."""
+    os.environ.update(ENVIRONMENT)
+    import ray
+    from ray import serve
+
+    from deploy.ray.app import build
+
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: there are sockets in it
+    try:
+        ray.init(
+            num_cpus=4,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+        )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        settings = {"device": "cpu", "voices_dir": str(folder / "voices")}
+        app = build({"gpus": 0, "cpus": 1, "max_replicas": 1, "settings": settings})
+        serve.run(app, name="reprise", route_prefix="/")
+        url = f"http://127.0.0.1:{port}"
+        ((target,),) = (group["targets"] for group in httpx.get(f"{url}/metrics/targets", timeout=TIMEOUT).json())
+        yield url, f"http://{target}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def requests(count: int) -> dict[str, Callable[[int], tuple[str, str, dict[str, Any] | None]]]:
+    """By name: method, path and body of a request by its number."""
+
+    def chats(images: int) -> list[dict[str, Any]]:
+        sizes: dict[str, Any] = {"images": images, "width": 56, "height": 56, "text_words": 4, "output_tokens": 1}
+        load = ChatLoad(url="", model=MODEL, requests=count, seed=images, **sizes)
+        rng = np.random.default_rng(images)
+        return [dict(payload(load, rng), stream=False) for _ in range(count)]
+
+    texts, pictures, path = chats(0), chats(1), "/v1/chat/completions"
+    return {
+        "GET /v1/models": lambda number: ("GET", "/v1/models", None),
+        "one token of chat": lambda number: ("POST", path, texts[number]),
+        "one token about a new picture": lambda number: ("POST", path, pictures[number]),
+    }
+
+
+def measured(proxy: str, replica: str, count: int) -> Iterator[tuple[Row, dict[str, Any]]]:
+    with httpx.Client(timeout=TIMEOUT, trust_env=False) as client:
+        for name, request in requests(2 * (count + WARM_UP)).items():
+            seconds: dict[str, list[float]] = {proxy: [], replica: []}
+            for number in range(count + WARM_UP):
+                for place, url in enumerate((proxy, replica)):
+                    method, path, body = request(2 * number + place)
+                    began = time.perf_counter()
+                    client.request(method, url + path, json=body).raise_for_status()
+                    if number >= WARM_UP:
+                        seconds[url].append(time.perf_counter() - began)
+            found = {"request": name, **quantiles("through_ray", seconds[proxy])}
+            found |= quantiles("direct", seconds[replica])
+            yield {**found, "hop_p50_ms": found["through_ray_p50_ms"] - found["direct_p50_ms"]}, {}
+
+
+def quantiles(name: str, seconds: Sequence[float]) -> Row:
+    p50, p90 = np.quantile(seconds, (0.5, 0.9))
+    return {f"{name}_p50_ms": 1e3 * float(p50), f"{name}_p90_ms": 1e3 * float(p90)}
+
+
+def main(words: Sequence[str] | None = None) -> Path:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ray_hop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=200, help="of each kind to each address")
+    parser.add_argument("--name", default="ray_hop", help="of the result")
+    options = parser.parse_args(words)
+    import ray
+
+    with cluster() as (proxy, replica):
+        return record(options.name, measured(proxy, replica, options.requests), ray=ray.__version__)
+
+
+if __name__ == "__main__":
+    main()
