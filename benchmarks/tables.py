@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.commands import COMMANDS
 from benchmarks.formatting import UNMEASURED, markdown, number
+from benchmarks.operation_tables import gpus, overload, ray_hop, waking
 from benchmarks.reading import Missing, Results
 from benchmarks.server_tables import (
     SERVING,
@@ -98,6 +99,10 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "host-path": host_path,
     "shared-pixels": shared_pixels,
     "startup": startup,
+    "waking": waking,
+    "overload": overload,
+    "gpus": gpus,
+    "ray-hop": ray_hop,
     "memory": memory,
     "caches": caches,
     "commands": commands,

@@ -1,0 +1,81 @@
+"""Tables of how a server is operated: waking, overload, several GPUs, Ray Serve."""
+
+from __future__ import annotations
+
+from benchmarks.formatting import NAMES, absent, markdown, number, percent, sourced_table
+from benchmarks.reading import Missing, Result, Results
+
+
+def waking(results: Results) -> str:
+    """Each row is the worst of a result's rows, which differ by little."""
+
+    def block(result: Result) -> list[list[str]]:
+        row = max(result.rows, key=lambda row: row["first_s"])
+        used = row["gpu_used_bytes"]
+        asleep = (used["asleep"] - used["before"]) / 1e9
+        cells = (row["first_s"], row["captured_s"], (used["awake"] - used["before"]) / 1e9, asleep)
+        return [[NAMES[result.facts["model"]], *map(number, cells)]]
+
+    head = ["model", "first token or sound, s", "all captured, s", "GPU memory awake, GB", "asleep, GB"]
+    return sourced_table(results, ["waking_qwen2_vl_2b", "waking_voxcpm2"], block, head)
+
+
+def overload(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                NAMES.get(result.facts["model"], "the embedded model"),
+                str(result.facts["cpus"]),
+                *(number(row[f"{name}_per_s"]) for name in ("capacity", "offered", "goodput")),
+                percent(row["goodput_share"]),
+                number(row["refusal_server_p99_ms"]),
+                number(row["refusal_client_p99_ms"]),
+            ]
+            for row in result.rows
+        ]
+
+    head = ["model", "processors", "capacity, 1/s", "offered, 1/s", "good answers, 1/s", "of the capacity"]
+    head += ["refusal in the API process, p99, ms", "at the client, p99, ms"]
+    return sourced_table(results, ["overload_embedded", "overload_qwen2_vl_2b"], block, head)
+
+
+def gpus(results: Results) -> str:
+    """Loads that are alike for each GPU, round by round."""
+
+    def block(result: Result) -> list[list[str]]:
+        found = []
+        for row in result.rows:
+            rate = "audio_s_per_s" if row["load"] == "speech" else "tokens_per_s"
+            one = result.row(load=row["load"], round=row["round"], gpus=1)
+            found.append(
+                [
+                    row["load"],
+                    str(row["round"] + 1),
+                    str(row["gpus"]),
+                    str(row["at_once"]),
+                    f"{number(row[rate])} {'audio-s' if row['load'] == 'speech' else 'tokens'}/s",
+                    f"{row[rate] / one[rate]:.2f}",
+                    number(row["first_p50_ms"]),
+                    number(row["first_p95_ms"]),
+                    f"{row['first_p95_ms'] / one['first_p95_ms']:.2f}",
+                ]
+            )
+        return found
+
+    head = ["load", "round", "GPUs", "open at once", "rate", "of one GPU's", "first token or sound, p50, ms", "p95, ms"]
+    return sourced_table(results, ["engines_per_gpu"], block, [*head, "of one GPU's p95"])
+
+
+def ray_hop(results: Results) -> str:
+    """What Ray adds to a request, before and after a change."""
+    try:
+        after, before = results["ray_hop"], results["ray_hop_before"]
+    except Missing:
+        return absent("ray_hop")
+    rows = []
+    for row in after.rows:
+        earlier = before.row(request=row["request"])
+        cells = (row["direct_p50_ms"], row["through_ray_p50_ms"], row["hop_p50_ms"], earlier["hop_p50_ms"])
+        rows.append([row["request"], *map(number, cells)])
+    head = ["request", "direct, ms", "through Ray, ms", "Ray's part, ms", "before, ms"]
+    return f"{markdown(head, rows)}\n\n- {after.source}; before: {before.source}"
