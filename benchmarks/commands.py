@@ -144,6 +144,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("the same with half the load on one GPU", "engines_per_gpu", "python -m benchmarks.engines --per-gpu"),
     Command("what Ray Serve adds to a request, on a CPU", "ray_hop", "python -m benchmarks.ray_hop"),
+    Command("the same with HAProxy", "ray_hop_haproxy", "python -m benchmarks.ray_hop --haproxy"),
     Command("the sampler by parameters of a request, without the model", "sampler", "python -m benchmarks.sampler"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
     Command("128 chats with pictures at once over a simulated GPU, on a CPU", "burst", "python -m benchmarks.burst"),

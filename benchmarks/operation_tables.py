@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.formatting import NAMES, absent, markdown, number, percent, sourced_table
-from benchmarks.reading import Missing, Result, Results
+from benchmarks.formatting import NAMES, number, percent, sourced_table
+from benchmarks.reading import Result, Results
 
 
 def waking(results: Results) -> str:
@@ -67,15 +67,12 @@ def gpus(results: Results) -> str:
 
 
 def ray_hop(results: Results) -> str:
-    """What Ray adds to a request, before and after a change."""
-    try:
-        after, before = results["ray_hop"], results["ray_hop_before"]
-    except Missing:
-        return absent("ray_hop")
-    rows = []
-    for row in after.rows:
-        earlier = before.row(request=row["request"])
-        cells = (row["direct_p50_ms"], row["through_ray_p50_ms"], row["hop_p50_ms"], earlier["hop_p50_ms"])
-        rows.append([row["request"], *map(number, cells)])
-    head = ["request", "direct, ms", "through Ray, ms", "Ray's part, ms", "before, ms"]
-    return f"{markdown(head, rows)}\n\n- {after.source}; before: {before.source}"
+    """What Ray adds to a request, with its own proxy and with HAProxy."""
+
+    def block(result: Result) -> list[list[str]]:
+        proxy = "HAProxy" if result.name.endswith("haproxy") else "Ray's own"
+        keys = ("direct_p50_ms", "through_ray_p50_ms", "hop_p50_ms")
+        return [[proxy, row["request"], *(number(row[key]) for key in keys)] for row in result.rows]
+
+    head = ["proxy", "request", "direct, ms", "through Ray, ms", "Ray's part, ms"]
+    return sourced_table(results, ["ray_hop", "ray_hop_haproxy"], block, head)

@@ -1,10 +1,12 @@
 """What Ray Serve adds to a request: its proxy, and the front that chooses a replica, beside the same replica asked
 directly. On a CPU.
 
-    python -m benchmarks.ray_hop [--requests 200] [--name ray_hop]
+    python -m benchmarks.ray_hop [--haproxy] [--requests 200]
 
-One replica on this machine serves the embedded models. One client asks the two addresses in turn, one request at a
-time, on connections that stay open: for the list of models, for one token of chat, and about a new picture.
+--haproxy: behind the HAProxy that Ray brings along, instead of Ray's own proxy, which is written in Python.
+
+One replica on this machine serves the embedded models. One client asks the two addresses in turn, one request at a time,
+on connections that stay open: for the list of models, for one token of chat, and about a new picture.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +34,30 @@ from service.cli.bench.traffic import payload
 MODEL = "reprise/qwen2_vl"
 WARM_UP = 20
 TIMEOUT = 120.0
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",  # Ray listens wide: only who knows the token may talk to it
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "OMP_NUM_THREADS": "1",
+}
+HAPROXY = {"CONFIG_FILE_LOC": "cfg", "SOCKET_PATH": "socket", "SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "state"}
+"""Its files, which otherwise lie in a folder that all clusters of a machine share."""
 OBJECT_STORE_BYTES = 100 << 20
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[tuple[str, str]]:
+def cluster(haproxy: bool) -> Iterator[tuple[str, str]]:
     """URLs of the proxy and of the only replica."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: there are sockets in it
     os.environ.update(ENVIRONMENT)
+    if haproxy:
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+        os.environ.update({f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in HAPROXY.items()})
     import ray
     from ray import serve
 
     from deploy.ray.app import build
 
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: there are sockets in it
     try:
         ray.init(
             num_cpus=4,
@@ -113,12 +127,11 @@ def main(words: Sequence[str] | None = None) -> Path:
         prog="python -m benchmarks.ray_hop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=200, help="of each kind to each address")
-    parser.add_argument("--name", default="ray_hop", help="of the result")
+    parser.add_argument("--haproxy", action="store_true")
     options = parser.parse_args(words)
-    import ray
-
-    with cluster() as (proxy, replica):
-        return record(options.name, measured(proxy, replica, options.requests), ray=ray.__version__)
+    name = "ray_hop_haproxy" if options.haproxy else "ray_hop"
+    with cluster(options.haproxy) as (proxy, replica):
+        return record(name, measured(proxy, replica, options.requests), ray=version("ray"))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,10 @@ _TALL = 100
 _MOST_LEFT = 2
 """Pixels of a picture that is left to the device, as a multiple of those that it is resized to: more take longer to
 send, and more of the device's memory, than they are worth."""
+_LONGEST_LEFT = 8192
+"""Pixels of a side: the weights of longer ones take milliseconds of the engine's thread, and memory that is kept."""
+KEPT_WEIGHTS = 64
+"""Pairs of lengths whose weights are kept: 20 MB where all are of the longest."""
 
 WEIGHT_BITS = 22
 """Fractional bits of Pillow's weights."""
@@ -66,13 +70,14 @@ def leave_to_device(enabled: bool) -> None:
 
 def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray:
     """An RGB picture -> uint8 [height, width, 3], or as it is where the device is to resize it."""
-    tall = picture.height > _TALL * picture.width
-    if _on_device and not tall and picture.width * picture.height <= _MOST_LEFT * width * height:
+    small = picture.width * picture.height <= _MOST_LEFT * width * height
+    small = small and max(*picture.size, width, height) <= _LONGEST_LEFT
+    if _on_device and small and picture.height <= _TALL * picture.width:
         return np.asarray(picture.convert("RGB") if picture.mode != "RGB" else picture)
     return resize(picture, width, height)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=KEPT_WEIGHTS)
 def bicubic_weights(length: int, new_length: int) -> tuple[np.ndarray, np.ndarray]:
     """How Pillow makes `new_length` pixels of a line from `length`: the first pixel that each is made from, int32
     [new_length], and the weights of that one and those after it, int32 [new_length, taps] in units of 2**-WEIGHT_BITS.

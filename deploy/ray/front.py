@@ -1,6 +1,7 @@
 """Ray Serve ingress: a reverse proxy that chooses a replica per request and passes bytes through unchanged.
 
-A request whose replica goes away before it has sent a byte of the answer is tried on another.
+A request whose replica goes away before it has sent a byte of the answer is tried on another: once, since it may be the
+request that ends what answers it; more often where it was never delivered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fastapi import FastAPI
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection, connect
@@ -25,10 +26,12 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from service.api.app import DOCUMENTS, ENDPOINTS, PROBES
 from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
-from service.api.http.errors import ApiError, ErrorBody, install_error_handlers
+from service.api.http.errors import CLIENT_CLOSED, ApiError, ErrorBody, bad_request, install_error_handlers
 from service.api.http.hosts import HostRule
 from service.api.http.middleware import RequestMiddleware
 from service.api.http.origin import OriginMiddleware
+from service.api.http.record import record_of
+from service.api.http.streaming import ClientLeft, unless_disconnected
 from service.metrics import Metrics
 from service.settings import Settings
 
@@ -37,8 +40,12 @@ from .routing import media_key
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TARGETS = "/metrics/targets"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-MOST_TRIES = 3
-"""Replicas that a request is sent to, one after the other, while none has answered."""
+MOST_TRIES, MOST_LOSSES = 3, 2
+"""Replicas that a request is offered to one after the other, and of them those that may end while they have it."""
+UNDELIVERED = (httpx.ConnectError, httpx.ConnectTimeout)
+KEEP_ALIVE = 5.0
+"""Seconds for which idle connections stay open: less than replicas keep them, so that none is taken that is closing."""
+LONGEST_REFUSAL = 64 << 10
 CONNECT_SECONDS = 5.0
 RETRY_AFTER = 2.0
 LARGE = 16 << 10
@@ -81,12 +88,15 @@ class Front:
         self._settings = settings
         self._max_in_flight = max_in_flight
         self._replicas = replicas
-        # Replicas enforce timeouts, and keep idle connections for longer than this pool does.
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
-        )
+        # Replicas enforce timeouts.
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        expiry = min(KEEP_ALIVE, settings.idle_timeout / 2)
+        kept = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=expiry)
+        fresh = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._client = httpx.AsyncClient(timeout=timeout, limits=kept, trust_env=False)
+        self._fresh = httpx.AsyncClient(timeout=timeout, limits=fresh, trust_env=False)
+        """For what is sent once: a replica might close a kept connection just then."""
+        self._fresh.headers.clear()
         self._client.headers.clear()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -155,16 +165,24 @@ class Front:
             if request.url.path == CHAT:
                 key = media_key(content) if len(content) < LARGE else await asyncio.to_thread(media_key, content)
         failed: list[str] = []
+        losses = 0
         while True:
             async with self._replica(key, failed) as replica, AsyncExitStack() as held:
                 failed.append(replica.id)
-                last = content is None or len(failed) == MOST_TRIES
+                last = content is None or len(failed) == MOST_TRIES or losses == MOST_LOSSES - 1
+                beginning = self._begin(request, content, replica.address, held, last=last)
                 try:
-                    begun = await self._begin(request, content, replica.address, held, last=last)
+                    begun = await (beginning if content is None else unless_disconnected(request, beginning))
+                except ClientLeft:
+                    record_of(request.scope).outcome = "aborted"
+                    await Response(status_code=CLIENT_CLOSED)(request.scope, request.receive, send)
+                    return
                 except httpx.TransportError as error:
-                    if last:
+                    undelivered = isinstance(error, UNDELIVERED) and content is not None
+                    if len(failed) == MOST_TRIES or (last and not undelivered):
                         message = "The replica went away; retry in a moment."
                         raise ApiError(503, message, code="engine_unavailable", retry_after=RETRY_AFTER) from error
+                    losses += not undelivered
                     continue
                 response = StreamingResponse(begun.pieces(), begun.answer.status_code)
                 response.raw_headers = _without(HOP_BY_HOP, begun.answer.headers.raw)
@@ -178,18 +196,28 @@ class Front:
 
         TransportError when the replica is gone; or, unless this is the last try, when its engine is.
         """
-        onward = self._client.build_request(
-            request.method,
-            f"http://{address}{_target(request.scope)}",
-            headers=_without(HOP_BY_HOP, request.headers.raw),
-            content=request.stream() if content is None else content,
-        )
-        answer = await self._client.send(onward, stream=True)
+        client = self._fresh if content is None else self._client
+        headers = _without(HOP_BY_HOP, request.headers.raw)
+        if "transfer-encoding" in request.headers:
+            headers = _without({b"content-length"}, headers)  # it says nothing then (RFC 9112, 6.3)
+        try:
+            onward = client.build_request(
+                request.method,
+                f"http://{address}{_target(request.scope)}",
+                headers=headers,
+                content=request.stream() if content is None else content,
+            )
+        except httpx.InvalidURL as error:
+            raise bad_request("The request's target is not a valid URL.") from error
+        answer = await client.send(onward, stream=True)
         held.push_async_callback(answer.aclose)
         rest = await held.enter_async_context(aclosing(answer.aiter_raw()))
         first = await anext(rest, b"")
-        if answer.status_code == 503 and not last and _code(first) == "engine_unavailable":
-            raise httpx.RemoteProtocolError("the replica's engine is gone")
+        if answer.status_code == 503 and not last:
+            while len(first) < LONGEST_REFUSAL and (piece := await anext(rest, b"")):
+                first += piece
+            if _code(first) == "engine_unavailable":
+                raise httpx.RemoteProtocolError("the replica's engine is gone")
         return _Begun(answer, first, rest)
 
     async def _pass_socket(self, client: WebSocket) -> None:
@@ -264,7 +292,7 @@ def _code(body: bytes) -> str | None:
     """error.code of an answer that refuses a request."""
     try:
         return msgspec.json.decode(body, type=ErrorBody).error.code
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.layers.op import op
-from models.resizing import WEIGHT_BITS, bicubic_weights
+from models.resizing import KEPT_WEIGHTS, WEIGHT_BITS, bicubic_weights
 
 
 def resized(frames: Tensor, height: int, width: int) -> Tensor:
@@ -38,7 +38,7 @@ def resample(lines: Tensor, first: Tensor, weights: Tensor) -> Tensor:
     return (total >> WEIGHT_BITS).clamp(0, 255).to(torch.uint8)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=KEPT_WEIGHTS)
 def _weights(length: int, new_length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     host = [torch.from_numpy(array) for array in bicubic_weights(length, new_length)]
     if device.type == "cuda":

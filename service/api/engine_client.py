@@ -390,9 +390,9 @@ class EngineClient:
         if state.phase == "ready" and not self.was_ready:
             self.was_ready = True
             self.sleep.note_work()
-            resizing.leave_to_device(bool(state.device_memory))
         if state.phase == "ready" and self.sleep.state == "waking":
             self._wake()
+        resizing.leave_to_device(bool(state.device_memory))
         if self._supervises:
             self._metrics.observe_state(state)
         if changed:

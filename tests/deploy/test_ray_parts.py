@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray")]
 HALF = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\ndate: then\r\nx-request-id: r\r\n\r\ngood"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = {"transfer-encoding": "chunked"}
 
 
 def refused(code: str) -> bytes:
@@ -79,9 +80,9 @@ def test_replicas_follow_the_gauges() -> None:
 
 
 @asynccontextmanager
-async def front(*answers: bytes, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, list[bytes]]]:
-    """A front before replicas that always give these answers and hang up, chosen in this order; the heads that they
-    were sent."""
+async def front(*answers: bytes | None, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, list[bytes]]]:
+    """A front before replicas that always give these answers and hang up, chosen in this order, and the heads that they
+    were sent. None: a replica that is not there."""
     from deploy.ray.front import Front
 
     heads: list[bytes] = []
@@ -94,9 +95,12 @@ async def front(*answers: bytes, **settings: Any) -> AsyncIterator[tuple[httpx.A
     async with AsyncExitStack() as stack:
         replicas = []
         for answer in answers:
-            server = await asyncio.start_server(partial(serve, answer), "127.0.0.1", 0)
-            await stack.enter_async_context(server)
+            server = await asyncio.start_server(partial(serve, answer or b""), "127.0.0.1", 0)
             replicas.append("{}:{}".format(*server.sockets[0].getsockname()))
+            if answer is None:
+                server.close()
+            else:
+                await stack.enter_async_context(server)
 
         @asynccontextmanager
         async def choose_replica(key: str | None, failed: tuple[str, ...]) -> AsyncIterator[SimpleNamespace]:
@@ -147,12 +151,56 @@ async def test_a_refusal_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("lost", [b"", ENGINE_GONE])
-async def test_where_all_replicas_are_gone_another_try_is_worth_it_later(lost: bytes) -> None:
-    async with front(lost, lost) as (client, heads):
+async def test_a_request_that_ends_what_answers_it_ends_no_third(lost: bytes) -> None:
+    async with front(lost, lost, WHOLE) as (client, heads):
         answer = await client.post("/v1/chat/completions", json=chat())
         assert answer.status_code == 503 and answer.headers["retry-after"]
         assert answer.json()["error"]["code"] == "engine_unavailable"
-        assert len(heads) == 3
+        assert len(heads) == 2
+
+
+async def test_a_request_that_was_never_delivered_is_offered_to_a_third() -> None:
+    async with front(None, None, WHOLE) as (client, heads):
+        assert (await client.post("/v1/chat/completions", json=chat())).text == "good" and len(heads) == 1
+    async with front(None, None, None, WHOLE) as (client, heads):
+        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 503 and not heads
+    async with front(None, WHOLE) as (client, heads):
+        assert (await client.post("/v1/audio/voices", content=b"a clip")).status_code == 503 and not heads
+
+
+@pytest.mark.parametrize("body", [b'{"error":{"message":"\xff"}}', b"", b"[" * 30_000, b"x" * 200_000])
+async def test_any_refusal_is_passed_on_as_it_is(body: bytes) -> None:
+    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with front(head.encode() + body) as (client, heads):
+        answer = await client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 503 and answer.content == body and len(heads) == 1
+
+
+async def test_a_body_in_chunks_has_no_length() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"a clip"
+
+    async with front(WHOLE) as (client, heads):
+        answer = await client.post("/v1/audio/voices", content=pieces(), headers={**CHUNKED, "content-length": "2"})
+        assert answer.text == "good" and b"content-length" not in heads[0]
+
+
+async def test_a_target_that_is_no_url_is_refused() -> None:
+    async with front(WHOLE) as (client, heads):
+        transport: Any = client._transport
+        scope = {"type": "http", "method": "OPTIONS", "path": "/\x7f", "raw_path": b"/\x7f", "query_string": b""}
+        scope |= {"headers": [(b"host", b"127.0.0.1")], "http_version": "1.1", "client": ("127.0.0.1", 1)}
+        scope |= {"scheme": "http", "server": ("127.0.0.1", 80), "root_path": ""}
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await transport.app(scope, receive, send)
+        assert sent[0]["status"] == 400 and not heads
 
 
 @given(st.one_of(st.none(), st.text()), names, st.integers(0, 6))

@@ -99,6 +99,12 @@ def test_an_item_has_the_same_patches_wherever_it_is_resized(left: None, size: t
     assert_same(found.numpy(), expected.numpy())
 
 
+@pytest.mark.parametrize(("width", "height"), [(8192, 30), (8193, 30), (30, 8193), (30, 2900)])
+def test_sides_whose_weights_would_be_many_are_not_left(left: None, width: int, height: int) -> None:
+    frame = resizing.resized_or_left(Image.new("RGB", (width, height)), width - 2, height + 2)
+    assert frame.shape[:2] == ((height, width) if max(width, height + 2) <= 8192 else (height + 2, width - 2))
+
+
 def test_other_modes_are_left_as_rgb(left: None) -> None:
     grey = Image.fromarray(noise(60, 40)).convert("L")
     frame = resizing.resized_or_left(grey, 56, 28)

@@ -1,0 +1,25 @@
+"""Ray Serve behind HAProxy, and what both add to a request."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_requests_pass_haproxy_and_the_front(tmp_path: Path) -> None:
+    # A process of its own: Ray reads the environment at its import.
+    environment = {**os.environ, "OUT": str(tmp_path)}
+    command = [sys.executable, "-m", "benchmarks.ray_hop", "--haproxy", "--requests", "5"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=800)
+    rows = json.loads((tmp_path / "ray_hop_haproxy.json").read_text())["rows"]
+    assert [row["request"] for row in rows] == ["GET /v1/models", "one token of chat", "one token about a new picture"]
+    assert all(0 < row["direct_p50_ms"] < row["through_ray_p90_ms"] for row in rows)
