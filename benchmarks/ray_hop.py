@@ -5,8 +5,9 @@ directly. On a CPU.
 
 --haproxy: behind the HAProxy that Ray brings along, instead of Ray's own proxy, which is written in Python.
 
-One replica on this machine serves the embedded models. One client asks the two addresses in turn, one request at a time,
-on connections that stay open: for the list of models, for one token of chat, and about a new picture.
+One replica on this machine serves the embedded models. Once it has captured its graphs, one client asks the two
+addresses in turn, one request at a time, on connections that stay open: for the list of models, for one token of chat,
+and about a new picture.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import httpx
 import numpy as np
 
 from benchmarks.record import Row, record
+from benchmarks.server import Server
 from service.cli.bench.spec import ChatLoad
 from service.cli.bench.traffic import payload
 
@@ -77,7 +79,9 @@ def cluster(haproxy: bool) -> Iterator[tuple[str, str]]:
         serve.run(app, name="reprise", route_prefix="/")
         url = f"http://127.0.0.1:{port}"
         ((target,),) = (group["targets"] for group in httpx.get(f"{url}/metrics/targets", timeout=TIMEOUT).json())
-        yield url, f"http://{target}"
+        replica = Server(f"http://{target}", ready_seconds=0.0, log=folder, pid=os.getpid())
+        replica.wait_for_captures()
+        yield url, replica.url
     finally:
         serve.shutdown()
         ray.shutdown()
