@@ -15,8 +15,13 @@ log = logging.getLogger("reprise")
 STARTING = ("loading", "capturing")
 
 
+def phase_of(state: EngineState) -> str:
+    """The phase in words. Without a GPU nothing is captured: each bucket is run once."""
+    return "warming up" if state.phase == "capturing" and not state.device_memory else state.phase
+
+
 def log_phase(state: EngineState) -> None:
-    log.info("engine: %s%s", state.phase, f" ({state.detail})" if state.detail else "")
+    log.info("engine: %s%s", phase_of(state), f" ({state.detail})" if state.detail else "")
 
 
 class StartProgress:
@@ -35,7 +40,7 @@ class StartProgress:
         if self._ended:
             log_phase(state)
         elif state.phase in STARTING:
-            self._begin(f"{state.phase} {state.detail}".rstrip())
+            self._begin(f"{phase_of(state)} {state.detail}".rstrip())
 
     def end(self, *, good: bool) -> None:
         """Ends the live display; its lines stay on the terminal. good: the engine is ready."""

@@ -13,8 +13,8 @@ from service.link.messages import EngineState
 from service.progress import StartProgress
 
 
-def state(phase: str, detail: str = "") -> EngineState:
-    return EngineState(phase, detail, (), 0)
+def state(phase: str, detail: str = "", **fields: dict[str, int]) -> EngineState:
+    return EngineState(phase, detail, (), 0, **fields)
 
 
 def lines(console: Console) -> list[str]:
@@ -26,14 +26,17 @@ def lines(console: Console) -> list[str]:
 def test_phases_stay_on_the_terminal_with_their_times(caplog: pytest.LogCaptureFixture) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
     progress = StartProgress(console)
-    for phase in (state("loading", "a/[b]"), state("capturing", "a/[b]"), state("ready")):
+    phases = [state("loading", "a/[b]"), state("capturing", "a/[b]", device_memory={"free": 1})]
+    phases += [state("capturing", "on a CPU"), state("ready")]
+    for phase in phases:
         progress(phase)
     progress.end(good=True)
-    last = [line for line in lines(console) if line.startswith("✓")][-3:]
+    last = [line for line in lines(console) if line.startswith("✓")][-4:]
     assert [line.split("0:00")[0].strip() for line in last] == [
         "✓ starting the engine",
         "✓ loading a/[b]",
         "✓ capturing a/[b]",
+        "✓ warming up on a CPU",
     ]
     with caplog.at_level(logging.INFO):
         progress(state("loading", "a/[b]"))

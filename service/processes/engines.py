@@ -20,7 +20,7 @@ from service.link.supervisor import EngineExit, ProcessLink
 from service.metrics import Metrics
 from service.metrics_page import Families, merged
 from service.processes.control import EngineNews
-from service.progress import log_phase
+from service.progress import log_phase, phase_of
 from service.settings import Settings
 
 log = logging.getLogger("reprise")
@@ -167,4 +167,4 @@ def _name(index: int, config: EngineConfig) -> str:
 
 
 def _log_phase(name: str, state: EngineState) -> None:
-    log.info("%s: %s%s", name, state.phase, f" ({state.detail})" if state.detail else "")
+    log.info("%s: %s%s", name, phase_of(state), f" ({state.detail})" if state.detail else "")
