@@ -34,8 +34,12 @@ GIB = 1 << 30
 
 
 def ask(
-    files: Annotated[list[Path] | None, typer.Argument(help="Picture and video files, if any.")] = None,
-    question: Annotated[str, typer.Argument(help="Question about them.")] = "",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUESTION|FILE", help="The question, and picture and video files that it is about, if any."
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     key: Key = "",
     model: Model = "",
@@ -44,14 +48,9 @@ def ask(
 ) -> None:
     """Ask a server, about pictures and videos if you like, and print the answer as it comes; reasoning goes to standard
     error."""
-    # For a text that is too long for a path, os.path answers no, while pathlib raises an error.
-    if not question or os.path.isfile(question):
-        raise typer.BadParameter("the question is missing; it goes after the files", param_hint="QUESTION")
-    for file in files or []:
-        if not os.path.isfile(file):
-            raise typer.BadParameter(f"'{file}' is not a file; the question goes after the files", param_hint="FILES")
+    question, files = _question_and_files(words or [])
     with connect(url, key, local) as client:
-        pieces = client.answer([user_message(question, files or [])], model, max_tokens, files or [])
+        pieces = client.answer([user_message(question, files)], model, max_tokens, files)
         said = False
         try:
             for reasoning, answer in until_first(pieces, "waiting for the first token"):
@@ -63,6 +62,19 @@ def ask(
                 typer.echo()  # an error is not the end of half an answer's line
             raise
         typer.echo()
+
+
+def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
+    """The one of the words that names no file, wherever it stands, and the others."""
+    # For a text that is too long for a path, os.path answers no, while pathlib raises an error.
+    others = [word for word in words if not os.path.isfile(word)]
+    if not any(others):
+        raise typer.BadParameter("the question is missing", param_hint="QUESTION")
+    if len(others) > 1:
+        # A question is longer than the name of a file that was mistyped.
+        file = min(others, key=len)
+        raise typer.BadParameter(f"'{file}' is not a file; a question stands in quotes", param_hint="FILES")
+    return others[0], [Path(word) for word in words if word != others[0]]
 
 
 def say(

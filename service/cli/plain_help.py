@@ -1,4 +1,4 @@
-"""`--help` of commands other than `serve`: typer's table, in which a switch has no type."""
+"""`--help` of commands other than `serve`: typer's table, in which switches and arguments have no type."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class PlainCommand(TyperCommand):
-    """A command whose switches are shown without the `<bool>` that typer adds."""
+    """A command whose switches and arguments are shown without the `<bool>` and `<list[str]>` that typer adds."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _hide_type_of_switches(self.get_params(ctx))
+        _hide_types(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
 
@@ -21,7 +21,7 @@ class PlainGroup(TyperGroup):
     """A group of commands, likewise."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _hide_type_of_switches(self.get_params(ctx))
+        _hide_types(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
 
@@ -30,7 +30,9 @@ def summary_of(command: Callable[..., Any]) -> str:
     return " ".join((getdoc(command) or "").split())
 
 
-def _hide_type_of_switches(options: Iterable[Any]) -> None:
-    for option in options:
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
+def _hide_types(parameters: Iterable[Any]) -> None:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        elif parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: None

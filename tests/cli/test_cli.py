@@ -175,13 +175,18 @@ def test_ask_takes_pictures_or_none(files: list[str], monkeypatch: pytest.Monkey
         chunk = {"choices": [{"delta": {"content": "Me."}}]}
         return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
 
-    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
-    done = CliRunner().invoke(app, ["ask", *files, "Who are you?", "--model", "m"])
-    assert (done.exit_code, done.output) == (0, "Me.\n")
-    *pictures, question = asked[0]["messages"][0]["content"]
-    assert [part["type"] for part in pictures] == ["image_url"] * len(files)
-    assert question == {"type": "text", "text": "Who are you?"}
+    made = httpx.Client
+
+    def client(**options: Any) -> httpx.Client:
+        return made(base_url="http://server", transport=httpx.MockTransport(answer))
+
+    monkeypatch.setattr("service.cli.client.httpx.Client", client)
+    for words in ([*files, "Who are you?"], ["Who are you?", *files]):
+        done = CliRunner().invoke(app, ["ask", *words, "--model", "m"])
+        assert (done.exit_code, done.output) == (0, "Me.\n")
+        *pictures, question = asked[-1]["messages"][0]["content"]
+        assert [part["type"] for part in pictures] == ["image_url"] * len(files)
+        assert question == {"type": "text", "text": "Who are you?"}
 
 
 def test_ask_takes_questions_longer_than_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,17 +198,15 @@ def test_ask_takes_questions_longer_than_file_names(monkeypatch: pytest.MonkeyPa
     assert (done.exit_code, done.output) == (0, "Much.\n")
 
 
-@pytest.mark.parametrize("file", ["How many?", str(ROOT), "/nowhere/a.png"])
-def test_ask_says_where_the_question_goes(file: str) -> None:
-    done = CliRunner().invoke(app, ["ask", file, "What?"], env={"COLUMNS": "200"})
-    assert done.exit_code == 2 and f"'{file}' is not a file; the question goes after the files" in done.output
+@pytest.mark.parametrize("words", [["Who?", "How many are there?"], ["How many are there?", "/no/a.png"]])
+def test_ask_names_what_is_no_file(words: list[str]) -> None:
+    done = CliRunner().invoke(app, ["ask", *words], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and f"'{min(words, key=len)}' is not a file; a question stands in quotes" in done.output
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], [str(ROOT / "docs/images/shapes.png")], ["How many?", str(ROOT / "docs/images/shapes.png")]]
-)
-def test_ask_wants_a_question(arguments: list[str]) -> None:
-    done = CliRunner().invoke(app, ["ask", *arguments])
+@pytest.mark.parametrize("words", [[], [""], [str(ROOT / "docs/images/shapes.png")]])
+def test_ask_wants_a_question(words: list[str]) -> None:
+    done = CliRunner().invoke(app, ["ask", *words])
     assert done.exit_code == 2 and "the question is missing" in done.output
 
 
