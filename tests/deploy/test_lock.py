@@ -147,5 +147,6 @@ def test_the_image_installs_the_locks() -> None:
     assert dockerfile.index(notice) < dockerfile.index(install), "what is about to come is said before"
     assert f"grep '^torch==' {TORCH_LOCK}" in dockerfile
     assert "uv" in versions(BUILD_LOCK) and "/opt/build/bin/uv pip install" in dockerfile
+    assert "--torch-backend cpu" in dockerfile, "on a CPU the build without CUDA"
     ignored = (ROOT / ".dockerignore").read_text()
     assert "!requirements*.lock" in ignored and "!deploy/install" in ignored
