@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 import msgspec
@@ -46,6 +46,7 @@ UNDELIVERED = (httpx.ConnectError, httpx.ConnectTimeout)
 KEEP_ALIVE = 5.0
 """Seconds for which idle connections stay open: less than replicas keep them, so that none is taken that is closing."""
 LONGEST_REFUSAL = 64 << 10
+"""Bytes of a refusal that are read to see its reason."""
 CONNECT_SECONDS = 5.0
 RETRY_AFTER = 2.0
 LARGE = 16 << 10
@@ -64,6 +65,24 @@ GONE_AWAY = 1001
 class _Chosen:
     id: str
     address: str
+
+
+@dataclass
+class _Tries:
+    """Replicas that a request was offered to, and how many of them were lost with it."""
+
+    repeatable: bool
+    replicas: list[str] = field(default_factory=list)
+    losses: int = 0
+
+    @property
+    def last(self) -> bool:
+        """Whether there is no other try if the newest replica is lost."""
+        return not self.repeatable or len(self.replicas) == MOST_TRIES or self.losses + 1 == MOST_LOSSES
+
+    def another_after(self, error: httpx.TransportError) -> bool:
+        self.losses += not isinstance(error, UNDELIVERED)
+        return self.repeatable and len(self.replicas) < MOST_TRIES and self.losses < MOST_LOSSES
 
 
 @dataclass(frozen=True)
@@ -164,13 +183,11 @@ class Front:
             content = await request.body()
             if request.url.path == CHAT:
                 key = media_key(content) if len(content) < LARGE else await asyncio.to_thread(media_key, content)
-        failed: list[str] = []
-        losses = 0
+        tries = _Tries(repeatable=content is not None)
         while True:
-            async with self._replica(key, failed) as replica, AsyncExitStack() as held:
-                failed.append(replica.id)
-                last = content is None or len(failed) == MOST_TRIES or losses == MOST_LOSSES - 1
-                beginning = self._begin(request, content, replica.address, held, last=last)
+            async with self._replica(key, tries.replicas) as replica, AsyncExitStack() as held:
+                tries.replicas.append(replica.id)
+                beginning = self._begin(request, content, replica.address, held, last=tries.last)
                 try:
                     begun = await (beginning if content is None else unless_disconnected(request, beginning))
                 except ClientLeft:
@@ -178,12 +195,10 @@ class Front:
                     await Response(status_code=CLIENT_CLOSED)(request.scope, request.receive, send)
                     return
                 except httpx.TransportError as error:
-                    undelivered = isinstance(error, UNDELIVERED) and content is not None
-                    if len(failed) == MOST_TRIES or (last and not undelivered):
-                        message = "The replica went away; retry in a moment."
-                        raise ApiError(503, message, code="engine_unavailable", retry_after=RETRY_AFTER) from error
-                    losses += not undelivered
-                    continue
+                    if tries.another_after(error):
+                        continue
+                    message = "The replica went away; retry in a moment."
+                    raise ApiError(503, message, code="engine_unavailable", retry_after=RETRY_AFTER) from error
                 response = StreamingResponse(begun.pieces(), begun.answer.status_code)
                 response.raw_headers = _without(HOP_BY_HOP, begun.answer.headers.raw)
                 await response(request.scope, request.receive, send)
