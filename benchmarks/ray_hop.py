@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import os
 import secrets
-import shutil
 import socket
 import tempfile
 import time
@@ -48,17 +47,11 @@ OBJECT_STORE_BYTES = 100 << 20
 
 
 @contextlib.contextmanager
-def cluster(haproxy: bool) -> Iterator[tuple[str, str]]:
-    """URLs of the proxy and of the only replica."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: there are sockets in it
-    os.environ.update(ENVIRONMENT)
-    if haproxy:
-        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
-        os.environ.update({f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in HAPROXY.items()})
+def ray_serve(folder: Path) -> Iterator[str]:
+    """Ray Serve on this machine alone, with its files in a folder of a short name, since there are sockets among them;
+    the URL of its proxy."""
     import ray
     from ray import serve
-
-    from deploy.ray.app import build
 
     try:
         ray.init(
@@ -74,18 +67,33 @@ def cluster(haproxy: bool) -> Iterator[tuple[str, str]]:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        settings = {"device": "cpu", "voices_dir": str(folder / "voices")}
-        app = build({"gpus": 0, "cpus": 1, "max_replicas": 1, "settings": settings})
-        serve.run(app, name="reprise", route_prefix="/")
-        url = f"http://127.0.0.1:{port}"
-        ((target,),) = (group["targets"] for group in httpx.get(f"{url}/metrics/targets", timeout=TIMEOUT).json())
-        replica = Server(f"http://{target}", ready_seconds=0.0, log=folder, pid=os.getpid())
-        replica.wait_for_captures()
-        yield url, replica.url
+        yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def cluster(haproxy: bool) -> Iterator[tuple[str, str]]:
+    """URLs of the proxy and of the only replica."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        os.environ.update(ENVIRONMENT)
+        if haproxy:
+            os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+            os.environ.update({f"RAY_SERVE_HAPROXY_{key}": str(folder / file) for key, file in HAPROXY.items()})
+        from ray import serve
+
+        from deploy.ray.app import build
+
+        with ray_serve(folder) as url:
+            settings = {"device": "cpu", "voices_dir": str(folder / "voices")}
+            app = build({"gpus": 0, "cpus": 1, "max_replicas": 1, "settings": settings})
+            serve.run(app, name="reprise", route_prefix="/")
+            ((target,),) = (group["targets"] for group in httpx.get(f"{url}/metrics/targets", timeout=TIMEOUT).json())
+            replica = Server(f"http://{target}", ready_seconds=0.0, log=folder, pid=os.getpid())
+            replica.wait_for_captures()
+            yield url, replica.url
 
 
 def requests(count: int) -> dict[str, Callable[[int], tuple[str, str, dict[str, Any] | None]]]:

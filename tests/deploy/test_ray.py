@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import tempfile
 import threading
@@ -20,9 +19,9 @@ import httpx
 import pytest
 
 from benchmarks.footprint import children
+from benchmarks.ray_hop import ray_serve
 from tests.support.endless import ENDLESS_TOKENS, endless_checkpoint
 from tests.support.miniature import talker
-from tests.support.ports import free_port
 from tests.support.processes import ROOT
 from tests.support.victims import TEXT, Listener, SocketListener, chat, endless, image_part, long_speech, speech
 from tests.support.waiting import GENEROUS, wait
@@ -38,7 +37,6 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-OBJECT_STORE_BYTES = 100 << 20
 SCALED = {"min_replicas": 1, "max_replicas": 2, "work_per_replica": 3, "upscale_delay": 0, "downscale_delay": 3}
 RUNNING = "reprise_requests_running"
 IDLE = 1008
@@ -109,26 +107,11 @@ def cluster() -> Iterator[Cluster]:
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[Cluster]:
     """Everything that Ray starts has ended afterwards."""
-    import ray
-    from ray import serve
-
     before = set(children(os.getpid()))
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: there are sockets in it
     started: set[int] = set()
-    try:
-        ray.init(
-            num_cpus=4,
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(folder),
-        )
-        port = free_port()
-        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as name, ray_serve(Path(name)) as url:
         settings = {
-            "model": f"{endless_checkpoint(folder)} {talker()}",
+            "model": f"{endless_checkpoint(Path(name))} {talker()}",
             "kv_cache_tokens": ENDLESS_TOKENS,
             "device": "cpu",
             "decode_buckets": "8",
@@ -136,14 +119,12 @@ def ray_cluster() -> Iterator[Cluster]:
             "max_running": 8,
             "drain_timeout": 120,  # Ray may count a request on that was cancelled, and then waits for so long
             "speech_idle": 3,
-            "voices_dir": str(folder / "voices"),
+            "voices_dir": f"{name}/voices",
         }
-        yield Cluster(f"http://127.0.0.1:{port}", settings)
-    finally:
-        started = set(children(os.getpid())) - before
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield Cluster(url, settings)
+        finally:
+            started = set(children(os.getpid())) - before
     assert len(started) > 5
     wait(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], GENEROUS, f"{started} have ended")
 
