@@ -156,9 +156,11 @@ class Front:
         if scope["type"] == "websocket":
             await self._pass_socket(WebSocket(scope, receive, send))
         elif scope["path"] == TARGETS:
-            # For Prometheus' http_sd_configs: every replica is a target of its own.
-            addresses = await self._replicas.broadcast("address").results_async()
-            await JSONResponse([{"targets": [address]} for address in sorted(addresses)])(scope, receive, send)
+            # For Prometheus' http_sd_configs: every replica is a target of its own; one that is gone answers with an
+            # exception.
+            answers = await self._replicas.broadcast("address").results_async(return_exceptions=True)
+            addresses = sorted(answer for answer in answers if isinstance(answer, str))
+            await JSONResponse([{"targets": [address]} for address in addresses])(scope, receive, send)
         elif scope["path"] == "/metrics":
             raise ApiError(404, f"Each replica has its own metrics: {TARGETS} lists them.", code="not_found")
         else:

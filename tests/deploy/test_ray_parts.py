@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -15,10 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.ray_hop import ENVIRONMENT
 from service.settings import Settings, SettingsError
 from tests.support.victims import chat, image_part, video_part
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """That of test_ray.py, since Ray reads it at its import, and both may run in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
 
 HALF = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\ndate: then\r\nx-request-id: r\r\n\r\ngood"
@@ -107,7 +118,12 @@ async def front(*answers: bytes | None, **settings: Any) -> AsyncIterator[tuple[
             address = next((replica for replica in replicas if replica not in failed), replicas[0])
             yield SimpleNamespace(replica_id=address, replica_metadata={"address": address})
 
-        handle: Any = SimpleNamespace(choose_replica=choose_replica)
+        async def results_async(*, return_exceptions: bool) -> list[str | Exception]:
+            assert return_exceptions
+            return [RuntimeError("gone"), *reversed(replicas)]
+
+        everyone = SimpleNamespace(results_async=results_async)
+        handle: Any = SimpleNamespace(choose_replica=choose_replica, broadcast=lambda method: everyone)
         app: Any = Front(Settings(**settings), 8, handle).__serve_build_asgi_app__()
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
         yield await stack.enter_async_context(client), heads
@@ -214,6 +230,12 @@ def test_replicas_that_failed_come_last(key: str | None, names: list[str], count
         assert sorted(groups[-1]) == sorted(failed)
     if key is None and len(failed) < len(names):
         assert len(groups[0]) <= 2
+
+
+async def test_targets_are_those_that_answer() -> None:
+    async with front(WHOLE, WHOLE) as (client, heads):
+        targets = [group["targets"][0] for group in (await client.get("/metrics/targets")).json()]
+        assert len(targets) == 2 and targets == sorted(targets) and not heads
 
 
 async def test_headers_of_a_connection_stay_on_it() -> None:
