@@ -71,7 +71,7 @@ def ray_hop(results: Results) -> str:
 
     def block(result: Result) -> list[list[str]]:
         proxy = "HAProxy" if result.name.endswith("haproxy") else "Ray's own"
-        keys = ("direct_p50_ms", "through_ray_p50_ms", "hop_p50_ms")
+        keys = ("direct_p25_ms", "through_ray_p25_ms", "hop_ms")
         return [[proxy, row["request"], *(number(row[key]) for key in keys)] for row in result.rows]
 
     head = ["proxy", "request", "direct, ms", "through Ray, ms", "Ray's part, ms"]
