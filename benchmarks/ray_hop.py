@@ -3,8 +3,8 @@ directly. On a CPU.
 
     python -m benchmarks.ray_hop [--haproxy] [--requests 200]
 
---haproxy: as docs/scaling.md recommends it, behind the HAProxy that Ray brings along instead of Ray's own proxy, which is
-written in Python, and with fewer threads of Ray's in each process.
+--haproxy: as in docs/scaling.md, behind the HAProxy that Ray brings along instead of Ray's own proxy, which is written
+in Python, and with fewer threads of Ray's in each process.
 
 One replica on this machine serves the embedded models. Once it has captured its graphs, one client asks the two
 addresses in turn, one request at a time, on connections that stay open: for the list of models, for one token of chat,
