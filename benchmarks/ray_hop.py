@@ -3,8 +3,7 @@ directly. On a CPU.
 
     python -m benchmarks.ray_hop [--haproxy] [--requests 200]
 
---haproxy: as in docs/scaling.md, behind the HAProxy that Ray brings along instead of Ray's own proxy, which is written
-in Python, and with fewer threads of Ray's in each process.
+--haproxy: behind the HAProxy that Ray brings along, instead of Ray's own proxy, which is written in Python.
 
 One replica on this machine serves the embedded models. Once it has captured its graphs, one client asks the two
 addresses in turn, one request at a time, on connections that stay open: for the list of models, for one token of chat,
@@ -82,7 +81,7 @@ def cluster(haproxy: bool) -> Iterator[tuple[str, str]]:
         folder = Path(name)
         os.environ.update(ENVIRONMENT)
         if haproxy:
-            os.environ.update({"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"})
+            os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
             os.environ.update({f"RAY_SERVE_HAPROXY_{key}": str(folder / file) for key, file in HAPROXY.items()})
         from ray import serve
 
