@@ -15,6 +15,7 @@ from tests.support.processes import ROOT
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.skipif(sys.platform != "linux", reason="Ray brings HAProxy along for Linux alone")
 def test_requests_pass_haproxy_and_the_front(tmp_path: Path) -> None:
     # A process of its own: Ray reads the environment at its import.
     environment = {**os.environ, "OUT": str(tmp_path)}
