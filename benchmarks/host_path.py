@@ -137,9 +137,8 @@ def _rounds(
 def measured(sides: Sequence[Side], rounds: int) -> Iterator[tuple[Row, dict[str, Any]]]:
     for what in INPUTS:
         for side in sides:
-            answers(
-                side.server.url, bodies(what, WARM_UP, 1, side.model), 4
-            )  # A shared system prompt is cached from now on.
+            # A shared system prompt is cached from now on.
+            answers(side.server.url, bodies(what, WARM_UP, 1, side.model), 4)
         for name, rows in _rounds(sides, rounds, partial(alone, what)):
             row = {stage: _low([row[stage] for row in rows]) for stage in rows[0]}
             middle = statistics.median(row["host_ms"] for row in rows)

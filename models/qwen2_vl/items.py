@@ -77,5 +77,6 @@ def resized_item(
         num_patches=patches,
         num_sequences=pairs,
         num_embeds=patches // vision.merged_patches,
-        digest=media_digest(kind, frames, arrays, settings, source),
+        # The grid says the final size. The frames' own would tell those that a device resizes from the others.
+        digest=media_digest(kind, frames if source is None else (), arrays, settings, source),
     )

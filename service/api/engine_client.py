@@ -42,11 +42,6 @@ def _unavailable(message: str, kind: type[EngineError] = EngineError) -> EngineE
     return kind(503, "engine_unavailable", message, retry_after=2.0)
 
 
-def _not_moved(stream: RequestStream, error: EngineError) -> bool:
-    """Default of on_loss: there is no other engine."""
-    return False
-
-
 class EngineClient:
     """Starts, watches and restarts the engine. `make_link` makes a link for each start.
 
@@ -85,7 +80,7 @@ class EngineClient:
         """Called when `phase` or `was_ready` may have changed."""
         self.on_load: Callable[[int], None] = lambda in_flight: None
         """Called with the number of requests in flight when it has changed."""
-        self.on_loss: Callable[[RequestStream, EngineError], bool] = _not_moved
+        self.on_loss: Callable[[RequestStream, EngineError], bool] = lambda stream, error: False
         """Called for a request that fails before any of its answer has come; True: another engine has taken it."""
         self._name = name
         self._make_link = make_link
@@ -387,12 +382,13 @@ class EngineClient:
     def _on_state(self, state: EngineState) -> None:
         changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)
         self.state = state
-        if state.phase == "ready" and not self.was_ready:
-            self.was_ready = True
-            self.sleep.note_work()
-        if state.phase == "ready" and self.sleep.state == "waking":
-            self._wake()
-        resizing.leave_to_device(bool(state.device_memory))
+        if state.phase == "ready":
+            resizing.leave_to_device(bool(state.device_memory))
+            if not self.was_ready:
+                self.was_ready = True
+                self.sleep.note_work()
+            if self.sleep.state == "waking":
+                self._wake()
         if self._supervises:
             self._metrics.observe_state(state)
         if changed:

@@ -101,6 +101,7 @@ async def test_an_engine_that_sends_faster_than_it_is_read_leaves_the_loop_its_t
 async def test_pictures_are_left_to_a_gpu_that_resizes_them(memory: dict[str, int]) -> None:
     def ready(config: EngineConfig, channel: Channel) -> None:
         channel.send(Outputs(state=EngineState("ready", "", (), 0, memory)))
+        channel.send(Outputs(state=EngineState("draining", "", (), 0)))  # says nothing of the device
         while not any(isinstance(command, Stop) for command in channel.receive(GENEROUS)):
             pass
 

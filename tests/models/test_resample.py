@@ -95,6 +95,11 @@ def test_an_item_has_the_same_patches_wherever_it_is_resized(left: None, size: t
     there = resized_item("video", pictures, (56, 84), CONFIG, b"")
     assert {frame.shape for frame in there.frames} == {(56, 84, 3)}
     assert item.num_patches == there.num_patches
+    named = [resized_item("image", pictures[:1], (56, 84), CONFIG, b"", source=b"a file").digest]
+    resizing.leave_to_device(True)
+    named.append(resized_item("image", pictures[:1], (56, 84), CONFIG, b"", source=b"a file").digest)
+    named.append(resized_item("image", pictures[:1], (84, 56), CONFIG, b"", source=b"a file").digest)
+    assert named[0] == named[1] != named[2], "caches know a picture by its file and its final size"
     found, expected = patch_rows(item, CONFIG, cpu), patch_rows(there, CONFIG, cpu)
     assert_same(found.numpy(), expected.numpy())
 
