@@ -109,7 +109,7 @@ async def test_pictures_are_left_to_a_gpu_that_resizes_them(memory: dict[str, in
     client.start()
     try:
         client.was_ready = True  # as for a process that comes later
-        await client.wait_ready()
+        await until(lambda: client.phase == "draining")
         frame = resizing.resized_or_left(Image.new("RGB", (60, 40)), 56, 28)
         assert frame.shape[:2] == ((40, 60) if memory else (28, 56))
     finally:
