@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.deployment import Application
 
 from service.engine_config import supervised
@@ -20,6 +20,7 @@ from service.settings import SettingsError, load_settings
 
 from .front import Front
 from .replica import Replica
+from .routing import LISTING_INTERVAL
 
 SHUTDOWN_MARGIN = 10.0
 """Seconds beyond a replica's own draining until Ray kills it."""
@@ -45,15 +46,13 @@ def build(arguments: dict[str, Any]) -> Application:
         raise SettingsError(
             "api_processes, gpus, engines: a replica has one of each; more replicas, or more fronts, share the load"
         )
+    # Fronts send a replica requests until they have listed the replicas again.
+    settings = settings.model_copy(update={"drain_delay": max(settings.drain_delay, 2 * LISTING_INTERVAL)})
     replicas = serve.deployment(
         Replica,
         ray_actor_options={"num_gpus": wanted.gpus, "num_cpus": wanted.cpus},
-        # The server's own bound, so that the router passes a full replica by.
-        max_ongoing_requests=settings.max_in_flight,
-        max_queued_requests=settings.max_in_flight,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.drain_delay + settings.drain_timeout + SHUTDOWN_MARGIN,
-        request_router_config=RequestRouterConfig(request_router_class=f"{__package__}.routing:MediaRouter"),
         autoscaling_config=AutoscalingConfig(
             min_replicas=wanted.min_replicas,
             max_replicas=wanted.max_replicas,

@@ -1,20 +1,20 @@
 """Ray Serve ingress: a reverse proxy that chooses a replica per request and passes bytes through unchanged.
 
 A request whose replica goes away before it has sent a byte of the answer is tried on another: once, since it may be the
-request that ends what answers it; more often where it was never delivered.
+request that ends what answers it; more often where it was not delivered, or not taken.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
 import httpx
 import msgspec
 from fastapi import FastAPI
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -35,14 +35,15 @@ from service.api.http.streaming import ClientLeft, unless_disconnected
 from service.metrics import Metrics
 from service.settings import Settings
 
-from .routing import media_key
+from .routing import Replicas, media_key
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TARGETS = "/metrics/targets"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MOST_TRIES, MOST_LOSSES = 3, 2
 """Replicas that a request is offered to one after the other, and of them those that may end while they have it."""
-UNDELIVERED = (httpx.ConnectError, httpx.ConnectTimeout)
+NOT_TAKEN = frozenset({"draining", "overloaded"})
+"""Refusals of a replica that goes on with what it has."""
 KEEP_ALIVE = 5.0
 """Seconds for which idle connections stay open: less than replicas keep them, so that none is taken that is closing."""
 LONGEST_REFUSAL = 64 << 10
@@ -61,10 +62,11 @@ TRY_AGAIN_LATER = 1013
 GONE_AWAY = 1001
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    id: str
-    address: str
+class _Refused(httpx.TransportError):
+    """A replica said that it cannot take a request now."""
+
+
+UNDELIVERED = (httpx.ConnectError, httpx.ConnectTimeout, _Refused)
 
 
 @dataclass
@@ -106,7 +108,8 @@ class Front:
     def __init__(self, settings: Settings, max_in_flight: int, replicas: DeploymentHandle) -> None:
         self._settings = settings
         self._max_in_flight = max_in_flight
-        self._replicas = replicas
+        self._handle = replicas
+        self._replicas = Replicas(self._listed, settings.max_in_flight)
         # Replicas enforce timeouts.
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         expiry = min(KEEP_ALIVE, settings.idle_timeout / 2)
@@ -156,40 +159,44 @@ class Front:
         if scope["type"] == "websocket":
             await self._pass_socket(WebSocket(scope, receive, send))
         elif scope["path"] == TARGETS:
-            # For Prometheus' http_sd_configs: every replica is a target of its own; one that is gone answers with an
-            # exception.
-            answers = await self._replicas.broadcast("address").results_async(return_exceptions=True)
-            addresses = sorted(answer for answer in answers if isinstance(answer, str))
-            await JSONResponse([{"targets": [address]} for address in addresses])(scope, receive, send)
+            # For Prometheus' http_sd_configs: every replica is a target of its own.
+            targets = [{"targets": [address]} for address in await self._listed()]
+            await JSONResponse(targets)(scope, receive, send)
         elif scope["path"] == "/metrics":
             raise ApiError(404, f"Each replica has its own metrics: {TARGETS} lists them.", code="not_found")
         else:
             await self._pass_on(Request(scope, receive), send)
 
-    @asynccontextmanager
-    async def _replica(self, key: str | None, failed: Sequence[str] = ()) -> AsyncIterator[_Chosen]:
-        """The key's replica, or another one if it has failed. A slot is reserved, and the replica kept alive, until
-        exit."""
-        async with AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(self._settings.queue_timeout):
-                    chosen = await held.enter_async_context(self._replicas.choose_replica(key, tuple(failed)))
-            except (TimeoutError, BackPressureError) as error:
-                message = "All replicas are busy; retry in a moment."
-                raise ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER) from error
-            yield _Chosen(chosen.replica_id, chosen.replica_metadata["address"])
+    async def _listed(self) -> list[str]:
+        """Addresses of the replicas that answer; one that is gone does with an exception."""
+        try:
+            answers = await self._handle.broadcast("address").results_async(return_exceptions=True)
+        except DeploymentUnavailableError:  # there is none
+            return []
+        return sorted(answer for answer in answers if isinstance(answer, str))
+
+    async def _choose(self, held: AsyncExitStack, key: str | None, failed: Sequence[str] = ()) -> str:
+        """Address of a replica that has a request more until `held` is left."""
+        try:
+            async with asyncio.timeout(self._settings.queue_timeout):
+                return await held.enter_async_context(self._replicas.one(key, failed))
+        except TimeoutError as error:
+            message = "All replicas are busy; retry in a moment."
+            raise ApiError(503, message, code="overloaded", retry_after=RETRY_AFTER) from error
 
     async def _pass_on(self, request: Request, send: Send) -> None:
         key, content = None, None
         if may_be_repeated(request.method, request.url.path):
-            content = await request.body()
+            content = await request.body() if has_body(request.headers) else b""
             if request.url.path == CHAT:
                 key = media_key(content) if len(content) < LARGE else await asyncio.to_thread(media_key, content)
         tries = _Tries(repeatable=content is not None)
         while True:
-            async with self._replica(key, tries.replicas) as replica, AsyncExitStack() as held:
-                tries.replicas.append(replica.id)
-                beginning = self._begin(request, content, replica.address, held, last=tries.last)
+            async with AsyncExitStack() as held:
+                address = await self._choose(held, key, tries.replicas)
+                tries.replicas.append(address)
+                last = tries.last or not self._replicas.others(tries.replicas)
+                beginning = self._begin(request, content, address, held, last=last)
                 try:
                     begun = await (beginning if content is None else unless_disconnected(request, beginning))
                 except ClientLeft:
@@ -211,7 +218,7 @@ class Front:
     ) -> _Begun:
         """Sends the request and waits for the first bytes of the answer's body, or its end. `held` closes the answer.
 
-        TransportError when the replica is gone; or, unless this is the last try, when its engine is.
+        TransportError when the replica is gone; or, unless this is the last try, when its engine is, or it is full.
         """
         client = self._fresh if content is None else self._client
         headers = _without(HOP_BY_HOP, request.headers.raw)
@@ -233,7 +240,10 @@ class Front:
         if answer.status_code == 503 and not last:
             while len(first) < LONGEST_REFUSAL and (piece := await anext(rest, b"")):
                 first += piece
-            if _code(first) == "engine_unavailable":
+            code = _code(first)
+            if code in NOT_TAKEN:
+                raise _Refused(code)
+            if code == "engine_unavailable":
                 raise httpx.RemoteProtocolError("the replica's engine is gone")
         return _Begun(answer, first, rest)
 
@@ -241,17 +251,16 @@ class Front:
         # Its origin has been judged here: the replica has another host than the one that the page knows.
         headers = {name: client.headers[name] for name in ("authorization",) if name in client.headers}
         try:
-            async with (
-                self._replica(None) as chosen,
-                connect(
-                    f"ws://{chosen.address}{_target(client.scope)}",
+            async with AsyncExitStack() as held:
+                opened = connect(
+                    f"ws://{await self._choose(held, None)}{_target(client.scope)}",
                     additional_headers=headers,
                     subprotocols=client.scope.get("subprotocols") or None,
                     max_size=None,
                     proxy=None,
                     open_timeout=CONNECT_SECONDS,
-                ) as replica,
-            ):
+                )
+                replica = await held.enter_async_context(opened)
                 await client.accept(replica.subprotocol)
                 async with asyncio.TaskGroup() as both:
                     upward = both.create_task(_upward(client, replica))
@@ -303,6 +312,11 @@ def _without_proxy_headers(app: ASGIApp) -> ASGIApp:
 def may_be_repeated(method: str, path: str) -> bool:
     """Whether a request changes nothing at a replica, so that another one may be asked the same."""
     return method in READING or (method == "POST" and path in (CHAT, SPEECH))
+
+
+def has_body(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes with one; to read one through Ray's proxy costs a call of that process."""
+    return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
 
 
 def _code(body: bytes) -> str | None:

@@ -37,10 +37,6 @@ class Replica:
             raise EngineError(503, "server_ended", "The server ended before it was ready.")
         await ready
 
-    def record_replica_metadata(self) -> dict[str, str]:
-        """What the front learns about this replica with each choice of it."""
-        return {"address": self._address}
-
     async def address(self) -> str:
         return self._address
 

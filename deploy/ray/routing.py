@@ -1,17 +1,25 @@
-"""Which replica a request goes to: one that has seen its picture before."""
+"""Which replica a request goes to: one that has seen its picture before, or that has the least to do."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import random
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from service.api.chat.schema import Message
 
+log = logging.getLogger(__name__)
+
 DIGEST_BYTES = 16
+LISTING_INTERVAL = 1.0
+"""Seconds after which the replicas are listed again. One that is not there any more costs a failed connection."""
+LISTING_TIMEOUT = 10.0
 
 
 class _Conversation(msgspec.Struct, frozen=True):
@@ -46,32 +54,64 @@ def ranked(key: str, names: Sequence[str]) -> list[str]:
     return sorted(names, key=weight, reverse=True)
 
 
-class MediaRouter(RequestRouter):
-    """Media requests: the first non-full replica in the key's ranking; others: power of two choices.
+class Replicas:
+    """The replicas that run, and how many requests this front has at each of them. Ray's own routing asks a replica
+    before each request, and tells it afterwards; this asks all of them once in a while.
 
-    The arguments of a choice are the key, or None, and the ids of replicas that have failed this request: they come
-    last.
+    listed: gives their addresses. most: requests that one takes at once.
     """
 
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        key, failed = None, ()
-        if pending_request is not None:
-            # All replicas are among what is offered below: if none has room, wait before asking again.
-            pending_request.routing_context.should_backoff = True
-            if pending_request.args:
-                key, failed = pending_request.args
-        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        return [[replicas[name] for name in group] for group in order(key, list(replicas), failed)]
+    def __init__(self, listed: Callable[[], Awaitable[Collection[str]]], most: int) -> None:
+        self._listed = listed
+        self._most = most
+        self._addresses: Collection[str] = ()
+        self._running: Counter[str] = Counter()
+        self._changed = asyncio.Condition()
+        self._listing: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def one(self, key: str | None, failed: Collection[str] = ()) -> AsyncGenerator[str]:
+        """Address of a replica with room, which has one request more until exit. Waits for it."""
+        if self._listing is None:
+            self._listing = asyncio.create_task(self._keep_listing())
+        address = self._with_room(key, failed)
+        if address is None:
+            async with self._changed:
+                while (address := self._with_room(key, failed)) is None:
+                    await self._changed.wait()
+        self._running[address] += 1
+        try:
+            yield address
+        finally:
+            self._running[address] -= 1
+            if self._running[address] == self._most - 1:
+                async with self._changed:
+                    self._changed.notify_all()
+            elif not self._running[address]:
+                del self._running[address]
+
+    def others(self, addresses: Collection[str]) -> bool:
+        """Whether there are replicas beside these."""
+        return any(address not in addresses for address in self._addresses)
+
+    def _with_room(self, key: str | None, failed: Collection[str]) -> str | None:
+        running = {address: self._running[address] for address in self._addresses}
+        return next((address for address in order(key, running, failed) if running[address] < self._most), None)
+
+    async def _keep_listing(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(LISTING_TIMEOUT):
+                    self._addresses = await self._listed()
+            except Exception:
+                log.warning("the replicas could not be listed; those of before are used", exc_info=True)
+            async with self._changed:
+                self._changed.notify_all()
+            await asyncio.sleep(LISTING_INTERVAL)
 
 
-def order(key: str | None, names: Sequence[str], failed: Collection[str] = ()) -> list[list[str]]:
-    """Groups of replicas to ask one after the other; of a group, the less loaded one is asked. failed: come last."""
-    left = [name for name in names if name not in failed]
-    if key is None:
-        shuffled = random.sample(left, len(left))
-        groups = [shuffled[:2], shuffled[2:]]
-    else:
-        groups = [[name] for name in ranked(key, left)]
-    return [group for group in (*groups, [name for name in names if name in failed]) if group]
+def order(key: str | None, running: Mapping[str, int], failed: Collection[str] = ()) -> list[str]:
+    """Replicas, the best first: in the key's ranking, or those with the fewest requests. running: requests by replica.
+    failed: come last."""
+    names = ranked(key, list(running)) if key else sorted(running, key=lambda name: (running[name], random.random()))
+    return sorted(names, key=lambda name: name in failed)

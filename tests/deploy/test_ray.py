@@ -186,17 +186,19 @@ def test_work_ends_when_its_client_leaves(cluster: Cluster) -> None:
 
 def test_a_request_of_a_killed_replica_is_answered_by_another(cluster: Cluster) -> None:
     """It had not received a byte. Ray then starts the replica anew."""
-    usual = cluster.ask(tokens=LONG).json()
+    usual = cluster.ask(tokens=4 * LONG).json()
     answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(cluster.ask(tokens=LONG)))
+    asking = threading.Thread(target=lambda: answers.append(cluster.ask(tokens=4 * LONG)))
     before = cluster.metric(RUNNING)
     asking.start()
+    runs: list[str] = []
 
-    def where() -> list[str]:
-        return [address for address, running in cluster.metric(RUNNING).items() if running]
+    def found() -> bool:
+        runs[:] = [address for address, running in cluster.metric(RUNNING).items() if running]
+        return bool(runs)
 
-    wait(where, GENEROUS, "the request runs")
-    (address,) = where()
+    wait(found, GENEROUS, "the request runs")
+    (address,) = runs
     os.kill(listening(address), signal.SIGKILL)
     asking.join(4 * GENEROUS)
     (answer,) = answers
@@ -233,7 +235,8 @@ def updated(cluster: Cluster) -> list[Listener]:
     update = threading.Thread(target=cluster.deploy, kwargs=SCALED)
     update.start()
     while update.is_alive():
-        assert cluster.ask(tokens=4).status_code == 200
+        answer = cluster.ask(tokens=4)
+        assert answer.status_code == 200, answer.text
         time.sleep(0.5)
     assert not before & set(cluster.replicas()), "the update replaced no replica"
     return streams

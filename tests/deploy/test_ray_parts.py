@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.ray_hop import ENVIRONMENT
 from service.settings import Settings, SettingsError
 from tests.support.victims import chat, image_part, video_part
+from tests.support.waiting import GENEROUS
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray")]
 
@@ -43,7 +44,7 @@ def refused(code: str) -> bytes:
     return head.encode() + body
 
 
-ENGINE_GONE, FULL = refused("engine_unavailable"), refused("overloaded")
+ENGINE_GONE = refused("engine_unavailable")
 
 
 def key(body: object) -> str | None:
@@ -113,17 +114,16 @@ async def front(*answers: bytes | None, **settings: Any) -> AsyncIterator[tuple[
             else:
                 await stack.enter_async_context(server)
 
-        @asynccontextmanager
-        async def choose_replica(key: str | None, failed: tuple[str, ...]) -> AsyncIterator[SimpleNamespace]:
-            address = next((replica for replica in replicas if replica not in failed), replicas[0])
-            yield SimpleNamespace(replica_id=address, replica_metadata={"address": address})
+        def order(key: str | None, running: Iterable[str], failed: Collection[str]) -> list[str]:
+            return sorted(running, key=lambda replica: (replica in failed, replicas.index(replica)))
 
         async def results_async(*, return_exceptions: bool) -> list[str | Exception]:
             assert return_exceptions
             return [RuntimeError("gone"), *reversed(replicas)]
 
         everyone = SimpleNamespace(results_async=results_async)
-        handle: Any = SimpleNamespace(choose_replica=choose_replica, broadcast=lambda method: everyone)
+        handle: Any = SimpleNamespace(broadcast=lambda method: everyone)
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr("deploy.ray.routing.order", order)
         app: Any = Front(Settings(**settings), 8, handle).__serve_build_asgi_app__()
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
         yield await stack.enter_async_context(client), heads
@@ -160,10 +160,25 @@ async def test_what_changes_a_replica_is_sent_once() -> None:
         assert answer.status_code == 503 and len(heads) == 1
 
 
-async def test_a_refusal_is_passed_on() -> None:
-    async with front(FULL, WHOLE) as (client, heads):
+@pytest.mark.parametrize("code", ["overloaded", "draining"])
+async def test_what_a_replica_cannot_take_is_offered_to_others(code: str) -> None:
+    async with front(refused(code), refused(code), WHOLE) as (client, heads):
         answer = await client.post("/v1/chat/completions", json=chat())
-        assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded" and len(heads) == 1
+        assert (answer.status_code, answer.text, len(heads)) == (200, "good", 3)
+
+
+@pytest.mark.parametrize(("replicas", "asked"), [(1, 1), (2, 2), (4, 3)])
+async def test_a_refusal_of_all_is_passed_on(replicas: int, asked: int) -> None:
+    async with front(*[refused("overloaded")] * replicas) as (client, heads):
+        answer = await client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        assert answer.json()["error"]["code"] == "overloaded" and len(heads) == asked
+
+
+async def test_a_refusal_of_something_else_is_passed_on() -> None:
+    async with front(refused("not_now"), WHOLE) as (client, heads):
+        answer = await client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "not_now" and len(heads) == 1
 
 
 @pytest.mark.parametrize("lost", [b"", ENGINE_GONE])
@@ -221,15 +236,102 @@ async def test_a_target_that_is_no_url_is_refused() -> None:
 
 @given(st.one_of(st.none(), st.text()), names, st.integers(0, 6))
 def test_replicas_that_failed_come_last(key: str | None, names: list[str], count: int) -> None:
+    from deploy.ray.routing import order, ranked
+
+    failed, left = names[:count], names[count:]
+    ordered = order(key, dict.fromkeys(names, 1), failed)
+    assert sorted(ordered) == sorted(names) and set(ordered[: len(left)]) == set(left)
+    if key:
+        assert ordered[: len(left)] == ranked(key, left)
+
+
+def test_without_a_picture_the_replica_with_the_fewest_requests_is_first() -> None:
     from deploy.ray.routing import order
 
-    failed = names[:count]
-    groups = order(key, names, failed)
-    assert sorted(name for group in groups for name in group) == sorted(names) and all(groups)
-    if failed:
-        assert sorted(groups[-1]) == sorted(failed)
-    if key is None and len(failed) < len(names):
-        assert len(groups[0]) <= 2
+    assert order(None, {"a": 3, "b": 1, "c": 2}) == ["b", "c", "a"]
+    assert {order(None, {"a": 1, "b": 1})[0] for _ in range(64)} == {"a", "b"}
+
+
+class Listed:
+    """What a front is told about its replicas, which the test changes."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = addresses
+        self.faults = 0
+        self.asked = asyncio.Event()
+
+    async def __call__(self) -> tuple[str, ...]:
+        self.asked.set()
+        if self.faults:
+            self.faults -= 1
+            raise RuntimeError("the controller is gone")
+        return self.addresses
+
+    async def wait_for_two(self) -> None:
+        """Until what was listed by the first of two questions is in use."""
+        for _ in range(2):
+            self.asked.clear()
+            await self.asked.wait()
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> Listed:
+    monkeypatch.setattr("deploy.ray.routing.LISTING_INTERVAL", 0.0)
+    return Listed("a", "b")
+
+
+async def taken(replicas: Any, held: AsyncExitStack, *chosen: Any) -> str:
+    async with asyncio.timeout(GENEROUS):
+        return await held.enter_async_context(replicas.one(*(chosen or (None,))))
+
+
+async def test_a_full_replica_is_passed_by_and_waited_for(listed: Listed) -> None:
+    from deploy.ray.routing import Replicas, ranked
+
+    replicas = Replicas(listed, most=2)
+    best, other = ranked("picture", ["a", "b"])
+    async with AsyncExitStack() as held, AsyncExitStack() as short:
+        assert [await taken(replicas, held, "picture") for _ in range(2)] == [best, best]
+        assert await taken(replicas, held, "picture", [best]) == other
+        assert await taken(replicas, short) == other
+        waiting = asyncio.create_task(taken(replicas, held, "picture"))
+        await listed.wait_for_two()
+        assert not waiting.done()
+        await short.aclose()
+        assert await waiting == other
+        cancelled = asyncio.create_task(taken(replicas, held))
+        await listed.wait_for_two()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    async with AsyncExitStack() as held:
+        assert sorted([await taken(replicas, held) for _ in range(4)]) == ["a", "a", "b", "b"]
+
+
+async def test_replicas_that_come_and_go_are_noticed(listed: Listed) -> None:
+    from deploy.ray.routing import Replicas
+
+    listed.addresses = ()
+    replicas = Replicas(listed, most=8)
+    async with AsyncExitStack() as held:
+        waiting = asyncio.create_task(taken(replicas, held))
+        await listed.wait_for_two()
+        assert not waiting.done()
+        listed.addresses = ("a",)
+        assert await waiting == "a"
+        listed.faults = 2  # then what was known is used
+        await listed.wait_for_two()
+        assert await taken(replicas, held) == "a"
+        listed.addresses = ("b",)
+        await listed.wait_for_two()
+        assert await taken(replicas, held) == "b"
+
+
+async def test_without_a_replica_requests_are_refused_in_time() -> None:
+    async with front(queue_timeout=0.01) as (client, _):
+        answer = await client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
+        assert answer.headers["retry-after"]
 
 
 async def test_targets_are_those_that_answer() -> None:
