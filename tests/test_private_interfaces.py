@@ -19,6 +19,7 @@ import h11
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from PIL import Image
 from prometheus_client import CollectorRegistry, Histogram
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
@@ -31,6 +32,7 @@ from tests.support.private_interfaces import INTERFACES, Interface
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("models", "service", "deploy")
+MODULES = {"pillow": "PIL"}
 OF_PYTHON = {"_exit"}
 """os._exit is documented."""
 
@@ -46,6 +48,8 @@ def made(kind: str) -> Any:
         config = Config(nothing, http="h11", log_config=None)
         with contextlib.closing(asyncio.new_event_loop()) as loop:
             return protocol(config, ServerState(), {}, loop)
+    if kind == "Image":
+        return Image.Image()
     return Histogram("probe", "A probe.", buckets=(1.0,), registry=CollectorRegistry())
 
 
@@ -59,14 +63,14 @@ def found(name: str) -> Any:
 
 @pytest.mark.parametrize("interface", INTERFACES, ids=lambda interface: interface.names[0])
 def test_the_installed_version_is_one_that_was_tried(interface: Interface) -> None:
-    needed(interface.package)
+    needed(MODULES.get(interface.package, interface.package))
     installed = version(interface.package)
     assert SpecifierSet(interface.versions).contains(installed, prereleases=True), installed
 
 
 @pytest.mark.parametrize("interface", INTERFACES, ids=lambda interface: interface.names[0])
 def test_what_is_listed_exists(interface: Interface) -> None:
-    needed(interface.package)
+    needed(MODULES.get(interface.package, interface.package))
     for name in interface.names:
         if name != "torch:_C._cuda_endAllocateToPool" or importlib.import_module("torch").version.cuda:
             found(name)
@@ -92,7 +96,10 @@ def test_the_users_are_files_that_use_them() -> None:
     for interface in INTERFACES:
         for user in interface.users:
             texts = [path.read_text() for top in (*PRODUCT, "tests/support") for path in (ROOT / top).rglob(user)]
-            assert any(re.search(rf"\b{interface.package}\b", text) for text in texts), (interface.package, user)
+            assert any(re.search(rf"\b{interface.package}\b", text, re.IGNORECASE) for text in texts), (
+                interface.package,
+                user,
+            )
 
 
 def names_with_underscores(tree: ast.Module) -> Iterator[str]:

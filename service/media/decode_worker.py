@@ -61,7 +61,7 @@ class MediaDecoder:
         self.channel = channel
         self._video: VideoSource | None = None
         self._image: Image.Image | None = None
-        self._field = ""
+        self._data, self._field = b"", ""
 
     def answer(self, job: Job) -> None:
         if not isinstance(job, (ReadFrames, ReadPixels)):  # the opened video or picture is not needed
@@ -75,8 +75,8 @@ class MediaDecoder:
                 case DecodeAudio():
                     self._decode_audio(job)
                 case OpenImage():
-                    data = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
-                    self._image = open_image(data, field=job.field, limits=job.limits)
+                    self._data = bytes(self.channel.receive_blob(MAX_BLOB_BYTES))
+                    self._image = open_image(self._data, field=job.field, limits=job.limits)
                     self._field = job.field
                     self.channel.send(ImageOpened(*self._image.size))
                 case ReadPixels():
@@ -109,8 +109,8 @@ class MediaDecoder:
     def _read_pixels(self) -> None:
         if self._image is None:
             raise InputError("", "no picture is open")
-        picture = upright_picture(self._image, field=self._field)
-        self.channel.send(Pixels(*picture.size), picture.tobytes())
+        picture = upright_picture(self._image, self._data, field=self._field)
+        self.channel.send(Pixels(*picture.size), np.asarray(picture).data.cast("B"))
         self._close_media()
 
     def _close_media(self) -> None:
@@ -118,6 +118,7 @@ class MediaDecoder:
             if opened is not None:
                 opened.close()
         self._video = self._image = None
+        self._data = b""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Encoded picture -> RGB picture, with Pillow. Runs in a thread of the loader or in a decode worker."""
+"""Encoded picture -> RGB picture, with Pillow. Runs in a thread of the loader or in a decode worker.
+
+Common JPEGs are decoded by simplejpeg, which calls the same library as Pillow, and so makes the same pixels, but leaves
+them where NumPy can read them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
+import simplejpeg
 from PIL import Image
 
 from models.errors import InputError
 from service.media.limits import ImageLimits
+from service.media.pixel_image import PixelImage
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
@@ -49,7 +55,7 @@ def decode_image(
     with open_image(data, field=field, limits=limits) as image:
         if admit is not None:
             admit(*image.size)
-        return upright_picture(image, field=field)
+        return upright_picture(image, data, field=field)
 
 
 def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
@@ -74,16 +80,30 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
     return image
 
 
-def upright_picture(image: Image.Image, *, field: str) -> Image.Image:
-    """Decodes an opened picture. Raises like decode_image."""
+def upright_picture(image: Image.Image, data: bytes, *, field: str) -> Image.Image:
+    """Decodes a picture that open_image opened from `data`. Raises like decode_image."""
     try:
-        image.load()
+        picture = _jpeg(image, data)
+        if picture is None:
+            image.load()
         orientation = image.getexif().get(EXIF_ORIENTATION, 1)
-        picture = _to_rgb(image)
+        if picture is None:
+            picture = _to_rgb(image)
     except Exception as error:  # as above: decoders raise OSError, SyntaxError, struct.error, ValueError, ...
         raise InputError(field, "the image is damaged or truncated") from error
     transpose = UPRIGHT.get(orientation) if isinstance(orientation, int) else None
     return picture if transpose is None else picture.transpose(transpose)
+
+
+def _jpeg(image: Image.Image, data: bytes) -> Image.Image | None:
+    """None where Pillow is to decode it: no JPEG of three colours, or one with faults, which Pillow can judge."""
+    if image.format != "JPEG" or image.mode != "RGB":
+        return None
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        return PixelImage(simplejpeg.decode_jpeg(data)) if (width, height) == image.size else None
+    except ValueError:
+        return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

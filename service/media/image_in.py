@@ -12,6 +12,7 @@ from models.errors import InputError
 from service.confined.channel import ProtocolError, WorkerChannel
 from service.media.limits import ImageLimits
 from service.media.messages import ImageOpened, OpenImage, Pixels, ReadPixels, expect
+from service.media.pixel_image import PixelImage
 
 
 def read_image(
@@ -38,4 +39,4 @@ def read_image(
         raise ProtocolError(f"pixels of {upright.width} x {upright.height} for a picture of {size}")
     pixels = np.empty((upright.height, upright.width, 3), np.uint8)
     channel.receive_into(pixels.data.cast("B"))
-    return Image.fromarray(pixels)
+    return PixelImage(pixels)

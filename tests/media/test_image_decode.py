@@ -4,10 +4,12 @@ import io
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from itertools import product
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from models.errors import InputError
@@ -16,6 +18,7 @@ from service.media.decoders import DECODER
 from service.media.image_decode import decode_image
 from service.media.image_in import read_image
 from service.media.limits import ImageLimits
+from service.media.pixel_image import PixelImage
 from tests.media.samples import encoded, mutations, picture
 
 FIELD = "messages[0].content[1].image_url"
@@ -182,3 +185,49 @@ def test_mutants_are_pictures_or_refused(format: str) -> None:
             assert result.mode == "RGB" and result.width * result.height <= LIMITS.max_pixels
             outcomes[True] += 1
     assert outcomes[False] > 5
+
+
+def jpeg_kinds() -> Iterator[Any]:
+    for layout, extent in product(("4:4:4", "4:2:2", "4:2:0"), ((448, 448), (641, 479), (17, 9), (1, 1))):
+        for progressive in (False, True):
+            yield pytest.param(extent, {"subsampling": layout, "progressive": progressive})
+    yield pytest.param((99, 50), {"quality": 100, "optimize": True})
+    yield pytest.param((300, 200), {"quality": 5})
+    yield pytest.param((333, 77), {"restart_marker_blocks": 3})
+    yield pytest.param((64, 64), {"keep_rgb": True})
+    yield pytest.param((40, 30), {"comment": b"x" * 60_000, "icc_profile": bytes(70_000)})
+
+
+@pytest.mark.parametrize(("extent", "options"), list(jpeg_kinds()))
+def test_jpegs_have_the_pixels_that_pillow_gives_them(extent: tuple[int, int], options: dict[str, Any]) -> None:
+    data = encoded(picture(*extent), "JPEG", **options)
+    decoded = decode(data)
+    assert isinstance(decoded, PixelImage)
+    assert np.array_equal(decoded, Image.open(io.BytesIO(data)))
+
+
+def test_a_jpeg_with_a_fault_is_judged_by_pillow() -> None:
+    data = encoded(picture(), "JPEG")
+    table = data.index(b"\xff\xdb")
+    data = data[:table] + bytes(16) + data[table:]  # "extraneous bytes before marker": a warning of the library
+    with pytest.raises(ValueError, match="extraneous"):
+        simplejpeg.decode_jpeg(data)
+    assert np.array_equal(decode(data), Image.open(io.BytesIO(data)))
+
+
+def test_a_picture_of_pixels_is_one_of_pillow() -> None:
+    pixels = np.ascontiguousarray(picture(60, 40))
+    made, usual = PixelImage(pixels), Image.fromarray(pixels)
+    assert np.shares_memory(np.asarray(made), pixels)
+    assert (made.mode, made.size, made.width, made.height) == ("RGB", (60, 40), 60, 40)
+    for change in (
+        lambda image: image.resize((13, 29), Image.Resampling.BICUBIC),
+        lambda image: image.crop((3, 4, 30, 20)),
+        lambda image: image.transpose(Image.Transpose.ROTATE_90),
+        lambda image: image.convert("L"),
+        lambda image: image.copy(),
+    ):
+        assert np.array_equal(change(PixelImage(pixels)), change(usual))
+    assert made.tobytes() == usual.tobytes() and made.getpixel((5, 6)) == usual.getpixel((5, 6))
+    made.paste((1, 2, 3), (0, 0, 2, 2))
+    assert np.asarray(made)[1, 1].tolist() == [1, 2, 3] != pixels[1, 1].tolist()
