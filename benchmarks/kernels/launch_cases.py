@@ -177,6 +177,9 @@ def deepstack_tower(rows: int) -> None:
     packed.residual_layer_norm(empty(rows, 1024), empty(rows, 1024), empty(1024), empty(1024), EPS)
     packed.rotate_packed(empty(rows, 48, 64), 32, *(empty(rows, 32, dtype=torch.float32) for _ in range(2)))
     packed.byte_lookup(empty(rows, 1536, dtype=torch.uint8), empty(3, 256))
+    for width in (1024, 1152):
+        places, weights = empty(rows, 4, dtype=torch.int32), empty(rows, 4, dtype=torch.float32)
+        packed.add_table_rows(empty(rows, width), empty(2304, width), places, weights)
 
 
 def many_experts(rows: int) -> None:

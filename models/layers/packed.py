@@ -49,3 +49,15 @@ def byte_lookup(pixels: Tensor, table: Tensor) -> Tensor:
     offsets = torch.arange(0, 256 * channels, 256, dtype=torch.int32, device=pixels.device)
     index = pixels.unflatten(1, (channels, -1)).int() + offsets[:, None]
     return table.flatten().index_select(0, index.flatten()).view(pixels.shape)
+
+
+@op(cuda="models.layers.kernels.packed:add_table_rows")
+def add_table_rows(x: Tensor, table: Tensor, rows: Tensor, weights: Tensor) -> None:
+    """x += the weighted sum of k rows of a learned table, which is rounded to x's dtype first.
+
+    x [n, width], updated in place; table [entries, width]; rows int32 and weights float32 [n, k].
+    """
+    total = torch.zeros_like(x, dtype=weights.dtype)
+    for entry in range(rows.shape[1]):
+        total.addcmul_(table.index_select(0, rows[:, entry]), weights[:, entry, None])
+    x += total.to(x.dtype)

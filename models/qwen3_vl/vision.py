@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.layers.mlp import MLP
 from models.layers.one_segment import one_segment_buckets
-from models.layers.packed import byte_lookup, layer_norm
+from models.layers.packed import add_table_rows, byte_lookup, layer_norm
 from models.layers.rotary import rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.media import MediaItem
@@ -149,8 +149,8 @@ class Qwen3VLEncoder(nn.Module):
         """embeds [patches / 4, (1 + levels) * out_features]: each row's embedding is followed by its features, level by
         level."""
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
-        positions = self.positions(buffers["table_rows"], buffers["table_weights"])
-        x = self.patch_embed(self.normalise(buffers["pixels"])) + positions
+        x = self.patch_embed(self.normalise(buffers["pixels"]))
+        add_table_rows(x, self.position_table, buffers["table_rows"], buffers["table_weights"])
         levels = dict(zip(self.tower.deepstack, self.deepstack, strict=True))
         features: list[Tensor] = []
 
@@ -166,14 +166,6 @@ class Qwen3VLEncoder(nn.Module):
     def normalise(self, pixels: Tensor) -> Tensor:
         """Bytes [P, 1536] -> normalised values in the model's dtype, looked up so that they are the reference's."""
         return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))
-
-    def positions(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Interpolated position embeddings [P, hidden_size]: summed in float32, then rounded to the model's dtype."""
-        table = self.position_table
-        total = torch.zeros((rows.shape[0], table.shape[1]), device=table.device)
-        for neighbour in range(_NEIGHBOURS):
-            total.addcmul_(table.index_select(0, rows[:, neighbour]), weights[:, neighbour, None])
-        return total.to(table.dtype)
 
 
 @lru_cache(maxsize=_CACHED_GRIDS)

@@ -279,6 +279,50 @@ def byte_lookup(pixels: Tensor, table: Tensor) -> Tensor:
     return out
 
 
+@triton.jit
+def _add_table_rows_kernel(
+    x_ptr,
+    table_ptr,
+    rows_ptr,
+    weights_ptr,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: one row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    here = columns < WIDTH
+    kind = x_ptr.dtype.element_ty
+    total = tl.zeros((BLOCK,), tl.float32)
+    for entry in tl.static_range(COUNT):
+        place = tl.load(rows_ptr + row * COUNT + entry).to(tl.int64) * WIDTH
+        weight = tl.load(weights_ptr + row * COUNT + entry)
+        total += tl.load(table_ptr + place + columns, mask=here, other=0.0).to(tl.float32) * weight
+    x = tl.load(x_ptr + row * WIDTH + columns, mask=here, other=0.0).to(tl.float32)
+    tl.store(x_ptr + row * WIDTH + columns, (x + total.to(kind).to(tl.float32)).to(kind), mask=here)
+
+
+def add_table_rows(x: Tensor, table: Tensor, rows: Tensor, weights: Tensor) -> None:
+    """x [n, width] and table [entries, width], contiguous and of one dtype; rows int32 and weights float32 [n, k],
+    contiguous."""
+    if not all(part.is_contiguous() for part in (x, table, rows, weights)) or x.dtype != table.dtype:
+        raise ValueError(f"table rows: all must be contiguous, and x {x.dtype} of the table's {table.dtype}")
+    if x.shape[0]:
+        launch(
+            _add_table_rows_kernel,
+            (x.shape[0],),
+            x,
+            table,
+            rows,
+            weights,
+            COUNT=rows.shape[1],
+            WIDTH=x.shape[1],
+            BLOCK=triton.next_power_of_2(x.shape[1]),
+            num_warps=4,
+        )
+
+
 @triton.jit(do_not_specialize=["stride_axis", "stride_row"])
 def _rotary_cos_sin_kernel(
     positions_ptr,

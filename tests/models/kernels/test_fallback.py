@@ -37,7 +37,7 @@ from models.layers.mla import rotate_and_cache_latent
 from models.layers.moe import combine, route, route_softmax
 from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch, Fallbacks
-from models.layers.packed import byte_lookup, residual_layer_norm, rotate_packed
+from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed
 from models.layers.random import philox_normal
 from models.layers.rotary import rotary_cos_sin, rotate_and_cache
 from models.voxcpm2.kernels import flow_solver, step_inputs, vae, vae_gemm
@@ -123,6 +123,12 @@ def residual_norm() -> tuple[Tensor, Tensor]:
     return residual_layer_norm.launch(rand(3, 96), residual, rand(96), rand(96), EPS), residual
 
 
+def with_table_rows() -> Tensor:
+    x = rand(3, 96)
+    add_table_rows.launch(x, rand(5, 96), torch.tensor([[0, 4], [2, 2], [3, 1]], dtype=torch.int32), rand(3, 2))
+    return x
+
+
 def chosen_experts() -> Tensor:
     """Weights of the experts by number: their order is free."""
     weights, experts = route.launch(rand(5, 12), rand(12), 3, 2.5, True)
@@ -173,6 +179,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "rotate_packed": rotated_in_place,
     "lengthened heads": lambda: lengthen.launch(rand(4, 6, 16), *ROTARY, torch.tensor([0, 3], dtype=torch.int32), True),
     "byte_lookup": lambda: byte_lookup.launch(torch.arange(48, dtype=torch.uint8).view(2, 24), rand(3, 256)),
+    "table rows": with_table_rows,
     "rotary_cos_sin": lambda: rotary_cos_sin.launch(
         torch.arange(12).view(3, 4), rand(8), torch.tensor([0, 1, 1, 2, 2, 0, 0, 0]), 1.5
     ),

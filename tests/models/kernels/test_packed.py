@@ -8,7 +8,7 @@ from models.layers import packed
 from models.layers.gemm import gemm
 from models.layers.kernels.packed import add_quick_gelu
 from models.layers.one_segment import lengthen
-from models.layers.packed import byte_lookup, residual_layer_norm, rotate_packed
+from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from tests.models.kernels.checking import relative_error, replayed, upcast
 
@@ -66,6 +66,44 @@ def test_byte_lookup(device, channels) -> None:
     table = torch.randn(channels, 256, device=device)
     out = replayed(device, lambda: byte_lookup.kernel(pixels, table))
     assert torch.equal(out, packed.byte_lookup(pixels, table))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3, 96), (5, 1152), (2, 1024)])
+def test_table_rows(device, rows, width) -> None:
+    x, table = torch.randn(rows, width, device=device), torch.randn(9, width, device=device)
+    places = torch.randint(0, 9, (rows, 4), dtype=torch.int32, device=device)
+    weights = torch.rand(rows, 4, device=device)
+
+    def add() -> torch.Tensor:
+        total = x * 1
+        add_table_rows.kernel(total, table, places, weights)
+        return total
+
+    (expected, *rest) = upcast(x, table, places, weights)
+    packed.add_table_rows(expected, *rest)
+    assert relative_error(replayed(device, add), expected) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_table_rows_are_rounded_as_their_reference_rounds(device, dtype) -> None:
+    """Products and sums of these numbers are exact in float32, in any order. The interpreter cuts bfloat16."""
+    x = torch.randn(7, 1152, device=device).to(dtype)
+    table = (torch.randint(-127, 128, (9, 1152), device=device) / 16).to(dtype)
+    places = torch.randint(0, 9, (7, 4), dtype=torch.int32, device=device)
+    weights = torch.randint(0, 65, (7, 4), device=device) / 64
+
+    def add() -> torch.Tensor:
+        total = x * 1
+        add_table_rows.kernel(total, table, places, weights)
+        return total
+
+    expected = x.cpu().clone()
+    add_table_rows.reference(expected, table.cpu(), places.cpu(), weights.cpu())
+    out = replayed(device, add).cpu()
+    if dtype == torch.float16 or device.type == "cuda":
+        assert torch.equal(out, expected)
+    else:
+        assert relative_error(out, expected) < 8e-3
 
 
 @pytest.mark.parametrize("num_axes", [0, 2, 3])

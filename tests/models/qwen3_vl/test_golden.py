@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.layers.packed import add_table_rows
 from models.protocol import Bucket
 from tests.models.qwen3_vl.golden import BOTH, CPU, DENSE, MIXTURE, Golden
 from tests.support.chat_golden import encode, fill, generate, largest_difference, prompt_rows
@@ -38,10 +39,10 @@ def test_interpolated_positions(golden: Golden, name: str) -> None:
     assert largest_difference(plan.arrays["table_weights"], expected[f"{name}.pos_weights"]) <= 1e-6
     if f"{name}.coordinates" in expected:
         assert plan.arrays["coordinates"].tolist() == expected[f"{name}.coordinates"].tolist()
-    with torch.inference_mode():
-        found = golden.model.encoder.positions(
-            torch.from_numpy(plan.arrays["table_rows"]), torch.from_numpy(plan.arrays["table_weights"])
-        )
+    table = golden.model.encoder.position_table
+    rows, weights = (torch.from_numpy(plan.arrays[name]) for name in ("table_rows", "table_weights"))
+    found = torch.zeros(len(rows), table.shape[1])
+    add_table_rows(found, table.detach(), rows, weights)
     assert largest_difference(found, expected[f"{name}.pos_embeds"]) <= 2e-5
 
 
