@@ -20,11 +20,11 @@ from models.qwen2_vl.config import ROTARY_THETA, ImageSettings, VisionConfig
 from models.qwen2_vl.items import grid_of
 
 _BUCKET_SIZES = (
-    *(256, 384, 512, 640, 768, 1024, 1280, 1600, 2048, 2560, 3200, 4096),
+    *(256, 384, 512, 640, 768, 1024, 1280, 1568, 1600, 2048, 2560, 3200, 4096),
     *(4800, 5504, 7168, 8192, 8960, 11264, 13824, 16384),
 )
-"""Patches of the captured buckets: dense where single pictures and packs of a few fall (4800: 1280 x 720, 5504: 1024
-x 1024, 8192: 16 frames of 448 x 448, 11264: 1920 x 1080)."""
+"""Patches of the captured buckets: dense where single pictures and packs of a few fall (1568: 640 x 480, 1600: 560 x
+560, 4800: 1280 x 720, 5504: 1024 x 1024, 8192: 16 frames of 448 x 448, 11264: 1920 x 1080)."""
 _PATCHES_PER_SEQUENCE = 64
 _MOST_SEQUENCES = 64
 _LADDER_ITEMS = 4
