@@ -37,8 +37,9 @@ from models.qwen2_vl.patches import (
 _NORM_EPS = 1e-6
 _INNER_MULTIPLE = 128
 """Rows of the published intermediate_size, 3420, are not 16-byte aligned, which keeps GEMMs from wide loads."""
-_PATCHES_PER_WINDOW = 32
-"""Half of a full window; pictures of at least 224 pixels a side have windows of at least 36 patches."""
+_PATCHES_PER_WINDOW = 36
+"""Of pictures of at least 224 pixels a side: 9 rows and columns of embeddings make 9 windows of 36 patches on average,
+and no larger number of them makes smaller ones. More room would cost each replay further empty segments."""
 _LEAST_WINDOWS = 16
 
 
