@@ -91,7 +91,8 @@ def _one_segment_cases() -> list[Case]:
     variants = (
         "varlen", "dense cudnn", "dense cudnn, lengthened", "dense cudnn, lengthened, values too", "lengthening alone"
     )  # fmt: skip
-    for width, (rows, padding) in product((64, 72, 80), ((2048, 0), (4096, 0), (5476, 28), (8160, 32))):
+    exact = ((784, 0), (1024, 0), (1200, 0), (1564, 0), (8160, 0))
+    for width, (rows, padding) in product((64, 72, 80), ((2048, 0), (4096, 0), (5476, 28), (8160, 32), *exact)):
         floor = 4 * rows**2 * 16 * width / FLOPS
         for variant in variants:
             make = lambda a=(rows, padding, width, variant): _one_segment(*a)  # noqa: E731
