@@ -27,6 +27,9 @@ that it requires; a captured bucket fits when each of its sizes is at least the 
 Order and names matter. The time of a call grows with the first size: of the buckets that fit, the one with the smallest
 first size is the cheapest (service/graphs/buckets.py). Where items are packed, sizes add up, except that of those named
 max_... the largest counts (service/graphs/packing.py)."""
+EXACT = "exact"
+"""A name that only captured buckets have. Such a bucket fits a plan that requires its very sizes and nothing smaller:
+its graph takes it that no row is padding."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class VisionEncoder(Capturable, Protocol):
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         """Buckets for a single attention segment beside those of the list, where such a pass is faster; empty where it
-        is not. They name the same sizes, and are meant for segments that nearly fill them."""
+        is not. They name the same sizes, and are meant for segments that nearly fill them, or for those that fill them
+        (EXACT)."""
         ...
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.checkpoint import Rule
 from models.kimi_vl.config import KimiVLConfig, VisionConfig
 from models.kimi_vl.processor import ImageSettings
+from models.layers.equal_segments import bounds, exact_buckets
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
 from models.layers.one_segment import one_segment_buckets
@@ -36,6 +37,8 @@ _BUCKET_PATCHES = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480,
 """Patches of the captured buckets, in steps of about 1.25 where one to four pictures fall. 4480 and 8960 hold one and
 two pictures over in_token_limit, which have 4096 to 4480 patches after padding. The list continues to the largest
 picture."""
+_EXACT_SIZES = (1024,)
+"""Patches of single pictures with graphs of their own: 448 x 448."""
 
 
 class Projector(nn.Module):
@@ -90,8 +93,10 @@ class KimiVisionEncoder(nn.Module):
         return [{"patches": p, "sequences": min(64, p // 16), "max_seqlen": p} for p in budgets]
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        sizes = self.config.head_dim, self.config.merged_patches
-        return one_segment_buckets(bucket_list, *sizes, self.patch_embed.weight)
+        head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
+        alone = [{"patches": patches, "sequences": 1, "max_seqlen": patches} for patches in _EXACT_SIZES]
+        exact = exact_buckets(bucket_list, alone, head_dim, weight)
+        return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches, config = bucket["patches"], self.config
@@ -159,7 +164,8 @@ class KimiVisionEncoder(nn.Module):
         x = self.patch_embed(values) + buffers["positions"]
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         blocks = cast("Sequence[TowerBlock]", self.blocks)
-        normed = run_tower(blocks, x, self.final_norm, rotary, buffers["cu_seqlens"], bucket["max_seqlen"])
+        cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
+        normed = run_tower(blocks, x, self.final_norm, rotary, cu_seqlens, max_seqlen)
         return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
 
     def reorder_rotary_rows(self) -> None:

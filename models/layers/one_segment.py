@@ -15,12 +15,10 @@ from functools import cache
 from math import lcm
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.layers.attention import varlen_attention
+from models.layers.equal_segments import attend_equal_segments, dense, on_hopper
 from models.layers.op import op
 from models.layers.packed import rotate_packed
 from models.layers.rotary import rotate_half_split
@@ -36,7 +34,6 @@ WHOLE_ROWS = 64
 other size attend as before."""
 _HEAD_DIMS = (72, 80)
 """Measured to be faster on Hopper (benchmarks/results/kernels/attention_one_segment.json)."""
-_HOPPER = (9, 0)
 _values_lengthened: dict[tuple[int, torch.dtype], bool | None] = {}
 """By head dim and dtype: whether values must be as long as keys; None where cuDNN refused both ways."""
 
@@ -78,23 +75,18 @@ def attend_lengthened(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor,
     long = lengthen(qkv, cos, sin, cu_seqlens, with_values)
     values = long[2] if with_values else qkv[:, 2 * heads :]
     q, k, v = (x.transpose(0, 1)[None] for x in (long[0], long[1], values))
-    if not qkv.is_cuda:
-        out = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
-    elif not can_use_cudnn_attention(SDPAParams(q, k, v, None, 0.0, False, False)):
-        # scaled_dot_product_attention would say why, in several warnings.
-        raise RuntimeError(f"no kernel for {q.dtype} heads of {q.shape[-1]} and {v.shape[-1]} features")
-    else:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            out = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
-    return out[0].transpose(0, 1)[..., :width]
+    return dense(q, k, v, width**-0.5)[0].transpose(0, 1)[..., :width]
 
 
-def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor, longest: int) -> Tensor:
+def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor | None, longest: int) -> Tensor:
     """Attention inside each segment: qkv [n, 3 * heads, D], rows of q, then k, then v, overwritten -> [n, heads, D].
 
     rotary: cos and sin float32 [n, D / 2] that turn q and k first, None for neither. cu_seqlens int32 [segments + 1],
-    its tail may repeat; longest bounds the longest segment. Rows of no segment give zeros.
+    its tail may repeat; longest bounds the longest segment. Rows of no segment give zeros. Without cu_seqlens all rows
+    are segments of `longest` rows.
     """
+    if cu_seqlens is None:
+        return attend_equal_segments(qkv, rotary, longest)
     if rotary is not None:
         rows, packed_heads, width = qkv.shape
         if pays(width, qkv.dtype, qkv.device):
@@ -108,12 +100,9 @@ def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens:
     return varlen_attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
 
 
-@cache
 def pays(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether dense attention was measured to be faster for such heads on this device."""
-    if device.type != "cuda" or head_dim not in _HEAD_DIMS or dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return torch.backends.cudnn.is_available() and torch.cuda.get_device_capability(device) == _HOPPER
+    return head_dim in _HEAD_DIMS and on_hopper(dtype, device)
 
 
 @cache

@@ -25,7 +25,9 @@ class TowerBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(hidden_size, eps=norm_eps)
         self.mlp = MLP(hidden_size, intermediate_size, activation)
 
-    def attend(self, normed: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor, longest: int) -> Tensor:
+    def attend(
+        self, normed: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor | None, longest: int
+    ) -> Tensor:
         heads = self.qkv(normed).unflatten(-1, (3 * self.num_heads, -1))
         return self.out(attend_packed(heads, rotary, cu_seqlens, longest).flatten(-2))
 
@@ -35,14 +37,15 @@ def run_tower(
     x: Tensor,
     final_norm: nn.LayerNorm,
     rotary: tuple[Tensor, Tensor] | None,
-    cu_seqlens: Tensor,
+    cu_seqlens: Tensor | None,
     max_seqlen: int,
     after: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
     """Packed patches x [n, hidden_size] through all blocks -> their final norm [n, hidden_size]. Overwrites x.
 
-    rotary: cos and sin float32 [n, head_dim / 2], half-split. cu_seqlens int32 [segments + 1]; max_seqlen bounds the
-    longest segment. Every residual sum is computed together with the norm that reads it.
+    rotary: cos and sin float32 [n, head_dim / 2], half-split. cu_seqlens int32 [segments + 1], None for segments of
+    max_seqlen rows that are all rows; max_seqlen bounds the longest segment. Every residual sum is computed together
+    with the norm that reads it.
     after: called with each block's number and output [n, hidden_size], which the next block overwrites.
     """
     layers = list(blocks)

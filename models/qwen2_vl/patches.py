@@ -59,6 +59,11 @@ def patch_buckets(
     ]
 
 
+def single_pictures(sizes: Sequence[int]) -> list[dict[str, int]]:
+    """What single pictures of these numbers of patches require."""
+    return [{"patches": patches, "sequences": 1, "max_seqlen": patches} for patches in sizes]
+
+
 def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> Tensor:
     """Frames uint8 of any size -> patch rows uint8 [patches, channels * 2 * size * size] on `device`.
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.layers.equal_segments import bounds, exact_buckets
 from models.layers.mlp import MLP
 from models.layers.one_segment import one_segment_buckets
 from models.layers.packed import byte_lookup
@@ -29,10 +30,13 @@ from models.qwen2_vl.patches import (
     patch_buckets,
     patch_rows,
     required_patches,
+    single_pictures,
     split_frame_pairs,
 )
 
 _NORM_EPS = 1e-6
+_EXACT_SIZES = (1024, 1564, 5476)
+"""Patches of single pictures with graphs of their own: 448 x 448, 640 x 480 and 1024 x 1024."""
 
 
 class Merger(nn.Module):
@@ -103,8 +107,9 @@ class Qwen2VLEncoder(nn.Module):
         return list(patch_buckets(self.config, self.images))
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        sizes = self.config.head_dim, self.config.merged_patches
-        return one_segment_buckets(bucket_list, *sizes, self.patch_embed.weight)
+        head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
+        exact = exact_buckets(bucket_list, single_pictures(_EXACT_SIZES), head_dim, weight)
+        return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches = bucket["patches"]
@@ -118,7 +123,7 @@ class Qwen2VLEncoder(nn.Module):
         cos, sin = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         x = self.patch_embed(self.normalise(buffers["pixels"]))
         blocks = cast("Sequence[TowerBlock]", self.blocks)
-        cu_seqlens, max_seqlen = buffers["cu_seqlens"], bucket["max_seqlen"]
+        cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
         return {"embeds": self.merger(run_tower(blocks, x, self.merger.norm, (cos, sin), cu_seqlens, max_seqlen))}
 
     def normalise(self, pixels: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.layers.equal_segments import bounds, exact_buckets
 from models.layers.mlp import MLP
 from models.layers.one_segment import one_segment_buckets
 from models.layers.packed import add_table_rows, byte_lookup, layer_norm
@@ -30,6 +31,7 @@ from models.qwen2_vl.patches import (
     patch_buckets,
     patch_rows,
     required_patches,
+    single_pictures,
     split_frame_pairs,
 )
 from models.qwen3_vl.config import TowerConfig
@@ -41,6 +43,9 @@ _BUCKET_SIZES = (
 )
 """Patches of the captured buckets: dense where single pictures and packs of a few fall (256: the smallest, 784: 448 x
 448, 1200: 640 x 480, 3520: 1280 x 720, 4096: 1024 x 1024, 6272: 16 frames of 448 x 448, 8192: 1920 x 1080)."""
+_EXACT_SIZES = (784, 1024, 1200, 3520, 4096, 8160)
+"""Patches of single pictures with graphs of their own: 448 x 448, 512 x 512, 640 x 480, 1280 x 720, 1024 x 1024 and
+1920 x 1080."""
 _CACHED_GRIDS = 64
 _NEIGHBOURS = 4
 
@@ -132,8 +137,9 @@ class Qwen3VLEncoder(nn.Module):
         return list(patch_buckets(self.config, self.images, _BUCKET_SIZES))
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
-        sizes = self.config.head_dim, self.config.merged_patches
-        return one_segment_buckets(bucket_list, *sizes, self.patch_embed.weight)
+        head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
+        exact = exact_buckets(bucket_list, single_pictures(_EXACT_SIZES), head_dim, weight)
+        return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
         patches = bucket["patches"]
@@ -159,7 +165,7 @@ class Qwen3VLEncoder(nn.Module):
                 features.append(levels[block](hidden))
 
         blocks = cast("Sequence[TowerBlock]", self.blocks)
-        cu_seqlens, max_seqlen = buffers["cu_seqlens"], bucket["max_seqlen"]
+        cu_seqlens, max_seqlen = bounds(buffers["cu_seqlens"], bucket), bucket["max_seqlen"]
         normed = run_tower(blocks, x, self.merger.norm, rotary, cu_seqlens, max_seqlen, after=take)
         return {"embeds": torch.cat((self.merger(normed), *features), dim=1)}
 

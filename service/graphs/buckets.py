@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from models.protocol import Bucket
+from models.protocol import EXACT, Bucket
 
 BucketKey = tuple[tuple[str, int], ...]
 
@@ -34,12 +34,15 @@ def primary_size(bucket: Bucket) -> str:
 
 
 def shortfall(offered: Bucket, needed: Bucket) -> str | None:
-    """What `offered` lacks to hold `needed`, in words; None when it fits. Both must name the same sizes."""
-    if offered.keys() != needed.keys():
+    """What `offered` lacks to hold `needed`, in words; None when it fits. Both must name the same sizes; `offered` may
+    be EXACT besides."""
+    if offered.keys() - {EXACT} != needed.keys():
         return f"sizes {sorted(offered)} are offered and {sorted(needed)} are needed"
     for name, size in needed.items():
         if size > offered[name]:
             return f"{name} {size} is over {offered[name]}"
+        if EXACT in offered and size != offered[name]:
+            return f"{name} {size} is not {offered[name]}"
     return None
 
 

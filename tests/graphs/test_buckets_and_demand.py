@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.protocol import Bucket
+from models.protocol import EXACT, Bucket
 from service.graphs.buckets import cheapest, chosen_buckets, fits, row_buckets, shortfall, spanning
 from service.graphs.demand import Demand
 
@@ -25,6 +25,16 @@ def test_the_cheapest_capacity_that_holds_every_size(patches: int, sequences: in
 def test_a_capacity_that_lacks_a_size_holds_nothing() -> None:
     assert not fits({"patches": 10}, {"patches": 1, "max_seqlen": 1})
     assert shortfall({"rows": 4}, {"rows": 5}) == "rows 5 is over 4"
+
+
+def test_an_exact_bucket_holds_its_own_sizes_only() -> None:
+    sizes = {"patches": 1024, "sequences": 1, "max_seqlen": 1024}
+    exact = sizes | {EXACT: 1}
+    assert fits(exact, sizes)
+    assert shortfall(exact, sizes | {"patches": 1020, "max_seqlen": 1020}) == "patches 1020 is not 1024"
+    assert shortfall(exact, sizes | {"patches": 1028}) == "patches 1028 is over 1024"
+    assert not fits(exact, sizes | {"sequences": 2, "max_seqlen": 512})
+    assert not fits(exact, {"patches": 1024})
 
 
 @given(st.integers(1, 400))

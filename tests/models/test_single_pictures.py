@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from models.layers import one_segment
+from models.layers import equal_segments, one_segment
 from models.layers.one_segment import WHOLE_ROWS
 from models.media import MediaItem
-from models.protocol import Bucket, VisionEncoder
+from models.protocol import EXACT, Bucket, VisionEncoder
 from models.qwen2_vl.model import load_model as load_qwen2
 from tests.models.kimi_vl import golden as kimi
 from tests.models.qwen2_vl import golden as qwen2
@@ -26,6 +27,7 @@ from tests.support.golden import fact_of_own_fixture
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.one_segment import allow_one_segment
+from tests.support.one_segment import dense_calls as dense_calls
 from tests.support.one_segment import taken as taken
 
 TOLERANCE = 2e-5
@@ -76,6 +78,14 @@ def test_golden_pictures(family: str, name: str, spare: int, taken: list[bool]) 
     captured = CapturedEncoder(encoder, [bucket])
     assert largest_difference(captured.replayed([item]), FAMILIES[family][3](name)) <= TOLERANCE
     assert taken == [False] * dense_layers(encoder)
+
+
+@pytest.mark.parametrize(("family", "name"), PICTURES)
+def test_golden_pictures_in_exact_buckets(family: str, name: str, dense_calls: list[int]) -> None:
+    encoder, item = encoder_of(family), picture(family, name)
+    captured = CapturedEncoder(encoder, [dict(encoder.required([item])) | {EXACT: 1}])
+    assert largest_difference(captured.replayed([item]), FAMILIES[family][3](name)) <= TOLERANCE
+    assert dense_calls == [item.num_patches] * dense_layers(encoder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -138,6 +148,44 @@ def test_an_engine_captures_it_last_and_takes_it_for_single_pictures(
     for items in ([noise(family, 5)], [noise(family, 6), noise(family, 7)]):
         runner.run(engine.model.encoder.plan(items))
     assert [(bucket["patches"], bucket["sequences"] == 1) for bucket in asked] == [(32, True), (64, False)]
+
+
+@fact_of_own_fixture
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_engine_takes_an_exact_bucket_for_pictures_that_fill_it(
+    family: str, monkeypatch: pytest.MonkeyPatch, dense_calls: list[int]
+) -> None:
+    model, processor, *_ = FAMILIES[family]
+    item, smaller = noise(family, 5), picture(family, FAMILIES[family][2][0])
+    monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
+    made = model()
+    monkeypatch.setitem(equal_segments.ROWS, made.encoder.config.head_dim, range(1, 4096))
+    monkeypatch.setattr(inspect.getmodule(type(made.encoder)), "_EXACT_SIZES", (item.num_patches,))
+    engine = InlineEngine(made, processor(), encoder_buckets=(64, 128))
+    runner = engine.worker._vision.runner
+    while runner.capture_next(idle=True):
+        pass
+    assert [EXACT in bucket for bucket in runner.captured] == [False, False, True]
+    dense_calls.clear()
+    for items in ([item], [smaller], [item, noise(family, 6)]):
+        run = runner.run(engine.model.encoder.plan(items))
+        assert run.bucket is not None
+        assert (EXACT in run.bucket) == (items == [item])
+    assert dense_calls == [item.num_patches] * dense_layers(made.encoder)
+
+
+@pytest.mark.gpu
+def test_a_replay_of_an_exact_bucket_equals_its_eager_run(dense_calls: list[int]) -> None:
+    """On a poisoned pool; the eager run attends in general."""
+    encoder = load_qwen2(qwen2.DIRECTORY, torch.device("cuda"), torch.bfloat16).encoder
+    item = random_item(1, 17, 23, 0, block=28)
+    required = dict(encoder.required([item]))
+    exact, general = required | {EXACT: 1}, required | {"patches": 1600, "sequences": 8, "max_seqlen": 1600}
+    captured = CapturedEncoder(encoder, [exact, general], torch.device("cuda"))
+    graph = captured.runner.graph_for(required)
+    assert graph is not None and graph.bucket == exact and dense_calls
+    for rows, plain in captured.replays_on_a_poisoned_pool([[item]] * 2, partial(bytes_of_nan, encoder, general)):
+        torch.testing.assert_close(rows, plain, atol=0.05, rtol=0)
 
 
 @pytest.mark.gpu

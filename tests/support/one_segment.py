@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from models.layers import one_segment
+from models.layers import equal_segments, one_segment
 
 _attend = one_segment.attend_lengthened
 
@@ -28,4 +28,18 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return _attend(qkv, cos, sin, cu_seqlens, with_values)
 
     monkeypatch.setattr(one_segment, "attend_lengthened", counted)
+    return calls
+
+
+@pytest.fixture
+def dense_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each call of the attention of equal segments."""
+    calls: list[int] = []
+    attend = equal_segments.attend_equal_segments
+
+    def counted(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, length: int) -> Tensor:
+        calls.append(len(qkv))
+        return attend(qkv, rotary, length)
+
+    monkeypatch.setattr(one_segment, "attend_equal_segments", counted)
     return calls
