@@ -48,6 +48,6 @@ def load_model(
             "language_model.model.rotary_emb.inv_freq",
         ],
     )
-    model.encoder.reorder_rotary_rows()
+    model.encoder.prepare()
     model.decoder.reorder_rotary_rows()
     return model.eval()

@@ -23,7 +23,7 @@ from models.layers.equal_segments import bounds, exact_buckets
 from models.layers.mla import half_split_rows
 from models.layers.mlp import MLP
 from models.layers.one_segment import one_segment_buckets
-from models.layers.packed import byte_lookup, layer_norm
+from models.layers.packed import byte_lookup, layer_norm, widen_inputs
 from models.layers.rotary import inverse_frequencies, rotary_cos_sin
 from models.layers.tower import TowerBlock, run_tower
 from models.layers.upload import upload
@@ -160,7 +160,8 @@ class KimiVisionEncoder(nn.Module):
         )
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        values = byte_lookup(buffers["pixels"], self.norm_table.to(self.patch_embed.weight.dtype))
+        table = self.norm_table.to(self.patch_embed.weight.dtype)
+        values = byte_lookup(buffers["pixels"], table, self.patch_embed.in_features)
         x = self.patch_embed(values) + buffers["positions"]
         rotary = rotary_cos_sin(buffers["coordinates"].T, self.frequencies, self.axes)
         blocks = cast("Sequence[TowerBlock]", self.blocks)
@@ -168,8 +169,10 @@ class KimiVisionEncoder(nn.Module):
         normed = run_tower(blocks, x, self.final_norm, rotary, cu_seqlens, max_seqlen)
         return {"embeds": self.projector(normed.index_select(0, buffers["merge_index"]))}
 
-    def reorder_rotary_rows(self) -> None:
-        """Permutes rows of q and k: the published order pairs neighbours, ours pairs halves. Scores stay the same."""
+    def prepare(self) -> None:
+        """Pads the loaded patch embedding, and permutes rows of q and k: the published order pairs neighbours, ours
+        pairs halves. Scores stay the same."""
+        widen_inputs(self.patch_embed)
         hidden_size, head_dim = self.config.hidden_size, self.config.head_dim
         for block in self.blocks:
             assert isinstance(block, TowerBlock)

@@ -9,6 +9,16 @@ from torch import Tensor, nn
 from models.layers.op import op
 from models.layers.rotary import rotate_half_split
 
+PATCH_MULTIPLE = 64
+"""Rows of patches of 588 values are not 16-byte aligned, which keeps GEMMs from wide loads."""
+
+
+def widen_inputs(linear: nn.Linear, multiple: int = PATCH_MULTIPLE) -> None:
+    """Pads the inputs of a loaded layer with zero weights up to a multiple. Its input must end in as many zeros."""
+    more = -linear.in_features % multiple
+    linear.weight = nn.Parameter(F.pad(linear.weight, (0, more)), requires_grad=False)
+    linear.in_features += more
+
 
 def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
     """[n, width] -> like x; float32 statistics, one rounding."""
@@ -40,15 +50,17 @@ def rotate_packed(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> None
 
 
 @op(cuda="models.layers.kernels.packed:byte_lookup")
-def byte_lookup(pixels: Tensor, table: Tensor) -> Tensor:
+def byte_lookup(pixels: Tensor, table: Tensor, width: int | None = None) -> Tensor:
     """table[channel, byte] of uint8 pixels [n, channels * values], one channel after the other -> table's dtype.
 
-    table [channels, 256]. A single channel's table serves pixels in any order of channels.
+    table [channels, 256]. A single channel's table serves pixels in any order of channels. width: columns of the
+    result, of which those behind the pixels are zero; by default as many as there are pixels.
     """
     channels = table.shape[0]
     offsets = torch.arange(0, 256 * channels, 256, dtype=torch.int32, device=pixels.device)
     index = pixels.unflatten(1, (channels, -1)).int() + offsets[:, None]
-    return table.flatten().index_select(0, index.flatten()).view(pixels.shape)
+    values = table.flatten().index_select(0, index.flatten()).view(pixels.shape)
+    return values if width is None else F.pad(values, (0, width - pixels.shape[1]))
 
 
 @op(cuda="models.layers.kernels.packed:add_table_rows")

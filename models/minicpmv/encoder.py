@@ -50,7 +50,7 @@ class MiniCPMVEncoder(nn.Module):
 
     def prepare(self) -> None:
         """Constants of the loaded weights."""
-        self.tower.order_patch_columns()
+        self.tower.prepare()
         self.resampler.prepare()
         self.pixel_table = self.pixel_table.to(self.tower.patch_embedding.weight.dtype)
 
@@ -139,7 +139,7 @@ class MiniCPMVEncoder(nn.Module):
         return [self._part(item, first, last) for first, last in pairwise(borders)]
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        patches = byte_lookup(buffers["pixels"], self.pixel_table[None])
+        patches = byte_lookup(buffers["pixels"], self.pixel_table[None], self.tower.patch_embedding.in_features)
         hidden = self.tower(patches, buffers["position_ids"], buffers["cu_slices"], bucket["max_seqlen"])
         embeds = self.resampler(
             hidden,

@@ -8,12 +8,14 @@ from typing import cast
 from torch import Tensor, nn
 
 from models.checkpoint import Rule
+from models.layers.packed import widen_inputs
 from models.layers.tower import TowerBlock, run_tower
 from models.minicpmv.config import VisionConfig
 
 
 class Tower(nn.Module):
-    """Patches [P, patch values] (y, x, channel), ids into the learned table int32 [P] -> [P, hidden_size]."""
+    """Patches [P, patch_embedding.in_features] (y, x, channel), ids into the learned table int32 [P] -> [P,
+    hidden_size]."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -29,11 +31,13 @@ class Tower(nn.Module):
         layers = cast("Sequence[TowerBlock]", self.layers)
         return run_tower(layers, x, self.final_norm, None, cu_seqlens, max_seqlen)
 
-    def order_patch_columns(self) -> None:
-        """Published kernels read (channel, y, x); pictures lie as (y, x, channel)."""
+    def prepare(self) -> None:
+        """Orders and pads the columns of the loaded patch embedding: published kernels read (channel, y, x), pictures
+        lie as (y, x, channel)."""
         size = self.config.patch_size
         weight = self.patch_embedding.weight
         weight.copy_(weight.unflatten(1, (3, size, size)).permute(0, 2, 3, 1).flatten(1))
+        widen_inputs(self.patch_embedding)
 
 
 def tower_rules(config: VisionConfig, ours: str) -> list[Rule]:

@@ -249,19 +249,28 @@ def add_quick_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 @triton.jit(do_not_specialize=["rows"])
 def _byte_lookup_kernel(
-    pixels_ptr, table_ptr, out_ptr, rows, VALUES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+    pixels_ptr,
+    table_ptr,
+    out_ptr,
+    rows,
+    VALUES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = index < rows.to(tl.int64) * (VALUES * CHANNELS)
-    byte = tl.load(pixels_ptr + index, mask=here, other=0).to(tl.int32)
-    channel = (index // VALUES % CHANNELS).to(tl.int32)
-    tl.store(out_ptr + index, tl.load(table_ptr + channel * 256 + byte, mask=here, other=0.0), mask=here)
+    here = index < rows.to(tl.int64) * WIDTH
+    row, column = index // WIDTH, (index % WIDTH).to(tl.int32)
+    read = here & (column < VALUES * CHANNELS)
+    byte = tl.load(pixels_ptr + row * (VALUES * CHANNELS) + column, mask=read, other=0).to(tl.int32)
+    value = tl.load(table_ptr + column // VALUES * 256 + byte, mask=read, other=0.0)
+    tl.store(out_ptr + index, value, mask=here)
 
 
-def byte_lookup(pixels: Tensor, table: Tensor) -> Tensor:
-    """pixels uint8 [n, channels * values] contiguous, table [channels, 256] -> [n, channels * values]."""
-    out = torch.empty(pixels.shape, device=pixels.device, dtype=table.dtype)
-    total = pixels.numel()
+def byte_lookup(pixels: Tensor, table: Tensor, width: int | None = None) -> Tensor:
+    """pixels uint8 [n, channels * values] contiguous, table [channels, 256] -> [n, width or channels * values]."""
+    out = torch.empty((pixels.shape[0], width or pixels.shape[1]), device=pixels.device, dtype=table.dtype)
+    total = out.numel()
     if total:
         channels = table.shape[0]
         launch(
@@ -273,6 +282,7 @@ def byte_lookup(pixels: Tensor, table: Tensor) -> Tensor:
             pixels.shape[0],
             VALUES=pixels.shape[1] // channels,
             CHANNELS=channels,
+            WIDTH=out.shape[1],
             BLOCK=1024,
             num_warps=4,
         )

@@ -60,12 +60,24 @@ def test_quick_gelu(device) -> None:
     assert relative_error(replayed(device, lambda: add_quick_gelu(x * 1, bias)), expected) < 1e-6
 
 
+@pytest.mark.parametrize("width", [None, 294, 320])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_byte_lookup(device, channels) -> None:
+def test_byte_lookup(device, channels, width) -> None:
     pixels = torch.randint(0, 256, (5, 3 * 98), dtype=torch.uint8, device=device)
     table = torch.randn(channels, 256, device=device)
-    out = replayed(device, lambda: byte_lookup.kernel(pixels, table))
-    assert torch.equal(out, packed.byte_lookup(pixels, table))
+    out = replayed(device, lambda: byte_lookup.kernel(pixels, table, width))
+    assert out.shape == (5, width or 294)
+    assert torch.equal(out, byte_lookup.reference(pixels, table, width))
+    assert not out[:, 294:].any()
+
+
+def test_widened_inputs_read_zeros() -> None:
+    linear = nn.Linear(10, 3).requires_grad_(False)
+    x = torch.randn(4, 10)
+    expected = linear(x)
+    packed.widen_inputs(linear, 8)
+    assert linear.in_features == 16 and linear.weight.shape == (3, 16)
+    torch.testing.assert_close(linear(nn.functional.pad(x, (0, 6))), expected)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(3, 96), (5, 1152), (2, 1024)])

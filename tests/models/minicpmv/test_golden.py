@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from models.layers.packed import byte_lookup
 from models.minicpmv.model import MiniCPMVModel, load_model
 from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, expected, golden_prompt
 from tests.support.chat_golden import encode, generate, largest_difference
@@ -32,7 +33,8 @@ def test_encoder(version: str, name: str) -> None:
     np.testing.assert_array_equal(plan.arrays["position_ids"], reference["tower_position_ids"])
     if "tower_hidden" in reference:
         buffers = {buffer: torch.from_numpy(array) for buffer, array in plan.arrays.items()}
-        patches = encoder.pixel_table[buffers["pixels"].int()]
+        width = encoder.tower.patch_embedding.in_features
+        patches = byte_lookup(buffers["pixels"], encoder.pixel_table[None], width)
         with torch.inference_mode():
             hidden = encoder.tower(patches, buffers["position_ids"], buffers["cu_slices"], plan.required["max_seqlen"])
         assert largest_difference(hidden, reference["tower_hidden"]) <= EMBEDS_TOLERANCE
