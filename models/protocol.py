@@ -92,8 +92,8 @@ class VisionEncoder(Capturable, Protocol):
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         """Buckets for a single attention segment beside those of the list, where such a pass is faster; empty where it
-        is not. They name the same sizes, and are meant for segments that nearly fill them, or for those that fill them
-        (EXACT)."""
+        is not. They name the same sizes, and are meant for segments that nearly fill them, or for equal segments that
+        fill them (EXACT)."""
         ...
 
 

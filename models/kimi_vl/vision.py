@@ -37,8 +37,8 @@ _BUCKET_PATCHES = (256, 384, 512, 768, 1024, 1280, 1664, 2112, 2752, 3456, 4480,
 """Patches of the captured buckets, in steps of about 1.25 where one to four pictures fall. 4480 and 8960 hold one and
 two pictures over in_token_limit, which have 4096 to 4480 patches after padding. The list continues to the largest
 picture."""
-_EXACT_SIZES = (1024,)
-"""Patches of single pictures with graphs of their own: 448 x 448."""
+_EXACT_SIZES = ((1, 1024),)
+"""Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448."""
 
 
 class Projector(nn.Module):
@@ -94,8 +94,8 @@ class KimiVisionEncoder(nn.Module):
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
-        alone = [{"patches": patches, "sequences": 1, "max_seqlen": patches} for patches in _EXACT_SIZES]
-        exact = exact_buckets(bucket_list, alone, head_dim, weight)
+        sizes = [{"patches": n * patches, "sequences": n, "max_seqlen": patches} for n, patches in _EXACT_SIZES]
+        exact = exact_buckets(bucket_list, sizes, head_dim, weight)
         return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:

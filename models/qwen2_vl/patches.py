@@ -59,9 +59,11 @@ def patch_buckets(
     ]
 
 
-def single_pictures(sizes: Sequence[int]) -> list[dict[str, int]]:
-    """What single pictures of these numbers of patches require."""
-    return [{"patches": patches, "sequences": 1, "max_seqlen": patches} for patches in sizes]
+def equal_sequences(sizes: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
+    """What calls of equal sequences require, by their number and the patches of each."""
+    return [
+        {"patches": sequences * patches, "sequences": sequences, "max_seqlen": patches} for sequences, patches in sizes
+    ]
 
 
 def patch_rows(item: MediaItem, config: VisionConfig, device: torch.device) -> Tensor:

@@ -26,17 +26,18 @@ from models.qwen2_vl.items import grid_of
 from models.qwen2_vl.patches import (
     block_coordinates,
     byte_values,
+    equal_sequences,
     grid_frequencies,
     patch_buckets,
     patch_rows,
     required_patches,
-    single_pictures,
     split_frame_pairs,
 )
 
 _NORM_EPS = 1e-6
-_EXACT_SIZES = (1024, 1564, 5476)
-"""Patches of single pictures with graphs of their own: 448 x 448, 640 x 480 and 1024 x 1024."""
+_EXACT_SIZES = ((1, 1024), (1, 1564), (1, 5476), (8, 1024))
+"""Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448, 640 x 480 and 1024 x 1024,
+and 16 frames of 448 x 448."""
 
 
 class Merger(nn.Module):
@@ -108,7 +109,7 @@ class Qwen2VLEncoder(nn.Module):
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
-        exact = exact_buckets(bucket_list, single_pictures(_EXACT_SIZES), head_dim, weight)
+        exact = exact_buckets(bucket_list, equal_sequences(_EXACT_SIZES), head_dim, weight)
         return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:

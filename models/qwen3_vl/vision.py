@@ -27,11 +27,11 @@ from models.qwen2_vl.items import grid_of
 from models.qwen2_vl.patches import (
     block_coordinates,
     byte_values,
+    equal_sequences,
     grid_frequencies,
     patch_buckets,
     patch_rows,
     required_patches,
-    single_pictures,
     split_frame_pairs,
 )
 from models.qwen3_vl.config import TowerConfig
@@ -43,9 +43,9 @@ _BUCKET_SIZES = (
 )
 """Patches of the captured buckets: dense where single pictures and packs of a few fall (256: the smallest, 784: 448 x
 448, 1200: 640 x 480, 3520: 1280 x 720, 4096: 1024 x 1024, 6272: 16 frames of 448 x 448, 8192: 1920 x 1080)."""
-_EXACT_SIZES = (784, 1024, 1200, 3520, 4096, 8160)
-"""Patches of single pictures with graphs of their own: 448 x 448, 512 x 512, 640 x 480, 1280 x 720, 1024 x 1024 and
-1920 x 1080."""
+_EXACT_SIZES = ((1, 784), (1, 1024), (1, 1200), (1, 3520), (1, 4096), (1, 8160), (8, 784))
+"""Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448, 512 x 512, 640 x 480, 1280 x
+720, 1024 x 1024 and 1920 x 1080, and 16 frames of 448 x 448."""
 _CACHED_GRIDS = 64
 _NEIGHBOURS = 4
 
@@ -138,7 +138,7 @@ class Qwen3VLEncoder(nn.Module):
 
     def one_segment_buckets(self, bucket_list: Sequence[Bucket]) -> list[Bucket]:
         head_dim, merged, weight = self.config.head_dim, self.config.merged_patches, self.patch_embed.weight
-        exact = exact_buckets(bucket_list, single_pictures(_EXACT_SIZES), head_dim, weight)
+        exact = exact_buckets(bucket_list, equal_sequences(_EXACT_SIZES), head_dim, weight)
         return [*one_segment_buckets(bucket_list, head_dim, merged, weight), *exact]
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:

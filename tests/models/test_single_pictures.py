@@ -158,20 +158,25 @@ def test_an_engine_takes_an_exact_bucket_for_pictures_that_fill_it(
     model, processor, *_ = FAMILIES[family]
     item, smaller = noise(family, 5), picture(family, FAMILIES[family][2][0])
     monkeypatch.setattr(equal_segments, "on_hopper", lambda *_: True)
-    made = model()
+    made, sizes = model(), ((1, item.num_patches), (2, item.num_patches))
     monkeypatch.setitem(equal_segments.ROWS, made.encoder.config.head_dim, range(1, 4096))
-    monkeypatch.setattr(inspect.getmodule(type(made.encoder)), "_EXACT_SIZES", (item.num_patches,))
+    monkeypatch.setattr(inspect.getmodule(type(made.encoder)), "_EXACT_SIZES", sizes)
     engine = InlineEngine(made, processor(), encoder_buckets=(64, 128))
     runner = engine.worker._vision.runner
     while runner.capture_next(idle=True):
         pass
-    assert [EXACT in bucket for bucket in runner.captured] == [False, False, True]
+    assert [EXACT in bucket for bucket in runner.captured] == [False, False, True, True]
     dense_calls.clear()
-    for items in ([item], [smaller], [item, noise(family, 6)]):
+    for items, exact in (
+        ([item], True),
+        ([smaller], False),
+        ([item, smaller], False),
+        ([item, noise(family, 6)], True),
+    ):
         run = runner.run(engine.model.encoder.plan(items))
         assert run.bucket is not None
-        assert (EXACT in run.bucket) == (items == [item])
-    assert dense_calls == [item.num_patches] * dense_layers(made.encoder)
+        assert (EXACT in run.bucket) == exact
+    assert dense_calls == [rows for n, each in sizes for rows in [n * each] * dense_layers(made.encoder)]
 
 
 @pytest.mark.gpu

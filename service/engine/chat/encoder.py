@@ -219,7 +219,7 @@ class VisionStage:
         single = len(self._wanted) == 1 == len(oldest.parts) and affords(self.patches(oldest.parts))
         if oldest.alone or single:
             return oldest.parts[:1]
-        # Those for one segment hold no group, and would cut an item into single frames.
+        # Those for one segment, or for equal ones, are not for any group, and would cut an item into single frames.
         captured = [bucket for bucket in self.runner.captured if key_of(bucket) not in self._one_segment]
         bucket_list = [bucket for bucket in captured or self._bucket_list if affords(bucket["patches"])]
         if not bucket_list:
