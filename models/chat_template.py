@@ -48,8 +48,15 @@ def template_turn(message: ChatMessage, item_type: Callable[[int], str], escape:
             content.append({"type": "text", "text": escape(part.text)})
     if all(part["type"] == "text" for part in content):
         text = "".join(part["text"] for part in content)
-        return {"role": role, "content": text, **escaped_calls(message, escape)}
+        calls = escaped_calls(message, escape)
+        return {"role": role, "content": text, **escaped_reasoning(message, escape), **calls}
     return {"role": role, "content": content}
+
+
+def escaped_reasoning(message: ChatMessage, escape: Escape) -> Turn:
+    """The field of a template's turn that has an earlier answer's reasoning, as Qwen3's template reads it; no field
+    where there is none. Line breaks around it, which that template strips, are left out: it would not see them."""
+    return {} if message.reasoning is None else {"reasoning_content": escape(message.reasoning.strip("\n"))}
 
 
 class ChatTemplate:

@@ -162,8 +162,10 @@ class ToolCall:
 @dataclass(frozen=True)
 class ChatMessage:
     """role: system, user, assistant or tool (developer is an alias of system). tool_calls: only for an assistant; the
-    messages of role tool that follow are their results in the same order."""
+    messages of role tool that follow are their results in the same order. reasoning: what an earlier answer thought,
+    apart from its content; only for an assistant. None: the content may have it, between the family's markers."""
 
     role: str
     content: tuple[ContentPart, ...] = field(default_factory=tuple)
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None

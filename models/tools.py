@@ -25,6 +25,7 @@ def prompt_texts(messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) ->
     """Every text of the request that becomes part of the prompt, without what the template adds."""
     texts = [part.text for message in messages for part in message.content if part.text is not None]
     for message in messages:
+        texts += strings(message.reasoning)
         for call in message.tool_calls:
             texts += strings([call.name, call.arguments])
     for tool in tools:
@@ -71,7 +72,8 @@ def hermes_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> l
                 plain.append({"role": "user", "content": text, "results": True})
         elif calls := turn.get("tool_calls"):
             said = [turn["content"]] if turn["content"] else []
-            plain.append({"role": turn["role"], "content": "\n".join([*said, *map(_call_text, calls)])})
+            kept = {name: value for name, value in turn.items() if name != "tool_calls"}
+            plain.append({**kept, "content": "\n".join([*said, *map(_call_text, calls)])})
         else:
             plain.append(turn)
     return _with_block(plain, tools) if tools else plain

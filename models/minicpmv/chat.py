@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from models.chat_template import template_role
+from models.chat_template import escaped_reasoning, template_role
 from models.errors import CheckpointError
 from models.media import ChatMessage
 from models.minicpmv.config import Version
@@ -39,7 +39,8 @@ def turns(messages: Sequence[ChatMessage], escape: Escape, *, reasoning: bool) -
                 if earlier and REASONING_MARKERS[1] in text:
                     text = text.rpartition(REASONING_MARKERS[1])[2].lstrip("\n")
                 pieces.append(escape(text))
-        rendered.append({"role": role, "content": "\n".join(pieces), **escaped_calls(message, escape)})
+        turn = {"role": role, "content": "\n".join(pieces)}
+        rendered.append({**turn, **escaped_reasoning(message, escape), **escaped_calls(message, escape)})
     return rendered
 
 

@@ -166,7 +166,7 @@ class Qwen3VLProcessor:
     def _turn(self, message: ChatMessage, kinds: Sequence[MediaKind], escaped: Escape) -> Turn:
         turn = template_turn(message, kinds.__getitem__, escaped)
         text = "".join(part.text or "" for part in message.content)
-        ends_reasoning = self.reasoning_markers is not None and _REASONING[1] in text
+        ends_reasoning = self.reasoning_markers is not None and message.reasoning is None and _REASONING[1] in text
         if turn["role"] != "assistant" or not ends_reasoning or not isinstance(turn["content"], str):
             return turn
         # The template, which drops or keeps the reasoning of earlier answers, does not recognise escaped markers.

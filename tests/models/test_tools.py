@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.chat_template import ChatTemplate, unused_character
+from models.chat_template import ChatTemplate, escaped_reasoning, unused_character
 from models.kimi_vl.processor import load_processor as load_kimi
 from models.media import ChatMessage, ContentPart, Tool, ToolCall
 from models.minicpmv.processor import load_processor as load_minicpm
+from models.qwen2_5_vl.processor import load_processor as load_qwen_2_5
 from models.qwen2_vl.processor import load_processor as load_qwen
+from models.qwen3_vl.processor import load_processor as load_qwen_3
 from models.tokenizer import SpecialTokens
 from models.tools import escaped_calls, escaped_tools, hermes_turns, prompt_texts
 from tests.support.golden import GOLDEN
@@ -25,7 +27,8 @@ KNOWS = """
 TOOLS{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
+{% if message.reasoning_content is string %}<think>{{ message.reasoning_content }}</think>{% endif %}
+{{- message.content }}
 {%- for call in message.tool_calls or [] %}
 
 <tool_call>
@@ -41,15 +44,23 @@ SPECIAL = SpecialTokens(
     {
         name: 1000 + index
         for index, name in enumerate(
-            ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+            [
+                "<|im_start|>",
+                "<|im_end|>",
+                "<tool_call>",
+                "</tool_call>",
+                "<tool_response>",
+                "</tool_response>",
+                "<think>",
+            ]
         )
     }
 )
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}})
 
 
-def say(role: str, *texts: str, calls: tuple[ToolCall, ...] = ()) -> ChatMessage:
-    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts), calls)
+def say(role: str, *texts: str, calls: tuple[ToolCall, ...] = (), reasoning: str | None = None) -> ChatMessage:
+    return ChatMessage(role, tuple(ContentPart(text=text) for text in texts), calls, reasoning)
 
 
 TALK = (
@@ -76,6 +87,7 @@ def ids(source: str, messages: tuple[ChatMessage, ...], tools: tuple[Tool, ...] 
         {
             "role": message.role,
             "content": "".join(escaped(part.text or "") for part in message.content),
+            **escaped_reasoning(message, escaped),
             **escaped_calls(message, escaped),
         }
         for message in messages
@@ -131,6 +143,15 @@ def test_without_tools_nothing_changes() -> None:
     assert hermes_turns(turns, []) == turns
 
 
+def test_a_template_that_knows_reasoning_gets_it() -> None:
+    """Without line breaks around it; also one that is given calls as text."""
+    thought = say("assistant", "Wait.", calls=(ToolCall("add", {"a": 2}),), reasoning="I add.\n")
+    for source in (KNOWS, KNOWS.replace("tools", "functions")):
+        assert "<think>I add.</think>Wait.\n<tool_call>" in text_of(ids(source, (thought,)))
+        assert "<think>" not in text_of(ids(source, (say("assistant", "Wait."),)))
+    assert "I add" not in text_of(ids(PLAIN, (thought,)))
+
+
 hostile = st.lists(
     st.sampled_from([*SPECIAL.ids, "<|im_", "end|>", "<tool_", "call>", "<", "\ufdd0", '"', "\\", "\n", "{", "é"]),
     max_size=5,
@@ -151,7 +172,7 @@ def test_nothing_of_a_request_becomes_a_control_token(
         return (
             say("system", text),
             say("user", text, text),
-            say("assistant", text, calls=(ToolCall(name, arguments),)),
+            say("assistant", text, calls=(ToolCall(name, arguments),), reasoning=text),
             say("tool", text),
         )
 
@@ -162,14 +183,17 @@ def test_nothing_of_a_request_becomes_a_control_token(
         assert json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) in rendered
 
 
-@pytest.mark.parametrize(
-    ("family", "load"),
-    [
-        ("qwen2_vl", load_qwen),
-        ("kimi_vl", load_kimi),
-        *((f"minicpmv_{version}", load_minicpm) for version in ("2_5", "2_6", "4_0", "4_5")),
-    ],
-)
+FAMILIES = [
+    ("qwen2_vl", load_qwen),
+    ("qwen2_5_vl", load_qwen_2_5),
+    ("qwen3_vl", load_qwen_3),
+    ("qwen3_vl_moe", load_qwen_3),
+    ("kimi_vl", load_kimi),
+    *((f"minicpmv_{version}", load_minicpm) for version in ("2_5", "2_6", "4_0", "4_5")),
+]
+
+
+@pytest.mark.parametrize(("family", "load"), FAMILIES)
 def test_every_family_writes_tools_and_escapes_what_they_hold(family: str, load: Any) -> None:
     processor = load(Path(GOLDEN) / family)
     names = list(getattr(processor.tokenizer, "special_ids", None) or processor.tokenizer.special_tokens)
@@ -178,7 +202,7 @@ def test_every_family_writes_tools_and_escapes_what_they_hold(family: str, load:
     def counted(text: str) -> list[int]:
         talk = (
             say("user", "hi"),
-            say("assistant", calls=(ToolCall("add", {text: text}),)),
+            say("assistant", calls=(ToolCall("add", {text: text}),), reasoning=text),
             say("tool", text),
         )
         tool = Tool("add", text, {"type": "object", "properties": {text: {"const": text}}})
@@ -189,3 +213,16 @@ def test_every_family_writes_tools_and_escapes_what_they_hold(family: str, load:
     chat = processor.apply_chat_template(TALK, [], options={}, tools=(ADD,))
     said = processor.detokenize(chat.token_ids.tolist()).decode()
     assert '{"name": "add", "arguments": {"a": 40}}' in said and "<tool_response>\n42" in said
+
+
+@pytest.mark.parametrize(("family", "load"), FAMILIES)
+def test_reasoning_of_an_earlier_answer_is_for_templates_that_read_it(family: str, load: Any) -> None:
+    processor = load(Path(GOLDEN) / family)
+
+    def asked(reasoning: str | None) -> bytes:
+        talk = (say("user", "hi"), say("assistant", "yes", reasoning=reasoning), say("tool", "so"))
+        return processor.detokenize(processor.apply_chat_template(talk, [], options={}).token_ids.tolist())
+
+    assert (b"I think" in asked("I think\n")) == (family == "qwen3_vl_moe")
+    processor.template = ChatTemplate(KNOWS, {})
+    assert b"<think>I think</think>yes" in asked("I think\n") and b"<think>" not in asked(None)

@@ -172,7 +172,7 @@ def is_small(body: ChatRequestBody) -> bool:
         parts = message.content if isinstance(message.content, list) else [ContentPart(text=message.content)]
         if any(part.image_url or part.video_url for part in parts):
             return False
-        length += sum(len(part.text or "") for part in parts)
+        length += len(message.reasoning_content or "") + sum(len(part.text or "") for part in parts)
     return length <= SMALL_PROMPT
 
 
@@ -198,19 +198,19 @@ def _message(
     if message.function_call:
         raise bad_request(f"{field}.function_call: not supported; use tool_calls.", f"{field}.function_call")
     calls = earlier_calls(message, field)
+    reasoning = message.reasoning_content if role == "assistant" else None
+    content: tuple[PromptPart, ...] = ()
     if not message.content and role == "assistant" and message.audio is not None:
-        text = transcript_of(message.audio, f"{field}.audio", transcripts)
-        return ChatMessage(role, (PromptPart(text=text),), calls)
-    if message.content is None:
-        if role != "assistant":
-            raise bad_request(f"{field}.content: this field is required.", f"{field}.content")
-        return ChatMessage(role, tool_calls=calls)
-    if isinstance(message.content, str):
-        return ChatMessage(role, (PromptPart(text=message.content),), calls)
-    content = tuple(
-        _part(part, role, f"{field}.content[{index}]", references) for index, part in enumerate(message.content)
-    )
-    return ChatMessage(role, content, calls)
+        content = (PromptPart(text=transcript_of(message.audio, f"{field}.audio", transcripts)),)
+    elif isinstance(message.content, str):
+        content = (PromptPart(text=message.content),)
+    elif message.content is not None:
+        content = tuple(
+            _part(part, role, f"{field}.content[{index}]", references) for index, part in enumerate(message.content)
+        )
+    elif role != "assistant":
+        raise bad_request(f"{field}.content: this field is required.", f"{field}.content")
+    return ChatMessage(role, content, calls, reasoning)
 
 
 def _part(part: ContentPart, role: str, field: str, references: list[MediaReference]) -> PromptPart:

@@ -75,10 +75,12 @@ PIXEL_BOUNDS = ("min_pixels", "max_pixels", "total_pixels")
 
 
 class Message(msgspec.Struct, frozen=True):
-    """tool_calls: of an assistant's message. tool_call_id: of a message with role tool, whose call it answers."""
+    """reasoning_content, tool_calls: of an assistant's message. tool_call_id: of a message with role tool, whose call
+    it answers."""
 
     role: str
     content: str | list[ContentPart] | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCallEntry] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, Meta(description="not supported: use tool_calls")] = None

@@ -196,6 +196,30 @@ def test_reasoning_of_earlier_answers_is_dropped_by_thinking_checkpoints() -> No
     assert DENSE.processor.reasoning_markers is None
 
 
+def test_reasoning_apart_from_the_answer_stays_until_the_next_question() -> None:
+    """In a loop of tools a Thinking checkpoint sees its own. The Instruct template has no place for it."""
+    call = ToolCall("look", {"at": "it"})
+
+    def talk(reasoning: str | None, *further: ChatMessage) -> tuple[ChatMessage, ...]:
+        answer = ChatMessage("assistant", (ContentPart(text="c"),), (call,), reasoning)
+        return say("user", "a"), answer, say("tool", "r"), *further
+
+    called = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
+    result = "user\n<tool_response>\nr\n</tool_response>\n"
+    for thought in ("b", "\nb\n", "b</think>b"):
+        kept = f"user\na\nassistant\n<think>\n{thought.strip()}\n</think>\n\nc\n{called}\n{result}"
+        assert rendered(MIXTURE, *talk(thought)) == f"{kept}assistant\n<think>\n"
+        dropped = f"user\na\nassistant\nc\n{called}\n{result}user\nd\nassistant\n<think>\n"
+        assert rendered(MIXTURE, *talk(thought, say("user", "d"))) == dropped
+        assert rendered(DENSE, *talk(thought)) == rendered(DENSE, *talk(None))
+    for nothing in ("", "\n"):
+        assert rendered(MIXTURE, *talk(nothing)) == rendered(MIXTURE, *talk(None))
+    inside = say("assistant", "<think>\nb\n</think>\n\nc")
+    assert rendered(MIXTURE, say("user", "a"), inside) == rendered(
+        MIXTURE, say("user", "a"), ChatMessage("assistant", (ContentPart(text="c"),), reasoning="b")
+    )
+
+
 @pytest.mark.parametrize("golden", EITHER)
 def test_an_empty_answer_with_calls_is_one_without_text(golden: Golden) -> None:
     """Clients send "content": "" beside calls as often as null. The template breaks the line before a call only behind
