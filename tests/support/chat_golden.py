@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from models.media import ChatMessage, ContentPart, MediaItem, Prompt, VideoFrames, VideoMetadata
+from models.media import ChatMessage, ContentPart, MediaItem, Prompt, Tool, ToolCall, VideoFrames, VideoMetadata
 from models.processor import ChatProcessor
 from models.protocol import Bucket, BufferSpec, ChatModel, Plan, VisionEncoder
 from models.qwen2_vl.pictures import VideoLimits
@@ -24,7 +24,7 @@ from tests.support.prompts import prompt_of
 def golden_prompt(processor: ChatProcessor, directory: Path, name: str, **options: Any) -> Prompt:
     """Prompt `name` of inputs.json, its pictures read from the directory."""
     messages, items = golden_messages(processor, directory, name)
-    return prompt_of(processor, messages, items, options=options)
+    return prompt_of(processor, messages, items, options=options, tools=golden_tools(directory, name))
 
 
 def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tuple[list[ChatMessage], list[MediaItem]]:
@@ -44,8 +44,13 @@ def golden_messages(processor: ChatProcessor, directory: Path, name: str) -> tup
             else:
                 items.append(processor.image(Image.open(directory / piece["image"]).convert("RGB")))
             parts.append(ContentPart(item=len(items) - 1))
-        messages.append(ChatMessage(message["role"], tuple(parts)))
+        calls = tuple(ToolCall(**call["function"]) for call in message.get("tool_calls", []))
+        messages.append(ChatMessage(message["role"], tuple(parts), calls, message.get("reasoning_content")))
     return messages, items
+
+
+def golden_tools(directory: Path, name: str) -> tuple[Tool, ...]:
+    return tuple(Tool(**tool["function"]) for tool in inputs(directory)["prompts"][name].get("tools", []))
 
 
 def golden_video(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import mimetypes
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,10 +28,12 @@ from tests.media.samples import video
 from tests.support.golden import inputs
 from tests.support.prompts import prompt_of
 from tests.support.servers import running_server
+from tests.support.tool_samples import call_text
 
 EXACT = {"ignore_eos": True, "top_k": 0, "top_p": 1, "repetition_penalty": 1}
 """extra_body of a request for the most likely tokens, beside temperature 0."""
 QUESTION = "what is this ?"
+THOUGHT_END = "\n</think>\n\n"
 _VIDEO_SIZE = (64, 48)
 
 
@@ -72,6 +75,66 @@ def ask(client: OpenAI, messages: Any, *, stream: bool = False, **arguments: Any
     return Answer(content, reasoning, usage)
 
 
+class Script:
+    """For scripted_engine: what is said next, and the prompts that were answered."""
+
+    def __init__(self, tokenize: Callable[[str], list[int]]) -> None:
+        self.tokenize = tokenize
+        self.said = ""
+        self.prompts: list[list[int]] = []
+
+    def __call__(self, request: ChatRequest) -> list[int]:
+        self.prompts.append(request.prompt.token_ids.tolist())
+        return self.tokenize(self.said)
+
+
+def talk_with_tools(
+    client: OpenAI, script: Script, messages: Iterable[dict[str, Any]], *, thinks: bool = False, **arguments: Any
+) -> None:
+    """A conversation whose answers, as the model says them, are sent back as they come, with the results of their
+    calls. thinks: the prompt opens the reasoning."""
+    talk: list[Any] = []
+    asked: list[str] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            functions = [call["function"] for call in message.get("tool_calls", [])]
+            calls = [call_text(one["name"], **json.loads(one["arguments"])) for one in functions]
+            thought = message.get("reasoning_content", "") + THOUGHT_END if thinks else ""
+            script.said = thought + "\n".join([message["content"], *calls] if message["content"] else calls)
+            (answer,) = client.chat.completions.create(messages=talk, **arguments).choices
+            said = answer.message.tool_calls or []
+            assert [(one.function.name, json.loads(one.function.arguments)) for one in said] == [
+                (one["name"], json.loads(one["arguments"])) for one in functions
+            ]
+            assert (answer.message.content or "") == message["content"]
+            assert answer.finish_reason == ("tool_calls" if calls else "stop")
+            asked += [call.id for call in said]
+            talk.append(answer.message)
+        else:
+            talk.append({**message, "tool_call_id": asked.pop(0)} if message["role"] == "tool" else message)
+    script.said = f"{THOUGHT_END if thinks else ''}so be it"
+    (last,) = client.chat.completions.create(messages=talk, **arguments).choices
+    assert (last.message.content, last.finish_reason) == ("so be it", "stop")
+
+
+def check_required_call(client: OpenAI, model: str) -> None:
+    """Only the grammar makes random weights call."""
+    skies = ["clear", "grey"]
+    schema = {"type": "object", "properties": {"sky": {"enum": skies}}, "required": ["sky"]}
+    (answer,) = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": QUESTION}],
+        tools=[{"type": "function", "function": {"name": "paint", "parameters": schema}}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
+    ).choices
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    (call,) = answer.message.tool_calls or []
+    assert call.type == "function" and call.function.name == "paint"
+    assert json.loads(call.function.arguments)["sky"] in skies
+
+
 def text_part(text: str = QUESTION) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
@@ -108,10 +171,18 @@ def conversation(directory: Path, name: str) -> list[dict[str, Any]]:
         data = (directory / part["image"]).read_bytes()
         return {"type": "image_url", "image_url": {"url": _data_url(str(kind), data)}}
 
-    return [
-        {**message, "content": content if isinstance(content := message["content"], str) else [*map(part_of, content)]}
-        for message in inputs(directory)["prompts"][name]["messages"]
-    ]
+    asked: list[str] = []
+    messages = []
+    for message in inputs(directory)["prompts"][name]["messages"]:
+        content = message["content"] if isinstance(message["content"], str) else [*map(part_of, message["content"])]
+        fields = {**message, "content": content}
+        if "tool_calls" in message:
+            asked += (ids := [f"call_{len(asked) + index}" for index in range(len(message["tool_calls"]))])
+            fields["tool_calls"] = [*map(_sent_call, message["tool_calls"], ids)]
+        if message["role"] == "tool":
+            fields["tool_call_id"] = asked.pop(0)
+        messages.append(fields)
+    return messages
 
 
 def sampled_item(
@@ -147,6 +218,12 @@ def scripted_engine(script: Callable[[ChatRequest], Iterable[int]]) -> EngineEnt
                     channel.send(Outputs(chat=(ChatDelta(command.request_id, (), finish_reason="stop"),)))
 
     return serve
+
+
+def _sent_call(call: dict[str, Any], id: str) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {"id": id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _encoded(image: Image.Image, container: str) -> bytes:

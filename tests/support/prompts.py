@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.media import ChatMessage, MediaItem, Prompt
+from models.media import ChatMessage, MediaItem, Prompt, Tool
 from models.processor import ChatProcessor
 
 
@@ -15,6 +15,7 @@ def prompt_of(
     items: Sequence[MediaItem] = (),
     *,
     options: Mapping[str, Any] | None = None,
+    tools: Sequence[Tool] = (),
 ) -> Prompt:
-    chat = processor.apply_chat_template(messages, [item.kind for item in items], options=options or {})
+    chat = processor.apply_chat_template(messages, [item.kind for item in items], options=options or {}, tools=tools)
     return processor.expand_placeholders(chat, items)

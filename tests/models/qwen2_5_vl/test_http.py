@@ -1,8 +1,9 @@
-"""Qwen2.5-VL behind the whole server, through the openai client: pictures, turns, and videos whose time is told in
-every way that a request has."""
+"""Qwen2.5-VL behind the whole server, through the openai client: pictures, turns, tools, and videos whose time is told
+in every way that a request has."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
+from PIL import Image
 
 from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
 from models.qwen2_5_vl.processor import load_processor
@@ -31,14 +33,20 @@ from tests.support.golden import media_files
 from tests.support.openai_chat import (
     EXACT,
     Answer,
+    Script,
     ask,
+    check_required_call,
     conversation,
     frame_list_part,
+    image_part,
     openai_client,
+    scripted_engine,
+    talk_with_tools,
     text_part,
     video_part,
 )
 from tests.support.prompts import prompt_of
+from tests.support.tool_samples import ADD
 
 FLAGS: dict[str, Any] = {
     "model": (str(DIRECTORY),),
@@ -91,6 +99,34 @@ def test_a_request_that_says_nothing_is_sampled_as_the_checkpoint_asks(client: O
     body = {"ignore_eos": True} | template_options(name)
     answer = ask(client, conversation(DIRECTORY, name), model="qwen", max_tokens=TOKENS, extra_body=body)
     assert answer.content == text_of(expected()[f"prompt.{name}.penalised_ids"].tolist())
+
+
+def test_a_conversation_with_tools() -> None:
+    """The published template for pictures knows no tools: they are in the system message, and results are the
+    user's."""
+    call = {"id": "", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 40}'}}
+    messages = [
+        {"role": "user", "content": [image_part(Image.new("RGB", (56, 56))), text_part("how many ?")]},
+        {"role": "assistant", "content": "I add .", "tool_calls": [call]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "It is 42 ."},
+        {"role": "user", "content": "and 1 more ?"},
+    ]
+    script = Script(served().tokenize)
+    with openai_client(FLAGS, scripted_engine(script)) as client:
+        talk_with_tools(client, script, messages, model="qwen", tools=[ADD])
+    system, *turns = text_of(script.prompts[-1]).split("user\n", 1)
+    assert system.startswith("system\nYou are a helpful assistant.\n\n# Tools\n\n") and json.dumps(ADD) in system
+    assert turns == [
+        "how many ?\nassistant\nI add .\n"
+        '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 40}}\n</tool_call>\n'
+        "user\n<tool_response>\n42\n</tool_response>\n"
+        "assistant\nIt is 42 .\nuser\nand 1 more ?\nassistant\n"
+    ]
+
+
+def test_a_required_call(client: OpenAI) -> None:
+    check_required_call(client, "qwen")
 
 
 def frame_list(**options: Any) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from torch import Tensor
 from models.media import MediaItem, Prompt
 from models.qwen3_vl.model import Qwen3VL, load_model
 from models.qwen3_vl.processor import Qwen3VLProcessor, load_processor
-from tests.support.chat_golden import golden_messages, golden_video
+from tests.support.chat_golden import golden_prompt, golden_video
 from tests.support.golden import GOLDEN, golden_parts, inputs, numbered, prompts
-from tests.support.prompts import prompt_of
 
 CPU = torch.device("cpu")
 
@@ -37,8 +36,7 @@ class Golden:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Without those of tools."""
-        return tuple(name for name in prompts(self.directory) if "tools" not in self.inputs["prompts"][name])
+        return prompts(self.directory)
 
     @property
     def images(self) -> list[str]:
@@ -76,9 +74,8 @@ class Golden:
         return next(part for part in parts if part["type"] == "video" and part["video"][0].startswith(start))
 
     def prompt(self, name: str) -> Prompt:
-        messages, items = golden_messages(self.processor, self.directory, name)
-        options = {"add_vision_id": self.inputs["prompts"][name]["add_vision_id"]}
-        return prompt_of(self.processor, messages, items, options=options)
+        add_vision_id = self.inputs["prompts"][name]["add_vision_id"]
+        return golden_prompt(self.processor, self.directory, name, add_vision_id=add_vision_id)
 
     def embeds(self, name: str) -> Tensor:
         """Embeddings with their features behind them, as the encoder lays them out."""

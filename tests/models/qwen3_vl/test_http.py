@@ -1,4 +1,5 @@
-"""Qwen3-VL behind the whole server, through the openai client: pictures, videos with their times, turns, thinking."""
+"""Qwen3-VL behind the whole server, through the openai client: pictures, videos with their times, turns, tools,
+thinking."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.models.qwen3_vl.golden import BOTH, DENSE, MIXTURE
 from tests.support.golden import media_files
 from tests.support.openai_chat import (
     EXACT,
+    Script,
     ask,
+    check_required_call,
     conversation,
     frame_list_part,
     jpeg,
@@ -21,6 +24,7 @@ from tests.support.openai_chat import (
     prompt_tokens,
     sampled_item,
     scripted_engine,
+    talk_with_tools,
     text_part,
     video_part,
 )
@@ -39,6 +43,7 @@ OF_PICTURES = [
     for name in golden.prompts
     if not media_files(golden.directory, name, "video") and not golden.inputs["prompts"][name]["add_vision_id"]
 ]
+OF_TOOLS = [(kind, name) for kind, name in OF_PICTURES if "tools" in BOTH[kind].inputs["prompts"][name]]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +53,10 @@ def client() -> Iterator[OpenAI]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("kind", "name"), OF_PICTURES)
+@pytest.mark.parametrize(("kind", "name"), [case for case in OF_PICTURES if case not in OF_TOOLS])
 def test_golden_answers(client: OpenAI, kind: str, name: str, stream: bool) -> None:
-    """A Thinking checkpoint's answer begins inside the reasoning, and these never leave it."""
+    """A Thinking checkpoint's answer begins inside the reasoning, and these never leave it. With tools, answers
+    that are not UTF-8 are barred."""
     golden = BOTH[kind]
     tokens = golden.inputs["max_new_tokens"]
     messages = conversation(golden.directory, name)
@@ -81,6 +87,22 @@ def test_thinking_has_no_switch(client: OpenAI) -> None:
         assert refused.value.param == "chat_template_kwargs.enable_thinking"
 
 
+@pytest.mark.parametrize(("kind", "name"), OF_TOOLS)
+def test_a_conversation_with_tools_gives_the_golden_prompt(kind: str, name: str) -> None:
+    """Answers, with their reasoning and calls, are sent back as they came."""
+    golden = BOTH[kind]
+    script = Script(golden.processor.tokenize)
+    tools, thinks = golden.inputs["prompts"][name]["tools"], golden.processor.reasoning_markers is not None
+    with openai_client(FLAGS, scripted_engine(script)) as client:
+        messages = conversation(golden.directory, name)
+        talk_with_tools(client, script, messages, thinks=thinks, model=kind, tools=tools)
+    assert script.prompts[-1] == golden.expected[f"prompt.{name}.input_ids"].tolist()
+
+
+def test_a_required_call(client: OpenAI) -> None:
+    check_required_call(client, "dense")
+
+
 def text_of_prompt(request: ChatRequest) -> list[int]:
     """Where the model thinks, after the end of a thought."""
     processor = BOTH[request.model].processor
@@ -105,6 +127,23 @@ def test_reasoning_is_apart_in_answers_and_streams(scripted: OpenAI) -> None:
         answer = ask(scripted, messages, stream=stream, model="mixture")
         assert (answer.content, answer.reasoning) == (prompt, "so < it is")
     assert len(MIXTURE.processor.tokenize("</think>")) > 1  # of a user it is text
+
+
+def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> None:
+    def prompt_with(reasoning: Any, role: str = "assistant") -> str:
+        messages = [
+            {"role": "user", "content": "why ?"},
+            {"role": role, "content": "It is blue.", "reasoning_content": reasoning},
+        ]
+        return ask(scripted, messages, model="mixture").content
+
+    question, opened = "user\nwhy ?\n", "assistant\n<think>\n"
+    thought = f"{opened}long < thoughts\n</think>\n\nIt is blue.\n"
+    assert prompt_with("long < thoughts\n") == question + thought + opened
+    assert "long" not in prompt_with("long < thoughts", role="user") and "long" not in prompt_with(None)
+    with pytest.raises(BadRequestError, match="must be a string") as refused:
+        prompt_with(["long"])
+    assert refused.value.param == "messages[1].reasoning_content"
 
 
 def test_the_times_of_a_video_are_its_own(scripted: OpenAI) -> None:
