@@ -22,6 +22,7 @@ from tests.models.qwen2_vl.golden import (
     prompt,
 )
 from tests.support.chat_golden import golden_messages, largest_difference
+from tests.support.devices import DEVICES
 from tests.support.golden import media_files, with_most
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
@@ -32,8 +33,8 @@ PICTURES = with_most(DIRECTORY)
 
 
 class CapturedEngine(LogitsEngine):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(model(), processor(), **settings)
+    def __init__(self, device: str = "cpu", **settings: Any) -> None:
+        super().__init__(model(device), processor(), device=device, **settings)
 
     def difference(self, name: str, golden: str) -> float:
         """Largest logit error over the golden's tokens, rows past the tokenizer's vocabulary left out."""
@@ -41,10 +42,11 @@ class CapturedEngine(LogitsEngine):
         return largest_difference(rows, expected()[f"prompt.{golden}.generated_logits"][:, : rows.shape[1]])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("max_step_tokens", [512, 37])
-def test_golden_tokens_and_logits_in_a_batch(graphs: bool, max_step_tokens: int) -> None:
-    engine = CapturedEngine(graphs=graphs, max_step_tokens=max_step_tokens)
+def test_golden_tokens_and_logits_in_a_batch(device: str, graphs: bool, max_step_tokens: int) -> None:
+    engine = CapturedEngine(device, graphs=graphs, max_step_tokens=max_step_tokens)
     for name in PROMPTS:
         engine.submit(name, prompt(name), max_tokens=TOKENS, logprobs=2)
     engine.run()

@@ -107,10 +107,15 @@ def test_grouped_experts_equal_the_dense_path(layer: tuple[SigmoidRouter, Expert
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 8, 32, 64, 500])
-def test_grouped_experts_on_a_gpu(rows: int) -> None:
+@pytest.mark.parametrize("family", ["kimi_vl_a3b", "qwen3_vl_30b_a3b"])
+def test_grouped_experts_on_a_gpu(family: str, rows: int) -> None:
     device = torch.device("cuda")
-    router = SigmoidRouter(2048, 64, 6, SCALE, normalise=True).requires_grad_(False).to(device)
-    experts = Experts(64, 2048, 1408).requires_grad_(False).to(device, torch.bfloat16)
+    router: SigmoidRouter | SoftmaxRouter
+    if family == "kimi_vl_a3b":
+        router, experts = SigmoidRouter(2048, 64, 6, SCALE, normalise=True), Experts(64, 2048, 1408)
+    else:
+        router, experts = SoftmaxRouter(2048, 128, 8), Experts(128, 2048, 768)
+    router, experts = (module.requires_grad_(False).to(device) for module in (router, experts.bfloat16()))
     for seed, module in enumerate((router, experts)):
         fill_random(module, seed)
     x = torch.randn(rows, 2048, device=device, dtype=torch.bfloat16)

@@ -12,15 +12,17 @@ from service.graphs.observations import Observations
 from service.link.config import EngineConfig, ModelConfig
 from service.link.messages import ChatRequest, SamplingParams
 from tests.models.minicpmv.golden import PROMPTS, VERSIONS, directory, expectations, golden_prompt, inputs
+from tests.support.devices import DEVICES
 from tests.support.inline_engine import ListChannel
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("graphs", "max_step_tokens"), [(True, 2048), (False, 2048), (True, 48)])
-def test_greedy_tokens_in_a_batch(graphs: bool, max_step_tokens: int) -> None:
+def test_greedy_tokens_in_a_batch(device: str, graphs: bool, max_step_tokens: int) -> None:
     """Whole prompts, and chunks with cached context, which captured prefills hold."""
     config = EngineConfig(
-        models=tuple(ModelConfig(version, str(directory(version))) for version in VERSIONS),
-        device="cpu",
+        models=tuple(ModelConfig(version, str(directory(version)), "float32") for version in VERSIONS),
+        device=device,
         kv_cache_tokens=4096,
         max_running=8,
         max_step_tokens=max_step_tokens,
@@ -31,7 +33,7 @@ def test_greedy_tokens_in_a_batch(graphs: bool, max_step_tokens: int) -> None:
     )
     channel = ListChannel()
     with torch.inference_mode():
-        engine = build_engine(config, channel, torch.device("cpu"), Observations())
+        engine = build_engine(config, channel, torch.device(device), Observations())
         engine.capture_first()
         for version, name in PROMPTS:
             sampling = SamplingParams(max_tokens=inputs(version)["max_new_tokens"], temperature=0.0)
@@ -56,4 +58,7 @@ def test_greedy_tokens_in_a_batch(graphs: bool, max_step_tokens: int) -> None:
     for version, name in PROMPTS:
         assert tokens[f"{version} {name}"] == expectations(version, name)["generated_ids"].tolist()
     if max_step_tokens == 48:
-        assert chunks == {("prefill", "replay"), ("cached_prefill", "replay")}
+        # On a GPU both kinds of captured prefills hold a first chunk; the one that was measured faster is replayed.
+        assert ("cached_prefill", "replay") in chunks
+        assert chunks <= {("prefill", "replay"), ("cached_prefill", "replay")}
+        assert device == "cuda" or ("prefill", "replay") in chunks

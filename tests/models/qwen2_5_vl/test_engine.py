@@ -56,6 +56,8 @@ def test_golden_tokens_in_a_batch(device: str, graphs: bool, max_step_tokens: in
     for kind in ("decode", "encoder"):
         assert (kind, "replay" if graphs else "eager") in routes
         assert (kind, "eager" if graphs else "replay") not in routes
+    if graphs and max_step_tokens == 37:  # Nearly every chunk has cached context, and all fit a captured prefill.
+        assert ("cached_prefill", "replay") in routes and not {("prefill", "eager"), ("mixed", "eager")} & routes
     made.assert_nothing_left()
 
 

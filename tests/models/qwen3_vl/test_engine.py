@@ -43,7 +43,30 @@ def test_golden_tokens_and_logits_in_a_batch(golden: Golden, max_step_tokens: in
     routes = engine.routes()
     assert (("decode", "replay") in routes) == graphs
     assert (("encoder", "replay") in routes) == graphs
+    if graphs and max_step_tokens == 13:
+        check_chunks_were_replayed(engine)
     engine.assert_nothing_left()
+
+
+def check_chunks_were_replayed(engine: LogitsEngine) -> None:
+    """Those with cached context, too."""
+    routes = engine.routes()
+    assert ("cached_prefill", "replay") in routes
+    assert not {("prefill", "eager"), ("cached_prefill", "eager"), ("mixed", "eager")} & routes
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_replayed_chunks_of_a_single_row(golden: Golden) -> None:
+    name = min(
+        (name for name in golden.prompts if golden.prompt(name).items),
+        key=lambda name: len(golden.prompt(name).token_ids),
+    )
+    engine = engine_of(golden, max_step_tokens=1)
+    engine.submit(name, golden.prompt(name), max_tokens=golden.inputs["max_new_tokens"], logprobs=0)
+    engine.run()
+    check(engine, golden, name, name)
+    check_chunks_were_replayed(engine)
+    assert engine.steps()["cached_prefill", "replay", "captured"] == len(golden.prompt(name).token_ids) - 1
 
 
 @pytest.mark.parametrize("golden", EITHER)
@@ -108,6 +131,32 @@ def test_a_prefix_hit_that_ends_inside_a_picture(golden: Golden, cached: bool) -
         engine.submit(name, prompt, max_tokens=golden.inputs["max_new_tokens"], logprobs=0)
         engine.run()
         assert engine.cached_tokens()[name] == cut
+        check(engine, golden, name, name)
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_a_replay_behind_a_prefix_hit_that_ends_inside_a_picture(
+    golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the picture brings its features. Before each replay the static buffers are filled with NaN."""
+    pictured = [name for name in golden.prompts if golden.prompt(name).items]
+    longest = max(len(golden.prompt(name).token_ids) for name in pictured)
+    monkeypatch.setattr(graphs_module, "CACHED_PREFILL_TOKENS", {"cpu": (longest,)})
+    engine = engine_of(golden, max_step_tokens=longest)
+    prefill, levels = engine.worker._runner._cached_prefill, golden.model.decoder.feature_levels
+    assert prefill._static is not None and [bucket["levels"] for bucket in prefill.captured] == [levels]
+    for name in pictured:
+        prompt = golden.prompt(name)
+        cut = cut_inside(prompt)
+        engine.submit(f"{name} first", prompt, max_tokens=1)
+        engine.run()
+        keep_pages(engine, cut // PAGE)
+        replays = engine.steps()["cached_prefill", "replay", "captured"]
+        prefill._static.device.fill_(255)  # NaN in every float
+        engine.submit(name, prompt, max_tokens=golden.inputs["max_new_tokens"], logprobs=0)
+        engine.run()
+        assert engine.cached_tokens()[name] == cut
+        assert engine.steps()["cached_prefill", "replay", "captured"] == replays + 1
         check(engine, golden, name, name)
 
 

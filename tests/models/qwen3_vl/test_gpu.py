@@ -52,9 +52,26 @@ def test_bfloat16_embeddings_and_features_are_as_close_as_their_reference(golden
         assert rounding_error(ours, reference) <= REFERENCE_FACTOR * rounding_error(host, reference), name
 
 
-@pytest.mark.parametrize(("golden", "name"), [case for case in PROMPTS if case.values[0] is BOTH["dense"]])
+@pytest.mark.parametrize("golden", EITHER)
+def test_bfloat16_packs_are_as_close_as_their_reference(golden: Golden) -> None:
+    for pack in packs(golden):
+        ours, host = (
+            encode(model(golden, device, torch.bfloat16).encoder, [golden.item(name) for name in pack], device)
+            for device in (CUDA, CPU)
+        )
+        reference = torch.cat([golden.embeds(name) for name in pack])
+        assert rounding_error(ours, reference) <= REFERENCE_FACTOR * rounding_error(host, reference), pack
+
+
+def packs(golden: Golden) -> list[list[str]]:
+    """Two and three neighbours of the fixture's items."""
+    return [golden.names[i : i + size] for size in (2, 3) for i in range(len(golden.names) - size + 1)]
+
+
+@pytest.mark.parametrize(("golden", "name"), PROMPTS)
 def test_bfloat16_logits_are_as_close_as_their_reference(golden: Golden, name: str) -> None:
-    """Of the dense model: in bfloat16 near ties of a mixture's router go to other experts."""
+    """Of the mixture the middle one of all tokens counts: where two experts score nearly the same, rounding decides
+    which is taken, and that token's logits move by more than all other rounding together."""
     ids = golden.expected[f"prompt.{name}.generated_ids"].tolist()
     ours, host = (
         generate(model(golden, device, torch.bfloat16), golden.prompt(name), len(ids), forced=ids)
@@ -62,24 +79,27 @@ def test_bfloat16_logits_are_as_close_as_their_reference(golden: Golden, name: s
     )
     for part, mine, plain in zip(("logits", "generated_logits"), ours, host, strict=False):
         reference = golden.expected[f"prompt.{name}.{part}"]
-        rows = len(reference)
-        assert rounding_error(mine[-rows:], reference) <= REFERENCE_FACTOR * rounding_error(plain[-rows:], reference), (
-            part
-        )
+        error, host_error = (logits[-len(reference) :].float().cpu() - reference for logits in (mine, plain))
+        if golden is BOTH["mixture"]:
+            error, host_error = (one.norm(dim=-1).median() for one in (error, host_error))
+        assert error.norm() <= REFERENCE_FACTOR * host_error.norm(), part
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("golden", EITHER)
-def test_replay_equals_eager_on_a_poisoned_pool(golden: Golden) -> None:
-    captured = CapturedEncoder(load_model(golden.directory, CUDA, torch.float32).encoder, [SMALLER, LARGEST], CUDA)
-    mixes = [[golden.item(name)] for name in golden.names]
+def test_replay_equals_eager_on_a_poisoned_pool(golden: Golden, dtype: torch.dtype) -> None:
+    captured = CapturedEncoder(load_model(golden.directory, CUDA, dtype).encoder, [SMALLER, LARGEST], CUDA)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    mixes = [[golden.item(name) for name in names] for names in [*([name] for name in golden.names), *packs(golden)]]
     for rows, plain in captured.replays_on_a_poisoned_pool(mixes, partial(bytes_of_nan, captured.encoder, LARGEST)):
-        assert largest_difference(rows[: len(plain)], plain) <= 1e-5
+        assert rows.isfinite().all()
+        assert largest_difference(rows[: len(plain)], plain) <= tolerance
 
 
-@pytest.mark.parametrize("max_step_tokens", [512, 13])
+@pytest.mark.parametrize("max_step_tokens", [512, 48, 13])
 @pytest.mark.parametrize("golden", EITHER)
 def test_the_engine_with_real_graphs(golden: Golden, max_step_tokens: int) -> None:
-    """Whole prompts are replayed, with features and without; chunks of 13 cut pictures and run eagerly."""
+    """Whole prompts are replayed, with features and without, and so are chunks that cut pictures."""
     engine = LogitsEngine(
         model(golden, CUDA, torch.float32),
         golden.processor,
@@ -89,7 +109,7 @@ def test_the_engine_with_real_graphs(golden: Golden, max_step_tokens: int) -> No
     )
     for name in golden.prompts:
         engine.submit(name, golden.prompt(name), max_tokens=golden.inputs["max_new_tokens"], logprobs=0)
-        if max_step_tokens > 13:
+        if max_step_tokens == 512:
             engine.run()
     engine.run()
     for name in golden.prompts:
@@ -99,6 +119,9 @@ def test_the_engine_with_real_graphs(golden: Golden, max_step_tokens: int) -> No
         assert largest_difference(rows, expected[:, : rows.shape[1]]) <= 1e-4
     kinds = engine.steps()
     assert kinds["decode", "replay", "captured"]
-    if max_step_tokens > 13:
+    if max_step_tokens < 512:
+        assert ("cached_prefill", "replay") in engine.routes(), kinds
+        assert not {("prefill", "eager"), ("mixed", "eager")} & engine.routes(), kinds
+    else:
         # Both kinds of captured prefills hold a whole prompt; the one that was measured faster is replayed.
         assert kinds["prefill", "replay", "captured"] + kinds["cached_prefill", "replay", "captured"], kinds
