@@ -18,7 +18,7 @@ from service.api.chat.schema import ChatRequestBody, Message
 from service.api.speech.schema import SpeechRequestBody
 from service.cli.bench import command
 from service.cli.bench import run as bench_run
-from service.cli.bench.run import BenchError, run_load, summary
+from service.cli.bench.run import BenchError, Clients, run_load, run_together, summary
 from service.cli.bench.spec import ChatLoad, Record, SpeechLoad
 from service.cli.bench.traffic import PATCH_SECONDS, payload, questions
 from service.cli.bench.words import WORDS
@@ -143,6 +143,34 @@ def test_every_record_is_reported_as_it_comes(embedded_server: ServerProcess) ->
     )
     records = run_load(load, report=seen.append)
     assert seen == records and summary(load, records)["audio_seconds"] == pytest.approx(0.64)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [ChatLoad("http://x", "m", 1, 0), ChatLoad("http://x", "m", 1, 0, turns=4), SpeechLoad("http://x", "m", 1, 0)],
+)
+def test_a_closed_loop_has_as_many_rounds_in_every_lane(load: Any) -> None:
+    """Within one: so that its concurrency is kept until the last round."""
+    for requests in (1, 5, 8, 40, 161, 512):
+        for concurrency in (1, 2, 7, 8, 32, 128):
+            for processes in (1, 2, 6, 16, 200):
+                closed = msgspec.structs.replace(load, requests=requests, concurrency=concurrency)
+                shares = bench_run._assignments(Clients(closed, processes))
+                assert sum(share.count for share in shares) == requests
+                assert sum(share.lanes for share in shares) == concurrency
+                least, extra = divmod(requests, concurrency)
+                for share in shares:
+                    assert least * share.lanes <= share.count <= (least + bool(extra)) * share.lanes
+                    assert share.count > 0, "a process with nothing to do"
+
+
+def test_two_loads_at_the_same_time_and_the_end_of_a_closed_loop(embedded_server: ServerProcess) -> None:
+    arriving = SpeechLoad(embedded_server.url, "nobody", 40, 0, rate=40.0, warmup=0)
+    held = SpeechLoad(embedded_server.url, "nobody", 20_000, 1, concurrency=2, warmup=0)
+    first, second = run_together(Clients(arriving, processes=2), Clients(held, processes=2, until=0.5))
+    assert len(first) == 40 and 2 <= len(second) < 20_000
+    begin = first[0].start - first[0].delay - float(bench_run._poisson_arrivals(arriving)[0])
+    assert begin <= second[0].start and second[-1].start < begin + 0.5 + 0.1
 
 
 def prepare_otherwise(monkeypatch: pytest.MonkeyPatch, mark: Path, first: str, then: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -53,10 +54,13 @@ async def run(assignment: Assignment, barrier: Callable[[], bytes], report: Call
         await asyncio.gather(*(at(offset, index) for index, offset in enumerate(assignment.offsets)))
     else:
         await asyncio.sleep(assignment.after)
+        end = begin + assignment.until if assignment.until else math.inf
         waiting = iter(talks)
 
         async def lane(connection: Connection) -> None:
             for body, later in waiting:
+                if time.time() >= end:
+                    return
                 async for record in converse(connection, load, body, later):
                     report(record)
 

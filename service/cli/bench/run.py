@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from service.cli.bench.spec import AnyLoad, Assignment, ChatLoad, Record
 CLIENT = python_command("service.cli.bench.client")
 LEAD_SECONDS = 0.3
 """Seconds of head start, to tell every client the start time."""
+QUANTILES = (10, 25, 50, 75, 90, 95, 99)
 
 Report = Callable[[Record], None]
 T = TypeVar("T")
@@ -28,28 +30,39 @@ class BenchError(Exception):
     """A client process failed; its error is on standard error."""
 
 
-def run_load(
-    load: AnyLoad,
-    *,
-    processes: int = 1,
-    report: Report = lambda record: None,
-) -> list[Record]:
+@dataclass(frozen=True)
+class Clients:
+    """A load and the number of processes for it. A closed loop begins `after` seconds later than the other loads, and
+    sends nothing from `until` seconds on after their beginning (0: until its requests are used up)."""
+
+    load: AnyLoad
+    processes: int = 1
+    after: float = 0.0
+    until: float = 0.0
+
+
+def run_load(load: AnyLoad, *, processes: int = 1, report: Report = lambda record: None) -> list[Record]:
     """Every process prepares its requests, then all begin together. report: called with each measured record as it
     arrives, in threads. Raises BenchError.
     """
-    warm_up(load)
-    shares = _run(_assignments(load, processes), report)
-    return _by_start(record for share in shares for record in share)
+    (records,) = run_together(Clients(load, processes), report=report)
+    return records
 
 
 def run_beside(load: AnyLoad, other: AnyLoad, *, after: float, processes: int = 1) -> tuple[list[Record], list[Record]]:
     """`load` in `processes` clients, and in one more, a closed loop that begins `after` seconds later, `other`. Raises
     BenchError."""
-    for each in (load, other):
-        warm_up(each)
-    late = [msgspec.structs.replace(assignment, after=after) for assignment in _assignments(other, 1)]
-    *shares, others = _run([*_assignments(load, processes), *late], lambda record: None)
-    return _by_start(record for share in shares for record in share), _by_start(others)
+    records, others = run_together(Clients(load, processes), Clients(other, after=after))
+    return records, others
+
+
+def run_together(*clients: Clients, report: Report = lambda record: None) -> list[list[Record]]:
+    """Several loads at the same time; the records of each. Raises BenchError."""
+    for each in clients:
+        warm_up(each.load)
+    shares = [_assignments(each) for each in clients]
+    records = iter(_run([assignment for share in shares for assignment in share], report))
+    return [_by_start(record for _ in share for record in next(records)) for share in shares]
 
 
 def _by_start(records: Iterable[Record]) -> list[Record]:
@@ -62,15 +75,19 @@ def warm_up(load: AnyLoad) -> None:
         _run([Assignment(warm, load.seed + 1_000_003, 1, load.warmup)], lambda record: None)
 
 
-def _assignments(load: AnyLoad, processes: int) -> list[Assignment]:
-    processes = max(1, min(processes, load.requests, load.concurrency or load.requests))
+def _assignments(clients: Clients) -> list[Assignment]:
+    """One for each process. In a closed loop a process has requests for each of its lanes: with the same number of
+    requests, those with fewer lanes would end last, and alone."""
+    load = clients.load
+    processes = max(1, min(clients.processes, load.requests, load.concurrency or load.requests))
     arrivals = _poisson_arrivals(load) if load.rate else None
     assignments = []
     for index in range(processes):
         offsets = tuple(float(t) for t in arrivals[index::processes]) if arrivals is not None else ()
-        count = len(range(index, load.requests, processes))
-        lanes = len(range(index, load.concurrency, processes))
-        assignments.append(Assignment(load, load.seed * 1009 + index, lanes, count, offsets))
+        lanes = range(index, load.concurrency, processes)
+        count = len(offsets) if load.rate else sum(len(range(lane, load.requests, load.concurrency)) for lane in lanes)
+        seed = load.seed * 1009 + index
+        assignments.append(Assignment(load, seed, len(lanes), count, offsets, clients.after, clients.until))
     return assignments
 
 
@@ -191,13 +208,6 @@ def summary(load: AnyLoad, records: list[Record]) -> dict[str, Any]:
 def _quantiles(values: list[float]) -> dict[str, float]:
     if not values:
         return {}
-    p10, p50, p90, p95, p99 = np.quantile(values, (0.1, 0.5, 0.9, 0.95, 0.99))
-    return {
-        "mean": float(np.mean(values)),
-        "p10": float(p10),
-        "p50": float(p50),
-        "p90": float(p90),
-        "p95": float(p95),
-        "p99": float(p99),
-        "max": float(np.max(values)),
-    }
+    found = zip(QUANTILES, np.quantile(values, [level / 100 for level in QUANTILES]), strict=True)
+    quantiles = {f"p{level}": float(value) for level, value in found}
+    return {"mean": float(np.mean(values)), **quantiles, "max": float(np.max(values))}

@@ -89,7 +89,8 @@ class Record(msgspec.Struct):
 
 class Assignment(msgspec.Struct, frozen=True):
     """One client process's share of a load: send at `offsets` (seconds after the beginning, open loop) or keep `lanes`
-    requests open until `count` are done (closed loop), beginning `after` seconds later than the others."""
+    requests open until `count` are done (closed loop), beginning `after` seconds later than the others and sending
+    nothing from `until` seconds on after their beginning (0: no end)."""
 
     load: AnyLoad
     seed: int
@@ -97,3 +98,4 @@ class Assignment(msgspec.Struct, frozen=True):
     count: int
     offsets: tuple[float, ...] = ()
     after: float = 0.0
+    until: float = 0.0
