@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.commands import COMMANDS
 from benchmarks.formatting import NAMES
 from benchmarks.reading import Missing, Results
-from benchmarks.server_tables import server_of
+from benchmarks.server_tables import gpu_busy, server_of
 
 Points = list[tuple[float, float]]
 Series = dict[str, Points]
@@ -196,7 +196,7 @@ _LOADS = {
 _PARTS = {"encoder passes": "encoder_share", "prefills": "prefill_share", "decode steps": "decode_share"}
 
 
-def _steps_share(results: Results) -> Panels:
+def _gpu_busy(results: Results) -> Panels:
     """A panel for each load whose rows tell it, a line for each server; where there is one server, its parts, too."""
     panels: Panels = {}
     for kind, (_, load) in _LOADS.items():
@@ -204,19 +204,19 @@ def _steps_share(results: Results) -> Panels:
         told = [
             (result, rows)
             for result in results.variants(f"serving_{kind}_qwen2_vl_2b")
-            if (rows := [row for row in result.rows if row.get("steps_share") is not None])
+            if (rows := [row for row in result.rows if gpu_busy(row) is not None])
         ]
         for result, rows in told:
             name = server_of(result)
             if name in lines:  # measured earlier, or on another GPU
                 name += f", {result.facts['device']['name']}, {result.facts['commit'][:7]}"
-            lines[name] = [(float(row[load]), float(row["steps_share"])) for row in rows]
+            lines[name] = [(float(row[load]), share) for row in rows if (share := gpu_busy(row)) is not None]
         if len(told) == 1:
             lines |= {part: [(float(row[load]), float(row[key])) for row in told[0][1]] for part, key in _PARTS.items()}
         if lines:
             panels[kind] = lines
     if not panels:
-        raise Missing("serving_closed_qwen2_vl_2b", "steps_share")
+        raise Missing("serving_closed_qwen2_vl_2b", "gpu_busy_share")
     return panels
 
 
@@ -252,11 +252,11 @@ PLOTS = {
             },
         ),
         Plot(
-            "steps_share",
-            "Vision chat, Qwen2-VL-2B: the rate reached, as a share of what the steps allow one after the other",
-            _steps_share,
+            "gpu_busy",
+            "Vision chat, Qwen2-VL-2B: the share of the time in which steps ran, and in which of them",
+            _gpu_busy,
             {
-                kind: Axes(unit, "share of what the steps allow", log_x=kind != "arrivals", line=(1, "steps alone"))
+                kind: Axes(unit, "share of the time", log_x=kind != "arrivals", line=(1, "always"))
                 for kind, (unit, _) in _LOADS.items()
             },
         ),

@@ -297,10 +297,16 @@ def server_of(result: Result) -> str:
     return f"{engine}, {count} API processes" if count > 1 else engine
 
 
+def gpu_busy(row: dict[str, Any]) -> float | None:
+    """The share of a load's time in which steps ran, which older results call steps_share; None where it is not told."""
+    share: float | None = row.get("gpu_busy_share", row.get("steps_share"))
+    return share
+
+
 def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) -> Callable[[Results], str]:
     """A table of benchmarks.serving, with every engine that was measured. what: heading and key of a row's load."""
     name = f"serving_{kind}_qwen2_vl_2b"
-    shares = ["steps_share"] if kind != "long" else []
+    busy, reached = kind != "long", kind not in ("arrivals", "long")
 
     def block(result: Result) -> list[list[str]]:
         return [
@@ -309,7 +315,9 @@ def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) ->
                 number(row[what[1]]),
                 *(number(row[key]) if key in row else "" for _, key in columns),
                 str(row["requests"] - row["succeeded"]),
-                *(percent(row.get(key)) for key in ("eager_prefill_share", *shares)),
+                percent(row.get("eager_prefill_share")),
+                *([percent(gpu_busy(row))] if busy else []),
+                *([percent(row.get("steps_allow_share"))] if reached else []),
             ]
             for row in result.rows
         ]
@@ -317,7 +325,8 @@ def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) ->
     def table(results: Results) -> str:
         others = sorted(path.stem for path in results.folder.glob(f"{name}_*.json"))
         head = ["engine", what[0], *(heading for heading, _ in columns), "errors", "eager prefills"]
-        head += ["of what the steps allow"] if shares else []
+        head += ["GPU busy"] if busy else []
+        head += ["of what the steps allow"] if reached else []
         return sourced_table(results, [name, *others], block, head)
 
     return table

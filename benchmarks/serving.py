@@ -18,7 +18,6 @@ import json
 import shutil
 import tempfile
 import time
-import urllib.error
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from benchmarks.checkpoints import GOLDEN, SIZES, make
 from benchmarks.footprint import children, processor_seconds
 from benchmarks.record import Row, record, version_of
 from benchmarks.server import Server, random_weights, serve
+from benchmarks.server_steps import busy_shares, longest, prefill_routes, reached, read
 from benchmarks.tokenizers import PUBLISHED, grow_file
 from service.cli.bench.run import run_beside, run_load, summary, warm_up
 from service.cli.bench.spec import ChatLoad, Record
@@ -41,8 +41,6 @@ from service.cli.bench.words import WORDS
 TINY_MODEL = "qwen2_vl"
 TINY_ENTRIES = 4_096
 QUANTILES = ("p50", "p95", "p99")
-PREFILL_KINDS = ("prefill", "cached_prefill", "mixed")
-"""Kinds of reprise_steps_total in which a prompt is computed."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +161,15 @@ def long(server: Server, model: str, scale: Scale) -> Iterator[Row]:
             images=0,
             text_words=max(1, tokens - scale.system_tokens),
         )
-        before = steps(server)
+        before = read(server)
         decoding, prefilled = run_beside(streams, prompts, after=scale.lead, processes=scale.processes)
+        after = read(server)
         yield {
             "long_tokens": tokens,
             "streams": scale.streams,
             **beside(decoding, prefilled),
-            **prefill_routes(before, steps(server)),
+            **prefill_routes(before, after),
+            **longest(before, after),
         }
 
 
@@ -185,15 +185,19 @@ def _load(server: Server, model: str, scale: Scale, **fields: Any) -> ChatLoad:
 
 
 def _measured(server: Server, load: ChatLoad, scale: Scale) -> Row:
-    before = steps(server)
+    before = read(server)
     warm_up(load)
-    spent, taken = processor_seconds(server.pid) if server.pid else {}, step_seconds(server)
+    spent, begun = processor_seconds(server.pid) if server.pid else {}, read(server)
     began = time.monotonic()
     result = summary(load, run_load(msgspec.structs.replace(load, warmup=0), processes=scale.processes))
     seconds = time.monotonic() - began
-    row: Row = {**row_of(result), **prefill_routes(before, steps(server))}
+    ended = read(server)
+    row: Row = {**row_of(result), **prefill_routes(before, ended), **longest(begun, ended)}
     if result["succeeded"]:
-        row |= step_shares(taken, step_seconds(server), result["wall_seconds"])
+        row |= busy_shares(begun, ended, result["wall_seconds"])
+    if result["succeeded"] and load.concurrency:
+        tokens, rate = result["completion_tokens_mean"], result["tokens_per_second"]
+        row |= reached(begun, ended, load.concurrency, result["succeeded"], tokens, rate)
     if spent:
         # The time of the whole call, in which the clients also prepare their requests, so the rate is rather too low.
         now = processor_seconds(server.pid)
@@ -280,52 +284,6 @@ def _gaps_across(events: Sequence[np.ndarray], spans: Sequence[Span]) -> list[fl
         for since, until in pairwise(times)
         if any(since < last and until > first for first, last in spans)
     ]
-
-
-def steps(server: Server) -> dict[str, float]:
-    """Steps so far by "kind route reason"; empty where a server does not count them."""
-    try:
-        return server.samples("reprise_steps_total", "kind", "route", "reason")
-    except urllib.error.HTTPError:
-        return {}
-
-
-def prefill_routes(before: Mapping[str, float], after: Mapping[str, float]) -> Row:
-    """The share of eager prefills between two readings of `steps`, warm-up included, and their number by reason; None
-    where no prefill was counted."""
-    reasons: dict[str, float] = {}
-    prefills = 0.0
-    for key, count in after.items():
-        kind, route, reason = key.split(" ", 2)
-        more = count - before.get(key, 0.0)
-        if kind not in PREFILL_KINDS or not more:
-            continue
-        prefills += more
-        if route == "eager":
-            reasons[f"{kind}: {reason}"] = more
-    share = sum(reasons.values()) / prefills if prefills else None
-    return {"prefills": prefills, "eager_prefill_share": share, "eager_prefills": reasons}
-
-
-def step_seconds(server: Server) -> dict[str, float]:
-    """Seconds of all steps so far by "kind", each from its launch, or the end of the step before, to its results; empty
-    where a server does not measure them."""
-    try:
-        return server.samples("reprise_step_duration_seconds_sum", "kind")
-    except urllib.error.HTTPError:
-        return {}
-
-
-def step_shares(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Row:
-    """Shares of encoder passes, prefills and decode steps in the `seconds` of a load, between two readings of
-    step_seconds. steps_share: of all together, which is the rate that was reached by the rate that the steps allow one
-    after the other; None where none was measured."""
-    spent = {kind: total - before.get(kind, 0.0) for kind, total in after.items()}
-    parts = {"encoder": ("encoder",), "prefill": PREFILL_KINDS, "decode": ("decode",)}
-    shares = {name: sum(spent.get(kind, 0.0) for kind in kinds) / seconds for name, kinds in parts.items()}
-    if not any(shares.values()):
-        return {"steps_share": None}
-    return {"steps_share": sum(shares.values()), **{f"{name}_share": share for name, share in shares.items()}}
 
 
 RUNS: dict[str, Callable[[Server, str, Scale], Iterator[Row]]] = {

@@ -144,16 +144,16 @@ def shares(folder: Path, name: str, rows: list[dict[str, Any]], **facts: Any) ->
 
 def shared(load: str, amount: float, share: float | None) -> dict[str, Any]:
     parts = {} if share is None else {"encoder_share": 0.1, "prefill_share": 0.2, "decode_share": share - 0.3}
-    return {load: amount, "succeeded": 8, "steps_share": share} | parts
+    return {load: amount, "succeeded": 8, "gpu_busy_share": share} | parts
 
 
-def test_shares_of_what_the_steps_allow_are_drawn_where_results_have_them(results: Results) -> None:
-    plot, folder = PLOTS["steps_share"], results.folder
+def test_shares_of_the_time_are_drawn_where_results_have_them(results: Results) -> None:
+    plot, folder = PLOTS["gpu_busy"], results.folder
     shares(folder, "closed_qwen2_vl_2b", [{"streams": 8, "succeeded": 8}])  # of before the share was measured
-    with pytest.raises(Missing, match=r"^serving_closed_qwen2_vl_2b\.json has no steps_share$"):
+    with pytest.raises(Missing, match=r"^serving_closed_qwen2_vl_2b\.json has no gpu_busy_share$"):
         plot.series(results)
-    assert "No plot yet: serving_closed_qwen2_vl_2b.json has no steps_share." in filled(
-        "<!-- figures: steps_share -->\n<!-- /figures -->", results
+    assert "No plot yet: serving_closed_qwen2_vl_2b.json has no gpu_busy_share." in filled(
+        "<!-- figures: gpu_busy -->\n<!-- /figures -->", results
     )
     failed = {"streams": 128, "succeeded": 0}
     shares(folder, "closed_qwen2_vl_2b", [shared("streams", 8, 0.8), shared("streams", 64, 0.9), failed])
@@ -163,7 +163,8 @@ def test_shares_of_what_the_steps_allow_are_drawn_where_results_have_them(result
     assert dict(parts["decode steps"]) == pytest.approx({8.0: 0.5, 64.0: 0.6})
     assert list(parts) == ["reprise", "encoder passes", "prefills", "decode steps"]
     shares(folder, "closed_qwen2_vl_2b_4_api_processes", [shared("streams", 8, 0.95)], api_processes=4)
-    shares(folder, "closed_qwen2_vl_2b_before", [shared("streams", 8, 0.7)], commit="fedcba9876")
+    older = [{"streams": 8, "succeeded": 8, "steps_share": 0.7}]
+    shares(folder, "closed_qwen2_vl_2b_before", older, commit="fedcba9876")
     shares(folder, "arrivals_qwen2_vl_2b", [shared("rate", 24.0, 0.6)])
     panels = plot.series(results)
     assert panels["closed"] == {
@@ -175,13 +176,13 @@ def test_shares_of_what_the_steps_allow_are_drawn_where_results_have_them(result
 
 
 @pytest.mark.slow
-def test_shares_of_what_the_steps_allow_are_a_picture(results: Results, tmp_path: Path) -> None:
+def test_shares_of_the_time_are_a_picture(results: Results, tmp_path: Path) -> None:
     shares(results.folder, "closed_qwen2_vl_2b", [shared("streams", 8, 0.8), shared("streams", 64, 0.9)])
     shares(results.folder, "arrivals_qwen2_vl_2b", [shared("rate", 24.0, 0.6)])
-    PLOTS["steps_share"].draw(results, tmp_path / "a.svg")
+    PLOTS["gpu_busy"].draw(results, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
-    assert digest(PLOTS["steps_share"].series(results)) in text
-    assert "requests at any time" in text and "steps alone" in text and "decode steps" in text
+    assert digest(PLOTS["gpu_busy"].series(results)) in text
+    assert "requests at any time" in text and "always" in text and "decode steps" in text
 
 
 def test_a_document_links_to_plots_from_its_own_folder(results: Results, tmp_path: Path) -> None:
@@ -235,18 +236,20 @@ def test_engines_under_one_load_stand_in_one_table(results: Results) -> None:
     row = {"streams": 8, "requests": 40, "succeeded": 39, "tokens_per_s": 2998.0, "eager_prefill_share": 0.125}
     row |= {f"first_{name}_ms": 49.0 for name in ("p50", "p95", "p99")} | {"gap_p50_ms": 2.0, "gap_p99_ms": 4.4}
     for suffix, changes, more in (
-        ("", {"steps_share": 0.901}, {"api_processes": 4}),
+        ("", {"gpu_busy_share": 0.987, "steps_allow_share": 0.901}, {"api_processes": 4}),
+        ("_before", {"steps_share": 0.985}, {}),
         ("_1_api_processes", {}, {"api_processes": 1}),  # of before the share was measured
-        ("_vllm", {"tokens_per_s": 1552.0, "eager_prefill_share": None, "steps_share": None}, {}),
+        ("_vllm", {"tokens_per_s": 1552.0, "eager_prefill_share": None, "gpu_busy_share": None}, {}),
     ):
         engine = {"engine": "vllm" if "vllm" in suffix else "reprise"}
         engine["engine_version"] = "0.22.1" if "vllm" in suffix else None
         path = results.folder / f"serving_closed_qwen2_vl_2b{suffix}.json"
         path.write_text(json.dumps({**FACTS, **engine, **more, "rows": [row | changes]}))
     lines = TABLES["serving-closed"](results).splitlines()
-    assert lines[0].endswith("| eager prefills | of what the steps allow |")
+    assert lines[0].endswith("| eager prefills | GPU busy | of what the steps allow |")
     figures = "49.0 | 49.0 | 49.0 | 2.00 | 4.40 |  | 1 |"
-    assert lines[2] == f"| reprise, 4 API processes | 8.00 | 2,998 | {figures} 12.5 % | 90.1 % |"
-    assert lines[3] == f"| reprise | 8.00 | 2,998 | {figures} 12.5 % |  |"
-    assert lines[4] == f"| vllm 0.22.1 | 8.00 | 1,552 | {figures}  |  |"
+    assert lines[2] == f"| reprise, 4 API processes | 8.00 | 2,998 | {figures} 12.5 % | 98.7 % | 90.1 % |"
+    assert lines[3] == f"| reprise | 8.00 | 2,998 | {figures} 12.5 % |  |  |"
+    assert lines[4] == f"| reprise | 8.00 | 2,998 | {figures} 12.5 % | 98.5 % |  |"
+    assert lines[5] == f"| vllm 0.22.1 | 8.00 | 1,552 | {figures}  |  |  |"
     assert "Not measured yet: `python -m benchmarks.serving long qwen2_vl_2b`" in TABLES["serving-long"](results)
