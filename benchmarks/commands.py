@@ -119,8 +119,9 @@ COMMANDS: tuple[Command, ...] = (
         Command(what, f"serving_{kind}_qwen2_vl_2b", f"python -m benchmarks.serving {kind} qwen2_vl_2b")
         for kind, what in (
             ("closed", "chat about new pictures behind a shared system prompt, 1 to 128 at any time"),
-            ("conversations", "the same as conversations of four turns about one picture"),
-            ("arrivals", "the same as Poisson arrivals, each rate for 60 s"),
+            ("template", "the same without a system message: with the default one of the model's template"),
+            ("conversations", "the first as conversations of four turns about one picture"),
+            ("arrivals", "the first as Poisson arrivals, each rate for 60 s"),
             ("long", "prompts of 8,000 and 30,000 tokens beside 32 decoding streams"),
         )
     ),

@@ -298,7 +298,7 @@ def server_of(result: Result) -> str:
 
 
 def gpu_busy(row: dict[str, Any]) -> float | None:
-    """The share of a load's time in which steps ran, which older results call steps_share; None where it is not told."""
+    """The share of a load's time in which steps ran (older results: steps_share); None where it is not told."""
     share: float | None = row.get("gpu_busy_share", row.get("steps_share"))
     return share
 
@@ -334,6 +334,7 @@ def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) ->
 
 SERVING = {
     "serving-closed": serving("closed", ("at any time", "streams"), _RATE + _FIRST + _GAP),
+    "serving-template": serving("template", ("at any time", "streams"), _RATE + _FIRST + _GAP),
     "serving-conversations": serving("conversations", ("at any time", "conversations"), _RATE + _LATER + _GAP),
     "serving-arrivals": serving("arrivals", ("a second", "rate"), _RATE + _FIRST + _GAP),
     "serving-long": serving("long", ("prompt tokens", "long_tokens"), _LONG),

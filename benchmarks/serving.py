@@ -1,14 +1,15 @@
 """A chat server under the loads that it is made for, through HTTP; ours, or any other with OpenAI's API.
 
-    python -m benchmarks.serving closed|conversations|arrivals|long|all [MODEL] [--tiny]
+    python -m benchmarks.serving closed|template|conversations|arrivals|long|all [MODEL] [--tiny]
+    python -m benchmarks.serving closed,template ...                # several against one server
     python -m benchmarks.serving ... --api-processes 4              # ours, with so many instead of what it chooses
     python -m benchmarks.serving ... --engine vllm                  # `vllm serve` of this environment
     python -m benchmarks.serving ... --engine NAME --url URL        # a server that runs already
     python -m benchmarks.serving directory PATH [MODEL]             # what to start such a server on, and no load
 
 Full size and random weights, a vocabulary and a tokenizer of published size; --tiny takes a miniature of both. Ordinary
-words, a new picture for every request or conversation, one system prompt for all. Every engine gets the same directory
-and, seed by seed, the same requests.
+words, a new picture for every request or conversation, one system prompt for all, but for `template`. Every engine gets
+the same directory and, seed by seed, the same requests.
 """
 
 from __future__ import annotations
@@ -119,6 +120,15 @@ def closed(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     """A constant number of open requests."""
     for streams, requests in scale.closed.items():
         load = _load(server, model, scale, seed=1_000 + streams, concurrency=streams, requests=requests)
+        yield {"streams": streams, **_measured(server, load, scale)}
+
+
+def template(server: Server, model: str, scale: Scale) -> Iterator[Row]:
+    """The same without a system message: the model's chat template puts its own."""
+    for streams, requests in scale.closed.items():
+        shape: dict[str, Any] = {"concurrency": streams, "requests": requests}
+        shape |= {"system_tokens": 0, "system_message": False}
+        load = _load(server, model, scale, seed=6_000 + streams, **shape)
         yield {"streams": streams, **_measured(server, load, scale)}
 
 
@@ -288,6 +298,7 @@ def _gaps_across(events: Sequence[np.ndarray], spans: Sequence[Span]) -> list[fl
 
 RUNS: dict[str, Callable[[Server, str, Scale], Iterator[Row]]] = {
     "closed": closed,
+    "template": template,
     "conversations": conversations,
     "arrivals": arrivals,
     "long": long,
@@ -361,7 +372,7 @@ def parse(words: Sequence[str] | None) -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=[*RUNS, "all", "directory"])
+    parser.add_argument("kind", help=f"{', '.join(RUNS)}, several with commas between them, all, or directory")
     parser.add_argument("arguments", nargs="*", metavar="MODEL", help="directory: PATH [MODEL]")
     parser.add_argument("--engine", default="reprise", help="reprise, vllm, or a name for the server at --url")
     parser.add_argument("--url", default="", help="of a server that runs already, without /v1")
@@ -378,7 +389,9 @@ def parse(words: Sequence[str] | None) -> Options:
         parser.error(f"--engine {given.engine} needs --url")
     if given.kind == "directory" and directory is None:
         parser.error("directory needs a path")
-    kinds = tuple(RUNS) if given.kind == "all" else (given.kind,)
+    kinds = tuple(RUNS if given.kind == "all" else [] if given.kind == "directory" else given.kind.split(","))
+    if unknown := [kind for kind in kinds if kind not in RUNS]:
+        parser.error(f"unknown load {unknown[0]!r}; known are {', '.join(RUNS)}")
     scale = TINY if given.tiny else FULL
     return Options(kinds, model, scale, given.engine, given.url, given.api_processes, directory)
 

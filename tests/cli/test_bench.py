@@ -43,6 +43,7 @@ def test_a_terminals_ctrl_c_is_the_commands_alone() -> None:
     [
         ChatLoad("http://x", "m", 4, 0, images=2, width=56, height=28),
         ChatLoad("http://x", "m", 4, 0, images=0, text_words=4, system_tokens=20, turns=3),
+        ChatLoad("http://x", "m", 4, 0, images=0, system_message=False),
         ChatLoad("http://x", "m", 4, 0, images=0, temperature=1.0, json_schema='{"type": "integer"}'),
         SpeechLoad("http://x", "m", 4, 0, seconds=0.64, solver_steps=4),
     ],
@@ -99,6 +100,11 @@ def test_a_shared_system_prompt_is_the_same_for_all_and_everything_else_is_new()
     assert len(systems) == 1 and len(systems.pop().split()) == 40
     asked = [messages[1]["content"][-1]["text"] for messages in bodies] + questions(load, rng)
     assert len(asked) == 5 == len(set(asked)) and all(set(text.split()) <= set(WORDS) for text in asked)
+
+
+def test_no_system_message_leaves_the_templates_own() -> None:
+    load = ChatLoad("http://x", "m", 4, 0, images=0, system_message=False)
+    assert [message["role"] for message in payload(load, np.random.default_rng(0))["messages"]] == ["user"]
 
 
 def test_conversations_arrive_and_each_turn_has_all_that_was_said_before(
@@ -231,6 +237,7 @@ def test_refusals_are_counted_and_no_answer_at_all_is_an_error(embedded_server: 
     [
         (["chat", "--rate", "1", "--concurrency", "1"], "exclude each other"),
         (["chat", "--requests", "0"], "--requests"),
+        (["chat", "--model", "m", "--no-system", "--system-tokens", "4"], "exclude each other"),
     ],
 )
 def test_what_makes_no_sense_is_said(arguments: list[str], said: str) -> None:

@@ -107,6 +107,9 @@ def chat(
     system_tokens: Annotated[
         int, typer.Option(min=0, help="Words of a system prompt that all requests share, about a token each.")
     ] = 0,
+    system: Annotated[
+        bool, typer.Option(help="Send a system message; without one the model's template applies.")
+    ] = True,
     turns: Annotated[
         int,
         typer.Option(
@@ -123,6 +126,8 @@ def chat(
     ] = None,
 ) -> ChatLoad:
     """Chat: time to first token, time between tokens, tokens per second."""
+    if system_tokens and not system:
+        raise typer.BadParameter("a system prompt (--system-tokens) and none (--no-system) exclude each other")
     return ChatLoad(
         **load,
         images=images,
@@ -131,6 +136,7 @@ def chat(
         text_characters=text,
         text_words=words,
         system_tokens=system_tokens,
+        system_message=system,
         turns=turns,
         output_tokens=tokens,
         temperature=temperature,

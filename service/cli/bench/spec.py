@@ -31,6 +31,7 @@ class ChatLoad(Load, frozen=True, tag="chat"):
 
     text_words: ordinary words in the place of `text_characters` random letters and digits.
     system_tokens: words of the system prompt of all requests, about a token each; 0: a short one for each request.
+    system_message: False: none, so that the chat template puts its own where it has one.
     turns: questions of a conversation about its pictures, each with the answers so far before it; `requests` and the
     arrivals of an open loop then count conversations, and each turn has a Record.
     temperature: of the sampler. json_schema: the schema that answers follow, as text; "": none.
@@ -42,6 +43,7 @@ class ChatLoad(Load, frozen=True, tag="chat"):
     text_characters: int = 128
     text_words: int = 0
     system_tokens: int = 0
+    system_message: bool = True
     turns: int = 1
     output_tokens: int = 64
     temperature: float = 0.0

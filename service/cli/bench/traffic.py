@@ -103,13 +103,15 @@ def _chat_payload(load: ChatLoad, rng: np.random.Generator) -> dict[str, Any]:
         data = base64.b64encode(picture(rng, load.width, load.height)).decode()
         content.append({"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}})
     content.append({"type": "text", "text": _asked(load, rng)})
-    # A separate system turn keeps even the first page of the prefix index from being shared.
-    shared = text(np.random.default_rng(SYSTEM_SEED), load.system_tokens)
-    system = {"role": "system", "content": shared or _letters(rng, 16)}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if load.system_message:
+        # A separate system turn keeps even the first page of the prefix index from being shared.
+        shared = text(np.random.default_rng(SYSTEM_SEED), load.system_tokens)
+        messages.insert(0, {"role": "system", "content": shared or _letters(rng, 16)})
     guided = {"guided_json": msgspec.json.decode(load.json_schema)} if load.json_schema else {}
     return {
         "model": load.model,
-        "messages": [system, {"role": "user", "content": content}],
+        "messages": messages,
         "max_completion_tokens": load.output_tokens,
         "ignore_eos": True,
         "temperature": load.temperature,
