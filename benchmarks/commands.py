@@ -139,6 +139,11 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.spoken_http",
     ),
     Command(
+        "32 picture chats a second and 32 live streams of speech on one GPU, alone and beside each other",
+        "beside_qwen2_vl_2b",
+        "python -m benchmarks.beside qwen2_vl_2b voxcpm2",
+    ),
+    Command(
         "chat and speech through HTTP on one GPU and on two of a host, alternately",
         "engines",
         "python -m benchmarks.engines",

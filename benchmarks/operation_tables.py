@@ -1,4 +1,4 @@
-"""Tables of how a server is operated: waking, overload, several GPUs, Ray Serve."""
+"""Tables of how a server is operated: waking, overload, chat beside speech, several GPUs, Ray Serve."""
 
 from __future__ import annotations
 
@@ -37,6 +37,39 @@ def overload(results: Results) -> str:
     head = ["model", "processors", "capacity, 1/s", "offered, 1/s", "good answers, 1/s", "of the capacity"]
     head += ["refusal in the API process, p99, ms", "at the client, p99, ms"]
     return sourced_table(results, ["overload_embedded", "overload_qwen2_vl_2b"], block, head)
+
+
+def beside(results: Results) -> str:
+    """Chat and speech on one GPU, alone and beside each other."""
+
+    def block(result: Result) -> list[list[str]]:
+        loads = {
+            "chat": f"{number(result.facts['rate'])} chats/s",
+            "speech": f"{result.facts['streams']} streams of speech",
+        }
+        rates = {"chat": ("tokens_per_s", "tokens/s"), "speech": ("audio_s_per_s", "audio-s/s")}
+        found = []
+        for row in sorted(result.rows, key=lambda row: (row["load"], row["beside"])):
+            if not row["succeeded"]:
+                continue
+            key, unit = rates[row["load"]]
+            times = ("first_p50_ms", "first_p95_ms", "first_p99_ms", "gap_p50_ms", "gap_p99_ms", "gap_max_ms")
+            found.append(
+                [
+                    loads[row["load"]],
+                    "beside the other" if row["beside"] else "alone",
+                    f"{number(row[key])} {unit}",
+                    *(number(row[name]) if name in row else "" for name in times),
+                    str(row.get("streams_with_underrun", "")),
+                    str(row["refused"] + row["failed"]),
+                ]
+            )
+        return found
+
+    head = ["load", "", "rate", "first token or sound, p50, ms", "p95, ms", "p99, ms", "ITL p50, ms", "p99, ms"]
+    return sourced_table(
+        results, ["beside_qwen2_vl_2b"], block, [*head, "longest, ms", "underruns", "refused or failed"]
+    )
 
 
 def gpus(results: Results) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.commands import COMMANDS
 from benchmarks.formatting import UNMEASURED, markdown, number
-from benchmarks.operation_tables import gpus, overload, ray_hop, waking
+from benchmarks.operation_tables import beside, gpus, overload, ray_hop, waking
 from benchmarks.reading import Missing, Results
 from benchmarks.server_tables import (
     SERVING,
@@ -101,6 +101,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "startup": startup,
     "waking": waking,
     "overload": overload,
+    "beside": beside,
     "gpus": gpus,
     "ray-hop": ray_hop,
     "memory": memory,

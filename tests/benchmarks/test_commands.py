@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import burst, chat_http, engines, forced_tokens, guided, peers, speech_http, startup
+from benchmarks import beside, burst, chat_http, engines, forced_tokens, guided, peers, speech_http, startup
 from benchmarks.commands import COMMANDS
 from benchmarks.peers import __main__ as compare
 from benchmarks.reading import PEERS, RESULTS, Results
@@ -105,6 +105,32 @@ def test_one_and_two_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(row["succeeded"] == row["requests"] for row in rows)
     assert sorted(rows[1]["steps_by_engine"]) == ["0", "1"] and rows[1]["choices"]["affinity"] > 0
     assert rows[3]["choices"] == {"affinity": 0, "spilled": 0, "load": rows[3]["choices"]["load"], "moved": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_chat_beside_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    results = accept(beside.main(["--tiny"]), "beside_qwen2_vl_2b")
+    rows = results["beside_qwen2_vl_2b"].rows
+    assert [(row["load"], row["beside"]) for row in rows] == [
+        ("chat", False), ("speech", False), ("chat", True), ("speech", True),
+    ]  # fmt: skip
+    assert all(row["succeeded"] == row["requests"] > 0 for row in rows)
+    assert all(row["tokens_per_s" if row["load"] == "chat" else "audio_s_per_s"] > 0 for row in rows)
+    table = TABLES["beside"](results)
+    assert "| 2.00 chats/s | beside the other |" in table and "| 2 streams of speech | alone |" in table
+
+
+def test_the_rate_of_a_time_is_that_of_the_parts_of_answers_in_it() -> None:
+    answers = [
+        Record(start=9.0, status=200, duration=2.0, tokens=10),  # half of it inside
+        Record(start=12.0, status=200, duration=1.0, tokens=6),
+        Record(start=19.5, status=200, duration=2.0, tokens=8),  # a quarter
+        Record(start=13.0, status=200, duration=1.0, tokens=99, error="failed"),
+        Record(start=21.0, status=200, duration=1.0, tokens=99),
+    ]
+    assert beside.rate_within(answers, "tokens", 10.0, 20.0) == pytest.approx((5 + 6 + 2) / 10)
 
 
 @pytest.mark.slow
