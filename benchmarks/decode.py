@@ -11,19 +11,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import nn
 
-from benchmarks import floors
+from benchmarks.decoder_floors import decode_floor, prefill_floor
 from benchmarks.full_size import captured, free, load, measure_each, show
 from benchmarks.record import Row, table
-from benchmarks.timing import host_milliseconds, milliseconds
+from benchmarks.timing import host_milliseconds, milliseconds, spread
 from models.checkpoint import Quantization
 from models.layers.kv_cache import CacheSpec, PagedBatch
-from models.layers.moe import MixtureOfExperts
 from models.protocol import Bucket, Decoder, Plan
 from service.engine.chat.slot_state import Float, Int, SlotState
-from service.engine.chat.steps import DecodeStep, Sampling
+from service.engine.chat.steps import CachedPrefillStep, DecodeStep, PrefillStep, Sampling
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
@@ -35,24 +34,6 @@ PREFILLS = (384, 1024, 2048)
 MAX_CONTEXT = 32_768
 PAGE_SIZE = 16
 POOL_BYTES = 16 << 30
-
-
-def floor(decoder: Decoder, rows: int) -> float:
-    """Roofline in seconds: every weight that `rows` tokens need, and their keys and values, read once."""
-    assert isinstance(decoder, nn.Module)
-    mixtures = [module for module in decoder.modules() if isinstance(module, MixtureOfExperts)]
-    chosen = {id(p): mixture.router.top_k for mixture in mixtures for p in mixture.experts.parameters()}
-    num_bytes = 0.0
-    for name, parameter in decoder.named_parameters():
-        heads = (getattr(decoder, "head", None), getattr(decoder, "tied_head", None))
-        if name == "embed_tokens.weight" and any(head is not None for head in heads):
-            continue
-        share = 1.0
-        if id(parameter) in chosen:
-            share = 1 - (1 - chosen[id(parameter)] / parameter.shape[0]) ** rows
-        num_bytes += share * parameter.numel() * parameter.element_size()
-    cache = sum(spec.bytes_per_token(torch.bfloat16) for spec in decoder.cache_specs())
-    return (num_bytes + rows * CONTEXT * cache) / floors.BYTES
 
 
 def fill(state: SlotState, rows: int) -> None:
@@ -105,28 +86,57 @@ def measure_decode(name: str, decoder: Decoder, rows: int, pool: GraphPool) -> R
         timings[kind] = milliseconds(call, repeats=10 if kind == "eager" else 40)
     fill(state, rows)
     host = host_milliseconds(lambda: runner.run(plan), repeats=40)
-    least = floor(decoder, rows) * 1e3
+    least = decode_floor(decoder, rows, CONTEXT) * 1e3
     return {
         "model": name,
         "kind": "decode",
         "rows": rows,
         "context": CONTEXT,
         "eager_ms": timings["eager"]["median"],
-        "replay_ms": timings["replay"]["median"],
-        "graph_ms": timings["graph"]["median"],
-        "graph_p10_ms": timings["graph"]["p10"],
-        "graph_p90_ms": timings["graph"]["p90"],
+        **spread("replay", timings["replay"]),
+        **spread("graph", timings["graph"]),
         "host_ms": host,
         "floor_ms": least,
-        "over_floor": timings["graph"]["median"] / least,
+        "over_floor": timings["replay"]["median"] / least,
         "graph_bytes": pool.graph_bytes,
         "static_bytes": pool.static_bytes,
     }
 
 
-def measure_prefill(name: str, decoder: Decoder, tokens: int, device: torch.device) -> Row:
-    """One sequence without cached context, eagerly as in the engine, and the same launches replayed."""
-    caches = caches_of(decoder.cache_specs(), -(-tokens // (CONTEXT + ROOM)), device)
+def captured_prefill(
+    name: str, decoder: Decoder, tokens: int, pool: GraphPool, cached: int = 0
+) -> tuple[GraphRunner, Plan]:
+    """One captured prefill of a text of `tokens` tokens behind `cached` positions, as the engine replays it."""
+    device = pool.device
+    pages = -(-(cached + tokens) // PAGE_SIZE)
+    caches = caches_of(decoder.cache_specs(), -(-pages * PAGE_SIZE // (CONTEXT + ROOM)), device)
+    hidden = decoder.embed(torch.randint(0, 1000, (tokens,), device=device))
+    sizes = PAGE_SIZE, hidden.shape[1], hidden.dtype
+    required: Bucket = {"tokens": tokens, "sequences": 1}
+    positions = np.arange(cached, cached + tokens)
+    arrays = {
+        "positions": np.tile(positions[:, None], (1, decoder.position_axes)),
+        "slot_mapping": positions + PAGE_SIZE,
+        "cu_seqlens": np.array([0, tokens], dtype=np.int32),
+    }
+    step: PrefillStep | CachedPrefillStep
+    if cached:
+        state = SlotState(1, pages, decoder.vocab_size, device)
+        state.block_tables[1, :pages] = torch.arange(1, pages + 1, dtype=torch.int32, device=device)
+        step = CachedPrefillStep(decoder, state, caches, *sizes)
+        arrays |= {"slots": np.array([1]), "seq_lens": np.array([cached + tokens], dtype=np.int32)}
+    else:
+        step = PrefillStep(decoder, caches, *sizes)
+    if decoder.feature_levels:
+        required = required | {"levels": 0}
+    plan = Plan(arrays, tensors={"hidden": [hidden]}, fills={"cu_seqlens": tokens}, required=required)
+    return captured(name, step.name, step, [required], pool), plan
+
+
+def measure_prefill(name: str, decoder: Decoder, tokens: int, pool: GraphPool) -> Row:
+    """One sequence without cached context, eagerly as in the engine, replayed by the runner, and its graph alone."""
+    device = pool.device
+    caches = caches_of(decoder.cache_specs(), -(-(tokens + PAGE_SIZE) // (CONTEXT + ROOM)), device)
     ids = torch.randint(0, 1000, (tokens,), device=device)
     positions = torch.arange(tokens, device=device).expand(decoder.position_axes, -1)
     ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
@@ -138,19 +148,21 @@ def measure_prefill(name: str, decoder: Decoder, tokens: int, device: torch.devi
 
     eager = milliseconds(forward)
     host = host_milliseconds(forward)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(device), capture_error_mode="thread_local"):
-        forward()
-    replay = milliseconds(graph.replay)
+    runner, plan = captured_prefill(name, decoder, tokens, pool)
+    graph = runner.graph_for(plan.required)
+    assert graph is not None
+    replay = milliseconds(lambda: runner.run(plan))
+    least = prefill_floor(decoder, tokens) * 1e3
     return {
         "model": name,
         "kind": "prefill",
         "rows": tokens,
         "eager_ms": eager["median"],
         "host_ms": host,
-        "graph_ms": replay["median"],
-        "graph_p10_ms": replay["p10"],
-        "graph_p90_ms": replay["p90"],
+        **spread("replay", replay),
+        **spread("graph", milliseconds(graph.capture.replay)),
+        "floor_ms": least,
+        "over_floor": replay["median"] / least,
     }
 
 
@@ -160,7 +172,10 @@ def measure(name: str, directory: Path, device: torch.device, quantization: Quan
     for batch in BATCHES:
         rows.append(show(measure_decode(name, decoder, batch, GraphPool(device, POOL_BYTES))))
         free()
-    return [*rows, *(show(measure_prefill(name, decoder, tokens, device)) for tokens in PREFILLS)]
+    return [
+        *rows,
+        *(show(measure_prefill(name, decoder, tokens, GraphPool(device, POOL_BYTES))) for tokens in PREFILLS),
+    ]
 
 
 if __name__ == "__main__":

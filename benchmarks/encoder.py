@@ -1,5 +1,6 @@
 """Vision encoders at full size with random weights: replay compared with eager and with the roofline, and padding.
-general_graph_ms: of the graph for any number of segments, where a single picture has one of its own.
+replay_ms: through the runner. graph_ms: the bare graph. general_graph_ms: the bare graph for any number of segments,
+where a single picture has one of its own.
 
 python -m benchmarks.encoder qwen2_vl_2b [qwen2_vl_7b minicpmv_4_5 kimi_vl_a3b qwen3_vl_4b ...]
 """
@@ -17,7 +18,7 @@ from PIL import Image
 from benchmarks import floors
 from benchmarks.full_size import captured, load, measure_each, show
 from benchmarks.record import Row, table
-from benchmarks.timing import milliseconds
+from benchmarks.timing import milliseconds, spread
 from models.media import MediaItem, VideoFrames, VideoMetadata
 from models.processor import ChatProcessor
 from models.protocol import Bucket, Plan, VisionEncoder
@@ -148,13 +149,11 @@ def measure_one(name: str, label: str, encoder: VisionEncoder, items: Sequence[M
         "padding": offered / real - 1,
         "embeds": embeds,
         "eager_ms": eager["median"],
-        "replay_ms": replay["median"],
-        "graph_ms": graph["median"],
-        "graph_p10_ms": graph["p10"],
-        "graph_p90_ms": graph["p90"],
+        **spread("replay", replay),
+        **spread("graph", graph),
         "general_graph_ms": general["median"],
         "floor_ms": least,
-        "over_floor": graph["median"] / least,
+        "over_floor": replay["median"] / least,
     }
 
 

@@ -53,8 +53,21 @@ def sides(text: str) -> str:
     return re.sub(r"(\d+)x(\d+)", r"\1 x \2", text)
 
 
+def device_mark(result: Result) -> str:
+    """What follows a name in a table of the H100's figures whose row is of another device."""
+    name = str(result.facts["device"]["name"])
+    return "" if "H100" in name else f", {name.removeprefix('NVIDIA ')}"
+
+
+def model_name(result: Result, model: str) -> str:
+    """Of a row of `result`, with its device where that is not an H100."""
+    return NAMES[model] + device_mark(result)
+
+
 def spread(row: dict[str, Any], name: str) -> str:
-    """Median with the 10th to the 90th percentile."""
+    """Median with the 10th to the 90th percentile; the median alone where a row has no more, "" without one."""
+    if f"{name}_p10_ms" not in row:
+        return number(row[f"{name}_ms"]) if f"{name}_ms" in row else ""
     return f"{number(row[f'{name}_ms'])} ({number(row[f'{name}_p10_ms'])} to {number(row[f'{name}_p90_ms'])})"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import COMMANDS
-from benchmarks.formatting import NAMES
+from benchmarks.formatting import model_name
 from benchmarks.reading import Missing, Results
 from benchmarks.server_tables import gpu_busy, server_of
 
@@ -162,7 +162,7 @@ def _by_rate(name: str, keys: dict[str, str]) -> Callable[[Results], Panels]:
 
 
 def _roofline(results: Results) -> Panels:
-    """Roofline by measured time of encoders and decode steps; Missing without any of either."""
+    """Roofline by time of encoder passes and decode steps through the runner; Missing without any of either."""
     encoders: Series = {}
     decodes: Series = {}
     for command in COMMANDS:
@@ -170,16 +170,17 @@ def _roofline(results: Results) -> Panels:
         if kind not in ("encoder", "decode"):
             continue
         try:
-            rows = results[command.result].rows
+            result = results[command.result]
         except Missing:
             continue
         size = "patches" if kind == "encoder" else "rows"
-        points = [(float(r[size]), r["floor_ms"] / r["graph_ms"]) for r in rows if "floor_ms" in r]
-        name = NAMES[command.result.removeprefix(f"{kind}_")]
+        steps = [row for row in result.rows if "floor_ms" in row and row.get("kind") != "prefill"]
+        points = [(float(row[size]), row["floor_ms"] / row["replay_ms"]) for row in steps]
+        name = model_name(result, command.result.removeprefix(f"{kind}_"))
         (encoders if kind == "encoder" else decodes)[name] = sorted(points)
     try:
-        steps = results["speech_steps"].rows
-        decodes["VoxCPM2"] = sorted((float(r["streams"]), r["floor_ms"] / r["decode_ms"]) for r in steps)
+        speech = results["speech_steps"].rows
+        decodes["VoxCPM2"] = sorted((float(r["streams"]), r["floor_ms"] / r["decode_ms"]) for r in speech)
     except Missing:
         pass
     if not encoders or not decodes:

@@ -53,8 +53,8 @@ def both(name: str, directory: Path, device: torch.device) -> list[Row]:
         found = decode.measure(name, directory, device, quantization)
         rows += ({"quantization": quantization, **row} for row in found)
         free()
-    plain = {(row["kind"], row["rows"]): row["graph_ms"] for row in rows if row["quantization"] == "none"}
-    return [{**row, "of_bfloat16": row["graph_ms"] / plain[row["kind"], row["rows"]]} for row in rows]
+    plain = {(row["kind"], row["rows"]): row["replay_ms"] for row in rows if row["quantization"] == "none"}
+    return [{**row, "of_bfloat16": row["replay_ms"] / plain[row["kind"], row["rows"]]} for row in rows]
 
 
 @dataclass(frozen=True)

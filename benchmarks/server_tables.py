@@ -6,9 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.commands import BY_RESULT, COMMANDS
-from benchmarks.formatting import NAMES, PEER_NAMES, absent, markdown, number, percent, sides, sourced_table, spread
+from benchmarks.comparisons import COMPARISONS
+from benchmarks.formatting import (
+    NAMES,
+    PEER_NAMES,
+    absent,
+    device_mark,
+    markdown,
+    number,
+    percent,
+    sides,
+    sourced_table,
+    spread,
+)
 from benchmarks.reading import Missing, Result, Results
-from benchmarks.targets import COMPARISONS
 
 
 def _nano(results: Results, metric: str, streams: int) -> str:
@@ -311,7 +322,7 @@ def serving(kind: str, what: tuple[str, str], columns: list[tuple[str, str]]) ->
     def block(result: Result) -> list[list[str]]:
         return [
             [
-                server_of(result),
+                server_of(result) + device_mark(result),
                 number(row[what[1]]),
                 *(number(row[key]) if key in row else "" for _, key in columns),
                 str(row["requests"] - row["succeeded"]),

@@ -1,30 +1,61 @@
-"""Tables of single steps and of memory, without a server: encoders, decode, prefill, speech steps, 8-bit weights."""
+"""Tables of single steps and of memory, without a server: encoders, decode, prefill, speech steps, the sampler,
+adapters, 8-bit weights. A step is timed through the runner; the graph that it replays, alone, is called a bare graph.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.commands import BY_RESULT, COMMANDS
-from benchmarks.formatting import NAMES, number, sides, sourced_table, spread
-from benchmarks.reading import Result, Results
+from benchmarks.decoder_floors import full_size_prefill_floor
+from benchmarks.formatting import (
+    NAMES,
+    absent,
+    markdown,
+    model_name,
+    number,
+    percent,
+    sides,
+    sourced_table,
+    spread,
+)
+from benchmarks.reading import Missing, Result, Results
+
+
+def floor_ms(row: dict[str, Any]) -> float:
+    """Roofline of an encoder pass, a decode step or a prefill; results of prefills did not always have it."""
+    return float(row["floor_ms"]) if "floor_ms" in row else 1e3 * full_size_prefill_floor(row["model"], row["rows"])
+
+
+def over_floor(row: dict[str, Any]) -> float:
+    """Multiple of the roofline: of the step, or of its bare graph where that alone was timed."""
+    return float(row.get("replay_ms", row["graph_ms"])) / floor_ms(row)
+
+
+def _timed(row: dict[str, Any]) -> list[str]:
+    """The cells under _TIMED."""
+    times = [number(row["eager_ms"]), spread(row, "replay"), spread(row, "graph")]
+    return [*times, number(floor_ms(row)), number(over_floor(row))]
+
+
+_TIMED = ["eager, ms", "step, ms", "bare graph, ms", "roofline, ms", "x roofline"]
 
 
 def encoders(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [
             [
-                NAMES[row["model"]],
+                model_name(result, row["model"]),
                 sides(row["input"]),
                 str(row["patches"]),
                 f"{100 * row['padding']:.1f} %",
-                number(row["eager_ms"]),
-                spread(row, "graph"),
-                number(row["floor_ms"]),
-                number(row["over_floor"]),
+                *_timed(row),
             ]
             for row in result.rows
             if "graph_ms" in row
         ]
 
-    head = ["model", "input", "patches", "padding", "eager, ms", "replayed, ms", "roofline, ms", "x roofline"]
+    head = ["model", "input", "patches", "padding", *_TIMED]
     return sourced_table(results, [c.result for c in COMMANDS if c.result.startswith("encoder_")], block, head)
 
 
@@ -32,32 +63,61 @@ def decode(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [
             [
-                NAMES[row["model"]],
+                model_name(result, row["model"]),
                 str(row["rows"]),
-                number(row["eager_ms"]),
-                spread(row, "graph"),
-                number(row["floor_ms"]),
-                number(row["over_floor"]),
+                *_timed(row),
                 number(1e3 * row["rows"] / row["replay_ms"]),
             ]
             for row in result.rows
             if row["kind"] == "decode"
         ]
 
-    head = ["model", "rows", "eager, ms", "replayed, ms", "roofline, ms", "x roofline", "tokens/s"]
+    head = ["model", "rows", *_TIMED, "tokens/s"]
     return sourced_table(results, [c.result for c in COMMANDS if c.result.startswith("decode_")], block, head)
 
 
 def prefill(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [
-            [NAMES[row["model"]], str(row["rows"]), number(row["eager_ms"]), spread(row, "graph")]
+            [model_name(result, row["model"]), str(row["rows"]), *_timed(row)]
             for row in result.rows
             if row["kind"] == "prefill"
         ]
 
-    head = ["model", "tokens", "eager, ms", "replayed, ms"]
+    head = ["model", "tokens", *_TIMED]
     return sourced_table(results, [c.result for c in COMMANDS if c.result.startswith("decode_")], block, head)
+
+
+def sampler(results: Results) -> str:
+    """A row for each set of parameters, a column for each number of rows."""
+    try:
+        result = results["sampler"]
+    except Missing:
+        return absent("sampler")
+    batches = sorted({row["rows"] for row in result.rows})
+    cases = dict.fromkeys(row["case"] for row in result.rows)
+    rows = [[case, *(number(result.row(case=case, rows=each)["graph_ms"]) for each in batches)] for case in cases]
+    head = ["parameters", *(f"{each} row{'s' * (each > 1)}, ms" for each in batches)]
+    return f"{markdown(head, rows)}\n\n- {result.source}"
+
+
+def lora(results: Results) -> str:
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                str(row["streams"]),
+                _VARIANTS.get(row["variant"], row["variant"]),
+                f"{number(row['decode_ms'])} ({number(row['least_ms'])} to {number(row['most_ms'])})",
+                percent(row["over_base"]),
+            ]
+            for row in result.rows
+        ]
+
+    head = ["streams", "rows have", "decode, ms", "more than the graph without adapters"]
+    return sourced_table(results, ["lora"], block, head)
+
+
+_VARIANTS = {"base graph": "none, the graph without adapters", "0 adapters": "none", "1 adapters": "1 adapter"}
 
 
 def speech_steps(results: Results) -> str:
@@ -109,6 +169,14 @@ def memory(results: Results) -> str:
     return sourced_table(results, [c.result for c in COMMANDS if "_http_" in c.result], block, head)
 
 
+def of_bfloat16(result: Result, row: dict[str, Any]) -> float:
+    """Time of a row with weights in e4m3, divided by that with bfloat16 ones; of bare graphs where only those were
+    timed."""
+    plain = result.row(quantization="none", kind=row["kind"], rows=row["rows"])
+    key = "replay_ms" if "replay_ms" in row and "replay_ms" in plain else "graph_ms"
+    return float(row[key] / plain[key])
+
+
 def quantization_decode(results: Results) -> str:
     """Steps and prefills with weights in e4m3 beside the same in bfloat16, measured on the same GPU one after the
     other."""
@@ -123,11 +191,11 @@ def quantization_decode(results: Results) -> str:
             what = of_decoding if row["kind"] == "decode" else "tokens of a prefill"
             rows.append(
                 [
-                    NAMES[row["model"]],
+                    model_name(result, row["model"]),
                     f"{row['rows']:,} {what}",
-                    number(plain["graph_ms"]),
-                    number(row["graph_ms"]),
-                    f"{row['of_bfloat16']:.2f}",
+                    number(plain.get("replay_ms", plain["graph_ms"])),
+                    number(row.get("replay_ms", row["graph_ms"])),
+                    f"{of_bfloat16(result, row):.2f}",
                 ]
             )
         return rows

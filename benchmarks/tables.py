@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.commands import COMMANDS
-from benchmarks.formatting import UNMEASURED, markdown, number
+from benchmarks.formatting import UNMEASURED, device_mark, markdown, number
 from benchmarks.operation_tables import beside, gpus, overload, ray_hop, waking
 from benchmarks.reading import Missing, Results
 from benchmarks.server_tables import (
@@ -27,10 +27,12 @@ from benchmarks.server_tables import (
 from benchmarks.step_tables import (
     decode,
     encoders,
+    lora,
     memory,
     prefill,
     quantization_decode,
     quantization_quality,
+    sampler,
     speech_steps,
 )
 from benchmarks.targets import TARGETS, Target
@@ -38,7 +40,11 @@ from benchmarks.targets import TARGETS, Target
 
 def _met(target: Target, value: float) -> str:
     met = target.met(value)
-    return "" if met is None else "yes" if met else "**no**"
+    if met is None:
+        return ""
+    if not met:
+        return "**no**"
+    return "yes, the further one **no**" if target.met_further(value) is False else "yes"
 
 
 def _precise(value: float, limit: float | None) -> str:
@@ -48,21 +54,32 @@ def _precise(value: float, limit: float | None) -> str:
 
 
 def _target_row(target: Target, results: Results) -> list[str]:
-    peer = target.peer(results) if callable(target.peer) else target.peer
     unit = f" {target.unit}" if target.unit else ""
-    limit = "" if target.limit is None else f"{'>=' if target.at_least else '<='} {target.limit:g}{unit}"
+
+    def limit(value: float | None) -> str:
+        return "" if value is None else f"{'>=' if target.at_least else '<='} {value:,g}{unit}"
+
     try:
         value = target.ours(results)
-        ours, met = _precise(value, target.limit) + unit, _met(target, value)
+        mark = device_mark(results[target.result]) if target.result else ""
+        ours, met = _precise(value, target.limit) + unit + mark, _met(target, value)
     except Missing:
         ours, met = UNMEASURED, ""
-    return [target.what, peer if isinstance(peer, str) else number(peer) + unit, limit, ours, met]
+    return [target.what, _peer(target, results, unit), limit(target.limit), limit(target.further), ours, met]
+
+
+def _peer(target: Target, results: Results, unit: str) -> str:
+    """ "" where it is a multiple of a roofline that is not measured yet."""
+    try:
+        peer = target.peer(results) if callable(target.peer) else target.peer
+    except Missing:
+        return ""
+    return peer if isinstance(peer, str) else number(peer) + unit
 
 
 def targets(results: Results) -> str:
-    return markdown(
-        ["", "today's best peer", "target", "ours", "met"], [_target_row(target, results) for target in TARGETS]
-    )
+    head = ["", "today's best peer", "target", "further target", "ours", "met"]
+    return markdown(head, [_target_row(target, results) for target in TARGETS])
 
 
 def commands(results: Results) -> str:
@@ -88,6 +105,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "quantization-decode": quantization_decode,
     "quantization-quality": quantization_quality,
     "speech-steps": speech_steps,
+    "sampler": sampler,
+    "lora": lora,
     "speech-http": speech_http,
     "speech-open": speech_open,
     "chat-latency": chat_latency,

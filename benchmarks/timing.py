@@ -22,6 +22,11 @@ def milliseconds(call: Callable[[], object], *, repeats: int = 20, warm_up: int 
     }
 
 
+def spread(name: str, taken: dict[str, float]) -> dict[str, float]:
+    """What `milliseconds` gives, as fields of a row."""
+    return {f"{name}{key}_ms": taken[of] for key, of in (("", "median"), ("_p10", "p10"), ("_p90", "p90"))}
+
+
 def host_milliseconds(call: Callable[[], object], *, repeats: int = 5) -> float:
     """Mean time until one call returns, whatever it has launched: what a step costs the host."""
     _wait_for_device()

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import cached_prefill, decode, encoder, replay_profile, timing
+from benchmarks import cached_prefill, decode, encoder, floors, replay_profile, timing
 from benchmarks.cached_prefill import Shape
 from benchmarks.checkpoints import make
+from benchmarks.decoder_floors import full_size_prefill_floor
 from benchmarks.full_size import load
 from models.processor import ChatProcessor
 from models.registry import family_of, resolve
@@ -61,6 +62,18 @@ def test_every_familys_pictures_have_a_least_time(tmp_path: Path, name: str) -> 
     assert 2e-4 < least[0] < least[1] < 1
 
 
+def test_a_prefills_least_time_is_its_arithmetic_or_its_experts() -> None:
+    """By hand, of Qwen2-VL-2B's 28 layers and of 48 layers of 128 experts, 8 of which a token takes."""
+    per_token = 28 * (2048 * 1536 + 1536 * 1536 + 3 * 8960 * 1536)
+    attention = 28 * 1024**2 * 2 * 12 * 128
+    expected = (2 * 1024 * per_token + attention) / floors.FLOPS
+    assert full_size_prefill_floor("qwen2_vl_2b", 1024) == pytest.approx(expected, rel=1e-6)
+    experts = 48 * 3 * 768 * 2048 * 128
+    others = 48 * (5120 * 2048 + 2048 * 4096 + 128 * 2048)
+    read = 2 * (experts * (1 - (1 - 8 / 128) ** 384) + others) / floors.BYTES
+    assert full_size_prefill_floor("qwen3_vl_30b_a3b", 384) == pytest.approx(read, rel=1e-3)
+
+
 @pytest.mark.usefixtures("brief")
 def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor: ChatProcessor = resolve(family_of(tiny).processor)(tiny)
@@ -71,7 +84,10 @@ def test_rows_of_encoder_and_decode(tiny: Path, monkeypatch: pytest.MonkeyPatch)
     assert seen["embeds"] == sum(item.num_embeds for item in items)
     monkeypatch.setattr(decode, "MAX_CONTEXT", decode.CONTEXT + decode.ROOM)
     step = decode.measure_decode("tiny", model.decoder, 2, GraphPool(CPU, 1 << 30))
-    for row in (seen, step):
+    prefill = decode.measure_prefill("tiny", model.decoder, 24, GraphPool(CPU, 1 << 30))
+    assert (prefill["kind"], prefill["rows"]) == ("prefill", 24)
+    for row in (seen, step, prefill):
+        assert row["over_floor"] == row["replay_ms"] / row["floor_ms"]
         assert min(row["eager_ms"], row["replay_ms"], row["graph_ms"], row["floor_ms"]) > 0
     assert (step["rows"], step["context"]) == (2, decode.CONTEXT) and step["host_ms"] > 0
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.commands import COMMANDS
+from benchmarks.comparisons import COMPARISONS
 from benchmarks.formatting import number
 from benchmarks.plots import PLOTS, digest
 from benchmarks.reading import PEERS, RESULTS, Missing, Results
@@ -18,12 +19,12 @@ from benchmarks.record import record
 from benchmarks.report import ROOT, documents, filled, images_from, stale, write
 from benchmarks.search import highest
 from benchmarks.tables import TABLES, targets
-from benchmarks.targets import COMPARISONS, TARGETS
+from benchmarks.targets import TARGETS
 
 FACTS = {
     "time": "2026-01-02T03:04:05Z",
     "commit": "0123456789",
-    "device": {"name": "a GPU"},
+    "device": {"name": "an H100"},
     "versions": {"torch": "2.11.0"},
 }
 
@@ -38,7 +39,7 @@ def speech(streams: int, **changes: Any) -> dict[str, Any]:
 def results(tmp_path: Path) -> Results:
     """Of one file, speech in closed loop, and the peers."""
     shutil.copy(RESULTS / PEERS, tmp_path)
-    rows = [speech(1), speech(8, audio_s_per_s=189.9), speech(64, succeeded=0)]
+    rows = [speech(1), speech(8, audio_s_per_s=249.9), speech(64, succeeded=0)]
     (tmp_path / "speech_http_closed.json").write_text(json.dumps({**FACTS, "graph_bytes": 2.5e9, "rows": rows}))
     return Results(tmp_path)
 
@@ -62,14 +63,42 @@ def test_every_result_has_its_command() -> None:
 
 def test_a_missed_target_says_no(results: Results) -> None:
     lines = {line.split(" | ")[0]: line for line in targets(results).splitlines()}
-    assert lines["| VoxCPM2, 1 stream: real-time factor"].endswith("| 0.084 | <= 0.035 | 0.030 | yes |")
-    assert lines["| VoxCPM2, 8 streams: seconds of audio per second"].endswith("| 70.9 | >= 190 | 189.9 | **no** |")
+    assert lines["| VoxCPM2, 1 stream: real-time factor"].endswith("| 0.084 | <= 0.035 |  | 0.030 | yes |")
+    assert lines["| VoxCPM2, 8 streams: seconds of audio per second"].endswith("| 70.9 | >= 250 |  | 249.9 | **no** |")
     assert lines["| VoxCPM2, 64 streams: time to first audio, p95"].endswith("| not measured yet |  |")
+
+
+def encoder_row(**changes: Any) -> dict[str, Any]:
+    times = {"eager_ms": 9.0, "replay_ms": 3.0, "graph_ms": 2.0, "graph_p10_ms": 1.9, "graph_p90_ms": 2.1}
+    return {"model": "qwen2_vl_2b", "patches": 256, "padding": 0.0, "floor_ms": 1.2, **times, **changes}
+
+
+def test_a_step_is_judged_by_the_runner_and_another_device_is_named(results: Results) -> None:
+    rows = [encoder_row(input="224x224"), encoder_row(input="448x448", floor_ms=2.0)]
+    content = json.dumps({**FACTS, "device": {"name": "NVIDIA H200"}, "rows": rows})
+    (results.folder / "encoder_qwen2_vl_2b.json").write_text(content)
+    table = TABLES["encoders"](results)
+    expected = "| Qwen2-VL-2B, H200 | 224 x 224 | 256 | 0.0 % | 9.00 | 3.00 | 2.00 (1.90 to 2.10) | 1.20 | 2.50 |"
+    assert expected in table.splitlines()
+    text = targets(results)
+    further = "| <= 2.6 x roofline | <= 2.4 x roofline | 2.50 x roofline, H200 | yes, the further one **no** |"
+    assert f"| Qwen2-VL-2B encoder, 224 x 224 |  {further}" in text
+    assert "| <= 1.6 x roofline | 1.50 x roofline, H200 | yes |" in text
+
+
+def test_prefills_of_before_get_their_roofline_from_the_sizes(results: Results) -> None:
+    row = {"model": "qwen2_vl_2b", "kind": "prefill", "rows": 1024, "eager_ms": 9.0, "graph_ms": 6.96}
+    timed = row | {"replay_ms": 7.5, "floor_ms": 2.5, "rows": 384}
+    content = json.dumps({**FACTS, "device": {"name": "NVIDIA H100"}, "rows": [row, timed]})
+    (results.folder / "decode_qwen2_vl_2b.json").write_text(content)
+    lines = TABLES["prefill"](results).splitlines()
+    assert "| Qwen2-VL-2B | 1024 | 9.00 |  | 6.96 | 3.48 | 2.00 |" in lines
+    assert "| Qwen2-VL-2B | 384 | 9.00 | 7.50 | 6.96 | 2.50 | 3.00 |" in lines
 
 
 def test_a_comparison_names_the_peer_and_both_gpus(results: Results) -> None:
     table = TABLES["comparison"](results)
-    gpus = "a GPU; nano-vllm-voxcpm: NVIDIA H100 80GB HBM3"
+    gpus = "an H100; nano-vllm-voxcpm: NVIDIA H100 80GB HBM3"
     assert f"| VoxCPM2, 1 stream: time to first audio | 11.0 ms | nano-vllm-voxcpm: 39.7 ms | {gpus} |" in table
     assert "64 streams" not in table, "requests that all failed are compared with nothing"
     assert "Qwen2-VL" not in table, "and what was not measured neither"
@@ -80,8 +109,8 @@ def test_a_table_without_its_result_names_the_command(results: Results) -> None:
         "Not measured yet: `python -m benchmarks.speech_http open` writes `speech_http_open.json`."
     )
     table = TABLES["speech-http"](results)
-    assert "| 8 | 190 | not measured | 70.9 |" in table
-    assert "`speech_http_closed.json`: a GPU, torch 2.11.0, commit 0123456, 2026-01-02" in table
+    assert "| 8 | 250 | not measured | 70.9 |" in table
+    assert "`speech_http_closed.json`: an H100, torch 2.11.0, commit 0123456, 2026-01-02" in table
     assert "| 64 |" not in table, "requests that all failed give no figure"
 
 
@@ -89,7 +118,7 @@ def test_the_capacity_is_the_highest_rate_that_was_sustained(results: Results) -
     rows = [{"rate": rate, "sustained": rate < 65, "first_p95_ms": 2.0 * rate} for rate in (20.0, 60.0, 70.0)]
     content = json.dumps({**FACTS, "model": "voxcpm2", "rows": rows})
     (results.folder / "speech_http_open.json").write_text(content)
-    expected = "| a GPU | VoxCPM2 | utterances of 5.12 s | 60.0 | time to first audio, p95 120 ms |"
+    expected = "| an H100 | VoxCPM2 | utterances of 5.12 s | 60.0 | time to first audio, p95 120 ms |"
     assert expected in TABLES["capacity"](results)
 
 
@@ -170,7 +199,7 @@ def test_shares_of_the_time_are_drawn_where_results_have_them(results: Results) 
     assert panels["closed"] == {
         "reprise": [(8.0, 0.8), (64.0, 0.9)],
         "reprise, 4 API processes": [(8.0, 0.95)],
-        "reprise, a GPU, fedcba9": [(8.0, 0.7)],
+        "reprise, an H100, fedcba9": [(8.0, 0.7)],
     }
     assert list(panels) == ["closed", "arrivals"]
 

@@ -1,0 +1,156 @@
+"""Single figures of benchmarks/results, each read when it is asked for; all raise Missing where it is not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.reading import Missing, Result, Results
+from benchmarks.step_tables import floor_ms, of_bfloat16, over_floor
+
+Figure = Callable[[Results], float]
+Peer = Callable[[Results], float | str]
+
+
+def of_row(result: str, key: str, **wanted: object) -> Figure:
+    def figure(results: Results) -> float:
+        row = results[result].row(**wanted)
+        if row.get(key) is None:
+            raise Missing(result, key)
+        return float(row[key])
+
+    return figure
+
+
+def speech(streams: int, key: str) -> Figure:
+    return of_row("speech_http_closed", key, streams=streams)
+
+
+def nano(metric: str, batch: int) -> Figure:
+    return lambda results: results.peer_value("nano-vllm-voxcpm", metric, batch=batch)
+
+
+def chat(result: str, key: str, **wanted: object) -> Figure:
+    return of_row(f"chat_http_{result}", key, **wanted)
+
+
+def vllm(metric: str, **wanted: object) -> Figure:
+    return lambda results: results.peer_value("vllm", metric, mode="graphs+mmgraph", **wanted)
+
+
+def vllm_step(batch: int) -> Figure:
+    """The better of its two starts."""
+    modes = ("graphs", "graphs+mmgraph")
+    return lambda results: min(
+        float(results.peer("vllm", "decode_tps", batch=batch, mode=mode)["ms_per_step"]) for mode in modes
+    )
+
+
+def multiple(result: str, **wanted: object) -> Figure:
+    """Of the roofline: a step through the runner, or its bare graph where that alone was timed."""
+    return lambda results: over_floor(results[result].row(**wanted))
+
+
+def peers_multiple(peer: Figure, result: str, **wanted: object) -> Figure:
+    """A peer's milliseconds as a multiple of the same roofline."""
+    return lambda results: peer(results) / floor_ms(results[result].row(**wanted))
+
+
+def worst_multiple(model: str, rows: tuple[int, ...]) -> Figure:
+    """Of the roofline: the worst of a model's decode steps of these numbers of rows."""
+    return lambda results: max(multiple(f"decode_{model}", kind="decode", rows=each)(results) for each in rows)
+
+
+def prefill_ms(model: str, tokens: int) -> Figure:
+    def figure(results: Results) -> float:
+        row = results[f"decode_{model}"].row(kind="prefill", rows=tokens)
+        return float(row.get("replay_ms", row["graph_ms"]))
+
+    return figure
+
+
+def speech_multiple(streams: int) -> Figure:
+    def figure(results: Results) -> float:
+        row = results["speech_steps"].row(streams=streams)
+        return float(row["decode_ms"] / row["floor_ms"])
+
+    return figure
+
+
+def most_padding(models: tuple[str, ...]) -> Figure:
+    """Per cent of the patches of an encoder pass, the most of any input."""
+
+    def figure(results: Results) -> float:
+        rows = [row for model in models for row in results[f"encoder_{model}"].rows]
+        return 100 * max(float(row["padding"]) for row in rows if "padding" in row)
+
+    return figure
+
+
+def fp8(model: str) -> Figure:
+    """Milliseconds of a decode step of one row with weights in e4m3."""
+    return of_row(f"quantization_decode_{model}", "replay_ms", quantization="fp8", kind="decode", rows=1)
+
+
+def fp8_most(model: str) -> Figure:
+    """Time of a step or prefill with weights in e4m3 as a share of that in bfloat16, the largest of all sizes."""
+
+    def figure(results: Results) -> float:
+        result = results[f"quantization_decode_{model}"]
+        return max(of_bfloat16(result, row) for row in result.rows if row["quantization"] == "fp8")
+
+    return figure
+
+
+def lora(streams: int, variant: str) -> Figure:
+    """Per cent that a decode step takes longer than the graph without adapters."""
+    return lambda results: 100 * of_row("lora", "over_base", streams=streams, variant=variant)(results)
+
+
+def mp3(streams: int, key: str, best: Callable[[list[float]], float]) -> Figure:
+    """The best of the numbers of API processes that were tried on an H100."""
+
+    def figure(results: Results) -> float:
+        found = []
+        for result in _on_h100(results.variants("speech_http_mp3")):
+            found += [float(row[key]) for row in result.rows if row["streams"] == streams and row["succeeded"]]
+        if not found:
+            raise Missing("speech_http_mp3", f"row of {streams} streams")
+        return best(found)
+
+    return figure
+
+
+def _on_h100(results: list[Result]) -> list[Result]:
+    return [result for result in results if "H100" in result.facts["device"]["name"]]
+
+
+def arrivals(key: str) -> Figure:
+    return of_row("chat_http_arrivals_qwen2_vl_7b", key, rate=36)
+
+
+def highest(name: str, key: str = "rate") -> Figure:
+    """Of the loads that were sustained."""
+    return lambda results: max((float(row[key]) for row in results[name].rows if row["sustained"]), default=0.0)
+
+
+def start(model: str, cache: str) -> Figure:
+    """The slowest of the starts."""
+
+    def slowest(results: Results) -> float:
+        return max(float(row["ready_s"]) for row in results[f"startup_{model}"].rows if row["kernel_cache"] == cache)
+
+    return slowest
+
+
+def starts(engine: str) -> Peer:
+    """Least and largest start of a peer."""
+
+    def span(results: Results) -> float | str:
+        times = results.peer_notes(engine, "start_s")
+        return times[0] if len(times) == 1 else f"{min(times):.0f} to {max(times):.0f} s"
+
+    return span
+
+
+def graph_gigabytes(name: str) -> Figure:
+    return lambda results: results[name].facts["graph_bytes"] / 1e9
