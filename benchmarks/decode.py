@@ -112,9 +112,9 @@ def captured_prefill(
     caches = caches_of(decoder.cache_specs(), -(-pages * PAGE_SIZE // (CONTEXT + ROOM)), device)
     hidden = decoder.embed(torch.randint(0, 1000, (tokens,), device=device))
     sizes = PAGE_SIZE, hidden.shape[1], hidden.dtype
-    required: Bucket = {"tokens": tokens, "sequences": 1}
+    required = {"tokens": tokens, "sequences": 1}
     positions = np.arange(cached, cached + tokens)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "positions": np.tile(positions[:, None], (1, decoder.position_axes)),
         "slot_mapping": positions + PAGE_SIZE,
         "cu_seqlens": np.array([0, tokens], dtype=np.int32),

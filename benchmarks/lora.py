@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,12 @@ def adapters_of(rows: int, distinct: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(np.arange(rows) % distinct)
 
 
+def with_adapters(plan: Plan, distinct: int) -> Plan:
+    """A decode step's plan whose rows have `distinct` adapters."""
+    arrays = rows_arrays(adapters_of(plan.required["rows"], distinct), SLOTS)
+    return replace(plan, arrays={**plan.arrays, **{f"lora_{name}": array for name, array in arrays.items()}})
+
+
 def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool) -> list[Row]:
     """One state for all variants, which take turns in each run."""
     state, steps = live_state(model, rows, pool.device), model.solver_steps[0]
@@ -63,9 +70,7 @@ def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool) -> l
     variants = {"base graph": (plain, Plan(slots, required))}
     for distinct in ADAPTERS:
         if distinct <= rows:
-            arrays = rows_arrays(adapters_of(rows, distinct), SLOTS)
-            plan = Plan(slots | {f"lora_{name}": array for name, array in arrays.items()}, required)
-            variants[f"{distinct} adapters"] = adapted, plan
+            variants[f"{distinct} adapters"] = adapted, with_adapters(Plan(slots, required), distinct)
     medians: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(RUNS):
         for name, (runner, plan) in variants.items():

@@ -1,37 +1,76 @@
 """Where the time of a captured step goes: its kernels by name and grid, and how much later each ended than the one
 before, so that what runs side by side is not counted twice.
 
-python -m benchmarks.replay_profile voxcpm2|qwen2_vl_2b|... [ROWS ...]
-python -m benchmarks.replay_profile qwen2_vl_2b|minicpmv_4_5|kimi_vl_a3b --encoder [SIDE ...]
+    python -m benchmarks.replay_profile qwen2_vl_2b 1 8 32                          decode steps of so many rows
+    python -m benchmarks.replay_profile voxcpm2 64 --lora 11                        rows of 11 adapters
+    python -m benchmarks.replay_profile qwen3_vl_8b --encoder 448 640x480 16f       pictures, and a video of 16 frames
+    python -m benchmarks.replay_profile qwen2_vl_2b --prefill 384 1024 40+700       40 tokens behind 700 cached ones
+    python -m benchmarks.replay_profile qwen2_vl_7b 1 384 --quantization fp8        weights in e4m3
+
+Every size has a file of its own, replay_profile_MODEL_..._SIZE.json: its kernels as rows, `groups_ms` for kinds of
+kernels together, and `replay_ms`, the time of the step through the runner without a profiler.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import decode, encoder, speech_steps
+from benchmarks import decode, encoder, lora, speech_steps
 from benchmarks.checkpoints import make
-from benchmarks.full_size import captured, load
+from benchmarks.full_size import captured, free, load
 from benchmarks.record import Row, table, write
 from benchmarks.timing import milliseconds
+from models.checkpoint import Quantization
+from models.processor import ChatProcessor
+from models.protocol import VisionEncoder
 from models.registry import family_of, resolve
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
+from service.graphs.runner import Run
 
 POOL_BYTES = 24 << 30
 REPLAYS = 6
 GAP_US = 200.0
 """A longer pause separates two replays."""
 KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
+SIDE = 448
+"""Of a square picture in a video."""
+RANK = 32
+GROUPS = {
+    "attention": r"sdpa|flash|fmha|_(varlen|decode|paged_prefill|prefill_combine|local_attention|lengthen)_kernel",
+    "adapters": r"^_(shrink|expand)_kernel",
+    "GEMMs": r"gemm|gemv|nvjet|cutlass|cublas|splitK|_linear_kernel",
+    "norms and rotation": r"norm_kernel|rotary|rotate|_latent_kernel",
+}
+"""What the names of kernels contain; the first match counts, without one a kernel belongs to the rest."""
+REST = "rest"
+LEAST_HEADS = 8
+"""Of any model of benchmarks.checkpoints; those with experts have 4 blocks of outputs."""
+
+
+def group_of(kernel: str, grid: str) -> str:
+    if kernel == "_combine_kernel":
+        # Two kernels have this name: over rows and heads, and over rows and blocks of 512 of experts' outputs.
+        return "attention" if int(grid.split(",")[1]) >= LEAST_HEADS else REST
+    return next((group for group, pattern in GROUPS.items() if re.search(pattern, kernel)), REST)
+
+
+def grouped(rows: Iterable[Row]) -> dict[str, float]:
+    """Milliseconds of a replay for each group of kernels, and of all."""
+    totals = dict.fromkeys((*GROUPS, REST), 0.0)
+    for row in rows:
+        totals[group_of(row["kernel"], row["grid"])] += row["all_us"] / 1e3
+    return {**{group: total for group, total in totals.items() if total}, "all": sum(totals.values())}
 
 
 def by_kernel(events: Iterable[dict[str, Any]], replays: int) -> list[Row]:
@@ -72,47 +111,98 @@ def traced(call: Callable[[], object]) -> list[Row]:
         return by_kernel(json.loads(path.read_text())["traceEvents"], REPLAYS)
 
 
-def steps(
-    name: str, directory: Path, model: Any, sizes: list[int], pool: GraphPool, *, encodes: bool
-) -> Iterator[tuple[int, Callable[[], object]]]:
-    """The call for each size: a decode step of that many rows, or the encoder on a square of that side."""
-    for size in sizes:
-        if encodes:
-            processor = resolve(family_of(directory).processor)(directory)
-            _, build = encoder.pictures(size, size)
-            plan = model.encoder.plan(build(processor))
-            bucket = encoder.fitting_bucket(encoder.served_buckets(model.encoder, plan), plan)
-            runner = captured(name, "encoder", model.encoder, [bucket], pool)
-        elif name == speech_steps.MODEL:
-            runner, plan, _ = speech_steps.captured_decode(model, size, pool)
-        else:
-            runner, plan, _ = decode.captured_decode(name, model.decoder, size, pool)
-        yield size, partial(runner.run, plan)
+Step = Callable[[], list[Run]]
 
 
-@torch.inference_mode()
-def main() -> None:
+def decode_step(name: str, model: Any, size: str, pool: GraphPool) -> Step:
+    """Of `size` rows in the middle of their answers or utterances."""
+    if name == speech_steps.MODEL:
+        runner, plan, _ = speech_steps.captured_decode(model, int(size), pool)
+    else:
+        runner, plan, _ = decode.captured_decode(name, model.decoder, int(size), pool)
+    return lambda: [runner.run(plan)]
+
+
+def adapted_step(name: str, model: Any, size: str, pool: GraphPool, *, adapters: int) -> Step:
+    """Of `size` streams that have so many adapters."""
+    bank = lora.filled_bank(model, RANK, pool.device)
+    runner, plan, _ = speech_steps.captured_decode(model, int(size), pool, bank)
+    adapted = lora.with_adapters(plan, adapters)
+    return lambda: [runner.run(adapted)]
+
+
+def prefill_step(name: str, model: Any, size: str, pool: GraphPool) -> Step:
+    """TOKENS, or TOKENS+CACHED behind so many cached ones."""
+    tokens, _, cached = size.partition("+")
+    runner, plan = decode.captured_prefill(name, model.decoder, int(tokens), pool, int(cached or 0))
+    return lambda: [runner.run(plan)]
+
+
+def encoder_pass(name: str, model: Any, size: str, pool: GraphPool, *, directory: Path) -> Step:
+    """A picture of SIDE or WIDTHxHEIGHT, or a video of FRAMESf."""
+    processor: ChatProcessor = resolve(family_of(directory).processor)(directory)
+    tower: VisionEncoder = model.encoder
+    if size.endswith("f"):
+        _, build = encoder.video(int(size[:-1]), SIDE, SIDE)
+    else:
+        width, _, height = size.partition("x")
+        _, build = encoder.pictures(int(width), int(height or width))
+    plans = encoder.plans_of(tower, build(processor), tower.default_buckets()[-1])
+    buckets = [encoder.fitting_bucket(encoder.served_buckets(tower, plan), plan) for plan in plans]
+    distinct = [bucket for index, bucket in enumerate(buckets) if bucket not in buckets[:index]]
+    runner = captured(name, "encoder", tower, distinct, pool)
+    return lambda: [runner.run(plan) for plan in plans]
+
+
+def arguments_of(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.replay_profile", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("model")
-    parser.add_argument("sizes", nargs="*", type=int)
-    parser.add_argument("--encoder", action="store_true")
-    arguments = parser.parse_intermixed_args()
-    name, encodes = arguments.model, arguments.encoder
+    parser.add_argument("sizes", nargs="*")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--encoder", action="store_true")
+    kind.add_argument("--prefill", action="store_true")
+    kind.add_argument("--lora", type=int, metavar="ADAPTERS")
+    parser.add_argument("--quantization", choices=get_args(Quantization), default="none")
+    return parser.parse_intermixed_args(words)
+
+
+def way_of(
+    given: argparse.Namespace, directory: Path
+) -> tuple[str, list[str], Callable[[str, Any, str, GraphPool], Step]]:
+    """Beginning of the results' names, the usual sizes, and what makes a step."""
+    quantized = "" if given.quantization == "none" else f"_{given.quantization}"
+    name = f"replay_profile_{given.model}{quantized}"
+    if given.encoder:
+        return f"{name}_encoder", ["448"], partial(encoder_pass, directory=directory)
+    if given.prefill:
+        return f"{name}_prefill", ["384", "1024"], prefill_step
+    if given.lora is not None:
+        return f"{name}_lora_{given.lora}", ["64"], partial(adapted_step, adapters=given.lora)
+    return name, ["1", "8", "32"], decode_step
+
+
+@torch.inference_mode()
+def main(words: Sequence[str] | None = None) -> None:
+    given = arguments_of(words)
     device = torch.device("cuda", 0)
-    found: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, engine_stream(device):
-        directory = make(name, Path(folder))
-        model, pool = load(directory, device), GraphPool(device, POOL_BYTES)
-        sizes = arguments.sizes or ([448] if encodes else [1, 8, 32])
-        for size, call in steps(name, directory, model, sizes, pool, encodes=encodes):
-            whole = milliseconds(call)["median"] * 1e3
+        directory = make(given.model, Path(folder))
+        model = load(directory, device, quantization=given.quantization)
+        result, usual, step = way_of(given, directory)
+        for size in given.sizes or usual:
+            call = step(given.model, model, size, GraphPool(device, POOL_BYTES))
+            taken = milliseconds(call)["median"]
             rows = traced(call)
-            print(f"{name}, {size}: {whole:.0f} us a replay, {sum(row['calls'] for row in rows):.0f} kernels")
+            groups = grouped(rows)
+            print(f"{given.model}, {size}: {taken:.3f} ms a replay, {sum(row['calls'] for row in rows):.0f} kernels")
+            print(table([groups]))
             print(table([row | {"kernel": row["kernel"][:60]} for row in rows]), flush=True)
-            found += [{"size": size, "replay_us": whole, **row} for row in rows]
-    write(f"replay_profile_{name}{'_encoder' if encodes else ''}", found)
+            facts = {"model": given.model, "size": size, "replay_ms": taken, "groups_ms": groups}
+            write(f"{result}_{size.replace('+', '_behind_')}", rows, **facts)
+            del call
+            free()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from benchmarks.checkpoints import make
 from benchmarks.full_size import captured, load, show
 from benchmarks.record import table, write
 from benchmarks.timing import milliseconds
+from models.lora import LoraBank
 from models.protocol import Plan, SpeechModel
 from service.engine.speech.runner import emitted, pages_for, slot_state
 from service.engine.start import engine_stream
@@ -55,16 +56,17 @@ def live_state(model: SpeechModel, rows: int, device: torch.device) -> dict[str,
 
 
 def captured_decode(
-    model: SpeechModel, bucket: int, pool: GraphPool
+    model: SpeechModel, bucket: int, pool: GraphPool, bank: LoraBank | None = None
 ) -> tuple[GraphRunner, Plan, dict[str, torch.Tensor]]:
-    """One captured step of streams in the middle of their utterances."""
+    """One captured step of streams in the middle of their utterances. With a bank the plan needs the rows' adapters
+    (benchmarks.lora.with_adapters)."""
     state = live_state(model, bucket, pool.device)
     pages = 1 + bucket * pages_for(CONTEXT + 512, PAGE_SIZE)
     caches = [spec.allocate(pages, PAGE_SIZE, pool.device, torch.bfloat16) for spec in model.cache_specs()]
     for cache in caches:
         for values in cache.values():
             values.normal_()
-    step = model.decode_step(model.solver_steps[0], state, caches, PAGE_SIZE)
+    step = model.decode_step(model.solver_steps[0], state, caches, PAGE_SIZE, bank)
     plan = Plan(arrays={"slots": np.arange(1, bucket + 1, dtype=np.int64)}, required={"rows": bucket})
     return captured(MODEL, "decode", step, [plan.required], pool), plan, state
 

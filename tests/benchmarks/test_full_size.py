@@ -103,9 +103,39 @@ def test_rows_of_prefills_with_cached_context(tiny: Path, deepstack: bool) -> No
     assert all(min(row["ms"], row["eager_ms"], row["host_ms"]) > 0 for row in rows)
 
 
-@pytest.mark.parametrize("encodes", [False, True])
-def test_what_a_profile_calls(tiny: Path, monkeypatch: pytest.MonkeyPatch, encodes: bool) -> None:
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["56", "28"], "replay_profile_tiny"),
+        (["--encoder", "56", "64x32", "2f"], "replay_profile_tiny_encoder"),
+        (["--prefill", "24", "8+40"], "replay_profile_tiny_prefill"),
+        (["--quantization", "fp8"], "replay_profile_tiny_fp8"),
+    ],
+)
+def test_what_a_profile_calls(tiny: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str) -> None:
     monkeypatch.setattr(decode, "MAX_CONTEXT", decode.CONTEXT + decode.ROOM)
-    pool = GraphPool(CPU, 1 << 30)
-    for size, call in replay_profile.steps("tiny", tiny, load(tiny, CPU), [56, 28], pool, encodes=encodes):
-        assert size in (56, 28) and call().route == "replay"
+    monkeypatch.setattr(replay_profile, "SIDE", 28)
+    given = replay_profile.arguments_of(["tiny", *words])
+    result, _, step = replay_profile.way_of(given, tiny)
+    assert result == named
+    model = load(tiny, CPU, quantization=given.quantization)
+    for size in given.sizes:
+        assert [run.route for run in step("tiny", model, size, GraphPool(CPU, 1 << 30))()] == ["replay"]
+
+
+def test_a_cached_prefill_replays_what_an_eager_pass_gives(tiny: Path) -> None:
+    """The last rows of a prompt, behind the first ones."""
+    runner, plan = decode.captured_prefill("tiny", load(tiny, CPU).decoder, 8, GraphPool(CPU, 1 << 30), cached=40)
+    replayed = runner.run(plan).outputs["hidden"].clone()
+    eager = runner.run(plan, eager="disabled").outputs["hidden"]
+    assert replayed.isfinite().all() and torch.equal(replayed, eager)
+
+
+def test_a_profile_of_adapters_has_them_in_its_rows() -> None:
+    speech = next(Path(path) for path in embedded_models() if family_of(Path(path)).kind == "speech")
+    given = replay_profile.arguments_of(["voxcpm2", "--lora", "2"])
+    result, sizes, step = replay_profile.way_of(given, speech)
+    assert (result, sizes) == ("replay_profile_voxcpm2_lora_2", ["64"])
+    with torch.inference_mode():
+        model = load(speech, CPU)
+        assert [run.route for run in step("voxcpm2", model, "3", GraphPool(CPU, 1 << 30))()] == ["replay"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.replay_profile import by_kernel
+from benchmarks.replay_profile import by_kernel, grouped
 
 
 def event(name: str, ts: float, dur: float, grid: list[int] | None = None, cat: str = "kernel") -> dict[str, Any]:
@@ -37,3 +37,19 @@ def test_one_kernel_with_two_grids_has_two_rows() -> None:
         ("copy", "", 1.0, 2.0),
         ("gemm", "[2, 1, 1]", 1.0, 1.0),
     ]
+
+
+def test_kernels_are_summed_by_group() -> None:
+    names = {
+        "nvjet_sm90_tst_128x96_64x7_4x1_v_bz_TNT": "[4, 30, 1]",
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>": "[8, 1, 1]",
+        "void pytorch_flash::flash_fwd_kernel<cutlass::bfloat16_t>": "[8, 1, 1]",
+        "_combine_kernel": "[8, 12, 1]",
+        "_rms_norm_kernel": "[8, 1, 1]",
+        "_philox_normal_kernel": "[1, 1, 1]",
+        "_shrink_kernel": "[1, 1, 1]",
+    }
+    rows = [{"kernel": kernel, "grid": grid, "all_us": 1000.0} for kernel, grid in names.items()]
+    rows.append({"kernel": "_combine_kernel", "grid": "[8, 4, 1]", "all_us": 1000.0})  # of experts
+    expected = {"attention": 2.0, "adapters": 1.0, "GEMMs": 2.0, "norms and rotation": 1.0, "rest": 2.0, "all": 8.0}
+    assert grouped(rows) == expected

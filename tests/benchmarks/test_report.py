@@ -270,7 +270,7 @@ def test_engines_under_one_load_stand_in_one_table(results: Results) -> None:
         ("_1_api_processes", {}, {"api_processes": 1}),  # of before the share was measured
         ("_vllm", {"tokens_per_s": 1552.0, "eager_prefill_share": None, "gpu_busy_share": None}, {}),
     ):
-        engine = {"engine": "vllm" if "vllm" in suffix else "reprise"}
+        engine: dict[str, str | None] = {"engine": "vllm" if "vllm" in suffix else "reprise"}
         engine["engine_version"] = "0.22.1" if "vllm" in suffix else None
         path = results.folder / f"serving_closed_qwen2_vl_2b{suffix}.json"
         path.write_text(json.dumps({**FACTS, **engine, **more, "rows": [row | changes]}))
