@@ -198,6 +198,9 @@ def windowed_vision(rows: int) -> None:
     norms.rms_norm(x, norm, EPS)
     packed.rotate_packed(empty(rows, 48, 80), 32, *(empty(rows, 40, dtype=torch.float32) for _ in range(2)))
     one_segment(rows, 80)
+    q, k, v = empty(rows, 48, 80).chunk(3, dim=1)
+    ends = empty(33, dtype=torch.int32)
+    varlen.attend_segments(q, k, v, ends, ends, 0.1, False, 64)
     after = residual, norm, EPS
     normed, _ = gemm.gemm_add_deferrable_norm(x, empty(1280, 1280), norm, *after)
     hidden = gemm.gemm(normed, empty(6912, 1280), empty(6912), "silu_mul")

@@ -52,9 +52,20 @@ def varlen_attention(
 
 @op(cuda="models.layers.kernels.varlen:attend_segments", cpu=varlen_attention_host)
 def attend_segments(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    scale: float,
+    causal: bool,
+    longest: int | None = None,
 ) -> Tensor:
-    """varlen_attention: dense attention under a segment mask, in blocks of queries; reads no tensor on the host."""
+    """varlen_attention: dense attention under a segment mask, in blocks of queries; reads no tensor on the host.
+
+    longest bounds the longest segment of queries: if it is a tile of the kernel or less, as windows are, the kernel has
+    fewer programs, which need not look for their segments.
+    """
     nq, heads, _ = q.shape
     segment_k, index_k, _ = _segments(cu_seqlens_k, k.shape[0])
     segment_q, index_q, inside_q = _segments(cu_seqlens_q, nq)

@@ -39,9 +39,19 @@ def _shaped_like_output(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-@_operator("Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float scale, bool causal")
+@_operator(
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, float scale, bool causal, "
+    "int? longest=None"
+)
 def varlen_attention_host(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    scale: float,
+    causal: bool,
+    longest: int | None = None,
 ) -> Tensor:
     """models.layers.attention.varlen_attention on the CPU."""
     out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))

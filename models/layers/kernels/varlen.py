@@ -12,6 +12,8 @@ from models.layers.kernels.launch import dot_precision, launch, split_width
 _LOG2_E = 1.4426950408889634
 _FEW_SEGMENTS, _MANY_SEGMENTS = 32, 256
 """Ends that are read at a time: those of a prefill in one warp, those of a video's frames in two turns."""
+_PADDING_TILES = 4
+"""Programs that write zeros behind the last of many short segments."""
 
 
 @triton.jit
@@ -116,6 +118,7 @@ def _varlen_kernel(
     V1: tl.constexpr,
     V2: tl.constexpr,
     CAUSAL: tl.constexpr,
+    SHORT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -125,20 +128,26 @@ def _varlen_kernel(
 
     Segment i owns the tiles from cu_q[i] // BLOCK_M + i on, which are always enough for its rows, so that the grid
     follows from num_rows and num_segments alone. The rows behind the last segment count as one more, written as zero.
+    SHORT: no segment is longer than BLOCK_M, and owns tile i alone; the further tiles share the rows behind the last.
     """
     # Heads first: the tiles without rows come last and leave no gaps among those with work.
     head, tile = tl.program_id(0), tl.program_id(1)
-    started = 0
-    for base in range(0, num_segments + 1, BLOCK_S):
-        index = base + tl.arange(0, BLOCK_S)
-        begin = tl.load(cu_q_ptr + index, mask=index <= num_segments, other=0)
-        started += tl.sum(((begin // BLOCK_M + index <= tile) & (index <= num_segments)).to(tl.int32))
-    segment = started - 1
+    if SHORT:
+        segment = tl.minimum(tile, num_segments)
+    else:
+        started = 0
+        for base in range(0, num_segments + 1, BLOCK_S):
+            index = base + tl.arange(0, BLOCK_S)
+            begin = tl.load(cu_q_ptr + index, mask=index <= num_segments, other=0)
+            started += tl.sum(((begin // BLOCK_M + index <= tile) & (index <= num_segments)).to(tl.int32))
+        segment = started - 1
     q_begin = tl.load(cu_q_ptr + segment)
     inside = segment < num_segments
     q_end = tl.load(cu_q_ptr + segment + 1, mask=inside, other=0)
     q_end = tl.where(inside, q_end, num_rows)
-    first_row = (tile - q_begin // BLOCK_M - segment) * BLOCK_M
+    first_row = (tile - segment) * BLOCK_M
+    if not SHORT:
+        first_row -= q_begin // BLOCK_M * BLOCK_M
     length_q = q_end - q_begin
     if first_row >= length_q:
         return
@@ -188,6 +197,17 @@ def _varlen_kernel(
     if V2 > 0:
         v_rest = V1 + tl.arange(0, V2)[None, :]
         tl.store(out_rows + v_rest, (acc2 * norm[:, None]).to(out_ptr.dtype.element_ty), mask=kept & (v_rest < DV))
+    if SHORT:
+        step = (tl.num_programs(1) - num_segments) * BLOCK_M
+        for row in range(q_begin + first_row + step, tl.where(inside, 0, num_rows), step):
+            further = (row + tl.arange(0, BLOCK_M))[:, None]
+            zeros = out_ptr + (further.to(tl.int64) * HEADS + head) * DV
+            zero = tl.zeros((BLOCK_M, V1), out_ptr.dtype.element_ty)
+            tl.store(zeros + v_columns, zero, mask=(further < num_rows) & (v_columns < DV))
+            if V2 > 0:
+                rest_columns = V1 + tl.arange(0, V2)[None, :]
+                zero = tl.zeros((BLOCK_M, V2), out_ptr.dtype.element_ty)
+                tl.store(zeros + rest_columns, zero, mask=(further < num_rows) & (rest_columns < DV))
 
 
 def attend_segments(
@@ -198,6 +218,7 @@ def attend_segments(
     cu_seqlens_k: Tensor,
     scale: float,
     causal: bool,
+    longest: int | None = None,
     *,
     tile: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
@@ -218,9 +239,10 @@ def attend_segments(
     segments = cu_seqlens_q.shape[0] - 1
     if num_rows == 0:
         return out
+    short = longest is not None and longest <= block_m
     launch(
         _varlen_kernel,
-        (heads, num_rows // block_m + segments + 1),
+        (heads, segments + (_PADDING_TILES if short else num_rows // block_m + 1)),
         q,
         k,
         v,
@@ -245,9 +267,10 @@ def attend_segments(
         V1=v1,
         V2=v2,
         CAUSAL=causal,
+        SHORT=short,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_S=_FEW_SEGMENTS if segments < _FEW_SEGMENTS else _MANY_SEGMENTS,
+        BLOCK_S=_FEW_SEGMENTS if short or segments < _FEW_SEGMENTS else _MANY_SEGMENTS,
         PRECISION=dot_precision(q),
         num_warps=num_warps,
         num_stages=num_stages,

@@ -33,6 +33,35 @@ def test_varlen_tiny(device, width, value_width, heads, kv_heads, causal) -> Non
     assert not out[46:].any()
 
 
+@pytest.mark.parametrize("padding", [0, 1, 40, 200])
+@pytest.mark.parametrize("lengths", [(32, 0, 20, 1, 32, 0, 0), (7,), (0, 0)])
+def test_varlen_of_short_segments(device, lengths, padding) -> None:
+    """Each fits a tile; the rows behind them take further tiles, and more than there are programs for."""
+    ends, total = segments(*lengths).to(device), sum(lengths)
+    packed = torch.randn(total + padding, 6, 24, device=device)
+    packed[total:] = float("nan")
+    q, k, v = packed.chunk(3, dim=1)
+    out = replayed(device, lambda: attend_segments.kernel(q, k, v, ends, ends, 0.2, False, 32))
+    reference = attend_segments.reference(*wide_in_place(q, k, v.nan_to_num()), ends, ends, 0.2, False)
+    assert not total or relative_error(out[:total], reference[:total]) < TOLERANCE[q.dtype]
+    assert not out[total:].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("padding", [0, 1, 640])
+def test_varlen_of_windows(padding, dtype) -> None:
+    lengths = (64, 64, 36, 0, 4, *[64] * 40, 0)
+    ends, total = segments(*lengths).to("cuda"), sum(lengths)
+    packed = torch.randn(total + padding, 48, 80, device="cuda", dtype=dtype)
+    packed[total:] = float("nan")
+    q, k, v = packed.chunk(3, dim=1)
+    out = replayed(packed.device, lambda: attend_segments.kernel(q, k, v, ends, ends, 0.1, False, 64))
+    reference = attend_segments.reference(*(t.double().nan_to_num() for t in (q, k, v)), ends, ends, 0.1, False)
+    assert relative_error(out[:total], reference[:total]) < TOLERANCE[dtype]
+    assert not out[total:].any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
