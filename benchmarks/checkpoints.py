@@ -111,6 +111,22 @@ SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | {"vision_config": _QWEN_2_5_VISION | {"out_hidden_size": 3584}},
         _QWEN_PIXELS,
     ),
+    "qwen2_5_vl_32b": (
+        "qwen2_5_vl",
+        _QWEN_2_5_TEXT
+        | {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64}
+        | {"num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064, "tie_word_embeddings": False}
+        | {"vision_config": _QWEN_2_5_VISION | {"out_hidden_size": 5120, "intermediate_size": 3456}},
+        _QWEN_PIXELS,
+    ),
+    "qwen2_5_vl_72b": (
+        "qwen2_5_vl",
+        _QWEN_2_5_TEXT
+        | {"hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80}
+        | {"num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 152064, "tie_word_embeddings": False}
+        | {"vision_config": _QWEN_2_5_VISION | {"out_hidden_size": 8192}},
+        _QWEN_PIXELS,
+    ),
     "minicpmv_4_5": (
         "minicpmv_4_5",
         {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}

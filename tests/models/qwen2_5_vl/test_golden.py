@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.checkpoints import make
 from models.checkpoint import published_shapes, without_memory
 from models.decoder import DecoderConfig, decoder_rules
 from models.errors import CheckpointError
@@ -228,27 +229,23 @@ def test_float16_is_refused() -> None:
 
 
 PUBLISHED = {
-    "3b": (3_754_622_976, 824, {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}, (16, 2)),
-    "7b": (8_292_166_656, 729, {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}, (28, 4)),
+    "3b": (3_754_622_976, 668_684_288, 824),
+    "7b": (8_292_166_656, 676_550_144, 729),
+    "32b": (33_452_718_336, 688_841_984, 1161),
+    "72b": (73_406_351_360, 700_147_712, 1353),
 }
+"""Parameters, those of the tower with its merger, and tensors."""
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_parameters_and_tensors_of_the_published_sizes(tmp_path: Path, size: str) -> None:
-    parameters, tensors, text, (heads, kv_heads) = PUBLISHED[size]
-    directory = copy_checkpoint(DIRECTORY, tmp_path / size)
-    config = json.loads((directory / "config.json").read_text()) | text
-    config |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "tie_word_embeddings": size == "3b"}
-    config |= {"vocab_size": 151936 if size == "3b" else 152064}
-    config["rope_scaling"]["mrope_section"] = [16, 24, 24]
-    config["vision_config"] |= {"depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420}
-    config["vision_config"] |= {"out_hidden_size": text["hidden_size"], "fullatt_block_indexes": [7, 15, 23, 31]}
-    (directory / "config.json").write_text(json.dumps(config))
-    loaded = load_config(directory)
+    parameters, of_tower, tensors = PUBLISHED[size]
+    loaded = load_config(make(f"qwen2_5_vl_{size}", tmp_path))
     decoder = DecoderConfig.from_published(loaded.shared.text, qkv_bias=True)
     with without_memory():
         made = Qwen25VL(loaded, decoder)
-    assert sum(parameter.numel() for parameter in made.parameters()) == parameters
+    counts = [sum(parameter.numel() for parameter in part.parameters()) for part in (made, made.encoder)]
+    assert counts == [parameters, of_tower]
     rules = [*vision_rules(loaded.shared.vision), *decoder_rules(decoder)]
     assert len(published_shapes(made, rules)) == tensors
 
