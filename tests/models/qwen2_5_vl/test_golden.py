@@ -34,6 +34,7 @@ from tests.models.qwen2_5_vl.golden import (
     pack_order,
     prompt,
 )
+from tests.support.block_fp8 import FP8, quantised
 from tests.support.chat_golden import encode, fill, generate, golden_prompt, largest_difference
 from tests.support.golden import copy_checkpoint, rename_as_in_memory
 
@@ -248,6 +249,25 @@ def test_parameters_and_tensors_of_the_published_sizes(tmp_path: Path, size: str
     assert counts == [parameters, of_tower]
     rules = [*vision_rules(loaded.shared.vision), *decoder_rules(decoder)]
     assert len(published_shapes(made, rules)) == tensors
+
+
+def test_block_scaled_fp8_is_multiplied_out(tmp_path: Path) -> None:
+    """Linear layers of the language model, whose biases stay as they are."""
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "fp8")
+    stored, meant = quantised(
+        load_file(directory / "model.safetensors"),
+        lambda name: name.startswith("model.layers.") and name.endswith("_proj.weight"),
+    )
+    save_file(stored, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"quantization_config": FP8}))
+    loaded = load_model(directory, CPU, torch.float32)
+    plain = copy_checkpoint(DIRECTORY, tmp_path / "plain")
+    save_file(meant, plain / "model.safetensors")
+    for (name, found), value in zip(
+        loaded.named_parameters(), load_model(plain, CPU, torch.float32).parameters(), strict=True
+    ):
+        torch.testing.assert_close(found, value, atol=0, rtol=1e-6, msg=name)
 
 
 def test_random_weights_need_no_tensor_file(tmp_path: Path) -> None:

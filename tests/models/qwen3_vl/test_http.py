@@ -146,11 +146,21 @@ def test_reasoning_that_is_sent_back_reaches_the_template(scripted: OpenAI) -> N
     assert refused.value.param == "messages[1].reasoning_content"
 
 
-def test_the_times_of_a_video_are_its_own(scripted: OpenAI) -> None:
-    """8 of 20 frames at 5 a second; 6 listed frames at 4 a second."""
-    for part, times in (
-        (video_part(frames=20, rate=5), ["0.3", "1.3", "2.5", "3.5"]),
-        (frame_list_part([jpeg()] * 6, fps=4.0), ["0.1", "0.6", "1.1"]),
-    ):
-        expected = "".join(f"<{time} seconds>" for time in times)
-        assert ask(scripted, [part], model="dense").content == f"user\n{expected}\nassistant\n"
+FILE = {"frames": 20, "rate": 5}
+TIMES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a file": (video_part(**FILE), ["0.3", "1.3", "2.5", "3.5"]),
+    "a file, fps": (video_part(**FILE, fps=1.0), ["0.6", "3.2"]),
+    "a file, num_frames": (video_part(**FILE, num_frames=6), ["0.4", "1.9", "3.4"]),
+    "a file, max_frames": (video_part(**FILE, max_frames=4), ["0.6", "3.2"]),
+    "a list, fps": (frame_list_part([jpeg()] * 6, fps=4.0), ["0.1", "0.6", "1.1"]),
+    "a list, times": (frame_list_part([jpeg()] * 5, times=[0, 1, 10, 30.5, 60]), ["0.5", "20.2", "60.0"]),
+    "a list, max_frames": (frame_list_part([jpeg()] * 6, fps=4.0, max_frames=4), ["0.2", "1.0"]),
+}
+
+
+@pytest.mark.parametrize("way", TIMES)
+def test_the_times_of_a_video_are_its_own(scripted: OpenAI, way: str) -> None:
+    """20 frames at 5 a second, and lists of frames: before each pair the mean of its two times."""
+    part, times = TIMES[way]
+    expected = "".join(f"<{time} seconds>" for time in times)
+    assert ask(scripted, [part], model="dense").content == f"user\n{expected}\nassistant\n"

@@ -20,6 +20,7 @@ from models.qwen3_vl.config import load_config
 from models.qwen3_vl.model import decoder_config, decoder_rules, load_model, vision_rules
 from models.qwen3_vl.processor import load_processor
 from tests.models.qwen3_vl.golden import BOTH, CPU, DENSE, MIXTURE, Golden
+from tests.support.block_fp8 import FP8, quantised
 from tests.support.chat_golden import generate, largest_difference
 
 EITHER = [pytest.param(golden, id=kind) for kind, golden in BOTH.items()]
@@ -134,43 +135,16 @@ def test_the_copy_of_a_tied_head_is_ignored_and_an_untied_head_must_be_there(tmp
         load_model(untied, CPU, torch.float32)
 
 
-BLOCK = (16, 24)
+def of_a_linear_layer(name: str) -> bool:
+    """Of the language model."""
+    return "_proj" in name and name.startswith("model.language_model.layers.")
 
 
-def in_fp8(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """e4m3 with a factor for each block, and what that stands for."""
-    *leading, rows, columns = values.shape
-    padded = torch.nn.functional.pad(values.float(), (0, -columns % BLOCK[1], 0, -rows % BLOCK[0]))
-    blocks = padded.unflatten(-1, (-1, BLOCK[1])).unflatten(-3, (-1, BLOCK[0]))  # [..., R, r, C, c]
-    factors = blocks.abs().amax((-3, -1)).clamp(min=1e-6) / 448
-    stored = (blocks / factors[..., :, None, :, None]).to(torch.float8_e4m3fn)
-    meant = stored.float() * factors[..., :, None, :, None]
-    whole = (slice(None),) * len(leading) + (slice(rows), slice(columns))
-
-    def flat(tensor: Tensor) -> Tensor:
-        return tensor.flatten(-2).flatten(-3, -2)[whole].contiguous()
-
-    return flat(stored), factors, flat(meant)
-
-
-def quantised(golden: Golden) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """As the makers publish it, linear layers of the language model in FP8; and what the values stand for."""
-    stored: dict[str, Tensor] = {}
-    meant: dict[str, Tensor] = {}
-    for name, value in tensors_of(golden).items():
-        stored[name] = meant[name] = value
-        if "_proj" in name and name.startswith("model.language_model.layers."):
-            stored[name], stored[f"{name}_scale_inv"], meant[name] = in_fp8(value)
-    assert len(stored) > len(meant)
-    return stored, meant
-
-
-FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK)}
-
-
-@pytest.mark.parametrize("golden", EITHER)
-def test_block_scaled_fp8_is_multiplied_out(golden: Golden, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    stored, meant = quantised(golden)
+@pytest.mark.parametrize("form", ["dense", "mixture", "experts one by one"])
+def test_block_scaled_fp8_is_multiplied_out(form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    golden = DENSE if form == "dense" else MIXTURE
+    tensors = apart(tensors_of(golden)) if form == "experts one by one" else tensors_of(golden)
+    stored, meant = quantised(tensors, of_a_linear_layer)
     plain, directory = copy_of(golden, tmp_path / "plain"), copy_of(golden, tmp_path / "fp8")
     save_file(meant, plain / "model.safetensors")
     # Factors in another file than their weights.
@@ -191,7 +165,7 @@ def test_block_scaled_fp8_is_multiplied_out(golden: Golden, tmp_path: Path, capl
 
 
 def test_fp8_without_its_factors_is_refused(tmp_path: Path) -> None:
-    stored, _ = quantised(DENSE)
+    stored, _ = quantised(tensors_of(DENSE), of_a_linear_layer)
     directory = copy_of(DENSE, tmp_path / "fp8")
     change(directory / "config.json", quantization_config=FP8)
     name = "model.language_model.layers.0.self_attn.q_proj.weight"
