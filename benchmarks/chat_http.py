@@ -1,6 +1,6 @@
 """Vision chat through HTTP with clients in their own processes: time to first token, decode, open loop.
 
-    python -m benchmarks.chat_http latency|decode|arrivals|pairs [MODEL] [--tiny]
+    python -m benchmarks.chat_http latency|decode|arrivals|pairs [MODEL] [--seconds 60] [--tiny]
 
 Full size and random weights; --tiny serves the embedded model instead, to try the script. Every picture and every
 prompt is new, down to its first page, and the result counts the hits of the caches.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Scale:
     processes: int
 
 
-FULL = Scale(40, (224, 448, 1024), (1, 8, 32, 64, 128), 256, (12, SEED_RATE, 48, 60), SEED_PROMPTS, 15.0, 6.0, 8)
+FULL = Scale(40, (224, 448, 1024), (1, 8, 32, 64, 128), 256, (12, SEED_RATE, 48, 60), SEED_PROMPTS, 60.0, 6.0, 8)
 TINY = Scale(4, (56, 112), (1, 2), 8, (1, 2), 4, 2.0, 1.0, 1)
 
 
@@ -161,7 +161,7 @@ def pairs(server: Server, model: str, scale: Scale) -> Iterator[Row]:
     load = ChatLoad(
         url=server.url,
         model=model,
-        requests=round(2 * scale.duration * PAIRS_RATE),
+        requests=round(scale.duration * PAIRS_RATE),
         seed=PAIRS_RATE,
         rate=PAIRS_RATE,
         warmup=4,
@@ -227,9 +227,12 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chat_http", description=__doc__)
     parser.add_argument("kind", choices=RUNS)
     parser.add_argument("model", nargs="?", default="qwen2_vl_2b", choices=[n for n in SIZES if n != "voxcpm2"])
+    parser.add_argument("--seconds", type=float, help="arrivals, pairs: for which each rate is held")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
     kind, scale = arguments.kind, TINY if arguments.tiny else FULL
+    if arguments.seconds is not None:
+        scale = replace(scale, duration=arguments.seconds)
     model = TINY_MODEL if arguments.tiny else arguments.model
     with tempfile.TemporaryDirectory() as folder:
         hosted = [] if arguments.tiny else random_weights([make(model, Path(folder))])

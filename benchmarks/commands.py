@@ -94,6 +94,11 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.speech_http open",
     ),
     Command(
+        "live listeners at rising rates, each for 60 s of ramp and 300 s that are counted",
+        "speech_http_listeners",
+        "python -m benchmarks.speech_http listeners",
+    ),
+    Command(
         "TTFT at the client",
         "chat_http_latency_qwen2_vl_2b",
         "python -m benchmarks.chat_http latency qwen2_vl_2b",

@@ -161,6 +161,16 @@ def _by_rate(name: str, keys: dict[str, str]) -> Callable[[Results], Panels]:
     return series
 
 
+def _listeners(results: Results) -> Panels:
+    rows = [row for result in results.variants("speech_http_listeners") for row in result.rows if row["succeeded"]]
+    if not rows:
+        raise Missing("speech_http_listeners")
+    rows.sort(key=lambda row: row["listeners"])
+    names = ("p25", "p50", "p75", "p95", "p99")
+    lines = {name: [(float(row["listeners"]), float(row[f"first_{name}_ms"])) for row in rows] for name in names}
+    return {"live listeners": lines}
+
+
 def _roofline(results: Results) -> Panels:
     """Roofline by time of encoder passes and decode steps through the runner; Missing without any of either."""
     encoders: Series = {}
@@ -238,6 +248,12 @@ PLOTS = {
             "Speech: time to first audio against the rate of requests",
             _by_rate("speech_http_open", {"p50": "first_p50_ms", "p95": "first_p95_ms", "p99": "first_p99_ms"}),
             {_TITLES["speech_http_open"]: Axes("requests/s", "time to first audio, ms", line=(150, "150 ms"))},
+        ),
+        Plot(
+            "speech_listeners",
+            "Speech: time to first audio against live listeners, each number for minutes",
+            _listeners,
+            {"live listeners": Axes("listeners", "time to first audio, ms", line=(150, "150 ms"))},
         ),
         Plot(
             "chat_rate",

@@ -91,6 +91,33 @@ def speech_open(results: Results) -> str:
     return sourced_table(results, ["speech_http_open"], block, [*head, "audio-s per s", "sustained"])
 
 
+def speech_listeners(results: Results) -> str:
+    """Open loop for minutes, by the listeners at any time; rates may be in several files."""
+
+    def block(result: Result) -> list[list[str]]:
+        return [
+            [
+                f"{row['listeners']:.0f}",
+                number(row["rate"]),
+                str(row["requests"]),
+                f"{number(row['first_p50_ms'])} ({number(row['first_p25_ms'])} to {number(row['first_p75_ms'])})",
+                *(number(row[f"first_{name}_ms"]) for name in ("p95", "p99")),
+                *(number(row[f"rtf_{name}"]) for name in ("p50", "p95")),
+                number(row["audio_s_per_s"]),
+                str(row["streams_with_underrun"]),
+                str(row["refused"] + row["failed"]),
+                "yes" if row["sustained"] else "no",
+            ]
+            for row in result.rows
+            if row["succeeded"]
+        ]
+
+    head = ["listeners", "requests/s", "requests", "time to first audio p50 (p25 to p75), ms", "p95, ms", "p99, ms"]
+    head += ["real-time factor p50", "p95", "audio-s per s", "underruns", "refused or failed", "sustained"]
+    names = [result.name for result in results.variants("speech_http_listeners")]
+    return sourced_table(results, names or ["speech_http_listeners"], block, head)
+
+
 def chat_latency(results: Results) -> str:
     def block(result: Result) -> list[list[str]]:
         return [

@@ -1,7 +1,8 @@
 """Speech through HTTP with clients in their own processes: closed loop with several streams, open loop at several
-rates.
+rates, and live listeners for minutes.
 
-    python -m benchmarks.speech_http closed|mp3|open [--tiny]
+    python -m benchmarks.speech_http closed|mp3|open [--seconds 60] [--tiny]
+    python -m benchmarks.speech_http listeners [--rates 110 125 137] [--ramp 60] [--seconds 300] [--max-running 128]
 
 Full size and random weights; --tiny serves the embedded model instead, to try the script. Utterances have a fixed
 number of patches, since the decisions of a random stop head are of no use. Every text is new; the codec is part of
@@ -11,9 +12,10 @@ every step.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ FIRST_AUDIO_P95 = 0.150
 @dataclass(frozen=True)
 class Scale:
     """Closed loop: `rounds` utterances of `long` s for each stream. Open loop: utterances of `short` s for `duration` s
-    at each rate; the search between the last rate that held and the first that did not ends at `resolution`."""
+    at each rate; the search between the last rate that held and the first that did not ends at `resolution`. Listeners:
+    utterances of `short` s at each of listener_rates for `ramp` s and then for `counted` s."""
 
     model: str
     max_running: int
@@ -44,11 +47,42 @@ class Scale:
     short: float
     duration: float
     resolution: float
+    listener_rates: tuple[float, ...]
+    ramp: float
+    counted: float
     processes: int
 
 
-FULL = Scale(MODEL, 64, (1, 8, 16, 32, 64), 16, 10.08, (40, 60, 80, 100, 120), 5.12, 12.0, 10.0, 8)
-TINY = Scale("reprise/voxcpm2", 4, (1, 2), 2, 0.64, (1, 2), 0.64, 3.0, 1.0, 1)
+FULL = Scale(
+    model=MODEL,
+    max_running=64,
+    streams=(1, 8, 16, 32, 64),
+    rounds=16,
+    long=10.08,
+    rates=(40, 60, 80, 100, 120),
+    short=5.12,
+    duration=60.0,
+    resolution=10.0,
+    listener_rates=(520 / 5.12, 110, 125, 137),
+    ramp=60.0,
+    counted=300.0,
+    processes=8,
+)
+TINY = Scale(
+    model="reprise/voxcpm2",
+    max_running=4,
+    streams=(1, 2),
+    rounds=2,
+    long=0.64,
+    rates=(1, 2),
+    short=0.64,
+    duration=3.0,
+    resolution=1.0,
+    listener_rates=(2,),
+    ramp=1.0,
+    counted=2.0,
+    processes=1,
+)
 
 
 def closed(server: Server, scale: Scale, response_format: str) -> Iterator[Row]:
@@ -72,19 +106,40 @@ def opened(server: Server, scale: Scale) -> Iterator[Row]:
     """Poisson arrivals at rising rates, then between the last rate that held and the first that did not."""
 
     def measure(rate: float) -> Row:
-        load = SpeechLoad(
-            url=server.url,
-            model=scale.model,
-            requests=round(scale.duration * rate),
-            seed=round(10 * rate),
-            rate=rate,
-            text_words=6,
-            seconds=scale.short,
-            solver_steps=SOLVER_STEPS,
-        )
-        return {"rate": rate, **_row(load, scale.processes)}
+        return {"rate": rate, **_row(_arriving(server, scale, rate, scale.duration), scale.processes)}
 
     return highest(measure, _sustained, scale.rates, scale.resolution)
+
+
+def listeners(server: Server, scale: Scale) -> Iterator[Row]:
+    """Poisson arrivals held for minutes: a rate of utterances by the seconds of one are the listeners at any time. The
+    rates rise up to the first one that is not sustained; requests of the ramp are not counted."""
+
+    def measure(rate: float) -> Row:
+        load = _arriving(server, scale, rate, scale.ramp + scale.counted)
+        records = behind_ramp(run_load(load, processes=scale.processes), scale.ramp)
+        return {"rate": rate, "listeners": rate * scale.short, **figures(load, records)}
+
+    return highest(measure, _sustained, scale.listener_rates, math.inf)
+
+
+def _arriving(server: Server, scale: Scale, rate: float, seconds: float) -> SpeechLoad:
+    return SpeechLoad(
+        url=server.url,
+        model=scale.model,
+        requests=round(seconds * rate),
+        seed=round(10 * rate),
+        rate=rate,
+        text_words=6,
+        seconds=scale.short,
+        solver_steps=SOLVER_STEPS,
+    )
+
+
+def behind_ramp(records: list[Record], ramp: float) -> list[Record]:
+    """The records of an open loop whose requests were due `ramp` seconds after the first one, or later."""
+    first = min(record.start - record.delay for record in records)
+    return [record for record in records if record.start - record.delay - first >= ramp]
 
 
 def _sustained(row: Row) -> bool:
@@ -103,7 +158,9 @@ def figures(load: SpeechLoad, records: list[Record]) -> Row:
     row |= {name: result[name] for name in ("requests", "succeeded", "refused", "failed")}
     if not result["succeeded"]:
         return row
-    row |= {f"first_{name}_ms": 1e3 * result["first"][name] for name in ("p10", "p50", "p90", "p95", "p99")}
+    row |= {
+        f"first_{name}_ms": 1e3 * result["first"][name] for name in ("p10", "p25", "p50", "p75", "p90", "p95", "p99")
+    }
     row |= {f"rtf_{name}": result["realtime_factor"][name] for name in ("p10", "p50", "p90", "p95")}
     row |= {"audio_s_per_s": result["audio_seconds_per_second"], "requests_per_s": result["requests_per_second"]}
     if load.response_format == "pcm":
@@ -117,6 +174,7 @@ RUNS: dict[str, Callable[[Server, Scale], Iterator[Row]]] = {
     "closed": lambda server, scale: closed(server, scale, "pcm"),
     "mp3": lambda server, scale: closed(server, scale, "mp3"),
     "open": opened,
+    "listeners": listeners,
 }
 
 
@@ -132,21 +190,39 @@ def _measured(kind: str, scale: Scale, flags: Sequence[str]) -> Iterator[tuple[R
 
 
 def main(words: Sequence[str] | None = None) -> Path:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.speech_http", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speech_http",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("kind", choices=RUNS)
+    parser.add_argument("--rates", type=float, nargs="+", help="listeners: utterances a second, rising")
+    parser.add_argument("--ramp", type=float, help="listeners: seconds of a rate before those that are counted")
+    parser.add_argument("--seconds", type=float, help="open, listeners: counted for each rate")
+    parser.add_argument("--max-running", type=int, help="of the server; by default twice as many in open loop")
+    parser.add_argument("--name", help="of the result")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
     kind, scale = arguments.kind, TINY if arguments.tiny else FULL
+    if arguments.rates is not None:
+        scale = replace(scale, listener_rates=tuple(arguments.rates))
+    if arguments.ramp is not None:
+        scale = replace(scale, ramp=arguments.ramp)
+    if arguments.seconds is not None:
+        scale = replace(scale, duration=arguments.seconds, counted=arguments.seconds)
+    max_running = arguments.max_running or scale.max_running * (2 if kind in ("open", "listeners") else 1)
     with tempfile.TemporaryDirectory() as folder:
         hosted = [] if arguments.tiny else random_weights([make(MODEL, Path(folder))])
         settings = ["--max-in-flight", "2048", "--max-waiting", "1024", "--encoder-threads", "8"]
-        settings += ["--max-running", str(scale.max_running * (2 if kind == "open" else 1))]
+        settings += ["--max-running", str(max_running)]
+        held = {"ramp": scale.ramp, "seconds": scale.counted} if kind == "listeners" else {}
         return record(
-            f"speech_http_{kind}{'_tiny' if arguments.tiny else ''}",
+            arguments.name or f"speech_http_{kind}{'_tiny' if arguments.tiny else ''}",
             _measured(kind, scale, [*hosted, *settings]),
             model=scale.model,
             solver_steps=SOLVER_STEPS,
             flags=settings,
+            **held,
         )
 
 

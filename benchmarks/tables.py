@@ -21,6 +21,7 @@ from benchmarks.server_tables import (
     host_path,
     shared_pixels,
     speech_http,
+    speech_listeners,
     speech_open,
     startup,
 )
@@ -109,6 +110,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "lora": lora,
     "speech-http": speech_http,
     "speech-open": speech_open,
+    "speech-listeners": speech_listeners,
     "chat-latency": chat_latency,
     "chat-decode": chat_decode,
     "chat-arrivals": chat_arrivals,

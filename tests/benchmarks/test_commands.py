@@ -35,9 +35,13 @@ def test_speech_through_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OUT", str(tmp_path))
     results = accept(speech_http.main(["closed", "--tiny"]), "speech_http_closed")
     accept(speech_http.main(["open", "--tiny"]), "speech_http_open")
+    accept(speech_http.main(["listeners", "--tiny", "--rates", "2", "--seconds", "4"]), "speech_http_listeners")
     facts = results["speech_http_closed"].facts
     assert facts["prefix_cache_hit_tokens"] == 0 and facts["steps"]["vae replay captured"] > 0
-    for name in ("speech-http", "speech-open", "memory", "caches"):
+    (row,) = results["speech_http_listeners"].rows
+    assert 0 < row["succeeded"] == row["requests"] < 10 and row["listeners"] == pytest.approx(2 * 0.64)
+    assert row["first_p25_ms"] <= row["first_p50_ms"] <= row["first_p75_ms"]
+    for name in ("speech-http", "speech-open", "speech-listeners", "memory", "caches"):
         assert "speech_http_" in TABLES[name](results), name
 
 
@@ -120,6 +124,14 @@ def test_chat_beside_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(row["tokens_per_s" if row["load"] == "chat" else "audio_s_per_s"] > 0 for row in rows)
     table = TABLES["beside"](results)
     assert "| 2.00 chats/s | beside the other |" in table and "| 2 streams of speech | alone |" in table
+
+
+def test_what_was_due_in_the_ramp_is_not_counted() -> None:
+    """However late its client sent it."""
+    due = [
+        Record(start=100.0 + at + late, status=200, delay=late) for at, late in ((0, 0.5), (59, 2), (60, 0), (90, 1))
+    ]
+    assert speech_http.behind_ramp(due, 60.0) == due[2:]
 
 
 def test_the_rate_of_a_time_is_that_of_the_parts_of_answers_in_it() -> None:

@@ -214,6 +214,21 @@ def test_shares_of_the_time_are_a_picture(results: Results, tmp_path: Path) -> N
     assert "requests at any time" in text and "always" in text and "decode steps" in text
 
 
+def test_listeners_of_several_files_are_one_table_and_one_line(results: Results) -> None:
+    assert TABLES["speech-listeners"](results).startswith("Not measured yet")
+    with pytest.raises(Missing):
+        PLOTS["speech_listeners"].series(results)
+    for suffix, rate in (("", 125.0), ("_110", 110.0)):
+        row = {"rate": rate, "listeners": rate * 5.12, "requests": 9, "succeeded": 9, "refused": 0, "failed": 0}
+        row |= {f"first_{name}_ms": 40.0 for name in ("p25", "p50", "p75", "p95", "p99")}
+        row |= {"rtf_p50": 0.2, "rtf_p95": 0.3, "audio_s_per_s": 560.0, "streams_with_underrun": 0, "sustained": True}
+        (results.folder / f"speech_http_listeners{suffix}.json").write_text(json.dumps({**FACTS, "rows": [row]}))
+    table = TABLES["speech-listeners"](results)
+    assert "| 640 | 125 | 9 | 40.0 (40.0 to 40.0) | 40.0 | 40.0 | 0.200 | 0.300 | 560 | 0 | 0 | yes |" in table
+    assert "| 563 | 110 |" in table
+    assert [x for x, _ in PLOTS["speech_listeners"].series(results)["live listeners"]["p95"]] == [563.2, 640.0]
+
+
 def test_a_document_links_to_plots_from_its_own_folder(results: Results, tmp_path: Path) -> None:
     region = "<!-- figures: speech_streams -->\n<!-- /figures -->"
     for name, folder in (
