@@ -178,6 +178,11 @@ COMMANDS: tuple[Command, ...] = (
         for model in ("qwen2_vl_2b", "qwen3_vl_4b")
     ),
     Command(
+        "a first piece of audio's way, the same",
+        "host_path_gpu_voxcpm2",
+        "python -m benchmarks.host_path --gpu voxcpm2",
+    ),
+    Command(
         "the host's part of a step with guided rows, by stage, over a simulated GPU, on a CPU",
         "guided_path",
         "python -m benchmarks.guided_path",

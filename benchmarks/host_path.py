@@ -1,4 +1,5 @@
 """A first token's way beside the GPU: from the client's socket through both processes and back, by stage, on a CPU.
+With `--gpu voxcpm2` that of a first piece of audio.
 
     python -m benchmarks.host_path [--old CHECKOUT] [--rounds 8] [--name host_path]
     python -m benchmarks.host_path --gpu qwen2_vl_2b [--rounds 2]       # host_path_gpu_qwen2_vl_2b
@@ -28,13 +29,14 @@ import msgspec
 import numpy as np
 
 from benchmarks.burst import POSITIONS, directory_of
+from benchmarks.checkpoints import make
 from benchmarks.footprint import processor_seconds
 from benchmarks.marked_server import MARKED_GPU, MARKS, POINTS, read_marks
 from benchmarks.raw_client import Answer, answers
 from benchmarks.record import Row, commit, record
 from benchmarks.server import Server, random_weights, serve
 from benchmarks.serving import directory_of as full_size_directory
-from service.cli.bench.spec import ChatLoad
+from service.cli.bench.spec import AnyLoad, ChatLoad, SpeechLoad
 from service.cli.bench.traffic import payload
 
 SETTINGS = ("--max-in-flight", "1024", "--max-waiting", "1024", "--max-running", "64", "--media-threads", "8")
@@ -53,14 +55,26 @@ class Input:
     system_tokens: int
     side: int = 448
     """Pixels of a picture's width and height."""
+    speech_seconds: float = 0.0
+    """Of an utterance; 0: a chat."""
+
+    @property
+    def path(self) -> str:
+        return "/v1/audio/speech" if self.speech_seconds else "/v1/chat/completions"
 
 
 INPUTS = (
     Input("395 text tokens", 0, 360, 0),
+    Input("224 x 224 JPEG, 128 words", 1, 128, 0, 224),
     Input("448 x 448 JPEG, 128 words", 1, 128, 0),
     Input("the same behind a system prompt of 500 words", 1, 128, 500),
     Input("1024 x 1024 JPEG, 128 words", 1, 128, 0, 1024),
 )
+
+
+SPEECH = "voxcpm2"
+SPEECH_INPUTS = (Input("speech, 13 words", 0, 13, 0, speech_seconds=0.32),)
+SOLVER_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,15 @@ class Side:
 
 
 def bodies(what: Input, count: int, seed: int, model: str) -> list[bytes]:
-    load = ChatLoad(
+    rng = np.random.default_rng(seed)
+    return [msgspec.json.encode(payload(_load(what, count, seed, model), rng)) for _ in range(count)]
+
+
+def _load(what: Input, count: int, seed: int, model: str) -> AnyLoad:
+    if what.speech_seconds:
+        shape: dict[str, Any] = {"text_words": what.words, "seconds": what.speech_seconds}
+        return SpeechLoad(url="", model=model, requests=count, seed=seed, solver_steps=SOLVER_STEPS, **shape)
+    return ChatLoad(
         url="",
         model=model,
         requests=count,
@@ -86,14 +108,12 @@ def bodies(what: Input, count: int, seed: int, model: str) -> list[bytes]:
         system_tokens=what.system_tokens,
         output_tokens=TOKENS,
     )
-    rng = np.random.default_rng(seed)
-    return [msgspec.json.encode(payload(load, rng)) for _ in range(count)]
 
 
 def alone(what: Input, side: Side, index: int) -> list[dict[str, float]]:
     """Milliseconds of each request of a round by stage, and host: all but the GPU's."""
     begin = side.marks.stat().st_size
-    got = answers(side.server.url, bodies(what, ALONE, 100 + index, side.model), 1)
+    got = answers(side.server.url, bodies(what, ALONE, 100 + index, side.model), 1, what.path)
     with side.marks.open("rb") as file:
         file.seek(begin)
         marks = read_marks(file.read())
@@ -117,7 +137,7 @@ def together(what: Input, lanes: int, side: Side, index: int) -> list[dict[str, 
     """Processor milliseconds of a request of a round, by role."""
     sent = bodies(what, TOGETHER, 1000 * lanes + index, side.model)
     before = processor_seconds(side.server.pid)
-    got = answers(side.server.url, sent, lanes)
+    got = answers(side.server.url, sent, lanes, what.path)
     after = processor_seconds(side.server.pid)
     cpu = {f"{role}_cpu_ms": 1e3 * (after[role] - before.get(role, 0.0)) / len(got) for role in ("api", "engine")}
     return [{**cpu, "first_p50_ms": 1e3 * statistics.median(answer.first for answer in got)}]
@@ -134,11 +154,11 @@ def _rounds(
     yield from found.items()
 
 
-def measured(sides: Sequence[Side], rounds: int) -> Iterator[tuple[Row, dict[str, Any]]]:
-    for what in INPUTS:
+def measured(sides: Sequence[Side], rounds: int, inputs: Sequence[Input]) -> Iterator[tuple[Row, dict[str, Any]]]:
+    for what in inputs:
         for side in sides:
             # A shared system prompt is cached from now on.
-            answers(side.server.url, bodies(what, WARM_UP, 1, side.model), 4)
+            answers(side.server.url, bodies(what, WARM_UP, 1, side.model), 4, what.path)
         for name, rows in _rounds(sides, rounds, partial(alone, what)):
             row = {stage: _low([row[stage] for row in rows]) for stage in rows[0]}
             middle = statistics.median(row["host_ms"] for row in rows)
@@ -156,6 +176,13 @@ def _low(values: Sequence[float]) -> float:
     return float(np.quantile(values, 0.25))
 
 
+def _directory(model: str | None, parent: Path) -> Path:
+    """Of a model of full size for the machine's own GPU, or of the miniature for a simulated one."""
+    if model is None:
+        return directory_of(parent)
+    return make(model, parent) if model == SPEECH else full_size_directory(model, parent)
+
+
 def main(words: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.host_path", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -170,7 +197,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     if chosen.old is not None:
         facts["before"] = commit(chosen.old)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        made = full_size_directory(chosen.gpu, Path(folder)) if chosen.gpu else directory_of(Path(folder))
+        made = _directory(chosen.gpu, Path(folder))
         flags = [*random_weights([made]), *SETTINGS, "--api-processes", "1", "--log-level", "warning"]
         if not chosen.gpu:
             flags += ["--kv-cache-tokens", POSITIONS]
@@ -186,7 +213,12 @@ def main(words: Sequence[str] | None = None) -> Path:
             sides.append(Side(name, stack.enter_context(serving), marks, made.name))
             sides[-1].server.wait_for_captures()
         name = chosen.name or (f"host_path_gpu_{chosen.gpu}" if chosen.gpu else "host_path")
-        return record(name, measured(sides, chosen.rounds), flags=list(SETTINGS), **facts)
+        return record(
+            name,
+            measured(sides, chosen.rounds, SPEECH_INPUTS if chosen.gpu == SPEECH else INPUTS),
+            flags=list(SETTINGS),
+            **facts,
+        )
 
 
 if __name__ == "__main__":

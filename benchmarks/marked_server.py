@@ -1,10 +1,10 @@
-"""`reprise serve` over a simulated GPU that marks when a chat request comes by each point of its way (host_path.py).
+"""`reprise serve` over a simulated GPU that marks when a request comes by each point of its way (host_path.py).
 
     REPRISE_MARKS=/tmp/marks [REPRISE_MARKED_GPU=1] python -m benchmarks.marked_server --port 8000 ...
 
-With REPRISE_MARKED_GPU the engine computes on the machine's own GPU. API process and engine append to one file: the
-number of a POINT and the time on the machine's monotonic clock, which both read. Whose request it is is not told:
-meaningful while one is asked at a time.
+With REPRISE_MARKED_GPU the engine computes on the machine's own GPU; speech is marked only there. API process and
+engine append to one file: the number of a POINT and the time on the machine's monotonic clock, which both read. Whose
+request it is is not told: meaningful while one is asked at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from service.api.chat import route
 from service.api.engine_client import EngineClient
 from service.api.http.connections import BoundedConnection
 from service.api.http.streaming import LiveResponse
+from service.api.speech import route as speech_route
 from service.cli import main as cli
 from service.engine import start
 from service.engine.chat import worker
@@ -29,9 +30,13 @@ from service.engine.chat.encoder import VisionStage
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.worker import ChatWorker
 from service.engine.readback import Readback
+from service.engine.speech import runner as speech_runner
+from service.engine.speech import worker as speech_worker
+from service.engine.speech.runner import SpeechRunner
+from service.engine.speech.worker import SpeechWorker
 from service.link.config import Channel, EngineConfig
 from service.link.engine_socket import EngineSocket
-from service.link.messages import ChatRequest, Command, Outputs
+from service.link.messages import ChatRequest, Command, Outputs, SpeechRequest
 from service.link.supervisor import ProcessLink
 
 MARKS = "REPRISE_MARKS"
@@ -49,11 +54,12 @@ POINTS = (
     "heard",
     "written",
 )
-"""received: by the API process, the first bytes. parsed: the body. prepared: the prompt, media and sampling. submitted:
-to the link. taken: by the engine. launched: the first work of the GPU. computed: the first token, on the GPU. answered:
-by the engine, to the link. heard: by the API process. written: the event, to the client's socket. All but received and
-taken are marked just before it is done, so that they come in this order on any machine. Of the machine's own GPU
-launched is when the host has launched all of an encoder pass or a step, and computed when it sees the token's event."""
+"""received: by the API process, the first bytes. parsed: the body. prepared: the prompt, media and sampling, or the
+text of speech. submitted: to the link. taken: by the engine. launched: the first work of the GPU. computed: the first
+token or audio, on the GPU. answered: by the engine, to the link. heard: by the API process. written: the event or the
+audio, to the client's socket. All but received and taken are marked just before it is done, so that they come in this
+order on any machine. Of the machine's own GPU launched is when the host has launched all of an encoder pass or a step,
+and computed when it sees the event of the results."""
 MARK = struct.Struct("<qd")
 
 _numbers = {point: number for number, point in enumerate(POINTS)}
@@ -75,9 +81,10 @@ def read_marks(data: bytes) -> list[tuple[str, float]]:
 
 def mark_api_process() -> None:
     mark = _marker()
-    received, prepare, send, hear, write = (
+    received, prepare, prepare_speech, send, hear, write = (
         BoundedConnection.data_received,
         route.prepare_job,
+        speech_route._prepare,
         EngineSocket.send,
         EngineClient._on_outputs,
         LiveResponse._write,
@@ -94,13 +101,19 @@ def mark_api_process() -> None:
         mark("prepared")
         return job
 
+    async def prepare_speech_request(*arguments: Any) -> Any:
+        mark("parsed")
+        speech = await prepare_speech(*arguments)
+        mark("prepared")
+        return speech
+
     def send_command(self: EngineSocket, command: Command) -> None:
-        if isinstance(command, ChatRequest):
+        if isinstance(command, ChatRequest | SpeechRequest):
             mark("submitted")
         send(self, command)
 
     def on_outputs(self: EngineClient, outputs: Outputs) -> None:
-        if outputs.chat:
+        if outputs.chat or outputs.speech:
             mark("heard")
         hear(self, outputs)
 
@@ -111,6 +124,7 @@ def mark_api_process() -> None:
 
     BoundedConnection.data_received = data_received  # type: ignore[method-assign]
     route.prepare_job = prepare_job  # type: ignore[assignment]
+    speech_route._prepare = prepare_speech_request  # type: ignore[assignment]
     EngineSocket.send = send_command  # type: ignore[method-assign]
     EngineClient._on_outputs = on_outputs  # type: ignore[method-assign]
     LiveResponse._write = write_chunk  # type: ignore[method-assign]
@@ -133,12 +147,12 @@ class _MarkedChannel:
 
     def receive(self, timeout: float | None) -> list[Command]:
         commands = self._channel.receive(timeout)
-        if any(isinstance(command, ChatRequest) for command in commands):
+        if any(isinstance(command, ChatRequest | SpeechRequest) for command in commands):
             self._mark("taken")
         return commands
 
     def send(self, outputs: Outputs) -> None:
-        if outputs.chat:
+        if outputs.chat or outputs.speech:
             self._mark("answered")
         self._channel.send(outputs)
 
@@ -146,16 +160,23 @@ class _MarkedChannel:
 class _SeenReadback(Readback):
     """Keeps when its results were first seen to have arrived."""
 
+    latest = 0.0
+    """When those of any were."""
     _at = 0.0
 
     def ready(self) -> bool:
         arrived = super().ready()
-        self._at = self._at or (time.monotonic() if arrived else 0.0)
+        if arrived:
+            self._see()
         return arrived
 
     def wait(self) -> None:
         super().wait()
-        self._at = self._at or time.monotonic()
+        self._see()
+
+    def _see(self) -> None:
+        if not self._at:
+            self._at = _SeenReadback.latest = time.monotonic()
 
 
 def engine(config: EngineConfig, channel: Channel) -> None:
@@ -164,25 +185,39 @@ def engine(config: EngineConfig, channel: Channel) -> None:
     sink = os.open(os.environ[MARKS], os.O_WRONLY | os.O_APPEND)
     mark_tokens(sink)
     if os.environ.get(MARKED_GPU):
-        worker.Readback = _SeenReadback  # type: ignore[misc]
-        for stage in (VisionStage, ChatRunner):
-            mark_launches(stage, mark)
+        for module in (worker, speech_worker, speech_runner):
+            module.Readback = _SeenReadback  # type: ignore[attr-defined]
+        for stage, launch in ((VisionStage, "launch"), (ChatRunner, "launch"), (SpeechRunner, "launch_prefill")):
+            mark_launches(stage, launch, mark)
+        mark_audio(sink)
         start.serve(config, _MarkedChannel(channel, mark))
     else:
         simulated_gpu.STREAM = _MarkedStream(mark)
         simulated_gpu.engine(config, _MarkedChannel(channel, mark))
 
 
-def mark_launches(stage: Any, mark: Callable[[str], None]) -> None:
-    """stage: a class with a method `launch`."""
-    launch = stage.launch
+def mark_launches(stage: Any, name: str, mark: Callable[[str], None]) -> None:
+    """stage: a class with a method of this name."""
+    launch = getattr(stage, name)
 
-    def launched(self: Any, *arguments: Any) -> Any:
-        found = launch(self, *arguments)
+    def launched(self: Any, *arguments: Any, **options: Any) -> Any:
+        found = launch(self, *arguments, **options)
         mark("launched")
         return found
 
-    stage.launch = launched
+    setattr(stage, name, launched)
+
+
+def mark_audio(sink: int) -> None:
+    collect = SpeechWorker.collect
+
+    def collect_outputs(self: SpeechWorker) -> Outputs:
+        outputs = collect(self)
+        if outputs.speech:
+            _write(sink, "computed", _SeenReadback.latest)
+        return outputs
+
+    SpeechWorker.collect = collect_outputs  # type: ignore[method-assign]
 
 
 def mark_tokens(sink: int) -> None:

@@ -134,11 +134,11 @@ def collect(process: subprocess.Popen[bytes]) -> list[Answer]:
     return answers
 
 
-def answers(url: str, bodies: list[bytes], lanes: int) -> list[Answer]:
-    """Answers of a server at url to chat requests, `lanes` at a time, in the order in which they were sent."""
+def answers(url: str, bodies: list[bytes], lanes: int, path: str = "/v1/chat/completions") -> list[Answer]:
+    """Answers of a server at url to requests, `lanes` at a time, in the order in which they were sent."""
     address = urlsplit(url)
     assert address.hostname is not None and address.port is not None
-    errand = Errand(address.hostname, address.port, "/v1/chat/completions", bodies, lanes, len(bodies))
+    errand = Errand(address.hostname, address.port, path, bodies, lanes, len(bodies))
     with started(errand) as process:
         return sorted(collect(process), key=lambda answer: answer.began)
 

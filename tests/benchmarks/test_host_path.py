@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from benchmarks import host_path
 from benchmarks.marked_server import MARK, POINTS, read_marks
 from benchmarks.raw_client import Answer
+from tests.support.golden import GOLDEN
 
 
 def test_stages_end_at_their_points_and_all_but_the_gpu_is_the_host() -> None:
@@ -44,3 +46,21 @@ def test_the_way_of_a_first_token_over_a_simulated_gpu(tmp_path: Path, monkeypat
         assert row["gpu_ms"] > 0  # what is left of it depends on when the host came to launch the last pass
     together = [row for row in rows if row["run"] == "together"]
     assert len(together) == len(alone) and all(row["api_cpu_ms"] > 0 < row["engine_cpu_ms"] for row in together)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_way_of_a_first_piece_of_audio_through_a_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def miniature(model: str, parent: Path) -> Path:
+        shutil.copytree(GOLDEN / model, parent / model, ignore=shutil.ignore_patterns("*.safetensors"))
+        return parent / model
+
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(host_path, "make", miniature)
+    monkeypatch.setattr(host_path, "ALONE", 2)
+    monkeypatch.setattr(host_path, "TOGETHER", 4)
+    monkeypatch.setattr(host_path, "LANES", (2,))
+    alone, together = json.loads(host_path.main(["--gpu", "voxcpm2", "--rounds", "1"]).read_text())["rows"]
+    assert (alone["run"], together["run"]) == ("alone", "together")
+    assert 0 < alone["prepared_ms"] < alone["host_ms"] and alone["written_ms"] > 0
+    assert together["api_cpu_ms"] > 0 < together["engine_cpu_ms"]
