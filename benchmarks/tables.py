@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.bound_tables import bounds
 from benchmarks.commands import COMMANDS
 from benchmarks.formatting import UNMEASURED, device_mark, markdown, number
 from benchmarks.operation_tables import beside, gpus, overload, ray_hop, waking
@@ -100,6 +101,7 @@ def commands(results: Results) -> str:
 
 TABLES: dict[str, Callable[[Results], str]] = {
     "targets": targets,
+    "bounds": bounds,
     "encoders": encoders,
     "decode": decode,
     "prefill": prefill,

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from benchmarks import figures
 from benchmarks.figures import Figure, Peer
 from benchmarks.formatting import NAMES, sides
+
+
+@dataclass(frozen=True)
+class StepOf:
+    """A step whose multiple of the roofline is a target. size: rows or streams, tokens, or an encoder's input."""
+
+    kind: Literal["decode", "encoder", "prefill"]
+    model: str
+    size: str
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,7 @@ class Target:
     at_least: bool = False
     further: float | None = None
     result: str = ""
+    step: StepOf | None = None
 
     def met(self, value: float) -> bool | None:
         return None if self.limit is None else self._holds(value, self.limit)
@@ -99,7 +110,8 @@ def _speech() -> Iterator[Target]:
     )
     for streams, limit in ((1, 1.5), (8, 1.7), (16, 1.9), (32, 1.5), (64, 1.3)):
         what = f"VoxCPM2 decode step, {streams} stream{'s' * (streams > 1)}"
-        yield Target(what, _ROOFLINE, limit, figures.speech_multiple(streams))
+        ours, step = figures.speech_multiple(streams), StepOf("decode", "voxcpm2", str(streams))
+        yield Target(what, _ROOFLINE, limit, ours, result="speech_steps", step=step)
     yield Target(
         "VoxCPM2 decode step, 64 streams with 11 adapters: more than without",
         "%",
@@ -191,7 +203,8 @@ def _encoders() -> Iterator[Target]:
         result = f"encoder_{model}"
         ours = figures.multiple(result, input=label)
         what = f"{NAMES[model]} encoder, {sides(label)}"
-        return Target(what, _ROOFLINE, limit, ours, peer, further=further, result=result)
+        step = StepOf("encoder", model, label)
+        return Target(what, _ROOFLINE, limit, ours, peer, further=further, result=result, step=step)
 
     vllm = figures.peers_multiple(figures.vllm("encoder_ms"), "encoder_qwen2_vl_2b", input="448x448")
     yield encoder("qwen2_vl_2b", "224x224", 2.6, 2.4)
@@ -211,12 +224,13 @@ def _encoders() -> Iterator[Target]:
 
 
 def _language_models() -> Iterator[Target]:
-    def step(model: str, kind: str, rows: int, limit: float, peer: Peer | str = "") -> Target:
+    def step(model: str, kind: Literal["decode", "prefill"], rows: int, limit: float, peer: Peer | str = "") -> Target:
         unit = "row" if rows == 1 else "rows"
         what = f"decode step, {rows} {unit}" if kind == "decode" else f"prefill, {rows:,} tokens"
         result = f"decode_{model}"
         ours = figures.multiple(result, kind=kind, rows=rows)
-        return Target(f"{NAMES[model]} {what}", _ROOFLINE, limit, ours, peer, result=result)
+        of = StepOf(kind, model, str(rows))
+        return Target(f"{NAMES[model]} {what}", _ROOFLINE, limit, ours, peer, result=result, step=of)
 
     for rows, limit in ((1, 1.3), (8, 1.4), (32, 1.45), (128, 1.45)):
         wanted = {"kind": "decode", "rows": rows}
