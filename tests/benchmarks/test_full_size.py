@@ -109,7 +109,7 @@ def test_rows_of_prefills_with_cached_context(tiny: Path, deepstack: bool) -> No
         (["56", "28"], "replay_profile_tiny"),
         (["--encoder", "56", "64x32", "2f"], "replay_profile_tiny_encoder"),
         (["--prefill", "24", "8+40"], "replay_profile_tiny_prefill"),
-        (["--quantization", "fp8"], "replay_profile_tiny_fp8"),
+        (["--quantization", "fp8", "4"], "replay_profile_tiny_fp8"),
     ],
 )
 def test_what_a_profile_calls(tiny: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str) -> None:
