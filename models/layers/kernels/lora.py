@@ -1,7 +1,8 @@
 """Adapters of a batch on a GPU, in two kernels: shrink, A x in shares of K, and expand, which adds B (A x) to y.
 
 Reference: models.layers.lora.add_lora. A program takes rows of one adapter, so that its A and B are read once for up to
-16 streams; rows of no adapter are in no tile.
+64 rows; rows of no adapter are in no program. Under programmatic dependent launch a program finds its rows and asks for
+its A or B while the kernel before still runs: order and tiles are inputs of the step, which no kernel of it writes.
 """
 
 from __future__ import annotations
@@ -19,24 +20,63 @@ from models.layers.lora import TILE_UNITS, LoraPair, LoraRows
 
 _SHARE = 256
 """Inputs of one program of the shrink, where K is a multiple of them: the other shares run beside it."""
-_DEPTH = 128
+_DEPTH = 64
+_MOST_TOGETHER = 128
+"""Rows of A that a program multiplies at most: q's, k's and v's together up to a rank of 32, so that x is read once."""
+_LEAST_PADDED = 64
+_LINE = tl.constexpr(64)
+"""Elements of 16 bits in a line of the L2 cache."""
 
 
 @triton.jit
-def _rows_of_tile(order_ptr, tiles_ptr, UNIT: tl.constexpr, SUBTILES: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(rows [BLOCK_M], which of them are there [BLOCK_M], slot, whether there is any) of this program."""
-    tile = tiles_ptr + tl.program_id(0) // SUBTILES * 3
-    before = tl.program_id(0) % SUBTILES * BLOCK_M
-    first = tl.load(tile)
-    count = tl.load(tile + 1)
-    slot = tl.load(tile + 2)
+def _rows_of_program(
+    order_ptr,
+    tiles_ptr,
+    num_tiles,
+    UNIT: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """(rows [BLOCK_M], which of them are there [BLOCK_M], slot, whether there is any) of this program.
+
+    PADDED 0: a program for each tile. Else programs are dealt to the tiles in turn, to each as many as its rows need,
+    and those behind the last have no rows: a grid for the worst case would be several times as large.
+    """
+    program = tl.program_id(0)
+    if PADDED > 0:
+        every = tl.arange(0, PADDED)
+        units = tl.load(tiles_ptr + every * 3 + 1, mask=every < num_tiles, other=0)
+        blocks = (units * UNIT + BLOCK_M - 1) // BLOCK_M
+        index = tl.sum((tl.cumsum(blocks, 0) <= program).to(tl.int32), 0)
+        before = (program - tl.sum(tl.where(every < index, blocks, 0), 0)) * BLOCK_M
+    else:
+        index = program
+        before = 0
+    tile = tiles_ptr + index * 3
+    exists = index < num_tiles
+    first = tl.load(tile, mask=exists, other=0)
+    count = tl.load(tile + 1, mask=exists, other=0)
+    slot = tl.load(tile + 2, mask=exists, other=0)
     m = before + tl.arange(0, BLOCK_M)
     here = m < count * UNIT
     unit = tl.load(order_ptr + first + m // UNIT, mask=here, other=0)
     return unit.to(tl.int64) * UNIT + m % UNIT, here, slot.to(tl.int64), before < count * UNIT
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
+def _ask_for(pointers):
+    """Brings the lines of these addresses into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "num_tiles"])
 def _shrink_kernel(
     x_ptr,
     squares_ptr,
@@ -45,15 +85,17 @@ def _shrink_kernel(
     tiles_ptr,
     hidden_ptr,
     rows,
+    num_tiles,
     stride_x,
     stride_slot,
     eps,
     K: tl.constexpr,
     K_SHARE: tl.constexpr,
+    K_LINES: tl.constexpr,
     WIDTH: tl.constexpr,
     SQUARES: tl.constexpr,
     UNIT: tl.constexpr,
-    SUBTILES: tl.constexpr,
+    PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -63,11 +105,17 @@ def _shrink_kernel(
     """One program: BLOCK_M rows of one adapter times BLOCK_R rows of its A, over a share of K. hidden float32 [shares,
     rows, WIDTH]. SQUARES > 0: rows are scaled by the squares of their inputs, [rows, SQUARES]."""
     release_next(PDL)
+    row, here, slot, any_here = _rows_of_program(order_ptr, tiles_ptr, num_tiles, UNIT, PADDED, BLOCK_M)
+    share = tl.program_id(2)
+    r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    used = r < WIDTH
+    if PDL and any_here:
+        line = tl.arange(0, K_LINES) * _LINE
+        asked = used[:, None] & (line < K_SHARE)[None, :]
+        lines = a_ptr + slot * stride_slot + r[:, None] * K + share * K_SHARE + line[None, :]
+        _ask_for(tl.where(asked, lines, a_ptr + slot * stride_slot))
     wait_for_previous(PDL)
-    row, here, slot, any_here = _rows_of_tile(order_ptr, tiles_ptr, UNIT, SUBTILES, BLOCK_M)
     if any_here:
-        share = tl.program_id(2)
-        r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
         k = share * K_SHARE + tl.arange(0, BLOCK_K)
         x_rows = x_ptr + row[:, None] * stride_x
         a_rows = a_ptr + slot * stride_slot + r[None, :] * K
@@ -76,7 +124,7 @@ def _shrink_kernel(
             column = k + start
             inside = column < K
             x = tl.load(x_rows + column[None, :], mask=here[:, None] & inside[None, :], other=0.0)
-            a = tl.load(a_rows + column[:, None], mask=inside[:, None], other=0.0)
+            a = tl.load(a_rows + column[:, None], mask=inside[:, None] & used[None, :], other=0.0)
             acc = tl.dot(x, a, acc=acc, input_precision=PRECISION)
         if SQUARES > 0:
             part = tl.arange(0, triton.next_power_of_2(SQUARES))[None, :]
@@ -85,10 +133,10 @@ def _shrink_kernel(
             )
             acc *= tl.rsqrt(tl.sum(squares, 1) / K + eps)[:, None]
         place = hidden_ptr + (share * rows + row[:, None]) * WIDTH + r[None, :]
-        tl.store(place, acc, mask=here[:, None])
+        tl.store(place, acc, mask=here[:, None] & used[None, :])
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "num_tiles"])
 def _expand_kernel(
     hidden_ptr,
     b_ptr,
@@ -96,6 +144,7 @@ def _expand_kernel(
     tiles_ptr,
     y_ptr,
     rows,
+    num_tiles,
     stride_slot,
     N: tl.constexpr,
     RANK: tl.constexpr,
@@ -104,7 +153,7 @@ def _expand_kernel(
     SECOND: tl.constexpr,
     THIRD: tl.constexpr,
     UNIT: tl.constexpr,
-    SUBTILES: tl.constexpr,
+    PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -113,11 +162,14 @@ def _expand_kernel(
     """One program: BLOCK_N columns of y for BLOCK_M rows of one adapter. SECOND, THIRD: the columns where the second
     and the third layer begin."""
     release_next(PDL)
+    row, here, slot, any_here = _rows_of_program(order_ptr, tiles_ptr, num_tiles, UNIT, PADDED, BLOCK_M)
+    first = tl.program_id(1) * BLOCK_N
+    if PDL and any_here:
+        line = tl.arange(0, BLOCK_N * RANK // _LINE) * _LINE
+        _ask_for(b_ptr + slot * stride_slot + first * RANK + line)
     wait_for_previous(PDL)
-    row, here, slot, any_here = _rows_of_tile(order_ptr, tiles_ptr, UNIT, SUBTILES, BLOCK_M)
     if any_here:
         kind = y_ptr.dtype.element_ty
-        first = tl.program_id(1) * BLOCK_N
         part = (first >= SECOND).to(tl.int32) + (first >= THIRD).to(tl.int32)
         n = first + tl.arange(0, BLOCK_N)
         r = tl.arange(0, RANK)
@@ -141,19 +193,29 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
         return y
     unit = count // units
     block_m = 16 if unit == 1 else 64
-    subtiles = triton.cdiv(TILE_UNITS * unit, block_m)
+    num_tiles = rows.tiles.shape[0]
+    one_each = TILE_UNITS * unit <= block_m
+    programs = (
+        num_tiles
+        if one_each
+        else min(num_tiles * triton.cdiv(TILE_UNITS * unit, block_m), num_tiles + count // block_m)
+    )
     depth, (columns, rank), width = inputs.shape[1], pair.b.shape[1:], pair.a.shape[1]
     share = _SHARE if depth % _SHARE == 0 else depth
     shares = depth // share
     edges = [sum(pair.widths[:part]) for part in (1, 2)] if len(pair.widths) == 3 else [columns, columns]
-    block_n = math.gcd(128, *pair.widths)
-    block_r = min(rank, 64)
+    block_n = math.gcd(_columns(unit, rank), *pair.widths)
+    block_r = max(16, triton.next_power_of_2(width)) if width <= _MOST_TOGETHER else min(rank, 64)
     hidden = torch.empty((shares, count, width), device=inputs.device, dtype=torch.float32)
-    tile = {"UNIT": unit, "SUBTILES": subtiles, "BLOCK_M": block_m, "PRECISION": dot_precision(inputs)}
-    programs = rows.tiles.shape[0] * subtiles
+    tile = {
+        "UNIT": unit,
+        "PADDED": 0 if one_each else max(_LEAST_PADDED, triton.next_power_of_2(num_tiles)),
+        "BLOCK_M": block_m,
+        "PRECISION": dot_precision(inputs),
+    }
     launch(
         _shrink_kernel,
-        (programs, width // block_r, shares),
+        (programs, triton.cdiv(width, block_r), shares),
         inputs,
         before.squares if before is not None else hidden,
         pair.a,
@@ -161,11 +223,13 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
         rows.tiles,
         hidden,
         count,
+        num_tiles,
         inputs.stride(0),
         pair.a.stride(0),
         before.eps if before is not None else 0.0,
         K=depth,
         K_SHARE=share,
+        K_LINES=triton.next_power_of_2(triton.cdiv(share, 64)),
         WIDTH=width,
         SQUARES=before.squares.shape[1] if before is not None else 0,
         BLOCK_R=block_r,
@@ -182,6 +246,7 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
         rows.tiles,
         outputs,
         count,
+        num_tiles,
         pair.b.stride(0),
         N=columns,
         RANK=rank,
@@ -190,7 +255,13 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
         SECOND=edges[0],
         THIRD=edges[1],
         BLOCK_N=block_n,
-        num_warps=4 if rank < 64 else 8,
+        num_warps=4 if block_m * block_n <= 64 * 128 and rank < 64 else 8,
         **tile,
     )
     return y
+
+
+def _columns(unit: int, rank: int) -> int:
+    """Of y in a program of the expand. Many rows: more, since every program reads the shares of A x anew; a large rank:
+    fewer, since B's rows must fit beside them."""
+    return 128 if unit == 1 or rank > 32 else 256

@@ -55,6 +55,8 @@ CASES = [
     ([4, 4, 1, -1, 0], 8, 256, (48,), 16),
     ([1] * (TILE_UNITS + 3) + [-1, 0], 1, 64, (32,), 16),
     ([1] * (TILE_UNITS + 1) + [0], 8, 32, (16,), 16),
+    ([0, 3, 3, -1, 3, 1], 22, 64, (64, 64, 64), 64),
+    ([1] * (2 * TILE_UNITS) + [4, 0, 4], 11, 32, (32, 16, 16), 16),
 ]
 
 
@@ -72,6 +74,15 @@ def test_each_row_gets_what_its_own_adapter_adds(
     assert relative_error(add_lora(*upcast(y.clone(), x), wide_pair, wide_rows), expected) < 1e-12
     untouched = [row for row in range(len(x)) if slots[row // unit] < 0]
     assert torch.equal(out[untouched], y[untouched])
+
+
+def test_tiles_without_units_between_others_are_passed_over(device: torch.device) -> None:
+    """As the fallback of the flow solve has them."""
+    pair, rows, slots = pair_of(device, torch.float32, 32, (32,), 16), rows_of([3, -1, 3, 1], device), [3, -1, 3, 1]
+    assert rows.tiles[:, 1].tolist()[-1] == 0
+    x, y = (torch.randn(8 * 11, 32, device=device) for _ in range(2))
+    out = replayed(device, lambda: add_lora.kernel(y.clone(), x, pair, rows.twice()))
+    assert relative_error(out, by_hand(y.clone(), x, pair, slots + slots)) < 2e-6
 
 
 def test_a_norm_that_waits_is_applied_to_what_the_adapters_read(device: torch.device) -> None:
