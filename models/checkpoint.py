@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from models import block_scaled
 from models.errors import CheckpointError
-from models.layers.e4m3 import E4M3, E4M3Weight, fill_rows
+from models.layers.e4m3 import E4M3, E4M3Weight, fill_rows, keep_copies
 
 log = logging.getLogger(__name__)
 
@@ -122,13 +122,14 @@ def load_parameters(
     if load_format == "random":
         if device.type != "meta":
             fill_random(module, _RANDOM_SEED)
-        return
-    places = _places(module, rules)
-    scales = _scales(directory, aliases, device)
-    seen = _fill_from_shards(directory, places, scales, aliases, ignore)
-    if missing := [name for name in places if name not in seen]:
-        raise CheckpointError(f"{directory}: missing tensors: {_listed(missing)}")
-    scales.report(directory, dtype)
+    else:
+        places = _places(module, rules)
+        scales = _scales(directory, aliases, device)
+        seen = _fill_from_shards(directory, places, scales, aliases, ignore)
+        if missing := [name for name in places if name not in seen]:
+            raise CheckpointError(f"{directory}: missing tensors: {_listed(missing)}")
+        scales.report(directory, dtype)
+    keep_copies(module, device, dtype)
 
 
 def _fill_from_shards(

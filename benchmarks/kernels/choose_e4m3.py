@@ -51,6 +51,30 @@ def blocks(times: choose.Times, in_steps: Mapping[str, str]) -> dict[Shape, Bloc
     return found
 
 
+def copies(times: choose.Times) -> dict[tuple[int, int], int]:
+    """(inputs, outputs) of layers that keep a copy in 16 bits, and the rows from which it is used.
+
+    Where all layers of a block together are slower than in bfloat16, those that lose most are taken from the copy,
+    until they are not. What was measured with most rows holds beyond them.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for model, parts in MODELS.items():
+        for rows, (least, _) in SPANS.items():
+            losses = {}
+            for part in parts:
+                shape = f"{model} {part.name}, {rows} rows"
+                own = [_time(times.get((shape, str(variant)))) for variant in variants(part, rows)]
+                e4m3, plain = min([*own, _time(times.get((shape, "scaled_mm")))]), times.get((shape, "bfloat16"))
+                if part.name != "head" and plain is not None:
+                    losses[part.inputs, part.outputs] = e4m3 - _time(plain)
+            for sizes, loss in sorted(losses.items(), key=lambda one: -one[1]):
+                if sum(losses.values()) <= 0 or loss <= 0:
+                    break
+                losses[sizes] = 0.0
+                found.setdefault(sizes, least)
+    return found
+
+
 def read_times(folder: Path) -> choose.Times:
     """All results of `e4m3`."""
     return choose.read(folder, "e4m3", but="e4m3_steps_")
@@ -70,8 +94,10 @@ def _time(row: dict[str, Any] | None) -> float:
     return float("inf") if row is None or row["median_us"] is None else float(row["median_us"])
 
 
-def source(tiles: Mapping[Shape, tuple[Choice, ...]], vectors: Mapping[Shape, Blocks]) -> str:
-    """The source text of both tables for gemm_table_sm90_e4m3.py."""
+def source(
+    tiles: Mapping[Shape, tuple[Choice, ...]], vectors: Mapping[Shape, Blocks], copied: Mapping[tuple[int, int], int]
+) -> str:
+    """The source text of the tables for gemm_table_sm90_e4m3.py."""
     lines = ["SM_90_E4M3: Table = {"]
     for shape, choices in tiles.items():
         lines.append(f"    {_shape(shape)}: (")
@@ -79,6 +105,8 @@ def source(tiles: Mapping[Shape, tuple[Choice, ...]], vectors: Mapping[Shape, Bl
         lines.append("    ),")
     lines += ["}", "", "SM_90_E4M3_BLOCKS: Mapping[Shape, Blocks] = {"]
     lines += (f"    {_shape(shape)}: Blocks{tuple(one)}," for shape, one in vectors.items())
+    lines += ["}", "", "SM_90_E4M3_COPIES: Mapping[tuple[int, int], int] = {"]
+    lines += (f"    {sizes}: {least}," for sizes, least in copied.items())
     return "\n".join([*lines, "}"])
 
 
@@ -100,7 +128,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     times = read_times(arguments.folder)
-    found = source(table(times), blocks(times, read_steps(arguments.folder)))
+    found = source(table(times), blocks(times, read_steps(arguments.folder)), copies(times))
     print(found)
     if arguments.write:
         path = Path(gemm_table_sm90_e4m3.__file__)

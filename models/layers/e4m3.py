@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import CheckpointError
+from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3_COPIES
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -34,6 +35,9 @@ class E4M3Weight(nn.Module):
         super().__init__()
         self.values = nn.Parameter(torch.empty(shape, dtype=E4M3), requires_grad=False)
         self.scale = nn.Parameter(torch.empty(shape[:-1], dtype=torch.float32), requires_grad=False)
+        self.copy: nn.Parameter | None = None
+        """The same weight in 16 bits, for `copy_from` rows of activations and more."""
+        self.copy_from = 0
 
     @property
     def shape(self) -> torch.Size:
@@ -53,6 +57,12 @@ class E4M3Weight(nn.Module):
 
 Weight = Tensor | E4M3Weight
 """The weight of a linear layer."""
+
+
+def for_rows(weight: Weight, rows: int) -> Weight:
+    """What a GEMM of so many rows reads of a weight: the copy in 16 bits where one is kept for them."""
+    copied = isinstance(weight, E4M3Weight) and weight.copy is not None and rows >= weight.copy_from
+    return weight.copy if copied else weight  # type: ignore[union-attr,return-value]
 
 
 class E4M3Linear(nn.Module):
@@ -127,3 +137,19 @@ def hold_in_e4m3(module: nn.Module) -> None:
     for owner, name, child in children:
         if isinstance(child, nn.Linear) and name not in getattr(owner, "sixteen_bit_layers", ()):
             setattr(owner, name, E4M3Linear(child))
+
+
+def keep_copies(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Gives the linear layers that the table of this GPU names a copy of their weight in `dtype`, multiplied out. On
+    the meta device, too, since it may stand for any GPU."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
+        return
+    for layer in module.modules():
+        if device.type == "cpu" or not isinstance(layer, E4M3Linear):
+            continue
+        weight = layer.weight
+        least = SM_90_E4M3_COPIES.get((layer.in_features, layer.out_features))
+        if least is not None:
+            made = torch.empty(weight.shape, device=device, dtype=dtype)
+            weight.copy = nn.Parameter(made if made.is_meta else weight.multiplied_out(dtype), requires_grad=False)
+            weight.copy_from = least

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.layers.deferred_norm import DeferredNorm, Normed
-from models.layers.e4m3 import E4M3Weight, Weight
+from models.layers.e4m3 import E4M3Weight, Weight, for_rows
 from models.layers.gemm import Epilogue
 from models.layers.kernels import e4m3
 from models.layers.kernels.elementwise import silu_mul
@@ -113,6 +113,7 @@ def way_of(kind: Kind, x: Tensor, weight: Weight) -> Way:
 def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilogue = "") -> Tensor:
     """models.layers.gemm.gemm."""
     kind: Kind = epilogue or "plain"
+    weight = _for(x.rows if isinstance(x, DeferredNorm) else x, weight)
     if isinstance(x, DeferredNorm):
         chosen = config_for(kind, x.rows, weight) or _deferred_default(kind, x.rows, weight)
         tile, narrow = (chosen.tile, chosen.eight_bit) if chosen else (None, False)
@@ -128,6 +129,10 @@ def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilog
         return add_quick_gelu(_product(way, x, weight), bias)
     y = _product(way, x, weight, bias)
     return silu_mul(y) if epilogue == "silu_mul" else y
+
+
+def _for(x: Tensor, weight: Weight) -> Weight:
+    return for_rows(weight, x.numel() // x.shape[-1])
 
 
 def _product(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -163,6 +168,7 @@ def gemm_add_norm(
     x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """models.layers.gemm.gemm_add_norm."""
+    weight = _for(x, weight)
     way = way_of("add_norm", x, weight)
     if way.kernel == "gemv":
         total = vector_gemm(x, weight, bias, residual=residual)
@@ -183,6 +189,7 @@ def gemm_add_deferrable_norm(
     x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Normed, Tensor]:
     """models.layers.gemm.gemm_add_deferrable_norm: deferred where that was measured to be faster."""
+    weight = _for(x, weight)
     way = way_of("add_norm", x, weight)
     if way.variant is not None and way.variant.deferred:
         after = residual, norm_weight, eps

@@ -1,4 +1,5 @@
-"""Configurations of GEMMs with weights in e4m3 measured on an H100, for every GPU of compute capability 9.0.
+"""Configurations of GEMMs with weights in e4m3 measured on an H100, for every GPU of compute capability 9.0. COPIES:
+inputs and outputs of layers that keep a copy in 16 bits, and the rows from which it is read.
 
 `python -m benchmarks.kernels.choose_e4m3` writes it from the results of `python -m benchmarks.kernels e4m3`.
 """
@@ -76,4 +77,8 @@ SM_90_E4M3_BLOCKS: Mapping[Shape, Blocks] = {
     Shape("silu_mul", 3584, 18944, e4m3=True): Blocks(16, 256, 4),
     Shape("plain", 18944, 3584, e4m3=True): Blocks(2, 512, 2),
     Shape("plain", 3584, 152064, e4m3=True): Blocks(2, 512, 2),
+}
+
+SM_90_E4M3_COPIES: Mapping[tuple[int, int], int] = {
+    (8960, 1536): 193,
 }

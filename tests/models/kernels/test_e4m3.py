@@ -244,3 +244,18 @@ def test_eight_bits_on_both_sides(device: torch.device, rows: int, tile: Tile) -
         replayed(device, lambda: e4m3.eight_bit_gemm(given.x, given.weight, given.bias)),
     ):
         assert relative_error(out, expected) < LIMIT
+
+
+def test_many_rows_read_the_copy_where_one_is_kept(device: torch.device) -> None:
+    """The copy here is of other values, so that it shows which of both was read."""
+    given = Operands(device, 8)
+    other = torch.randn(given.weight.shape, device=device).to(given.x.dtype)
+    given.weight.copy, given.weight.copy_from = torch.nn.Parameter(other, requires_grad=False), 8
+    copied = given.x.double() @ other.double().T
+    after = given.residual, given.norm, EPS
+    for x, expected in ((given.x, copied), (given.x[:7], given.product(given.weight)[:7])):
+        rows = len(x)
+        assert relative_error(gemm.gemm(x, given.weight), expected) < LIMIT
+        for add_norm in (gemm.gemm_add_norm, gemm.gemm_add_deferrable_norm):
+            _, total = add_norm(x, given.weight, None, given.residual[:rows], *after[1:])
+            assert relative_error(total, expected + given.residual[:rows].double()) < LIMIT

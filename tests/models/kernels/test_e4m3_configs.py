@@ -15,7 +15,7 @@ from benchmarks.kernels.offline import ARCHITECTURES
 from models.layers.e4m3 import GROUP, E4M3Weight
 from models.layers.kernels import e4m3, gemm, gemm_configs, gemm_types, gpu
 from models.layers.kernels.gemm_configs import config_for, e4m3_blocks, e4m3_table_of, e4m3_tile, fits
-from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3, SM_90_E4M3_BLOCKS
+from models.layers.kernels.gemm_table_sm90_e4m3 import SM_90_E4M3, SM_90_E4M3_BLOCKS, SM_90_E4M3_COPIES
 from models.layers.kernels.gemm_types import Blocks, Choice, Shape, Tile, Variant
 from models.layers.kernels.gpu import Gpu, named
 from models.registry import family_of, resolve
@@ -44,6 +44,7 @@ def test_the_table_is_what_was_measured() -> None:
     times = choose_e4m3.read_times(folder)
     assert choose_e4m3.table(times) == SM_90_E4M3
     assert choose_e4m3.blocks(times, choose_e4m3.read_steps(folder)) == SM_90_E4M3_BLOCKS
+    assert choose_e4m3.copies(times) == SM_90_E4M3_COPIES
 
 
 def test_the_tables_tiles_are_whole() -> None:

@@ -15,8 +15,10 @@ from models.layers.e4m3 import (
     E4M3Linear,
     E4M3Weight,
     fill_rows,
+    for_rows,
     hold_in_e4m3,
     interleaved,
+    keep_copies,
     ordered,
     quantise,
     quantise_rows,
@@ -119,3 +121,34 @@ def test_layers_that_their_owner_names_stay() -> None:
     assert isinstance(owner.kept, torch.nn.Linear)
     assert isinstance(owner.given, E4M3Linear) and owner.given.bias is not None
     assert quantise(torch.zeros(2, 3))[1].tolist() == [0, 0]
+
+
+def layer_of(inputs: int, outputs: int, device: str) -> torch.nn.Module:
+    owner = torch.nn.Sequential(torch.nn.Linear(inputs, outputs, device="meta"))
+    hold_in_e4m3(owner)
+    if device != "meta":
+        owner.to_empty(device=device)
+    return owner
+
+
+@pytest.mark.parametrize(
+    ("sizes", "device", "kept"),
+    [((8960, 1536), "meta", True), ((1536, 17920), "meta", False), ((8960, 1536), "cpu", False)],
+)
+def test_measured_layers_keep_a_copy_in_16_bits(sizes: tuple[int, int], device: str, kept: bool) -> None:
+    """The meta device is one of a dry run, whose GPU may be any. On a CPU the copy would only cost memory."""
+    owner = layer_of(*sizes, device)
+    keep_copies(owner, torch.device(device), torch.bfloat16)
+    weight = owner[0].weight  # type: ignore[index]
+    assert (weight.copy is not None) == kept
+    if kept:
+        assert weight.copy.shape == weight.shape and weight.copy.dtype == torch.bfloat16
+        assert for_rows(weight, weight.copy_from) is weight.copy
+        assert for_rows(weight, weight.copy_from - 1) is weight
+
+
+def test_only_the_gpu_that_was_measured_keeps_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    owner = layer_of(8960, 1536, "meta")
+    keep_copies(owner, torch.device("cuda", 0), torch.bfloat16)
+    assert owner[0].weight.copy is None  # type: ignore[index]
