@@ -43,7 +43,7 @@ _BUCKET_SIZES = (
 )
 """Patches of the captured buckets: dense where single pictures and packs of a few fall (256: the smallest, 784: 448 x
 448, 1200: 640 x 480, 3520: 1280 x 720, 4096: 1024 x 1024, 6272: 16 frames of 448 x 448, 8192: 1920 x 1080)."""
-_EXACT_SIZES = ((1, 784), (1, 1024), (1, 1200), (1, 3520), (1, 4096), (1, 8160), (8, 784))
+_EXACT_SIZES = ((1, 784), (1, 1024), (1, 3520), (1, 4096), (1, 8160), (8, 784))
 """Sequences and patches of each, of calls with graphs of their own: pictures of 448 x 448, 512 x 512, 640 x 480, 1280 x
 720, 1024 x 1024 and 1920 x 1080, and 16 frames of 448 x 448."""
 _CACHED_GRIDS = 64
