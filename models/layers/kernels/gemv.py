@@ -81,6 +81,9 @@ def _gemv_kernel(
     acc_up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for block in tl.static_range(0, (UNITS + BLOCK_K - 1) // BLOCK_K):
         unit = block * BLOCK_K + k
+        if E4M3 == "":
+            # Before the weights: behind them, all of a long row would be in registers at once.
+            x = _inputs(x_row, norm_ptr, unit, rstd, K, NORM)
         if block == 0:
             weight = first
             weight_up = first_up
@@ -90,16 +93,15 @@ def _gemv_kernel(
             if SILU_MUL:
                 weight_up = tl.load(rows + block * BLOCK_K + N * stride_weight, mask=unit[None, :] < UNITS, other=0)
         if E4M3 == "":
-            x = _inputs(x_row, norm_ptr, unit, rstd, K, NORM)[None, :]
-            acc += weight.to(tl.float32) * x
+            acc += weight.to(tl.float32) * x.to(tl.float32)[None, :]
             if SILU_MUL:
-                acc_up += weight_up.to(tl.float32) * x
+                acc_up += weight_up.to(tl.float32) * x.to(tl.float32)[None, :]
         else:
             # In the weight's own shape: x lies in the same registers, without a way through shared memory that
             # weights of the next block would wait for.
             low_input = low_inputs(unit)[None, :] + tl.zeros((BLOCK_N, 1), tl.int32)
-            x_low = _inputs(x_row, norm_ptr, low_input, rstd, K, NORM)
-            x_high = _inputs(x_row, norm_ptr, low_input + HALF_GROUP, rstd, K, NORM)
+            x_low = _inputs(x_row, norm_ptr, low_input, rstd, K, NORM).to(tl.float32)
+            x_high = _inputs(x_row, norm_ptr, low_input + HALF_GROUP, rstd, K, NORM).to(tl.float32)
             low, high = wide_halves(weight, E4M3)
             acc += low * x_low
             acc += high * x_high
@@ -127,11 +129,11 @@ def _gemv_kernel(
 
 @triton.jit
 def _inputs(x_row, norm_ptr, column, rstd, K: tl.constexpr, NORM: tl.constexpr):
-    """float32 of x at `column`, normed."""
+    """x at `column`, normed."""
     x = tl.load(x_row + column, mask=column < K, other=0.0)
     if NORM:
         x = (x.to(tl.float32) * rstd).to(x.dtype) * tl.load(norm_ptr + column, mask=column < K, other=0.0)
-    return x.to(tl.float32)
+    return x
 
 
 def _blocks(inputs: int, *, silu_mul: bool) -> Blocks:
