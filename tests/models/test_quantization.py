@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.quantization import eight_bit_prefills
 from models.layers.e4m3 import COLUMNS, E4M3, E4M3Linear, E4M3Weight
 from models.registry import family_of, resolve
 from tests.engine.chat.test_chat_golden import PROMPTS, TOKENS, processor, prompt
 from tests.models.qwen2_vl.golden import DIRECTORY, load_model
-from tests.support.golden import GOLDEN
+from tests.support.chat_golden import generate, golden_prompt, rounding_error
+from tests.support.golden import GOLDEN, inputs, prompts
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.logits_engine import LogitsEngine
 
@@ -25,8 +27,11 @@ CHAT = [
 ]
 
 
-def loaded(directory: Path, **options: Any) -> Any:
-    return resolve(family_of(directory).model)(directory, CPU, torch.float32, "published", **options)
+REFERENCE_FACTOR = 1.5
+
+
+def loaded(directory: Path, device: torch.device = CPU, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    return resolve(family_of(directory).model)(directory, device, dtype, "published", **options)
 
 
 @pytest.mark.parametrize("directory", CHAT, ids=lambda path: path.name)
@@ -77,3 +82,23 @@ def test_replayed_and_eager_steps_are_alike() -> None:
     assert tokens[True] == tokens[False]
     for name in PROMPTS:
         assert (rows[True][name] - rows[False][name]).abs().max() <= 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("directory", CHAT[1:], ids=lambda path: path.name)
+def test_on_a_gpu_logits_are_as_close_as_their_reference(directory: Path) -> None:
+    """To the same e4m3 weights in float32: the prompt's logits, and those of the tokens that these choose. The
+    reference rounds to bfloat16, or also activations of more than 64 rows to e4m3, whichever costs more."""
+    processor = resolve(family_of(directory).processor)(directory)
+    prompt, limit = golden_prompt(processor, directory, prompts(directory)[0]), inputs(directory)["max_new_tokens"]
+    *exact, ids = generate(loaded(directory, quantization="fp8"), prompt, limit)
+
+    def errors(device: torch.device) -> list[float]:
+        made = generate(loaded(directory, device, torch.bfloat16, quantization="fp8"), prompt, limit, forced=ids)
+        return [rounding_error(mine.cpu(), wanted) for mine, wanted in zip(made[:2], exact, strict=True)]
+
+    host = errors(CPU)
+    with eight_bit_prefills():
+        host = [max(pair) for pair in zip(host, errors(CPU), strict=True)]
+    for part, ours, plain in zip(("prompt", "steps"), errors(torch.device("cuda")), host, strict=True):
+        assert ours <= REFERENCE_FACTOR * plain, part
