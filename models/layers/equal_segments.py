@@ -24,8 +24,8 @@ from models.protocol import EXACT, Bucket
 log = logging.getLogger(__name__)
 
 ROWS = {64: range(784, 16385), 72: range(784, 2048), 80: range(784, 16385)}
-"""Rows of a segment that may get an exact bucket, by head dim; 1200 are slower so. At 2048 rows and more, heads of 72 take as little lengthened
-(benchmarks/results/kernels/attention_one_segment.json), in graphs that hold other pictures, too."""
+"""Rows of a segment that may get an exact bucket, by head dim; 1200 are slower. At 2048 rows and more heads of 72 take
+as little lengthened, in graphs that hold other pictures, too (benchmarks/results/kernels/attention.json)."""
 _HOPPER = (9, 0)
 _refused: set[tuple[int, torch.dtype]] = set()
 """Head dims and dtypes that cuDNN does not take."""

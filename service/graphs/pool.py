@@ -11,7 +11,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -179,7 +179,10 @@ class GraphPool:
         reserved, free = torch.cuda.memory_reserved(self.device), torch.cuda.mem_get_info(self.device)[0]
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=shared.handle, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _uncollected(),
+                torch.cuda.graph(graph, pool=shared.handle, stream=stream, capture_error_mode="thread_local"),
+            ):
                 for name, value in capturable.forward(buffers, bucket).items():
                     outputs[name].copy_(value)
         except CAPTURE_ERRORS:
@@ -201,6 +204,18 @@ class GraphPool:
         )
         replay = min(seconds_of(graph.replay, self.device) for _ in range(_WARM_UPS))
         return Capture(graph.replay, outputs, RouteSeconds(eager, replay))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's collector of cycles: to free the graphs or pinned memory of others is illegal in a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def seconds_of(run: Callable[[], None], device: torch.device) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -382,3 +384,26 @@ def test_eager_seconds_lie_between_what_was_measured_so_far() -> None:
         for size in sizes:
             assert runner.eager_seconds(size) == size**2
         assert runner.eager_seconds(1) == sizes[0] ** 2 and runner.eager_seconds(1000) == sizes[-1] ** 2
+
+
+class Littering(Counter):
+    """Leaves cycles that hold pinned memory and a captured graph, and then allocates until a collection is due."""
+
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        outputs = super().forward(buffers, bucket)
+        if torch.cuda.is_current_stream_capturing():
+            assert not gc.isenabled()
+            outputs["sums"] += len([[] for _ in range(10_000)])
+        else:
+            cycle: list[Any] = [torch.empty(1 << 20, pin_memory=True), torch.cuda.CUDAGraph()]
+            cycle.append(cycle)
+        return outputs
+
+
+@pytest.mark.gpu
+def test_garbage_is_not_collected_during_a_capture() -> None:
+    counter = Littering("cuda")
+    runner = GraphRunner(
+        "tiny", "decode", counter, [{"rows": 4}], GraphPool(torch.device("cuda"), 256 << 20), Observations()
+    )
+    assert runner.capture_next(idle=False) and runner.captured and gc.isenabled()
