@@ -1,6 +1,6 @@
 """VoxCPM2 at full size with random weights: the decode step of rows with adapters, compared with rows without.
 
-python -m benchmarks.lora [--rank 32] [--before] [ROWS ...]   --before: the kernels before, too, in the same run
+python -m benchmarks.lora [--rank 32] [ROWS ...]
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from benchmarks import lora_before
 from benchmarks.checkpoints import make
 from benchmarks.full_size import captured, free, load, show
 from benchmarks.record import Row, table, write
 from benchmarks.speech_steps import CONTEXT, MODEL, PAGE_SIZE, live_state
 from benchmarks.timing import milliseconds
-from models.layers.lora import add_lora, rows_arrays
+from models.layers.lora import rows_arrays
 from models.lora import LoraBank, LoraLayout
 from models.protocol import Plan, SpeechModel
 from service.engine.speech.runner import pages_for
@@ -57,7 +55,7 @@ def with_adapters(plan: Plan, distinct: int) -> Plan:
     return replace(plan, arrays={**plan.arrays, **{f"lora_{name}": array for name, array in arrays.items()}})
 
 
-def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool, before: bool) -> list[Row]:
+def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool) -> list[Row]:
     """One state for all variants, which take turns in each run."""
     state, steps = live_state(model, rows, pool.device), model.solver_steps[0]
     pages = 1 + rows * pages_for(CONTEXT + 512, PAGE_SIZE)
@@ -67,17 +65,12 @@ def measure(model: SpeechModel, bank: LoraBank, rows: int, pool: GraphPool, befo
             values.normal_()
     required = {"rows": rows}
     plain = captured(MODEL, "decode", model.decode_step(steps, state, caches, PAGE_SIZE), [required], pool)
-    step = model.decode_step(steps, state, caches, PAGE_SIZE, bank)
-    runners = {"": captured(MODEL, "decode", step, [required], pool)}
-    if before:
-        with patch.object(add_lora, "kernel", lora_before.add_lora):
-            runners[", before"] = captured(MODEL, "decode", step, [required], pool)
+    adapted = captured(MODEL, "decode", model.decode_step(steps, state, caches, PAGE_SIZE, bank), [required], pool)
     slots = {"slots": np.arange(1, rows + 1, dtype=np.int64)}
     variants = {"base graph": (plain, Plan(slots, required))}
     for distinct in ADAPTERS:
         if distinct <= rows:
-            plan = with_adapters(Plan(slots, required), distinct)
-            variants |= {f"{distinct} adapters{which}": (runner, plan) for which, runner in runners.items()}
+            variants[f"{distinct} adapters"] = adapted, with_adapters(Plan(slots, required), distinct)
     medians: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(RUNS):
         for name, (runner, plan) in variants.items():
@@ -113,7 +106,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lora", description=__doc__)
     parser.add_argument("rows", nargs="*", type=int, default=list(ROWS), metavar="ROWS")
     parser.add_argument("--rank", type=int, default=32)
-    parser.add_argument("--before", action="store_true")
     arguments = parser.parse_args()
     device = torch.device("cuda", 0)
     name = "lora" if arguments.rank == 32 else f"lora_rank_{arguments.rank}"
@@ -122,7 +114,7 @@ def main() -> None:
         bank = filled_bank(model, arguments.rank, device)
         rows: list[Row] = []
         for count in sorted(arguments.rows, reverse=True):
-            rows = measure(model, bank, count, GraphPool(device, 24 << 30), arguments.before) + rows
+            rows = measure(model, bank, count, GraphPool(device, 24 << 30)) + rows
             free()
             write(name, rows, adapter_load_ms=load_ms(bank))
     print(table(rows))
