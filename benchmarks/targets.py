@@ -151,12 +151,12 @@ def _serving() -> Iterator[Target]:
         return figures.of_row(f"serving_{kind}_qwen2_vl_2b", key, **wanted)
 
     for streams, rate, further, first in closed:
-        what = f"Qwen2-VL-2B in daily use, {streams} at any time"
-        ours = load("closed", "tokens_per_s", streams=streams)
+        what = f"Qwen2-VL-2B, a picture and 128 words, {streams} at any time"
+        ours = load("template", "tokens_per_s", streams=streams)
         yield Target(what, "tokens/s", rate, ours, at_least=True, further=further)
-        yield Target("the same: TTFT p50", "ms", first, load("closed", "first_p50_ms", streams=streams))
+        yield Target("the same: TTFT p50", "ms", first, load("template", "first_p50_ms", streams=streams))
         if streams == 32:
-            yield Target("the same: ITL p99", "ms", 12, load("closed", "gap_p99_ms", streams=streams))
+            yield Target("the same: ITL p99", "ms", 12, load("template", "gap_p99_ms", streams=streams))
     for at_once, first in ((8, 20), (32, 60)):
         what = f"Qwen2-VL-2B, {at_once} conversations at once: TTFT p50 of later turns"
         yield Target(what, "ms", first, load("conversations", "later_p50_ms", conversations=at_once))
@@ -170,15 +170,14 @@ def _serving() -> Iterator[Target]:
         kept = load("long", "rate_kept", long_tokens=tokens)
         yield Target("the same: share of their rate that is kept", "", 0.15, kept, at_least=True)
     beside = (
-        ("chat TTFT, p95", "chat_first_p95_ms", 120),
-        ("chat ITL, p99", "chat_gap_p99_ms", 15),
-        ("time to first audio, p95", "speech_first_p95_ms", 70),
+        ("chat TTFT, p95", "chat", "first_p95_ms", 120, "ms"),
+        ("chat ITL, p99", "chat", "gap_p99_ms", 15, "ms"),
+        ("time to first audio, p95", "speech", "first_p95_ms", 70, "ms"),
+        ("streams with an underrun", "speech", "streams_with_underrun", 0, ""),
     )
-    for label, key, limit in beside:
+    for label, of, key, limit, unit in beside:
         what = f"32 live streams beside 32 picture chats a second: {label}"
-        yield Target(what, "ms", limit, figures.of_row("chat_beside_speech", key))
-    what = "the same: streams with an underrun"
-    yield Target(what, "", 0, figures.of_row("chat_beside_speech", "streams_with_underrun"))
+        yield Target(what, unit, limit, figures.of_row("beside_qwen2_vl_2b", key, load=of, beside=True))
 
 
 def _eight_pictures() -> Iterator[Target]:
