@@ -47,21 +47,18 @@ SIDE = 448
 """Of a square picture in a video."""
 RANK = 32
 GROUPS = {
-    "attention": r"sdpa|flash|fmha|_(varlen|decode|paged_prefill|prefill_combine|local_attention|lengthen)_kernel",
+    "attention": (
+        r"sdpa|flash|fmha|_(varlen|decode|combine|paged_prefill|prefill_combine|local_attention|lengthen)_kernel"
+    ),
     "adapters": r"^_(shrink|expand)_kernel",
     "GEMMs": r"gemm|gemv|nvjet|cutlass|cublas|splitK|_linear_kernel",
     "norms and rotation": r"norm_kernel|rotary|rotate|_latent_kernel",
 }
 """What the names of kernels contain; the first match counts, without one a kernel belongs to the rest."""
 REST = "rest"
-LEAST_HEADS = 8
-"""Of any model of benchmarks.checkpoints; those with experts have 4 blocks of outputs."""
 
 
-def group_of(kernel: str, grid: str) -> str:
-    if kernel == "_combine_kernel":
-        # Two kernels have this name: over rows and heads, and over rows and blocks of 512 of experts' outputs.
-        return "attention" if int(grid.split(",")[1]) >= LEAST_HEADS else REST
+def group_of(kernel: str) -> str:
     return next((group for group, pattern in GROUPS.items() if re.search(pattern, kernel)), REST)
 
 
@@ -69,7 +66,7 @@ def grouped(rows: Iterable[Row]) -> dict[str, float]:
     """Milliseconds of a replay for each group of kernels, and of all."""
     totals = dict.fromkeys((*GROUPS, REST), 0.0)
     for row in rows:
-        totals[group_of(row["kernel"], row["grid"])] += row["all_us"] / 1e3
+        totals[group_of(row["kernel"])] += row["all_us"] / 1e3
     return {**{group: total for group, total in totals.items() if total}, "all": sum(totals.values())}
 
 

@@ -183,9 +183,17 @@ def deepstack_tower(rows: int) -> None:
         packed.add_table_rows(empty(rows, width), empty(2304, width), places, weights)
 
 
+def grouped_experts(weights: Tensor, chosen: Tensor, num_experts: int) -> None:
+    """What stands around the grouped GEMMs."""
+    x = empty(chosen.shape[0], 2048)
+    places, _ = moe.expert_places(chosen, num_experts)
+    moe.combine(moe.spread_rows(x, places), weights, x, places)
+
+
 def many_experts(rows: int) -> None:
     """The experts of Qwen3-VL-30B-A3B: 8 of 128 chosen by softmax, added to the residual."""
     weights, chosen = moe.route_softmax(empty(rows, 128, dtype=torch.float32), 8)
+    grouped_experts(weights, chosen, 128)
     if rows <= 4:
         gate_up, down = empty(128, 1536, 2048), empty(128, 2048, 768)
         hidden = gemv.gemv(empty(rows, 2048), gate_up, index=chosen.flatten(), fan_out=8, silu_mul=True)
@@ -210,6 +218,7 @@ def windowed_vision(rows: int) -> None:
 def experts(rows: int) -> None:
     logits = empty(rows, 64, dtype=torch.float32)
     weights, chosen = moe.route(logits, empty(64, dtype=torch.float32), 6, 2.446, True)
+    grouped_experts(weights, chosen, 64)
     if rows <= 4:
         hidden = gemv.gemv(empty(rows, 2048), empty(64, 2816, 2048), index=chosen.flatten(), fan_out=6, silu_mul=True)
         moe.combine(hidden, weights, empty(rows, 2048))

@@ -81,10 +81,34 @@ def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: boo
     return weights * scale, experts
 
 
+@op(cuda="models.layers.kernels.moe:expert_places")
+def expert_places(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Places that bring the rows of each expert together, the lowest expert first, in the order of the rows: experts
+    int64 [n, top_k] -> the place of each entry int64 [n, top_k], and the end of each expert's places int32
+    [num_experts]."""
+    flat = experts.flatten()
+    order = torch.argsort(flat, stable=True)
+    places = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
+    counts = torch.zeros(num_experts, dtype=torch.int32, device=flat.device)
+    counts = counts.scatter_add(0, flat, torch.ones_like(flat, dtype=torch.int32))
+    return places.view(experts.shape), counts.cumsum(0, dtype=torch.int32)
+
+
+@op(cuda="models.layers.kernels.moe:spread_rows")
+def spread_rows(x: Tensor, places: Tensor) -> Tensor:
+    """x [n, hidden_size] -> [n * top_k, hidden_size], where row i lies at each of places[i], int64 [n, top_k]."""
+    rows, top_k = places.shape
+    spread = x.new_empty((rows * top_k, x.shape[1]))
+    return spread.index_copy(0, places.flatten(), x.repeat_interleave(top_k, 0))
+
+
 @op(cuda="models.layers.kernels.moe:combine")
-def combine(chosen: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
-    """shared + sum over k of weights [n, k] * chosen [n * k, hidden_size], summed in float32 -> like shared."""
-    total = torch.einsum("nkw,nk->nw", chosen.view(*weights.shape, -1).float(), weights)
+def combine(chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | None = None) -> Tensor:
+    """shared + sum over k of weights [n, k] * chosen [n * k, hidden_size] -> like shared. The sum is in float32, and
+    rounded before shared is added. places int64 [n, k]: the rows of chosen; None: they lie in order."""
+    if places is not None:
+        chosen = chosen.index_select(0, places.flatten())
+    total = torch.einsum("nkw,nk->nw", upcast(chosen.view(*weights.shape, -1)), upcast(weights))
     return total.to(shared.dtype) + shared
 
 
@@ -97,11 +121,12 @@ class Experts(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
 
-    def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """Sum over the chosen experts of weight * expert(x): x [n, hidden_size] -> like x, accumulated in float32."""
+    def forward(self, x: Tensor, weights: Tensor, experts: Tensor, base: Tensor) -> Tensor:
+        """base + sum over the chosen experts of weight * expert(x): x and base [n, hidden_size] -> like x. The sum is
+        in float32, and rounded before base is added."""
         if not x.is_cpu and x.dtype == torch.bfloat16:
-            return experts_grouped(x, weights, experts, self.gate_up, self.down)
-        return experts_dense(x, weights, experts, self.gate_up, self.down)
+            return experts_grouped(x, weights, experts, self.gate_up, self.down, base)
+        return experts_dense(x, weights, experts, self.gate_up, self.down) + base
 
 
 def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -115,18 +140,11 @@ def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, 
     return total.to(x.dtype)
 
 
-def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Rows sorted by expert, one grouped GEMM for each projection; offsets stay on the device."""
-    rows, top_k = experts.shape
-    order = torch.argsort(experts.flatten(), stable=True)
-    counts = torch.zeros(gate_up.shape[0], dtype=torch.int32, device=x.device)
-    counts = counts.scatter_add(0, experts.flatten(), torch.ones_like(order, dtype=torch.int32))
-    offsets = counts.cumsum(0, dtype=torch.int32)
-    sorted_x = x.index_select(0, order // top_k)
-    hidden = silu_mul(F.grouped_mm(sorted_x, gate_up.transpose(1, 2), offs=offsets))
-    sorted_y = F.grouped_mm(hidden, down.transpose(1, 2), offs=offsets)
-    chosen = torch.empty_like(sorted_y).index_copy(0, order, sorted_y).view(rows, top_k, -1)
-    return torch.einsum("nkw,nk->nw", upcast(chosen), upcast(weights)).to(x.dtype)
+def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, base: Tensor) -> Tensor:
+    """Rows sorted by expert, one grouped GEMM for each projection; the ends of groups stay on the device."""
+    places, ends = expert_places(experts, gate_up.shape[0])
+    hidden = silu_mul(F.grouped_mm(spread_rows(x, places), gate_up.transpose(1, 2), offs=ends))
+    return combine(F.grouped_mm(hidden, down.transpose(1, 2), offs=ends), weights, base, places)
 
 
 def experts_one_by_one(x: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -162,4 +180,4 @@ class MixtureOfExperts(nn.Module):
         if x.is_cuda and x.shape[0] <= _FEW_ROWS:
             rows = experts_one_by_one(x, chosen, self.experts.gate_up, self.experts.down)
             return combine(rows, weights, base(x))
-        return self.experts(x, weights, chosen) + base(x)
+        return self.experts(x, weights, chosen, base(x))

@@ -45,11 +45,11 @@ def test_kernels_are_summed_by_group() -> None:
         "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>": "[8, 1, 1]",
         "void pytorch_flash::flash_fwd_kernel<cutlass::bfloat16_t>": "[8, 1, 1]",
         "_combine_kernel": "[8, 12, 1]",
+        "_sum_experts_kernel": "[8, 4, 1]",
         "_rms_norm_kernel": "[8, 1, 1]",
         "_philox_normal_kernel": "[1, 1, 1]",
         "_shrink_kernel": "[1, 1, 1]",
     }
     rows = [{"kernel": kernel, "grid": grid, "all_us": 1000.0} for kernel, grid in names.items()]
-    rows.append({"kernel": "_combine_kernel", "grid": "[8, 4, 1]", "all_us": 1000.0})  # of experts
     expected = {"attention": 2.0, "adapters": 1.0, "GEMMs": 2.0, "norms and rotation": 1.0, "rest": 2.0, "all": 8.0}
     assert grouped(rows) == expected

@@ -1,4 +1,5 @@
-"""Routing of a mixture of experts, and the sum over the chosen. References: models.layers.moe."""
+"""Routing of a mixture of experts, rows in the order of experts, and the sum over the chosen. References:
+models.layers.moe."""
 
 from __future__ import annotations
 
@@ -130,11 +131,49 @@ def route_softmax(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return weights, chosen
 
 
+@triton.jit(do_not_specialize=["entries"])
+def _expert_places_kernel(experts_ptr, places_ptr, ends_ptr, entries, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """One program: the entries of one expert. They lie behind those of all lower experts, which it counts first."""
+    expert = tl.program_id(0)
+    release_next(PDL)
+    wait_for_previous(PDL)
+    lower = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, entries, BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        here = entry < entries
+        chosen = tl.load(experts_ptr + entry, mask=here, other=0)
+        lower += (here & (chosen < expert)).to(tl.int32)
+    end = tl.sum(lower, 0)
+    for first in range(0, entries, BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        mine = tl.load(experts_ptr + entry, mask=entry < entries, other=-1) == expert
+        one = mine.to(tl.int32)
+        tl.store(places_ptr + entry, end + tl.cumsum(one, 0) - 1, mask=mine)
+        end += tl.sum(one, 0)
+    tl.store(ends_ptr + expert, end)
+
+
+def expert_places(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """experts int64 [n, top_k] -> places int64 [n, top_k] and ends int32 [num_experts]."""
+    places = torch.empty_like(experts)
+    ends = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
+    launch(
+        _expert_places_kernel,
+        (num_experts,),
+        experts,
+        places,
+        ends,
+        experts.numel(),
+        BLOCK=2048,
+        num_warps=8,
+    )
+    return places, ends
+
+
 @triton.jit
-def _combine_kernel(
-    chosen_ptr,
-    weights_ptr,
-    shared_ptr,
+def _spread_rows_kernel(
+    x_ptr,
+    places_ptr,
     out_ptr,
     WIDTH: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -147,29 +186,80 @@ def _combine_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = column < WIDTH
+    values = tl.load(x_ptr + row * WIDTH + column, mask=here, other=0.0)
+    for k in tl.static_range(TOP_K):
+        place = tl.load(places_ptr + row * TOP_K + k)
+        tl.store(out_ptr + place * WIDTH + column, values, mask=here)
+
+
+def spread_rows(x: Tensor, places: Tensor) -> Tensor:
+    """x [n, width] -> [n * top_k, width], where row i lies at each of places[i], int64 [n, top_k]."""
+    rows, width = x.shape
+    out = torch.empty((places.numel(), width), dtype=x.dtype, device=x.device)
+    if rows:
+        launch(
+            _spread_rows_kernel,
+            (rows, triton.cdiv(width, 512)),
+            x.contiguous(),
+            places,
+            out,
+            WIDTH=width,
+            TOP_K=places.shape[1],
+            BLOCK=512,
+            num_warps=2,
+        )
+    return out
+
+
+@triton.jit
+def _sum_experts_kernel(
+    chosen_ptr,
+    weights_ptr,
+    places_ptr,
+    shared_ptr,
+    out_ptr,
+    WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    PLACED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: BLOCK columns of one row."""
+    release_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = column < WIDTH
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
-        values = tl.load(chosen_ptr + (row * TOP_K + k) * WIDTH + column, mask=here, other=0.0).to(tl.float32)
+        place = row * TOP_K + k
+        if PLACED:
+            place = tl.load(places_ptr + place)
+        values = tl.load(chosen_ptr + place * WIDTH + column, mask=here, other=0.0).to(tl.float32)
         total += values * tl.load(weights_ptr + row * TOP_K + k)
     kind = out_ptr.dtype.element_ty
     shared = tl.load(shared_ptr + row * WIDTH + column, mask=here, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * WIDTH + column, (total.to(kind).to(tl.float32) + shared).to(kind), mask=here)
 
 
-def combine(chosen: Tensor, weights: Tensor, shared: Tensor) -> Tensor:
-    """shared + sum over k of weights [n, k] * chosen [n * k, width], summed in float32 -> like shared [n, width]."""
+def combine(chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | None = None) -> Tensor:
+    """shared + sum over k of weights [n, k] * chosen [n * k, width], summed in float32 in the order of k -> like shared
+    [n, width]. places int64 [n, k]: the rows of chosen; None: they lie in order."""
     rows, width = shared.shape
+    shared = shared.contiguous()
     out = torch.empty_like(shared)
     if rows:
         launch(
-            _combine_kernel,
+            _sum_experts_kernel,
             (rows, triton.cdiv(width, 512)),
             chosen,
             weights,
+            weights if places is None else places,
             shared,
             out,
             WIDTH=width,
             TOP_K=weights.shape[1],
+            PLACED=places is not None,
             BLOCK=512,
             num_warps=2,
         )

@@ -34,7 +34,7 @@ from models.layers.kernels import gemv as gemv_kernels
 from models.layers.kernels.gemm_configs import using
 from models.layers.kernels.gemm_types import Choice, Kind, Shape, Tile, Variant
 from models.layers.mla import rotate_and_cache_latent
-from models.layers.moe import combine, route, route_softmax
+from models.layers.moe import combine, expert_places, route, route_softmax, spread_rows
 from models.layers.one_segment import lengthen
 from models.layers.op import FALLBACKS, CannotLaunch, Fallbacks
 from models.layers.packed import add_table_rows, byte_lookup, residual_layer_norm, rotate_packed
@@ -69,6 +69,7 @@ SLOTS = torch.tensor([3, 5, 9, 17])
 ENDS = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
 TABLES = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]], dtype=torch.int32)
 LENGTHS = torch.tensor([20, 3, 0, 32], dtype=torch.int32)
+PLACES = torch.tensor([[3, 0], [1, 4], [5, 2]])
 
 
 def decoded(current_kv: bool) -> tuple[Tensor, Tensor]:
@@ -186,6 +187,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "route": chosen_experts,
     "softmax route": chosen_by_softmax,
     "combine": lambda: combine.launch(rand(6, 40), rand(2, 3), rand(2, 40)),
+    "places of experts": lambda: expert_places.launch(torch.tensor([[3, 0], [1, 3], [3, 1]]), 5),
+    "rows at places": lambda: spread_rows.launch(rand(3, 40), PLACES),
+    "combine at places": lambda: combine.launch(rand(6, 40), rand(3, 2), rand(3, 40), PLACES),
     "latent": cached_latent,
     "rotate_and_cache": cached,
     "dense attention": lambda: rotary_dense_attention.launch(

@@ -1,0 +1,87 @@
+"""Around the grouped GEMMs of a mixture: places of rows by expert, rows at their places, and their weighted sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.layers.moe import combine, expert_places, spread_rows
+from tests.models.kernels.checking import relative_error, replayed, upcast
+
+WIDTH = 700
+"""No multiple of a block."""
+
+
+def chosen(rows: int, num_experts: int, top_k: int) -> Tensor:
+    return torch.rand(rows, num_experts).argsort(-1)[:, :top_k].contiguous()
+
+
+ROUTINGS = {
+    "one row": lambda: (chosen(1, 64, 6), 64),
+    "experts without rows": lambda: (chosen(3, 64, 6), 64),
+    "in one block": lambda: (chosen(19, 12, 5), 12),
+    "in several blocks": lambda: (chosen(384, 7, 6), 7),
+    "many rows": lambda: (chosen(520, 9, 8), 9),
+    "all to the last experts": lambda: (torch.arange(5, 8).expand(40, 3).contiguous(), 8),
+    "all to one expert": lambda: (torch.full((2049, 1), 2), 4),
+    "all of padding to the first expert": lambda: (torch.cat((chosen(9, 12, 5), torch.zeros(7, 5).long())), 12),
+}
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_places_equal_those_of_a_stable_sort(device, routing) -> None:
+    experts, num_experts = ROUTINGS[routing]()
+    given = experts.to(device)
+    places, ends = replayed(device, lambda: expert_places.kernel(given, num_experts))
+    assert places.dtype == torch.int64 and ends.dtype == torch.int32
+    order = torch.argsort(experts.flatten(), stable=True)
+    assert torch.equal(places.flatten().cpu()[order], torch.arange(experts.numel()))
+    assert torch.equal(ends.cpu(), torch.bincount(experts.flatten(), minlength=num_experts).cumsum(0).int())
+    for out, reference in zip((places, ends), expert_places.reference(experts, num_experts), strict=True):
+        assert torch.equal(out.cpu(), reference)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_rows_are_spread_and_combined(device, rows) -> None:
+    experts = chosen(rows, 12, 5).to(device)
+    places, _ = expert_places.kernel(experts, 12)
+    x = torch.randn(rows, 2 * WIDTH, device=device)[:, :WIDTH]
+    spread = replayed(device, lambda: spread_rows.kernel(x, places))
+    assert torch.equal(spread, spread_rows.reference(x, places))
+    assert torch.equal(spread[places], x[:, None].expand(-1, 5, -1))
+    y, weights, base = torch.randn_like(spread), torch.rand(rows, 5, device=device), torch.randn_like(x)
+    out = replayed(device, lambda: combine.kernel(y, weights, base, places))
+    assert relative_error(out, combine.reference(*upcast(y, weights, base, places))) < 1e-6
+
+
+def test_a_sum_is_taken_in_the_order_of_a_rows_experts_and_rounded_before_the_base_is_added(device) -> None:
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float16
+    places = torch.randperm(15).view(5, 3).to(device)
+    y, weights = torch.randn(15, WIDTH, device=device).to(kind), torch.rand(5, 3, device=device)
+    base = torch.randn(5, WIDTH, device=device).to(kind)
+    out = replayed(device, lambda: combine.kernel(y, weights, base, places))
+    exact = combine.reference(*upcast(y, weights, torch.zeros_like(base), places)).to(kind).to(device) + base
+    # A sum that lies between two values to the last bit of float32 may go to either.
+    assert (out != exact).float().mean() < 0.01
+    assert relative_error(out, exact) < 1e-4
+    assert torch.equal(out, replayed(device, lambda: combine.kernel(y, weights, base, places)))
+
+
+def test_rows_of_nan_stay_their_own(device) -> None:
+    experts = chosen(6, 12, 5)
+    experts[4:] = 0
+    places, _ = expert_places.kernel(experts.to(device), 12)
+    x, weights = torch.randn(6, WIDTH, device=device), torch.rand(6, 5, device=device)
+    x[4:] = float("nan")
+    out = replayed(device, lambda: combine.kernel(spread_rows.kernel(x, places), weights, x, places))
+    assert out[:4].isfinite().all() and out[4:].isnan().all()
+    assert relative_error(out[:4], x[:4] * (1 + weights[:4].sum(-1, keepdim=True))) < 1e-6
+
+
+def test_no_rows(device) -> None:
+    places, ends = expert_places.kernel(torch.empty(0, 3, dtype=torch.int64, device=device), 4)
+    assert ends.tolist() == [0, 0, 0, 0]
+    x = torch.empty(0, WIDTH, device=device)
+    spread = spread_rows.kernel(x, places)
+    assert spread.shape == combine.kernel(spread, torch.empty(0, 3, device=device), x, places).shape == (0, WIDTH)
