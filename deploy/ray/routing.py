@@ -83,12 +83,13 @@ class Replicas:
         try:
             yield address
         finally:
+            was_full = self._running[address] == self._most
             self._running[address] -= 1
-            if self._running[address] == self._most - 1:
+            if not self._running[address]:
+                del self._running[address]
+            if was_full:
                 async with self._changed:
                     self._changed.notify_all()
-            elif not self._running[address]:
-                del self._running[address]
 
     def others(self, addresses: Collection[str]) -> bool:
         """Whether there are replicas beside these."""
@@ -103,8 +104,9 @@ class Replicas:
             try:
                 async with asyncio.timeout(LISTING_TIMEOUT):
                     self._addresses = await self._listed()
-            except Exception:
-                log.warning("the replicas could not be listed; those of before are used", exc_info=True)
+            except Exception as error:  # whatever Ray raises: without this task new replicas would never be found
+                reason = f"{type(error).__name__}: {error}"
+                log.warning("the replicas could not be listed, those of before are used: %s", reason)
             async with self._changed:
                 self._changed.notify_all()
             await asyncio.sleep(LISTING_INTERVAL)
