@@ -308,6 +308,15 @@ async def test_a_full_replica_is_passed_by_and_waited_for(listed: Listed) -> Non
         assert sorted([await taken(replicas, held) for _ in range(4)]) == ["a", "a", "b", "b"]
 
 
+async def test_replicas_that_take_one_request_are_forgotten_after_it(listed: Listed) -> None:
+    from deploy.ray.routing import Replicas
+
+    replicas = Replicas(listed, most=1)
+    async with AsyncExitStack() as held:
+        assert sorted([await taken(replicas, held) for _ in range(2)]) == ["a", "b"]
+    assert not replicas._running
+
+
 async def test_replicas_that_come_and_go_are_noticed(listed: Listed) -> None:
     from deploy.ray.routing import Replicas
 
