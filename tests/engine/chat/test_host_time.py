@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import models
+import service
 from models.protocol import Plan
 from service.link.messages import Outputs
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import tiny_prompt
 
 ROWS = 64
+OURS = tuple(str(Path(package.__path__[0])) for package in (models, service))
 
 
 class NothingCaptured:
@@ -28,13 +32,16 @@ class NothingCaptured:
         return
 
 
-def lines_of(step: Callable[[], object]) -> int:
-    """Lines of Python that run in it."""
-    count = 0
+def lines_of(step: Callable[[], object]) -> Counter[str]:
+    """Lines of this repository's Python that run in it, by file. Those of libraries are not counted: some hook into the
+    garbage collector or into torch's functions, and which of them are loaded depends on the tests before."""
+    count = Counter[str]()
 
-    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
-        nonlocal count
-        count += event == "line"
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        name = frame.f_code.co_filename
+        if not name.startswith(OURS):
+            return None
+        count[name] += event == "line"
         return trace
 
     before = sys.gettrace()
@@ -47,8 +54,9 @@ def lines_of(step: Callable[[], object]) -> int:
 
 
 def test_a_decode_step_of_64_rows_costs_little_on_the_host() -> None:
-    """The aim is 300 us, which 410 lines and 15 for each row take on the machine that it was written on; lines are the
-    same on every machine. Bookkeeping in Python per row and value costs several times as many."""
+    """The aim is 300 us, which 390 lines and 16 for each row take on the machine that it was written on; lines are the
+    same on every machine. Bookkeeping in Python per row and value costs several times as many, so the limit is twice
+    as many."""
     with torch.inference_mode():
         engine = InlineEngine(num_pages=ROWS * 20 + 1, max_running=ROWS, max_step_tokens=4096, page_size=16)
         for row in range(ROWS):
@@ -61,18 +69,19 @@ def test_a_decode_step_of_64_rows_costs_little_on_the_host() -> None:
             object.__setattr__(bucket, "capture", NothingCaptured(bucket.capture.outputs))
         messages: list[Outputs] = engine.channel.outputs
 
-        def step() -> int:
+        def step() -> Counter[str]:
             """Lines until the next message. Results are awaited outside: how often an engine looks for them on a busy
             machine is not counted."""
-            sent, lines = len(messages), 0
+            sent, lines = len(messages), Counter[str]()
             while len(messages) == sent or not messages[-1].chat:
                 if engine.worker._in_flight:
                     engine.worker._in_flight[0].wait()
                 lines += lines_of(engine.turn)
             return lines
 
-        steps: list[int] = []
+        steps: list[Counter[str]] = []
         while len(steps) < 40:
             steps.append(step())
             assert len(messages[-1].chat) == ROWS, "one message a step"
-    assert statistics.median(steps) < 550 + 17 * ROWS
+    usual = sorted(steps, key=Counter.total)[len(steps) // 2]
+    assert 10 * ROWS < usual.total() < 2 * (390 + 16 * ROWS), usual
