@@ -6,7 +6,7 @@
     python -m benchmarks --list                          # what there is, and of which commit; runs nothing
     python -m benchmarks --stale                         # those that are not of the commit that is checked out
 
-Output of each goes to <result>.log beside its JSON.
+Output of each goes to <result>.log beside its JSON. Without a GPU only what needs none is run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from benchmarks.commands import BY_RESULT, Command
 from benchmarks.reading import Missing, Results
@@ -66,6 +68,9 @@ def state(name: str, current: str) -> str:
 
 def run(command: Command, deadline: float) -> bool:
     """Runs one command until `deadline` (time.monotonic) at most and prints how it ended."""
+    if not (command.on_cpu or torch.cuda.is_available()):
+        print(f"{command.result}: not measured, it needs a GPU", flush=True)
+        return False
     left = deadline - time.monotonic()
     if left < LEAST_SECONDS:
         print(f"{command.result}: no time left", flush=True)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """result: stem of the file in benchmarks/results. peers: names of benchmarks.peers that do the same work."""
+    """result: stem of the file in benchmarks/results. peers: names of benchmarks.peers that do the same work. on_cpu:
+    what it measures takes no GPU."""
 
     what: str
     result: str
     command: str
     peers: str = ""
+    on_cpu: bool = False
 
     @property
     def with_peers(self) -> str:
@@ -52,9 +54,10 @@ COMMANDS: tuple[Command, ...] = (
         for name in ("qwen2_vl_2b", "qwen2_vl_7b")
     ),
     Command(
-        "what weights in e4m3 leave of the answers, on a CPU",
+        "what weights in e4m3 leave of the answers",
         "quantization_quality",
         "python -m benchmarks.quantization quality",
+        on_cpu=True,
     ),
     *(
         Command(
@@ -75,7 +78,7 @@ COMMANDS: tuple[Command, ...] = (
         "guided_qwen2_vl_2b",
         "python -m benchmarks.guided qwen2_vl_2b",
     ),
-    Command("tokens that a grammar forces", "forced_tokens", "python -m benchmarks.forced_tokens"),
+    Command("tokens that a grammar forces", "forced_tokens", "python -m benchmarks.forced_tokens", on_cpu=True),
     Command("speech steps by bucket, codec inside", "speech_steps", "python -m benchmarks.speech_steps"),
     Command("decode steps of rows with adapters beside those without", "lora", "python -m benchmarks.lora"),
     Command(
@@ -135,6 +138,7 @@ COMMANDS: tuple[Command, ...] = (
             f"arrivals at three times the capacity for 60 s: good answers and refusals ({name})",
             f"overload_{name}",
             f"python -m benchmarks.overload {name}",
+            on_cpu=name == "embedded",
         )
         for name in ("embedded", "qwen2_vl_2b")
     ),
@@ -154,20 +158,21 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.engines",
     ),
     Command("the same with half the load on one GPU", "engines_per_gpu", "python -m benchmarks.engines --per-gpu"),
-    Command("what Ray Serve adds to a request, on a CPU", "ray_hop", "python -m benchmarks.ray_hop"),
-    Command("the same with HAProxy", "ray_hop_haproxy", "python -m benchmarks.ray_hop --haproxy"),
+    Command("what Ray Serve adds to a request", "ray_hop", "python -m benchmarks.ray_hop", on_cpu=True),
+    Command("the same with HAProxy", "ray_hop_haproxy", "python -m benchmarks.ray_hop --haproxy", on_cpu=True),
     Command("the sampler by parameters of a request, without the model", "sampler", "python -m benchmarks.sampler"),
     Command("steps of two commits, alternately on one GPU", "versions", "python -m benchmarks.versions OLD NEW"),
-    Command("128 chats with pictures at once over a simulated GPU, on a CPU", "burst", "python -m benchmarks.burst"),
+    Command("128 chats with pictures at once over a simulated GPU", "burst", "python -m benchmarks.burst", on_cpu=True),
     Command(
-        "memory of the processes beside an engine, on a CPU", "process_memory", "python -m benchmarks.process_memory"
+        "memory of the processes beside an engine", "process_memory", "python -m benchmarks.process_memory", on_cpu=True
     ),
-    Command("30,000 short requests and what they leave behind, on a CPU", "churn_cpu", "python -m benchmarks.churn"),
-    Command("the API process alone, on a CPU", "api_process", "python -m benchmarks.api_process"),
+    Command("30,000 short requests and what they leave behind", "churn_cpu", "python -m benchmarks.churn", on_cpu=True),
+    Command("the API process alone", "api_process", "python -m benchmarks.api_process", on_cpu=True),
     Command(
-        "a first token's way beside the GPU, by stage, over a simulated one, on a CPU",
+        "a first token's way beside the GPU, by stage, over a simulated one",
         "host_path",
         "python -m benchmarks.host_path",
+        on_cpu=True,
     ),
     *(
         Command(
@@ -183,9 +188,10 @@ COMMANDS: tuple[Command, ...] = (
         "python -m benchmarks.host_path --gpu voxcpm2",
     ),
     Command(
-        "the host's part of a step with guided rows, by stage, over a simulated GPU, on a CPU",
+        "the host's part of a step with guided rows, by stage, over a simulated GPU",
         "guided_path",
         "python -m benchmarks.guided_path",
+        on_cpu=True,
     ),
     *(
         Command(f"start to ready of {model}", f"startup_{model}", f"python -m benchmarks.startup {model}")

@@ -95,7 +95,15 @@ def commands(results: Results) -> str:
     rows = []
     for c in COMMANDS:
         peers = f"`{c.with_peers}`" if c.peers else ""
-        rows.append([c.what, f"`{c.command}`", peers, f"`{c.result}.json`", *state(c.result)])
+        rows.append(
+            [
+                f"{c.what}, on a CPU" if c.on_cpu else c.what,
+                f"`{c.command}`",
+                peers,
+                f"`{c.result}.json`",
+                *state(c.result),
+            ]
+        )
     return markdown(["what", "command", "with the peers that are installed", "result", "measured", "commit"], rows)
 
 

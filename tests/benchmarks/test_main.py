@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import benchmarks.__main__ as runner
 from benchmarks.commands import Command
@@ -24,9 +25,10 @@ except KeyboardInterrupt:
     raise
 """
 KNOWN = {
-    "good": Command("", "good", "python -c \"print('measured')\""),
-    "bad": Command("", "bad", 'python -c "raise SystemExit(3)"'),
-    "slow": Command("", "slow", f"python -c {shlex.quote(SLOW)}"),
+    "good": Command("", "good", "python -c \"print('measured')\"", on_cpu=True),
+    "bad": Command("", "bad", 'python -c "raise SystemExit(3)"', on_cpu=True),
+    "slow": Command("", "slow", f"python -c {shlex.quote(SLOW)}", on_cpu=True),
+    "fast": Command("", "fast", "python -c \"print('on a GPU')\""),
 }
 
 
@@ -66,6 +68,17 @@ def test_what_does_not_fit_is_interrupted_and_what_comes_then_is_not_begun(
     assert "slow: cut short" in printed and "    ended" in printed and "good: no time left" in printed
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_needs_a_gpu_is_not_begun_without_one(
+    gpu: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert runner.main(["fast", "good"]) == (0 if gpu else 1)
+    printed = capsys.readouterr().out
+    assert ("fast: not measured, it needs a GPU" in printed) is not gpu
+    assert (tmp_path / "fast.log").exists() is gpu and "good: exit status 0" in printed
+
+
 def test_an_unknown_result_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         runner.main(["encoder_of_nothing"])
@@ -83,7 +96,7 @@ def test_results_of_another_commit_are_stale(
     measured(tmp_path, "good", "fedcba9876543210")
     measured(tmp_path, "bad", "0123456789abcdef")
     assert runner.main(["--list"]) == 0
-    assert capsys.readouterr().out == "good: stale, of fedcba9\nbad: current\nslow: not yet\n"
+    assert capsys.readouterr().out == "good: stale, of fedcba9\nbad: current\nslow: not yet\nfast: not yet\n"
 
 
 def test_only_stale_results_are_measured_anew(
