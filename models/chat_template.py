@@ -55,7 +55,7 @@ def template_turn(message: ChatMessage, item_type: Callable[[int], str], escape:
 
 def escaped_reasoning(message: ChatMessage, escape: Escape) -> Turn:
     """The field of a template's turn that has an earlier answer's reasoning, as Qwen3's template reads it; no field
-    where there is none. Line breaks around it, which that template strips, are left out: it would not see them."""
+    where there is none. Line breaks around it, which that template strips, are left out for others, too."""
     return {} if message.reasoning is None else {"reasoning_content": escape(message.reasoning.strip("\n"))}
 
 
@@ -140,9 +140,17 @@ def unused_character(texts: Sequence[str]) -> str:
 
 def escape_with(character: str, inside: Callable[[str, str], str]) -> Escape:
     """Texts with `character` in each literal special token (inside(text, character): a tokenizer's escape) and at both
-    ends, because two texts must not make a special token where they meet. An empty text stays one, which templates ask
-    for."""
-    return lambda text: character + inside(text, character) + character if text else ""
+    ends, because two texts must not make a special token where they meet. White space around a text stays outside:
+    no special token has any, and templates strip it. An empty text stays one, which templates ask for."""
+
+    def escape(text: str) -> str:
+        core = text.strip()
+        if not core:
+            return text
+        before, _, after = text.partition(core)
+        return before + character + inside(core, character) + character + after
+
+    return escape
 
 
 def _token_text(token: str | Mapping[str, Any]) -> str:

@@ -220,6 +220,20 @@ def test_reasoning_apart_from_the_answer_stays_until_the_next_question() -> None
     )
 
 
+def test_line_breaks_that_the_template_strips_are_stripped() -> None:
+    """Behind reasoning that is kept, those at the start of the answer; elsewhere they stay."""
+
+    def talk(text: str, *further: ChatMessage) -> str:
+        answer = ChatMessage("assistant", (ContentPart(text=text),), (ToolCall("look", {}),), "b")
+        return rendered(MIXTURE, say("user", " a\n"), answer, say("tool", "\nr"), *further)
+
+    called = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    result = "user\n<tool_response>\n\nr\n</tool_response>\n"
+    for text in ("\n\nc \n", "c \n"):
+        assert talk(text).startswith(f"user\n a\n\nassistant\n<think>\nb\n</think>\n\nc \n\n{called}\n{result}")
+    assert talk("\nc", say("user", "d")).startswith(f"user\n a\n\nassistant\n\nc\n{called}\n{result}")
+
+
 @pytest.mark.parametrize("golden", EITHER)
 def test_an_empty_answer_with_calls_is_one_without_text(golden: Golden) -> None:
     """Clients send "content": "" beside calls as often as null. The template breaks the line before a call only behind
