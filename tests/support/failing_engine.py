@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -27,16 +29,18 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB"
 
 def serve(config: EngineConfig, channel: Channel) -> None:
     faults = Path(os.environ["REPRISE_TEST_FAULTS"])
-    for owner, method, kind in (
+    launches = (
         (ChatRunner, "_decode_rows", "chat"),
         (ChatRunner, "_backbone", "chat"),
         (SpeechRunner, "launch_decode", "speech"),
         (SpeechRunner, "_backbone", "speech_prefill"),
         (SpeechRunner, "_replay_prompts", "speech_prefill"),
         (GraphRunner, "run", "encoder"),
-    ):
-        setattr(owner, method, _failing(getattr(owner, method), kind, faults))
-    start.serve(config, channel)
+    )
+    with ExitStack() as stack:
+        for owner, method, kind in launches:
+            stack.enter_context(patch.object(owner, method, _failing(getattr(owner, method), kind, faults)))
+        start.serve(config, channel)
 
 
 def _failing(launch: Callable[..., Any], kind: str, faults: Path) -> Callable[..., Any]:
