@@ -3,7 +3,8 @@
     REPRISE_PACE=0.003 python -m benchmarks.paced_engine --port 8000 ...
 
 A chat request has its first token at once; then every PACE seconds each running request has one more, up to max_tokens.
-A speech request has its first patch at once and one more each PACE seconds, to its longest length.
+A speech request has its first patch at once and one more each PACE seconds, to its longest length. Reference audio has
+as many patches as VoxCPM2 makes of it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from service.link.messages import (
     EngineState,
     ModelState,
     Outputs,
+    ReferenceEncoded,
     SpeechDelta,
     SpeechRequest,
     Stop,
@@ -40,6 +42,9 @@ HEARTBEAT = 0.5
 VOCABULARY = 64
 """Tokens are this many lowest ids in turn: letters and signs of a byte-level vocabulary."""
 PATCH_SAMPLES = 7680
+REFERENCE_SAMPLES = 2560
+"""Of the audio of one patch, at the codec's input rate."""
+PATCH_SHAPE = (4, 64)
 
 
 @dataclass
@@ -69,7 +74,9 @@ def engine(config: EngineConfig, channel: Channel) -> None:
                 case Abort():
                     running.pop(command.request_id, None)
                 case EncodeReference():
-                    raise NotImplementedError("this engine speaks in the default voice")
+                    shape = (-(-len(command.wave) // REFERENCE_SAMPLES), *PATCH_SHAPE)
+                    answer = ReferenceEncoded(command.request_id, np.zeros(shape, np.float32))
+                    channel.send(Outputs(encoded=(answer,)))
                 case Stop():
                     return
         if fresh:
