@@ -53,8 +53,9 @@ MEASURES = "个只位名本张条件种块天次遍岁杯瓶辆台座间家层�
 
 def normalise_chinese(text: str) -> str:
     """text: a clause or more. Words and marks that no rule knows stay."""
-    for pattern, replace in RULES:
-        text = pattern.sub(replace, text)
+    if DIGIT.search(text):
+        for pattern, replace in RULES:
+            text = pattern.sub(replace, text)
     return text
 
 
@@ -128,6 +129,8 @@ def _plain(match: re.Match[str]) -> str:
     return _signed(match, han_digits(amount) if long else han_decimal(amount))
 
 
+DIGIT = re.compile(r"\d")
+"""A text without one is one that no rule changes."""
 OPERATORS = {"+": "加", "×": "乘", "*": "乘", "÷": "除以", "=": "等于"}
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 

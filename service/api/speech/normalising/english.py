@@ -1,7 +1,8 @@
 """English: numbers, dates, times, money, units and abbreviations as words. What no rule knows stays as it is.
 
 The rules run one after the other over a clause; what one has replaced has no digits left for the next. Every quantifier
-is bounded and every number begins where no digit is before it, so that the time is linear in the text.
+is bounded and every number begins where no digit is before it, so that the time is linear in the text. Since there are
+eighty of them, one pattern finds out first whether any may apply.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from service.api.speech.normalising.english_words import (
     WORDS,
 )
 from service.api.speech.normalising.numbers import cardinal, decimal, digits, ordinal, plural, year
-from service.api.speech.normalising.roman import ROMAN
-from service.api.speech.normalising.signs import POWERS, SIGNS
+from service.api.speech.normalising.roman import NAMES, NOUNS, ROMAN
+from service.api.speech.normalising.signs import DAY as WEEKDAY
+from service.api.speech.normalising.signs import MARKS, POWERS, SIGNS
 
 Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
@@ -47,8 +49,9 @@ YEAR_CONTEXT = r"in|since|until|till|during|before|after|by|from|of|year|summer|
 
 def normalise_english(text: str) -> str:
     """text: a clause or more. Words and marks that no rule knows stay."""
-    for pattern, replace in RULES:
-        text = pattern.sub(replace, text)
+    if TRIGGER.search(text):
+        for pattern, replace in RULES:
+            text = pattern.sub(replace, text)
     return text
 
 
@@ -351,3 +354,10 @@ RULES = _compile(
     ),
     (r"(?<=\w) & (?=\w)", lambda match: " and "),
 )
+
+SHORT = "|".join((*TITLES, *(word.removesuffix(".") for word in WORDS if word.count(".") == 1)))
+TRIGGER = re.compile(
+    rf"[\d&@#/{''.join(sorted(MARKS))}]|\.\w|\) ?[+*=×÷≠]"
+    rf"|\b(?:(?:{SHORT})\.|(?:{WEEKDAY})\.?[-–]|(?:{NOUNS})s? [IVX]|(?:{NAMES}) [IVX])"
+)
+"""A text without a match is one that no rule changes."""

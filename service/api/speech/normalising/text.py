@@ -7,6 +7,7 @@ splitter: words that no rule can change any more pass at once, so that holding b
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from service.api.speech.alignment import OnPiece
 from service.api.speech.normalising.chinese import normalise_chinese
@@ -14,15 +15,20 @@ from service.api.speech.normalising.english import normalise_english
 from service.api.speech.normalising.english_words import BEFORE_NUMBERS, CODES, MONTHS, TITLES, WORDS
 from service.api.speech.normalising.language import NUMERALS, Language, language_of
 from service.api.speech.normalising.roman import CONTEXT
-from service.api.speech.normalising.signs import DAYS, MARKS
+from service.api.speech.normalising.signs import DAYS
 from service.api.speech.text_splitting import ABBREVIATIONS
 
 PREFIXES = ("us", "au", "ca", "hk", "nz", "s", "v", "w", "www", "http", "https", *(code.lower() for code in CODES))
 ENDS = re.compile(r"[。！？；，、]|\n|[.!?,;:…]['\")\]]{0,2}\s")
-TRIGGERS = re.compile(rf"[\d&@#/{''.join(sorted(MARKS))}]|\w[.-]|\b[IVX]")
 PLAIN = re.compile(rf"(?:[^\W\d_{NUMERALS}]|[ \"'])*")
 CHANGING = tuple(word.lower() for word in (*BEFORE_NUMBERS, *TITLES, *WORDS, *MONTHS, *DAYS, *PREFIXES))
+BEGINS = frozenset(word[:length] for word in CHANGING for length in range(len(word) + 1))
 """Begins of what rules may change and that is no number."""
+RULES: dict[Language, Callable[[str], str]] = {
+    "english": normalise_english,
+    "chinese": normalise_chinese,
+    "other": lambda clause: clause,
+}
 SENTENCE = frozenset(".!?…。！？")
 LONGEST = 600
 """Characters of a clause that are looked at together."""
@@ -101,14 +107,12 @@ class TextNormaliser:
             return numeral.end() - 1
         begin = max(complete.rfind(mark) for mark in " \"'") + 1
         last = complete[begin:].lower()
-        return begin if any(word.startswith(last) for word in CHANGING) else len(words)
+        return begin if last in BEGINS else len(words)
 
     def _normalise(self, clause: str) -> str:
         """The rest of a clause."""
         self._language = language_of(clause, self._language)
-        words = clause
-        if self._language != "other" and TRIGGERS.search(clause):
-            words = normalise_chinese(clause) if self._language == "chinese" else normalise_english(clause)
+        words = RULES[self._language](clause)
         if self._starts and words != clause and not clause.lstrip()[0].isalpha():
             # "It is. 5 came": a word in lower case would not begin a sentence.
             begin = len(words) - len(words.lstrip())

@@ -9,8 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.api.speech.normalising.addresses import DOMAINS, FILES, PRODUCTS
+from service.api.speech.normalising.chinese import DIGIT
 from service.api.speech.normalising.chinese import RULES as CHINESE
 from service.api.speech.normalising.english import RULES as ENGLISH
+from service.api.speech.normalising.english import TRIGGER, Rule
+from service.api.speech.normalising.english_words import (
+    BEFORE_NUMBERS,
+    CODES,
+    CURRENCIES,
+    LARGE,
+    MONTHS,
+    PERIODS,
+    TITLES,
+    UNITS,
+)
+from service.api.speech.normalising.english_words import WORDS as ENGLISH_WORDS
+from service.api.speech.normalising.roman import NAMES, NOUNS
+from service.api.speech.normalising.signs import DAYS
 from service.api.speech.normalising.text import LONGEST, TextNormaliser, normalise
 
 PIECES = st.sampled_from(
@@ -34,6 +50,18 @@ PIECES = st.sampled_from(
         "v1",
     ]
 )
+WORDS = [*BEFORE_NUMBERS, *CODES, *CURRENCIES, *DAYS, *LARGE, *MONTHS, *PERIODS, *TITLES, *UNITS, *ENGLISH_WORDS]
+PARTS = [*NAMES.split("|"), *NOUNS.split("|"), *DOMAINS.split("|"), *FILES.split("|"), *PRODUCTS.split("|")]
+VOCABULARY = st.sampled_from(
+    [
+        *(word.removesuffix(".") for word in [*WORDS, *PARTS]),
+        *" .,;:-–—/&@#%°'\"’()[]~^=+*×",
+        *"sIVXAaéž我年",
+        ". ",
+        "1",
+    ]
+)
+"""What the rules look for, and what they do not."""
 TEXTS = st.lists(PIECES, max_size=40).map("".join)
 
 
@@ -45,6 +73,19 @@ def test_any_text_can_be_normalised(text: str) -> None:
 @given(st.text(st.characters(categories=["L", "M", "Zs"]), max_size=200))
 def test_words_stay(text: str) -> None:
     assert normalise(text) == text
+
+
+def changed(rules: tuple[Rule, ...], text: str) -> str:
+    for pattern, replace in rules:
+        text = pattern.sub(replace, text)
+    return text
+
+
+@given(st.lists(VOCABULARY, max_size=12).map("".join))
+def test_no_rule_changes_what_brings_none_into_play(text: str) -> None:
+    """Rules are not tried then."""
+    assert TRIGGER.search(text) or changed(ENGLISH, text) == text
+    assert DIGIT.search(text) or changed(CHINESE, text) == text
 
 
 @given(TEXTS, st.lists(st.sampled_from(["zebra", "lemon", "Quartz"]), min_size=1, max_size=3))
