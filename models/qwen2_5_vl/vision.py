@@ -41,6 +41,7 @@ _PATCHES_PER_WINDOW = 36
 """Of pictures of at least 224 pixels a side: 9 rows and columns of embeddings make 9 windows of 36 patches on average,
 and no larger number of them makes smaller ones. More room would cost each replay further empty segments."""
 _LEAST_WINDOWS = 16
+_WORDS = (torch.int64, torch.int32, torch.uint8)
 
 
 class Merger(nn.Module):
@@ -161,9 +162,11 @@ class Qwen25VLEncoder(nn.Module):
         return byte_lookup(pixels, self.byte_values.to(self.patch_embed.weight.dtype))
 
     def _in_window_order(self, pixels: Tensor, window_index: Tensor) -> Tensor:
-        """Rows [P, 1176] of embedding rows gathered by window_index; bytes are moved eight at a time."""
-        units = pixels.view(torch.int64).view(len(window_index), -1)
-        return units.index_select(0, window_index).view(torch.uint8).view(pixels.shape)
+        """Rows [P, 1176] of embedding rows gathered by window_index; bytes are moved eight at a time, or as many as
+        make up a row of another size."""
+        units = pixels.view(len(window_index), -1)
+        word = next(word for word in _WORDS if units.shape[1] % word.itemsize == 0)
+        return units.view(word).index_select(0, window_index).view(torch.uint8).view(pixels.shape)
 
     def _windows(self, item: MediaItem) -> int:
         """Number of windows of one frame pair."""

@@ -15,44 +15,21 @@ from models.media import ChatMessage, ContentPart, Prompt
 from models.qwen3_vl.model import load_model
 from models.qwen3_vl.processor import load_processor
 from tests.models.qwen3_vl.golden import CPU, DENSE, MIXTURE, Golden
-from tests.support.chat_golden import generate
-from tests.support.golden import copy_checkpoint, fact_of_own_fixture
+from tests.support.golden import fact_of_own_fixture
 from tests.support.prompts import prompt_of
+from tests.support.random_reference import check_pictures, save_random, without_weights
 
 pytestmark = fact_of_own_fixture
-TOLERANCE = 3e-5
 
 
 def variant_of(golden: Golden, target: Path, text: dict[str, Any], rope: dict[str, Any] | None = None) -> Path:
     """The golden checkpoint's files without weights, with other fields in text_config and in its rope_scaling."""
-    directory = copy_checkpoint(golden.directory, target)
-    for path in directory.glob("*.safetensors*"):
-        path.unlink()
+    directory = without_weights(golden.directory, target)
     config = json.loads((directory / "config.json").read_text())
     config["text_config"] |= text
     config["text_config"]["rope_scaling"] |= rope or {}
     (directory / "config.json").write_text(json.dumps(config))
     return directory
-
-
-@torch.no_grad()
-def save_random(directory: Path) -> torch.nn.Module:
-    """The published code's model of these files, with random weights that it saves beside them."""
-    import transformers
-
-    published = (directory / "config.json").read_text()
-    (name,) = json.loads(published)["architectures"]
-    torch.manual_seed(0)
-    model = getattr(transformers, name)(transformers.AutoConfig.from_pretrained(directory)).float().eval()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.normal_(1.0, 0.2)
-        else:
-            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-    model.tie_weights()
-    model.save_pretrained(directory)
-    (directory / "config.json").write_text(published)
-    return model
 
 
 def two_pictures(golden: Golden) -> Prompt:
@@ -61,18 +38,9 @@ def two_pictures(golden: Golden) -> Prompt:
     return prompt_of(golden.processor, [ChatMessage("user", parts)], items)
 
 
-@torch.inference_mode()
 def check_like_reference(golden: Golden, directory: Path) -> None:
-    model, prompt, encoder = save_random(directory), two_pictures(golden), golden.model.encoder
-    ids = torch.from_numpy(prompt.token_ids).long()[None]
-    expected = model(
-        input_ids=ids,
-        pixel_values=torch.cat([encoder.normalise(encoder.patchify(item, CPU)) for item in prompt.items]),
-        image_grid_thw=torch.stack([torch.from_numpy(item.arrays["grid_thw"]).long() for item in prompt.items]),
-        mm_token_type_ids=(ids == golden.processor.config.image_token_id).long(),
-    ).logits[0]
-    logits, _, _ = generate(load_model(directory, CPU, torch.float32), prompt, 1)
-    torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
+    reference, model = save_random(directory), load_model(directory, CPU, torch.float32)
+    check_pictures(reference, model, two_pictures(golden), golden.processor.config.image_token_id)
 
 
 @pytest.mark.parametrize("sections", [[16, 8, 8], [4, 4, 4], [6, 5, 4]])
