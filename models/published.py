@@ -56,11 +56,18 @@ def stop_token_ids(
     names: Iterable[str],
     default: int | list[int] | None = None,
 ) -> frozenset[int]:
-    """Ids that end an answer: eos_token_id of a generation_config.json (`default` where it has none), and those of the
-    special tokens `names` that the tokenizer has, because published lists leave out ends of turns."""
-    eos = generation.get("eos_token_id", [] if default is None else default)
+    """Ids that end an answer: eos_token_id of a generation_config.json (`default` where it has none, or null), and
+    those of the special tokens `names` that the tokenizer has, because published lists leave out ends of turns."""
+    eos = generation.get("eos_token_id")
     named = [special_ids[name] for name in names if name in special_ids]
-    return frozenset([*(eos if isinstance(eos, list) else [eos]), *named])
+    return frozenset([*id_list(default if eos is None else eos), *named])
+
+
+def id_list(ids: int | list[int] | None) -> list[int]:
+    """The ids of a field that holds one, several or none."""
+    if ids is None:
+        return []
+    return ids if isinstance(ids, list) else [ids]
 
 
 def published_name(directory: Path) -> str:

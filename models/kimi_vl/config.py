@@ -59,7 +59,7 @@ class TextConfig:
     rms_norm_eps: float
     rope_theta: float
     max_position_embeddings: int
-    eos_token_id: int
+    eos_token_id: int | list[int] | None
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from models.media import (
     media_digest,
 )
 from models.placeholders import MediaTokens, expand, join, plain, repeated, tokenized_chat
-from models.published import read_json, read_optional_json, sampling_defaults, stop_token_ids
+from models.published import id_list, read_json, read_optional_json, sampling_defaults, stop_token_ids
 from models.resizing import each, resize
 from models.tools import escaped_tools, prompt_texts
 
@@ -90,7 +90,7 @@ class KimiVLProcessor:
         # generated: the published code bars none of them, and they have no text.
         self.vocab_size = tokenizer.vocab_size
         named = stop_token_ids(generation, tokenizer.special_tokens, _STOP_TOKENS)
-        self.stop_token_ids = named | {config.text.eos_token_id}
+        self.stop_token_ids = named.union(id_list(config.text.eos_token_id))
         self.generation_defaults = sampling_defaults(generation, recommended)
         self.max_item_embeds = self.context_length
         self._frame_limit = self.images.in_token_limit // _LOW_DETAIL_DIVISOR

@@ -83,8 +83,8 @@ class MiniCPMVProcessor:
         # Rows that only pad the output layer are never generated.
         self.vocab_size = min(tokenizer.vocab_size, int(config.text["vocab_size"]))
         self.context_length = int(config.text["max_position_embeddings"])
-        special = tokenizer.special_ids
-        self.stop_token_ids = stop_token_ids(generation, special, _STOP_TOKENS[config.version])
+        special, eos = tokenizer.special_ids, config.text.get("eos_token_id")
+        self.stop_token_ids = stop_token_ids(generation, special, _STOP_TOKENS[config.version], eos)
         self.generation_defaults = sampling_defaults(generation, _recommended_sampling(config.version))
         self.reasoning_markers = REASONING_MARKERS if set(REASONING_MARKERS) <= special.keys() else None
         rule = config.slicing
