@@ -33,7 +33,7 @@ def load_model(
 ) -> KimiVLModel:
     config = load_config(directory)
     with without_memory():
-        model = KimiVLModel(config, load_image_settings(directory))
+        model = KimiVLModel(config, load_image_settings(directory, config.vision))
         if quantization == "fp8":
             model.decoder.hold_in_e4m3()
     load_parameters(

@@ -18,7 +18,7 @@ from PIL import Image
 from models.chat_template import ChatTemplate, escape_with, load_chat_template, template_turn, unused_character
 from models.errors import CheckpointError, InputError
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE, recommended_sampling
-from models.kimi_vl.config import KimiVLConfig, load_config
+from models.kimi_vl.config import KimiVLConfig, VisionConfig, load_config
 from models.kimi_vl.tokenizer import KimiTokenizer, load_tokenizer
 from models.media import (
     ChatMessage,
@@ -217,18 +217,32 @@ def _fitted(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, i
     return (width, height), (block * math.ceil(height / block), block * math.ceil(width / block))
 
 
-def load_image_settings(directory: Path) -> ImageSettings:
+def load_image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
     """Mean and standard deviation must be in the file, since the class defaults of the published code differ from its
     files."""
     values = read_json(directory, "preprocessor_config.json")
     for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
         if name not in values:
             raise CheckpointError(f"{directory.name}: preprocessor_config.json lacks {name}")
-    if values.get("pad_input") is not True:
-        raise CheckpointError(f"{directory.name}: preprocessor_config.json: pad_input must be true")
-    return ImageSettings(
-        values["patch_size"], values["in_token_limit"], tuple(values["image_mean"]), tuple(values["image_std"])
-    )
+    expected = {"pad_input": True, "patch_size": vision.patch_size, "merge_kernel_size": list(vision.merge_kernel_size)}
+    found = {"merge_kernel_size": expected["merge_kernel_size"], **values}  # alone it may be absent
+    for name, value in expected.items():
+        if found.get(name) != value:
+            raise CheckpointError(
+                f"{directory.name}: preprocessor_config.json: {name} is {found.get(name)!r}, expected {value!r}"
+            )
+    mean, std = (_of_channels(values, name, directory) for name in ("image_mean", "image_std"))
+    return ImageSettings(values["patch_size"], values["in_token_limit"], mean, std)
+
+
+def _of_channels(values: Mapping[str, Any], name: str, directory: Path) -> tuple[float, float, float]:
+    of_channels = values[name]
+    if not isinstance(of_channels, list) or len(of_channels) != 3:
+        raise CheckpointError(
+            f"{directory.name}: preprocessor_config.json: {name} is {of_channels!r}, expected three numbers"
+        )
+    red, green, blue = of_channels
+    return red, green, blue
 
 
 def load_processor(directory: Path) -> KimiVLProcessor:
@@ -237,6 +251,11 @@ def load_processor(directory: Path) -> KimiVLProcessor:
     needed |= {"<|media_start|>", "<|media_content|>", "<|media_end|>"}
     if missing := sorted(needed - tokenizer.special_tokens.keys()):
         raise CheckpointError(f"{directory.name}: tokenizer_config.json lacks special tokens {missing}")
+    if config.media_placeholder_token_id not in tokenizer.special_tokens.values():
+        raise CheckpointError(
+            f"{directory.name}: config.json: media_placeholder_token_id {config.media_placeholder_token_id!r} is no "
+            "special token of tokenizer_config.json"
+        )
     if tokenizer.vocab_size > config.text.vocab_size:
         raise CheckpointError(
             f"{directory.name}: the tokenizer has {tokenizer.vocab_size} ids, text_config.vocab_size is "
@@ -244,5 +263,5 @@ def load_processor(directory: Path) -> KimiVLProcessor:
         )
     generation = read_optional_json(directory, "generation_config.json")
     template = load_chat_template(directory, PUBLISHED_TEMPLATE)
-    images, recommended = load_image_settings(directory), recommended_sampling(directory)
+    images, recommended = load_image_settings(directory, config.vision), recommended_sampling(directory)
     return KimiVLProcessor(config, tokenizer, template, images, generation, recommended)

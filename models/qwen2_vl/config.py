@@ -104,7 +104,7 @@ def config_of(
         return Qwen2VLConfig(
             text=text,
             vision=vision,
-            images=_image_settings(directory, vision),
+            images=image_settings(directory, "preprocessor_config.json", "image_processor", vision),
             image_token_id=int(config["image_token_id"]),
             video_token_id=int(config["video_token_id"]),
         )
@@ -180,16 +180,26 @@ def preprocessor_settings(directory: Path, file: str, section: str, vision: Visi
     return settings
 
 
-def _image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
-    """The limits must be in the file: the class defaults of other libraries are not those of the published models."""
-    settings = preprocessor_settings(directory, "preprocessor_config.json", "image_processor", vision)
+def image_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
+    """The limits must be in the file: the class defaults of other libraries are not those of the published models. The
+    numbers in `size` are pixels, although their names speak of edges. For pictures min_pixels and max_pixels go before
+    it, as in transformers, whose video processor does not know them."""
+    settings = preprocessor_settings(directory, file, section, vision)
+    least, most = ("min_pixels", "max_pixels") if section == "image_processor" else ("", "")
     size = settings.get("size") or {}
     try:
         return ImageSettings(
-            min_pixels=int(settings.get("min_pixels") or size["shortest_edge"]),
-            max_pixels=int(settings.get("max_pixels") or size["longest_edge"]),
-            mean=tuple(settings["image_mean"]),
-            std=tuple(settings["image_std"]),
+            min_pixels=int(settings.get(least) or size["shortest_edge"]),
+            max_pixels=int(settings.get(most) or size["longest_edge"]),
+            mean=_of_channels(settings, "image_mean", file, vision),
+            std=_of_channels(settings, "image_std", file, vision),
         )
     except KeyError as error:
-        raise CheckpointError(f"{directory}: preprocessor_config.json: field {error} is missing") from error
+        raise CheckpointError(f"{directory}: {file}: field {error} is missing") from error
+
+
+def _of_channels(settings: Mapping[str, Any], name: str, file: str, vision: VisionConfig) -> tuple[float, ...]:
+    values = settings[name]
+    if not isinstance(values, list) or len(values) != vision.channels:
+        raise CheckpointError(f"{file}: {name} is {values!r}, expected {vision.channels} numbers")
+    return tuple(values)

@@ -14,8 +14,8 @@ from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,
     check_tower_rotary,
+    image_settings,
     mrope_section,
-    preprocessor_settings,
 )
 
 
@@ -74,12 +74,13 @@ def load_config(directory: Path) -> Qwen3VLConfig:
                 f"config.json: vision_config.out_hidden_size is {tower.vision.out_features}, expected the language "
                 f"model's {text['hidden_size']}"
             )
+        images = image_settings(directory, "preprocessor_config.json", "image_processor", tower.vision)
         return Qwen3VLConfig(
             text=text,
             experts=_experts(text),
             tower=tower,
-            images=_settings(directory, "preprocessor_config.json", "image_processor", tower.vision),
-            videos=_settings(directory, "video_preprocessor_config.json", "video_processor", tower.vision),
+            images=images,
+            videos=_video_settings(directory, tower.vision, images),
             image_token_id=int(config["image_token_id"]),
             video_token_id=int(config["video_token_id"]),
             vision_start_token_id=int(config["vision_start_token_id"]),
@@ -163,18 +164,12 @@ def _tower(config: Mapping[str, Any]) -> TowerConfig:
     return TowerConfig(vision, side, levels)
 
 
-def _settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
-    """The numbers in `size` are pixels, although their names speak of edges. For pictures min_pixels and max_pixels go
-    before it, as in transformers, whose video processor does not know them."""
-    settings = preprocessor_settings(directory, file, section, vision)
-    least, most = ("min_pixels", "max_pixels") if section == "image_processor" else ("", "")
-    size = settings.get("size") or {}
-    try:
-        return ImageSettings(
-            min_pixels=int(settings.get(least) or size["shortest_edge"]),
-            max_pixels=int(settings.get(most) or size["longest_edge"]),
-            mean=tuple(settings["image_mean"]),
-            std=tuple(settings["image_std"]),
+def _video_settings(directory: Path, vision: VisionConfig, images: ImageSettings) -> ImageSettings:
+    """The tower normalises frames like pictures."""
+    videos = image_settings(directory, "video_preprocessor_config.json", "video_processor", vision)
+    if (videos.mean, videos.std) != (images.mean, images.std):
+        raise CheckpointError(
+            f"video_preprocessor_config.json: image_mean {videos.mean} and image_std {videos.std} are not those of "
+            f"pictures, {images.mean} and {images.std}"
         )
-    except KeyError as error:
-        raise CheckpointError(f"{directory}: {file}: field {error} is missing") from error
+    return videos

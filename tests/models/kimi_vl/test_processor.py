@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,10 +17,13 @@ from PIL import Image
 from models.chat_template import ChatTemplate
 from models.errors import CheckpointError, InputError
 from models.kimi_vl.chat import PUBLISHED_TEMPLATE
+from models.kimi_vl.model import load_model
 from models.kimi_vl.processor import ImageSettings, KimiVLProcessor, _fit, load_processor
 from models.media import ChatMessage, ContentPart, VideoFrames, VideoMetadata
 from tests.models.kimi_vl.golden import DIRECTORY, PUBLISHED_TEXT, processor, write_config
+from tests.support.golden import copy_checkpoint
 from tests.support.prompts import prompt_of
+from tests.support.random_reference import change_json
 
 PATCH = 14
 FILES = ("config.json", "preprocessor_config.json", "tiktoken.model", "tokenizer_config.json")
@@ -295,6 +300,32 @@ def test_the_vocabulary_ends_with_the_reserved_ids(tmp_path: Path) -> None:
     assert PUBLISHED_TEXT["vocab_size"] == 163584 + 256
     with pytest.raises(CheckpointError, match=r"text_config\.vocab_size is 555"):
         of(tmp_path, text={"vocab_size": 555})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_size": 28}, "patch_size is 28, expected 14"),
+        ({"merge_kernel_size": [3, 3]}, r"merge_kernel_size is \[3, 3\], expected \[2, 2\]"),
+        ({"pad_input": False}, "pad_input is False, expected True"),
+        ({"image_mean": 0.5}, "image_mean is 0.5, expected three numbers"),
+        ({"image_std": [0.5]}, r"image_std is \[0.5\], expected three numbers"),
+    ],
+)
+def test_settings_that_do_not_fit_the_tower_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """With other patches than the tower's, a picture would have made rows of another size."""
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "changed")
+    change_json(directory / "preprocessor_config.json", change)
+    for load in (load_processor, lambda path: load_model(path, torch.device("meta"), torch.float32)):
+        with pytest.raises(CheckpointError, match=message):
+            load(directory)
+
+
+def test_a_placeholder_that_is_no_special_token_is_refused(tmp_path: Path) -> None:
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "changed")
+    change_json(directory / "config.json", {"media_placeholder_token_id": 5})
+    with pytest.raises(CheckpointError, match="media_placeholder_token_id 5 is no special token"):
+        load_processor(directory)
 
 
 @pytest.mark.parametrize("field", ["patch_size", "in_token_limit", "image_mean", "image_std", "pad_input"])

@@ -83,12 +83,14 @@ def test_the_position_cache_is_bounded_and_exact() -> None:
 @pytest.mark.parametrize(("limit", "largest"), [(4096, 8960), (16384, 17928)])
 def test_the_bucket_list_holds_every_picture_of_the_checkpoint(tmp_path: Path, limit: int, largest: int) -> None:
     write_config(tmp_path, vision=PUBLISHED_VISION, limit=limit)
+    config = load_config(tmp_path)
+    images = load_image_settings(tmp_path, config.vision)
     with torch.device("meta"):
-        encoder = KimiVisionEncoder(load_config(tmp_path), load_image_settings(tmp_path))
+        encoder = KimiVisionEncoder(config, images)
     bucket_list = encoder.default_buckets()
     budgets = [bucket["patches"] for bucket in bucket_list]
     assert budgets == sorted(set(budgets))
-    assert budgets[-1] == largest >= load_image_settings(tmp_path).most_patches
+    assert budgets[-1] == largest >= images.most_patches
     assert all(bucket["max_seqlen"] == bucket["patches"] for bucket in bucket_list)
     assert encoder.buffer_specs(bucket_list[-1])["positions"].shape == (largest, 1152)
     # Steps of more than a half would pad more than packing saves.

@@ -277,6 +277,8 @@ def test_size_fields_of_a_newer_preprocessor_config_load(tmp_path: Path) -> None
         ("preprocessor_config.json", {"min_pixels": None}, "'shortest_edge' is missing"),
         ("preprocessor_config.json", {"merge_size": 4}, "merge_size is 4, config.json says 2"),
         ("preprocessor_config.json", {"resample": 2}, "resample is 2, expected 3"),
+        ("preprocessor_config.json", {"image_mean": 0.5}, "image_mean is 0.5, expected 3 numbers"),
+        ("preprocessor_config.json", {"image_std": [0.5, 0.5]}, r"image_std is \[0.5, 0.5\], expected 3 numbers"),
         ("preprocessor_config.json", {"do_normalize": False}, "do_normalize is False, expected True"),
         ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "rescale_factor is 0.0078"),
     ],

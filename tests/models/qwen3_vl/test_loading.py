@@ -234,6 +234,17 @@ def test_the_limits_of_pixels_must_be_in_the_files(tmp_path: Path, file: str) ->
         load_processor(directory)
 
 
+@pytest.mark.parametrize("field", ["image_mean", "image_std"])
+def test_frames_that_are_normalised_in_another_way_than_pictures_are_refused(tmp_path: Path, field: str) -> None:
+    """The tower has one table for both, the pictures'."""
+    directory = copy_of(DENSE, tmp_path / "frames")
+    change(directory / "video_preprocessor_config.json", **{field: [0.5, 0.4, 0.5]})
+    with pytest.raises(CheckpointError, match=r"video_preprocessor_config.json: .* are not those of pictures"):
+        load_processor(directory)
+    change(directory / "preprocessor_config.json", **{field: [0.5, 0.4, 0.5]})
+    assert load_processor(directory).video
+
+
 def test_limits_called_what_they_are_hold_for_pictures_alone(tmp_path: Path) -> None:
     directory = copy_of(DENSE, tmp_path / "limits")
     published = load_config(directory)
