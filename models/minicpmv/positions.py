@@ -31,10 +31,11 @@ def buckets(length: int, side: int) -> np.ndarray:
 
 
 def _arange_float32(start: float, end: float, step: float) -> np.ndarray:
-    """torch.arange on a CPU, bit for bit: blocks of eight whose float32 base is stepped in float64."""
+    """torch.arange on a CPU, bit for bit: blocks of eight whose float32 base is stepped in float64, two at a time. Less
+    than two blocks at the end are computed one by one."""
     count = math.ceil((end - start) / step)
     index = np.arange(count)
     lane = index % _LANES
     base = (start + step * (index - lane)).astype(np.float32).astype(np.float64)
-    tail = count - count % _LANES
+    tail = count - count % (2 * _LANES)
     return np.where(index < tail, base + step * lane, start + step * index).astype(np.float32)

@@ -37,7 +37,7 @@ def test_every_length_of_a_slice() -> None:
         np.testing.assert_array_equal(buckets(length, 70), published(length, 70), err_msg=f"length {length}")
 
 
-@pytest.mark.parametrize("side", [6, 32, 64])
+@pytest.mark.parametrize("side", [6, 27, 28, 31, 32, 64, 72])
 def test_other_tables(side: int) -> None:
     for length in range(1, 200):
         np.testing.assert_array_equal(buckets(length, side), published(length, side))
