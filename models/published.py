@@ -26,6 +26,19 @@ def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
     return read_json(directory, name) if (directory / name).exists() else {}
 
 
+_TEXT_FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("rms_norm_eps", "max_position_embeddings"),
+)
+
+
+def require_text_fields(directory: Path, text: Mapping[str, Any]) -> None:
+    """Raises CheckpointError that names the fields of a language model's configuration that are missing or null. Every
+    process that reads the files needs some of them, and checks all."""
+    if missing := [name for name in _TEXT_FIELDS if text.get(name) is None]:
+        raise CheckpointError(f"{directory}: config.json: fields of the language model are missing: {missing}")
+
+
 def rope_field(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and content of the field of a language model's configuration that describes rotary positions: rope_scaling,
     or rope_parameters as transformers 5 writes it. If there are both, the first counts, as in transformers 5, and its

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class TextConfig:
     rms_norm_eps: float
     rope_theta: float
     max_position_embeddings: int
-    eos_token_id: int | list[int] | None
+    eos_token_id: int | list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _fill(kind: type, values: dict[str, Any], section: str) -> Any:
-    missing = [field.name for field in fields(kind) if field.name not in values]
+    missing = [field.name for field in fields(kind) if field.default is MISSING and values.get(field.name) is None]
     if missing:
         raise CheckpointError(f"config.json: {section} lacks {', '.join(missing)}")
-    return kind(**{field.name: values[field.name] for field in fields(kind)})
+    return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
 
 
 def _fill_one(config: dict[str, Any], name: str) -> Any:

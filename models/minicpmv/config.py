@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from models.errors import CheckpointError
 from models.minicpmv.slicing import SliceRule
-from models.published import read_config, read_optional_json
+from models.published import read_config, read_optional_json, require_text_fields
 
 Version = Literal["2.5", "2.6", "4.0", "4.5"]
 _VERSIONS: tuple[Version, ...] = ("2.5", "2.6", "4.0", "4.5")
@@ -63,6 +63,7 @@ def load_config(directory: Path) -> MiniCPMVConfig:
     config = read_config(directory)
     preprocessor = read_optional_json(directory, "preprocessor_config.json")
     version = _version(config)
+    require_text_fields(directory, config)
     try:
         vision_fields = config.get("vision_config") or {}
         activation = vision_fields.get("hidden_act", "gelu_pytorch_tanh")

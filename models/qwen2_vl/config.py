@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config, read_json, read_optional_json, rope_field
+from models.published import read_config, read_json, read_optional_json, require_text_fields, rope_field
 
 ROTARY_THETA = 10_000.0
 """Of the towers' rotary positions."""
@@ -92,6 +92,7 @@ def config_of(
     text: dict[str, Any] = dict(nested) if isinstance(nested, dict) and "hidden_size" in nested else dict(config)
     # transformers before 5 saved the field inside, where 5 finds it, too.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+    require_text_fields(directory, text)
     mrope_section(text)
     check_tower_rotary(config.get("vision_config"))
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config
+from models.published import read_config, require_text_fields
 from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,
@@ -65,6 +65,7 @@ def load_config(directory: Path) -> Qwen3VLConfig:
     text = _section(config, "text_config")
     # The field inside text_config is a class default, unrelated to the published models.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
+    require_text_fields(directory, text)
     _require_interleaved(text)
     check_tower_rotary(config.get("vision_config"))
     try:

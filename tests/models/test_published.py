@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from models.errors import CheckpointError
 from models.published import stop_token_ids
 from models.registry import family_of, resolve
 from tests.support.golden import GOLDEN, copy_checkpoint, fact_of_own_fixture
@@ -52,3 +53,22 @@ def test_without_other_ids_those_of_config_json_end_an_answer(
         stops = load(directory).stop_token_ids
         assert expected <= stops <= named | expected
         assert None not in stops
+
+
+@fact_of_own_fixture
+@pytest.mark.parametrize("absent", [True, False], ids=["absent", "null"])
+@pytest.mark.parametrize("field", ["vocab_size", "max_position_embeddings", "rms_norm_eps", "num_hidden_layers"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fields_of_the_language_model_that_are_missing_are_named(
+    tmp_path: Path, family: str, field: str, absent: bool
+) -> None:
+    """By the first process that reads the files, whether it needs them or not."""
+    directory = copy_checkpoint(GOLDEN / family, tmp_path / "checkpoint")
+    config = json.loads((directory / "config.json").read_text())
+    text = config.get("text_config", config)
+    text[field] = None
+    if absent:
+        del text[field]
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{field}"):
+        resolve(family_of(directory).processor)(directory)
