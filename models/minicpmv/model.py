@@ -13,15 +13,19 @@ from models.minicpmv.config import MiniCPMVConfig, load_config
 from models.minicpmv.encoder import MiniCPMVEncoder
 from models.minicpmv.resampler import resampler_rules
 from models.minicpmv.tower import tower_rules
+from models.tied_head import with_the_files_head
+
+_LANGUAGE = "llm."
+"""Prefix of the language model's tensors."""
 
 
 class MiniCPMVModel(nn.Module):
     """ChatModel of MiniCPM-V."""
 
-    def __init__(self, config: MiniCPMVConfig) -> None:
+    def __init__(self, config: MiniCPMVConfig, decoder: DecoderConfig) -> None:
         super().__init__()
         self.encoder = MiniCPMVEncoder(config)
-        self.decoder = CausalDecoder(_decoder_config(config))
+        self.decoder = CausalDecoder(decoder)
 
 
 @torch.inference_mode()
@@ -33,11 +37,18 @@ def load_model(
     quantization: Quantization = "none",
 ) -> MiniCPMVModel:
     config = load_config(directory)
+    decoder = with_the_files_head(
+        decoder_config(config),
+        directory,
+        device,
+        load_format,
+        head=f"{_LANGUAGE}lm_head.weight",
+        embeddings=[f"{_LANGUAGE}model.embed_tokens.weight"],
+    )
     with without_memory():
-        model = MiniCPMVModel(config)
+        model = MiniCPMVModel(config, decoder)
         if quantization == "fp8":
             model.decoder.hold_in_e4m3()
-    decoder = model.decoder.config
     dropped = range(config.vision.num_layers, config.published_vision_layers)
     load_parameters(
         model,
@@ -45,21 +56,21 @@ def load_model(
         [
             *tower_rules(config.vision, "encoder.tower."),
             *resampler_rules("encoder.resampler."),
-            *decoder_rules(decoder, published="llm.", ours="decoder."),
+            *decoder_rules(decoder, published=_LANGUAGE, ours="decoder."),
         ],
         device=device,
         dtype=dtype,
         load_format=load_format,
         ignore=[
             *(f"vpm.encoder.layers.{layer}.{{rest}}" for layer in dropped),
-            *decoder_ignored(decoder, published="llm."),
+            *decoder_ignored(decoder, published=_LANGUAGE),
         ],
     )
     model.encoder.prepare()
     return model.eval()
 
 
-def _decoder_config(config: MiniCPMVConfig) -> DecoderConfig:
+def decoder_config(config: MiniCPMVConfig) -> DecoderConfig:
     """2.5 and 4.0 are plain Llama, 2.6 is Qwen2 (biases on q, k and v), 4.5 is Qwen3 (norms on q and k)."""
     return DecoderConfig.from_published(
         config.text, qkv_bias=True if config.version == "2.6" else None, qk_norm=config.version == "4.5"

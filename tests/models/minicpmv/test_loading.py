@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from models.errors import CheckpointError
 from models.minicpmv.config import load_config
-from models.minicpmv.model import MiniCPMVModel, load_model
+from models.minicpmv.model import MiniCPMVModel, decoder_config, load_model
 from models.published import read_json
 from models.registry import family_of
 from tests.models.minicpmv.golden import VERSIONS, directory, golden_prompt
@@ -60,6 +60,25 @@ def test_dropped_last_vision_layer(tmp_path: Path, keep: bool) -> None:
     assert len(load_model(tmp_path, CPU, torch.float32).encoder.tower.layers) == last
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_tied_head_of_other_values_is_that_of_the_files(tmp_path: Path, version: str) -> None:
+    """As with the other families, and in transformers 5."""
+    tensors = copy(version, tmp_path)
+    config = read_json(tmp_path, "config.json")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    table = tensors["llm.model.embed_tokens.weight"]
+    rows = torch.randn(2, config["hidden_size"], generator=torch.Generator().manual_seed(0))
+    for head in (table.flip(0), table, None):
+        changed = {name: value for name, value in tensors.items() if name != "llm.lm_head.weight"}
+        if head is not None:
+            changed["llm.lm_head.weight"] = head.clone()
+        save_file(changed, tmp_path / "model.safetensors")
+        decoder = load_model(tmp_path, CPU, torch.float32).decoder
+        used = (table if head is None else head).float()
+        torch.testing.assert_close(decoder.logits(rows), rows @ used.T, atol=1e-4, rtol=0)
+        assert (decoder.head is None) == torch.equal(used, table.float())
+
+
 def test_a_config_without_the_towers_sizes_has_those_of_the_published_one(tmp_path: Path) -> None:
     config = read_json(directory("2.5"), "config.json")
     del config["vision_config"]
@@ -104,8 +123,9 @@ def test_published_sizes_have_the_published_number_of_parameters(tmp_path: Path,
     config = read_json(directory(version), "config.json")
     sizes = {**config, **PUBLISHED_SIZES[version], "vision_config": PUBLISHED_VISION}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
+    loaded = load_config(tmp_path)
     with torch.device("meta"):
-        model = MiniCPMVModel(load_config(tmp_path))
+        model = MiniCPMVModel(loaded, decoder_config(loaded))
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == round(total * 1e9) if version == "4.5" else round(count / 1e9, 3) == total
     assert sum(parameter.numel() for parameter in model.encoder.tower.parameters()) == 417_792_240
