@@ -12,6 +12,7 @@ from models.published import read_config
 from models.qwen2_vl.config import Qwen2VLConfig, VisionConfig, config_of
 
 _DEPTH, _NUM_HEADS, _WINDOW_SIZE = 32, 16, 112
+_INTERMEDIATE_SIZE, _OUT_HIDDEN_SIZE = 3420, 3584
 _FULL_ATTENTION_BLOCKS = (7, 15, 23, 31)
 
 
@@ -44,7 +45,8 @@ def load_config(directory: Path) -> Qwen25VLConfig:
 
 
 def _tower(config: Mapping[str, Any]) -> VisionConfig:
-    """Sizes of the architecture stand for absent fields; those that differ between checkpoints must be there."""
+    """Fields that are absent have the published class's values, as in Qwen2-VL. The class's hidden_size is that of no
+    checkpoint, so it must be there. A width that is not the files' is refused with the tensors."""
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'silu'")
@@ -52,8 +54,8 @@ def _tower(config: Mapping[str, Any]) -> VisionConfig:
         depth=int(config.get("depth", _DEPTH)),
         hidden_size=int(config["hidden_size"]),
         num_heads=int(config.get("num_heads", _NUM_HEADS)),
-        intermediate_size=int(config["intermediate_size"]),
-        out_features=int(config["out_hidden_size"]),
+        intermediate_size=int(config.get("intermediate_size", _INTERMEDIATE_SIZE)),
+        out_features=int(config.get("out_hidden_size", _OUT_HIDDEN_SIZE)),
         channels=int(config.get("in_channels", config.get("in_chans", 3))),
         patch_size=int(config.get("patch_size", 14)),
         temporal_patch_size=int(config.get("temporal_patch_size", 2)),

@@ -138,16 +138,18 @@ def mrope_section(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _vision(config: Mapping[str, Any]) -> VisionConfig:
+    """Fields that are absent have the published class's values: releases of transformers before 5 left those out of the
+    files that they saved, which many fine-tuned checkpoints have."""
     activation = config.get("hidden_act", "quick_gelu")
     if activation != "quick_gelu":
         raise CheckpointError(f"config.json: vision_config.hidden_act {activation!r}, expected 'quick_gelu'")
-    hidden_size = int(config["embed_dim"])
+    hidden_size = int(config.get("embed_dim", 1280))
     return VisionConfig(
-        depth=int(config["depth"]),
+        depth=int(config.get("depth", 32)),
         hidden_size=hidden_size,
-        num_heads=int(config["num_heads"]),
+        num_heads=int(config.get("num_heads", 16)),
         intermediate_size=int(hidden_size * config.get("mlp_ratio", 4)),
-        out_features=int(config["hidden_size"]),
+        out_features=int(config.get("hidden_size", 3584)),
         channels=int(config.get("in_channels", config.get("in_chans", 3))),
         patch_size=int(config.get("patch_size", 14)),
         temporal_patch_size=int(config.get("temporal_patch_size", 2)),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -195,7 +197,8 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, T
     ("change", "message"),
     [
         ({"tokens_per_second": None}, "tokens_per_second is None, expected a number"),
-        ({"intermediate_size": None}, "'intermediate_size' is missing"),
+        ({"hidden_size": None}, "'hidden_size' is missing"),
+        ({"out_hidden_size": None}, "embeddings have 3584 values, expected the language model's hidden_size"),
         ({"out_hidden_size": 48}, "embeddings have 48 values, expected the language model's hidden_size"),
         ({"window_size": 100}, "window_size is 100, expected a multiple of 28"),
         ({"fullatt_block_indexes": [1, 40]}, r"fullatt_block_indexes is \[1, 40\], expected numbers of blocks below"),
@@ -222,6 +225,25 @@ def test_fields_that_a_published_file_leaves_out_are_the_architectures(tmp_path:
     loaded = load_config(directory)
     assert (loaded.shared.vision.depth, loaded.shared.vision.num_heads, loaded.window) == (32, 16, 4)
     assert loaded.full_attention == {7, 15, 23, 31}
+
+
+def test_what_older_releases_of_transformers_leave_out_of_a_tower_of_7b(tmp_path: Path) -> None:
+    """They wrote the fields that differ from the class's defaults, as in the published file of 32B."""
+    directory = make("qwen2_5_vl_7b", tmp_path)
+    published = load_config(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["vision_config"] = {"hidden_size": 1280, "in_chans": 3, "spatial_patch_size": 14, "tokens_per_second": 2}
+    (directory / "config.json").write_text(json.dumps(config))
+    assert load_config(directory) == replace(published, shared=replace(published.shared, text=ANY))
+
+
+def test_a_width_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "narrow")
+    config = json.loads((directory / "config.json").read_text())
+    del config["vision_config"]["intermediate_size"]
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"mlp\.\w+\.\w+ has shape .*, expected .*3420"):
+        load_model(directory, CPU, torch.float32)
 
 
 def test_float16_is_refused() -> None:

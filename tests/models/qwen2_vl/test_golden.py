@@ -10,8 +10,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from benchmarks.checkpoints import make
 from models.errors import CheckpointError
 from models.media import MediaItem
+from models.qwen2_vl.config import load_config
 from models.qwen2_vl.model import load_model
 from models.qwen2_vl.processor import load_processor
 from tests.models.qwen2_vl.golden import (
@@ -292,6 +294,19 @@ def test_configs_that_do_not_fit_are_refused(
     (directory / file).write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
         load_processor(directory)
+
+
+@pytest.mark.parametrize(("size", "written"), [("2b", {"hidden_size": 1536}), ("7b", {})])
+def test_what_older_releases_of_transformers_leave_out_of_the_tower(
+    tmp_path: Path, size: str, written: dict[str, int]
+) -> None:
+    """They wrote the fields that differ from the class's defaults. So the files of many fine-tuned checkpoints are."""
+    directory = make(f"qwen2_vl_{size}", tmp_path)
+    published = load_config(directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["vision_config"] = {"in_chans": 3, "model_type": "qwen2_vl", "spatial_patch_size": 14, **written}
+    (directory / "config.json").write_text(json.dumps(config))
+    assert load_config(directory).vision == published.vision
 
 
 def test_random_weights_need_no_tensor_file(tmp_path: Path) -> None:
