@@ -38,6 +38,8 @@ MOST_CHARACTERS_PER_TOKEN = 16
 SMALL_PROMPT = 4096
 """Up to this many characters are tokenized in the event loop: a millisecond or two, no more than handing the work to a
 thread and back would take (`python -m benchmarks.host_path`)."""
+SMALL_CHAT = 256
+"""Messages of a conversation whose length is looked at in the event loop."""
 SMALL_EXPANSION = 16_384
 """Up to this many prompt positions, placeholders are expanded in the event loop, which takes less than a
 millisecond."""
@@ -61,7 +63,7 @@ async def build_prompt(
     """The prompt of a request. ApiError or InputError names the field that does not fit. The bytes of decoded media are
     charged to the ticket."""
     options = _template_options(body.chat_template_kwargs or {})
-    messages, references = _collect(body, context, await named_transcripts(body, context))
+    messages, references = _collect(body, context, model.chat_processor, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
     _check_length(length, model.chat_processor)
     kinds = [reference.kind for reference in references]
@@ -136,7 +138,7 @@ def _template_options(options: dict[str, Any]) -> dict[str, bool]:
 
 
 def _collect(
-    body: ChatRequestBody, context: ServerContext, transcripts: NamedTranscripts
+    body: ChatRequestBody, context: ServerContext, processor: ChatProcessor, transcripts: NamedTranscripts
 ) -> tuple[list[ChatMessage], list[MediaReference]]:
     settings, messages = context.settings, body.messages
     if len(messages) > settings.max_messages:
@@ -144,6 +146,9 @@ def _collect(
     parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
     if parts > settings.max_parts:
         raise bad_request(_too_many("content parts", parts, settings.max_parts), "messages")
+    # Before the arguments are read: their values take much more memory than their texts.
+    calls = (call for message in messages for call in message.tool_calls or ())
+    _check_length(sum(len(call.function.arguments) for call in calls), processor)
     references: list[MediaReference] = []
     collected = [
         _message(message, f"messages[{index}]", references, transcripts) for index, message in enumerate(messages)
@@ -164,7 +169,7 @@ def _too_many(what: str, count: int, most: int) -> str:
 def is_small(body: ChatRequestBody) -> bool:
     """Whether the prompt is built without awaiting I/O or threads: short texts, no media and no tools."""
     length = 0
-    if body.tools:
+    if body.tools or len(body.messages) > SMALL_CHAT:
         return False
     for message in body.messages:
         if message.tool_calls:

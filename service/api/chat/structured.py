@@ -14,6 +14,7 @@ from service.api.chat.grammar import choice_grammar, json_schema_grammar, lark_g
 from service.api.chat.grammar_checks import GrammarChecks
 from service.api.chat.schema import ChatRequestBody, ResponseFormat, StructuredOutputs
 from service.api.http.errors import bad_request
+from service.api.http.json_body import check_values
 
 
 async def answer_grammar(checks: GrammarChecks, body: ChatRequestBody, client: str) -> str:
@@ -58,7 +59,10 @@ def _of_format(given: ResponseFormat) -> tuple[str, Callable[[], str]]:
 
 def _schema(value: dict[str, Any] | str) -> str:
     """value: a schema, or its text."""
-    return json_schema_grammar(msgspec.json.decode(value, type=dict[str, Any]) if isinstance(value, str) else value)
+    if isinstance(value, str):
+        check_values(value)
+        value = msgspec.json.decode(value, type=dict[str, Any])
+    return json_schema_grammar(value)
 
 
 def _any_object(wanted: bool = True) -> str:

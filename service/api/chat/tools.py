@@ -13,6 +13,7 @@ from models.media import Tool, ToolCall
 from service.api.chat.schema import ChatRequestBody, Message
 from service.api.chat.tool_schema import FunctionDefinition, NamedToolChoice, ToolCallEntry
 from service.api.http.errors import bad_request
+from service.api.http.json_body import check_values
 
 MAX_TOOLS = 128
 MAX_CALLS = 128
@@ -125,7 +126,9 @@ def check_call_id(id: str, field: str) -> None:
 
 
 def arguments_of(written: str, field: str) -> dict[str, Any]:
-    """The arguments of a call, from their JSON. ApiError if it is not a JSON object, or is nested too deeply."""
+    """The arguments of a call, from their JSON. ApiError if it is not a JSON object, is nested too deeply, or has too
+    many values."""
+    check_values(written)
     try:
         arguments = msgspec.json.decode(written or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -16,6 +16,11 @@ from service.api.http.validation import explain, kinds, one_of
 STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 """A step of a path like messages[0].content: a field, or an item of a list or object."""
 
+MOST_SIGNS = 1 << 19
+"""Commas and opening brackets of a JSON text at most, also within its strings, which may be JSON. The values between
+them take up to a hundred times the memory of their text, and nothing else runs while they are made. A text that fills
+the context of a model has fewer."""
+
 OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:of length )?[<>]")
 """A value of a type that the field has, but too large, small, long or short."""
 
@@ -34,6 +39,7 @@ describe = cache(inspect.type_info)
 def parse(raw: bytes | str, kind: Any) -> Any:
     """A body or WebSocket message as `kind`, a type or union of types. ApiError or a msgspec error when it does not
     fit."""
+    check_values(raw)
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
@@ -41,6 +47,14 @@ def parse(raw: bytes | str, kind: Any) -> Any:
         if not OUT_OF_BOUNDS.match(str(error)) and (choices := choices_at(kind, path)):
             raise bad_request(f"{path}: must be {one_of(choices)}.", path) from error
         raise
+
+
+def check_values(raw: bytes | str) -> None:
+    """ApiError 400 for a JSON text of more values than any request needs, before any of them is made."""
+    signs = sum(map(raw.count, ",[{") if isinstance(raw, str) else map(raw.count, (b",", b"[", b"{")))
+    if signs > MOST_SIGNS:
+        message = f"The JSON has too many values: {signs} commas and brackets given, at most {MOST_SIGNS} allowed."
+        raise bad_request(message, code="too_many_values")
 
 
 def choices_at(kind: Any, path: str) -> list[str]:

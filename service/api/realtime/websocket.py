@@ -173,8 +173,9 @@ class Session:
 
     async def _take(self, raw: str | bytes) -> None:
         """Handles one event. Errors are reported to the client, and the session goes on."""
-        event_id = await self._event_id(raw)
+        event_id = None
         try:
+            event_id = await self._event_id(raw)
             event: AnyClientEvent = await self._decoded(raw, AnyClientEvent)
             if isinstance(event, SessionUpdate) and len(raw) > MAX_UPDATE:
                 raise bad_request(

@@ -15,7 +15,9 @@ from openai.types.chat import ChatCompletionMessage
 from models.media import Tool
 from service.api.chat.grammar import choice_grammar, json_schema_grammar, regex_grammar
 from service.api.chat.tool_grammar import Reasoning, reasoned_grammar, tool_grammar
-from service.api.chat.tools import ToolUse
+from service.api.chat.tools import ToolUse, arguments_of
+from service.api.http.errors import ApiError
+from service.api.http.json_body import MOST_SIGNS
 from tests.support.grammars import check_grammar
 from tests.support.servers import RunningServer
 from tests.support.tool_samples import TIME, TOOLS, asked, call_text, result, tool
@@ -421,3 +423,14 @@ def test_every_definition_refers_to_its_own() -> None:
     grammar = tool_grammar(ToolUse(tools, tools, forced=True, several=False))
     assert fits(grammar, call_text("string", x="a")) and fits(grammar, call_text("integer", x=1))
     assert not fits(grammar, call_text("string", x=1)) and not fits(grammar, call_text("integer", x="a"))
+
+
+def test_arguments_are_bounded_before_they_are_read(server: RunningServer) -> None:
+    """Their values take up to a hundred times the memory of their text."""
+    calls = asked(("c", "add", "{" + " " * 100_000 + "}"))
+    said = {"model": "tiny", "messages": [calls, result("c", "42")]}
+    refused = httpx.post(f"{server.url}/v1/chat/completions", json=said)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    with pytest.raises(ApiError) as caught:
+        arguments_of('{"a": [0' + ",0" * MOST_SIGNS + "]}", "arguments")
+    assert caught.value.code == "too_many_values"

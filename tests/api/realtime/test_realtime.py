@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from service.api import sockets
 from service.api.context import LARGE_BODY
 from service.api.http.errors import ApiError
+from service.api.http.json_body import MOST_SIGNS
 from service.api.realtime import websocket
 from service.api.realtime.events import OutputItemAdded, OutputTextDelta
 from service.api.realtime.websocket import Session
@@ -616,7 +617,7 @@ async def test_a_conversation_has_limits_and_a_deleted_item_makes_room(
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 100_000, "items"),
+        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 50_000, "items"),
         ([{"type": "item_reference", "id": "unknown"}] * (MAX_ITEMS + 1), "items"),
         ([message("x") | {"content": [{"type": "input_text", "text": "x"}] * 7}] * 2, "content parts"),
     ],
@@ -691,6 +692,15 @@ async def test_what_is_not_json_ends_the_session(conversing: Conversing, raw: st
         with pytest.raises(websockets.ConnectionClosedError) as closed:
             await asyncio.wait_for(socket.recv(), GENEROUS)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1007
+
+
+async def test_an_event_of_too_many_values_is_refused_and_the_session_goes_on(
+    conversing: Conversing, socket: ClientConnection
+) -> None:
+    tools = [{"type": "function", "name": "f", "parameters": {"a": [[]] * MOST_SIGNS}}]
+    await tell(socket, "session.update", session={"type": "realtime", "tools": tools})
+    assert (await up_to(socket, "error"))[-1]["error"]["code"] == "too_many_values"
+    await add(socket, "Still here.")
 
 
 @pytest.mark.parametrize(
