@@ -142,7 +142,10 @@ def _check_schema(schema: Any) -> None:
             raise Unfit(problem)
         if key in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(value, str):
             targets.add(value)
-    levels += sum(_depth(_target(schema, reference)) for reference in targets)
+    named = [_target(schema, reference) for reference in targets]
+    # Thousands of references may name one part, such as the whole schema.
+    depths = {place: _depth(part) for place, part in {id(part): part for part in named}.items()}
+    levels += sum(depths[id(part)] for part in named)
     if levels > MAX_LEVELS:
         raise Unfit(f"references too deep: {levels} levels given, at most {MAX_LEVELS} allowed")
 
