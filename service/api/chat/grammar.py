@@ -225,6 +225,8 @@ def _target(schema: Any, reference: str) -> Any:
 
 def _units(value: float) -> float:
     """The number without its decimal point and the zeros after its last digit: 0.25 -> 25."""
+    if abs(value) > MAX_INTEGER:  # it may be too large for a float
+        return abs(value)
     mantissa, _, exponent = f"{abs(value):.15e}".partition("e")
     digits = mantissa.replace(".", "").rstrip("0")
     return int(digits or "0") * 10 ** max(0, int(exponent) - len(digits) + 1)

@@ -133,6 +133,10 @@ REFUSED: dict[str, tuple[Callable[[], str], str]] = {
         "rules too deep",
     ),
     "long literal": (lambda: json_schema_grammar({"const": "x" * 5000}), "string of 5000 characters"),
+    "multiples of a number that no float holds": (
+        lambda: json_schema_grammar({"type": "integer", "multipleOf": 10**400}),
+        "multipleOf",
+    ),
     "multiples": (lambda: json_schema_grammar({"type": "integer", "multipleOf": 1234567}), "multipleOf"),
     "product": (
         lambda: json_schema_grammar(
