@@ -11,6 +11,8 @@ from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from service.api.context import LARGE_BODY, ServerContext
+from service.api.http.admission import FREE_BYTES, Ticket
+from service.api.http.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +33,48 @@ class StreamClosed(Exception):
         self.reason = reason
 
 
-async def read_into(socket: WebSocket, messages: asyncio.Queue[str | bytes | None]) -> None:
-    """Reads into a bounded queue: when it is full, the transport holds back a client that writes too fast. None: the
-    client has gone."""
-    while True:
-        message = await socket.receive()
-        if message["type"] == "websocket.disconnect":
-            await messages.put(None)
-            return
-        await messages.put(message.get("text") or message.get("bytes") or b"")
+class Inbox:
+    """Messages of a client, read ahead of the session that handles them: at most `most`. When it is full, the transport
+    holds back a client that writes too fast. The bytes of large messages are charged to `ticket` until the session asks
+    for the one after."""
+
+    def __init__(self, socket: WebSocket, ticket: Ticket, most: int) -> None:
+        self._socket = socket
+        self._ticket = ticket
+        self._waiting: asyncio.Queue[tuple[str | bytes | ApiError | None, int]] = asyncio.Queue(most)
+        """Messages and what they are charged with, ApiError for one that the server has no room for, None when the
+        client has gone."""
+        self._handled = 0
+        """What the last message that was taken is charged with."""
+        self._reader = asyncio.create_task(self._read())
+
+    async def next(self) -> str | bytes | None:
+        """The next message; None when the client has gone. ApiError 503 when the server has no room for it."""
+        self._ticket.adjust(-self._handled)
+        self._handled = 0
+        message, self._handled = await self._waiting.get()
+        if isinstance(message, ApiError):
+            raise message
+        return message
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _read(self) -> None:
+        while True:
+            received = await self._socket.receive()
+            if received["type"] == "websocket.disconnect":
+                await self._waiting.put((None, 0))
+                return
+            message = received.get("text") or received.get("bytes") or b""
+            charged = len(message) if len(message) > FREE_BYTES else 0
+            try:
+                self._ticket.grow(size=charged)
+            except ApiError as error:
+                await self._waiting.put((error, 0))
+                return
+            await self._waiting.put((message, charged))
 
 
 def as_text(message: msgspec.Struct) -> str:

@@ -77,7 +77,9 @@ INTERFACES = (
         tuple(
             f"uvicorn.protocols.websockets.websockets_sansio_impl:WebSocketsSansIOProtocol().{name}"
             for name in (
+                "app",
                 "close_sent",
+                "config",
                 "conn",
                 "frames",
                 "handshake_complete",

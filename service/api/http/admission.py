@@ -11,6 +11,8 @@ from service.api.http.errors import ApiError
 from service.metrics import Metrics
 
 RETRY_AFTER = 1.0
+FREE_BYTES = 1 << 16
+"""Bytes of WebSocket messages that are not charged."""
 KINDS = {"voices": "speech", "realtime": "chat"}
 """Kind of work of an endpoint, if the two names differ."""
 

@@ -69,9 +69,9 @@ from service.api.sockets import (
     NOT_JSON,
     POLICY,
     TRY_LATER,
+    Inbox,
     StreamClosed,
     close,
-    read_into,
     send,
 )
 from service.catalog import HostedModel
@@ -126,8 +126,7 @@ class Session:
         self._conversation = Conversation(context.settings, record.ticket)
         self._config = RealtimeConfig(output_modalities=["audio" if _speaks(context) else "text"])
         self._answer: Answer | None = None
-        self._events: asyncio.Queue[str | bytes | None] = asyncio.Queue(QUEUED_EVENTS)
-        self._reader = asyncio.create_task(read_into(socket, self._events))
+        self._events = Inbox(socket, record.ticket, QUEUED_EVENTS)
 
     async def run(self) -> None:
         """ApiError if the connection cannot be served, StreamClosed or WebSocketDisconnect at its end."""
@@ -149,7 +148,7 @@ class Session:
     async def _next(self) -> str | bytes:
         """The next event. The session ends when a response cannot be sent, when the client is silent while nothing is
         being answered, and at a shutdown between two responses."""
-        waiting = asyncio.create_task(self._events.get())
+        waiting = asyncio.create_task(self._events.next())
         draining = asyncio.create_task(self._context.drain_begun.wait())
         try:
             while not waiting.done():
@@ -334,10 +333,9 @@ class Session:
         await self._emit(error_event(error, event_id))
 
     async def stop(self) -> None:
-        self._reader.cancel()
+        await self._events.close()
         if self._answer is not None:
             await self._answer.stop()
-        await asyncio.gather(self._reader, return_exceptions=True)
 
 
 def _speaks(context: ServerContext) -> bool:

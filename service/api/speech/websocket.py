@@ -25,7 +25,7 @@ from service.api.http.json_body import parse
 from service.api.http.openapi import websocket
 from service.api.http.record import RequestRecord, record_of
 from service.api.request_stream import EngineError
-from service.api.sockets import FAILED, GOING_AWAY, POLICY, TRY_LATER, StreamClosed, close, read_into, send
+from service.api.sockets import FAILED, GOING_AWAY, POLICY, TRY_LATER, Inbox, StreamClosed, close, send
 from service.api.speech.captions import Captions, with_live_pauses
 from service.api.speech.delivery import AudioChunk, AudioFeed, PlaybackMeter, encode_chunk
 from service.api.speech.live_text import LiveText
@@ -145,8 +145,7 @@ class Session:
         """timestamp_granularities."""
         self._utterance: Utterance | None = None
         self._number = 0
-        self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue(QUEUED_MESSAGES)
-        self._reader = asyncio.create_task(read_into(socket, self._messages))
+        self._messages = Inbox(socket, record.ticket, QUEUED_MESSAGES)
 
     async def run(self) -> None:
         while True:
@@ -162,7 +161,7 @@ class Session:
     async def _next(self) -> str | bytes:
         """The next message. The session ends if the utterance fails, if the client is idle while nothing is being
         spoken, and at a shutdown between two utterances."""
-        waiting = asyncio.create_task(self._messages.get())
+        waiting = asyncio.create_task(self._messages.next())
         draining = asyncio.create_task(self._context.drain_begun.wait())
         watched: set[asyncio.Task] = {waiting}
         watched.add(draining if self._utterance is None else self._utterance.task)
@@ -243,10 +242,9 @@ class Session:
             log.debug("the client disconnected before an error could be sent")
 
     async def stop(self) -> None:
-        self._reader.cancel()
+        await self._messages.close()
         if self._utterance is not None:
             await self._utterance.stop()
-        await asyncio.gather(self._reader, return_exceptions=True)
 
 
 class Utterance:

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from service.api.http.bounded_sockets import FREE_FRAGMENTS, LEAST_FRAGMENT, MOST_CONTROLS
+from service.api.http.bounded_sockets import FREE_FRAGMENTS, LEAST_FRAGMENT, MOST_CONTROLS, TRY_LATER
 from tests.api.http.raw import PATIENCE, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
+from tests.support.waiting import wait
 
 CONTINUED, TEXT, CLOSE, PING, PONG = 0, 1, 8, 9, 10
 CLOSED = b"\x88" + (1008).to_bytes(2, "big")
@@ -24,6 +25,11 @@ HANDSHAKE = (
 def server() -> Iterator[RunningServer]:
     with running_server() as server:
         yield server
+
+
+def begun(size: int, sent: int) -> bytes:
+    """The first bytes of a text of a client."""
+    return bytes([0x80 | TEXT, 0x80 | 127, *size.to_bytes(8, "big"), 0, 0, 0, 0]) + b" " * sent
 
 
 def frame(kind: int, data: bytes = b"", *, last: bool = True) -> bytes:
@@ -91,3 +97,28 @@ def test_pings_are_answered(server: RunningServer) -> None:
     with opened(server) as connection:
         connection.sendall(frame(PING, b"here"))
         assert close(connection).startswith(b"\x8a\x04here")
+
+
+def test_messages_that_have_not_come_whole_count_as_pending_bytes() -> None:
+    with running_server(max_pending_bytes=400_000) as server:
+        admission = server.context.admission
+        with opened(server) as first, opened(server) as second:
+            first.sendall(begun(1_000_000, 300_000))
+            wait(lambda: admission.pending_bytes >= 300_000, what="they are counted")
+            second.sendall(begun(1_000_000, 300_000))
+            assert read_to_end(second)[2:] == TRY_LATER.to_bytes(2, "big") + b"overloaded"
+            first.sendall(b" " * 700_000)
+            assert b"The JSON is not valid" in close(first)
+            wait(lambda: admission.pending_bytes == 0, what="nothing is left")
+        server.wait_idle()
+
+
+def test_what_comes_after_the_route_has_ended_is_not_kept(server: RunningServer) -> None:
+    with opened(server) as connection:
+        connection.sendall(frame(TEXT, b'{"type": "session.close"}') + begun(20_000_000, 1_000_000))
+        connection.settimeout(PATIENCE)
+        with pytest.raises(OSError):
+            while connection.send(b" " * 65536):
+                pass
+    server.wait_idle()
+    assert server.context.admission.pending_bytes == 0
