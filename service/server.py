@@ -21,7 +21,7 @@ from rich.panel import Panel
 from service.api.app import create_app, create_context, create_engine, create_metrics
 from service.api.context import ServerContext
 from service.api.http.bounded_sockets import BoundedSocket
-from service.api.http.connections import BoundedConnection, raise_descriptor_limit
+from service.api.http.connections import BoundedConnection, possible_connections, raise_descriptor_limit
 from service.api.request_stream import EngineError
 from service.catalog import DEMO_NOTICES, Catalog
 from service.engine_config import configs_of_lives, engine_config
@@ -137,7 +137,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
     settings = context.settings
     connection = partial(
         BoundedConnection,
-        max_connections=settings.max_connections,
+        max_connections=possible_connections(settings.max_connections),
         header_timeout=settings.header_timeout,
         draining=lambda: context.draining,
         idle=OrderedDict(),

@@ -23,6 +23,8 @@ from service.api.http.streaming import ClientTimeout
 log = logging.getLogger(__name__)
 
 MOST_DESCRIPTORS = 1 << 16
+DESCRIPTORS_PER_CONNECTION = 1.25
+"""Uploads, decoding, the engine and its restarts take some, too. `reprise doctor` reckons with as many."""
 MOST_HEAD_BYTES = 1 << 16
 FREE_CHUNKS, LEAST_CHUNK = 1024, 64
 """A body in more chunks than that must have so many bytes a chunk on average: each costs the event loop as much as a
@@ -49,6 +51,17 @@ def raise_descriptor_limit() -> None:
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def possible_connections(wanted: int) -> int:
+    """At most as many as the limit on open files has room for. At that limit, asyncio would try to accept a connection
+    thousands of times a second and log each failure, and an engine that died could not be started again."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(1, int(limit / DESCRIPTORS_PER_CONNECTION))
+    if limit == resource.RLIM_INFINITY or wanted <= most:
+        return wanted
+    log.warning("%d open files are allowed, so at most %d connections (max_connections: %d)", limit, most, wanted)
+    return most
 
 
 class SmallChunks(h11.RemoteProtocolError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from typing import Any
 
 import pytest
 
 from service.api.http import connections
+from service.api.http.connections import possible_connections
 from service.server import server_config
 from tests.api.http.raw import GET_HEALTH, chat_request, connect, read_answer, read_to_end, send
 from tests.support.servers import RunningServer, running_server
@@ -84,6 +86,24 @@ def test_those_at_work_do_not() -> None:
                 assert read_to_end(third) == b""
             assert on_loop(server, lambda: server.context.engine.in_flight) == 2
             assert first and second
+        server.wait_idle(60)
+
+
+@pytest.mark.parametrize("limit", [1024, 30, 1])
+def test_connections_leave_descriptors_for_other_things(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert possible_connections(4096) == max(1, limit * 4 // 5)
+    assert possible_connections(1) == 1
+
+
+def test_a_server_has_no_more_connections_than_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2, 2))
+    with running_server() as server:
+        with send(server, chat_request("!silent")):
+            while not on_loop(server, lambda: server.context.engine.in_flight):
+                pass
+            with connect(server) as second:
+                assert read_to_end(second) == b""
         server.wait_idle(60)
 
 
