@@ -11,10 +11,12 @@ import tempfile
 import threading
 from asyncio.subprocess import Process
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import zmq
 
 from models.errors import CheckpointError
 from models.registry import resolve
@@ -80,21 +82,25 @@ class ProcessLink:
         self._process: Process | None = None
 
     async def run(self, on_outputs: OnOutputs) -> EngineExit:
-        directory = Path(tempfile.mkdtemp(prefix="reprise-"))  # mode 0700
-        address = self.address = f"ipc://{directory}/engine"
-        socket = EngineSocket.attached(address, SUPERVISOR) if self._shared else EngineSocket.bound(address)
-        try:
-            self.send = socket.send
+        with ExitStack() as opened:
+            opened.callback(setattr, self, "send", discard)
             try:
-                process = self._process = await self._start(address)
-            except OSError as error:  # e.g. out of memory: a later start may succeed
+                socket = self._open(opened)
+                process = self._process = await self._start(self.address)
+            except (OSError, zmq.ZMQError) as error:  # e.g. out of memory or descriptors: a later start may succeed
                 return EngineExit(f"the engine process could not be started: {error}")
             self.on_launch()
             return await self._live(process, socket, self._prepare_next(on_outputs))
-        finally:
-            self.send = discard
-            socket.close()
-            shutil.rmtree(directory, ignore_errors=True)
+
+    def _open(self, opened: ExitStack) -> EngineSocket:
+        """The server's end of the connection, whose address the engine process gets."""
+        directory = Path(tempfile.mkdtemp(prefix="reprise-"))  # mode 0700
+        opened.callback(shutil.rmtree, directory, ignore_errors=True)
+        self.address = f"ipc://{directory}/engine"
+        socket = EngineSocket.attached(self.address, SUPERVISOR) if self._shared else EngineSocket.bound(self.address)
+        opened.callback(socket.close)
+        self.send = socket.send
+        return socket
 
     async def _start(self, address: str) -> Process:
         waiting = None if self._standby is None else await self._standby.take(EngineAddress(address, self._shared))

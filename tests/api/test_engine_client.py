@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -291,6 +294,38 @@ async def test_an_engine_process_that_cannot_start_leaves_no_directory(
     link = ProcessLink(CONFIG, FAKE)
     ended = await link.run(lambda outputs: None)
     assert "could not be started" in ended.reason and "no python" in ended.reason
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space"), zmq.ZMQError(errno.EMFILE, "too many files")])
+async def test_an_engine_that_cannot_be_reached_is_started_again(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or a lack of descriptors at the moment of a restart must not be the end."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("service.api.engine_client.BACKOFF_SECONDS", (0.0,))
+    failures = [error, error]
+    make, bound = tempfile.mkdtemp, EngineSocket.bound
+
+    def failing(step: Callable[[str], Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            if failures and client.was_ready:
+                raise failures.pop()
+            return step(*given, **named)
+
+        return call
+
+    async with _running("process") as client:
+        if isinstance(error, OSError):
+            monkeypatch.setattr(tempfile, "mkdtemp", failing(make))
+        else:
+            monkeypatch.setattr(EngineSocket, "bound", failing(bound))
+        with pytest.raises(EngineError):
+            await _answer(client, _request("crash", "!crash please"))
+        async with asyncio.timeout(2 * GENEROUS):
+            await client.wait_ready()
+        assert not failures and client.restarts == 3
+        assert await _answer(client, _request("again", "hello")) == ("hello", "stop")
     assert list(tmp_path.iterdir()) == []
 
 
