@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import zmq
+
 from service.link.engine_socket import EngineSocket, OnOutputs, discard
 from service.link.messages import Command
 from service.link.supervisor import EngineExit
@@ -16,7 +18,7 @@ class EngineLives:
     def __init__(self) -> None:
         self.address: str | None = None
         self.problem = ""
-        """Why the engine's messages cannot be read; empty if they can."""
+        """Why the engine cannot be talked to; empty if it can."""
         self._changed = asyncio.Event()
 
     def tell(self, address: str | None) -> None:
@@ -60,7 +62,11 @@ class AttachedLink:
         address = self._lives.address
         if address is None:
             return EngineExit("it had ended already")
-        socket = EngineSocket.attached(address, self._peer)
+        try:
+            socket = EngineSocket.attached(address, self._peer)
+        except zmq.ZMQError as error:  # e.g. out of descriptors
+            self._lives.fail(f"the engine could not be reached: {error}")
+            return EngineExit("it could not be reached")
         self.send = socket.send
         reader = asyncio.create_task(socket.read(on_outputs), name="engine-reader")
         tasks = {reader, asyncio.create_task(self._lives.ended(address))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -19,6 +20,7 @@ from service.api.request_stream import EngineError
 from service.link import wire
 from service.link.attached import AttachedLink, EngineLives
 from service.link.config import EngineConfig, ModelConfig
+from service.link.engine_socket import EngineSocket
 from service.link.messages import Abort, ChatRequest, Detach, EngineState, Outputs, SamplingParams, Stop
 from service.link.supervisor import ProcessLink
 from service.metrics import Metrics
@@ -172,3 +174,20 @@ async def test_requests_to_an_engine_that_is_not_understood_fail_at_once(tmp_pat
         await client.stop()
         router.close(linger=0)
         context.term()
+
+
+async def test_a_process_that_cannot_reach_the_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is then replaced: without this it would wait for ever, with requests that nobody answers."""
+
+    def attached(address: str, peer: str) -> EngineSocket:
+        raise zmq.ZMQError(errno.EMFILE, "too many files")
+
+    monkeypatch.setattr(EngineSocket, "attached", attached)
+    lives = EngineLives()
+    client = EngineClient(lambda: AttachedLink(lives, "api-1"), Metrics(), started_elsewhere=lives.started)
+    client.start()
+    lives.tell("ipc:///nowhere")
+    async with asyncio.timeout(GENEROUS):
+        await lives.failed()
+    assert "too many files" in lives.problem
+    await client.stop()
