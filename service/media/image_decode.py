@@ -20,6 +20,12 @@ from service.media.pixel_image import PixelImage
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
+JPEG, SCAN = b"\xff\xd8", b"\xff\xda"
+MOST_SCANS = 500
+"""Of a JPEG. Usual ones have one, or ten if they are progressive. A scan may be a few bytes and still goes through all
+pixels: 20 MB of them would take most of an hour. Bytes that only look like a scan, in what cameras append, count, too.
+The number is that of libjpeg-turbo's own option."""
+
 EXIF_ORIENTATION = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -77,6 +83,8 @@ def open_image(data: bytes, *, field: str, limits: ImageLimits) -> Image.Image:
         raise InputError(
             field, f"the image is too large: {width} x {height} pixels given, at most {limits.max_pixels} allowed"
         )
+    if data.startswith(JPEG) and (scans := data.count(SCAN)) > MOST_SCANS:
+        raise InputError(field, f"the image has too many scans: {scans} given, at most {MOST_SCANS} allowed")
     return image
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from models.errors import InputError
 from service.confined.workers import Worker, WorkerLimits
 from service.media.decoders import DECODER
-from service.media.image_decode import decode_image
+from service.media.image_decode import MOST_SCANS, SCAN, decode_image
 from service.media.image_in import read_image
 from service.media.limits import ImageLimits
 from service.media.pixel_image import PixelImage
@@ -165,6 +165,17 @@ def test_text_bomb() -> None:
     data = png(4, 4, bytes(4 * 13))
     packed = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     refusal(data[:33] + packed + data[33:])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_scans_that_take_no_bytes_but_time(mode: str) -> None:
+    """Those of a progressive JPEG can be repeated; each goes through all pixels."""
+    Image.new(mode, (64, 64)).save(file := io.BytesIO(), "JPEG", progressive=True)
+    data, end = file.getvalue(), -2
+    last = data[data.rindex(SCAN) : end]
+    for more in (0, MOST_SCANS - data.count(SCAN)):
+        assert decode(data[:end] + more * last + data[end:]).size == (64, 64)
+    assert "too many scans: 501 given" in refusal(data[:end] + (more + 1) * last + data[end:])
 
 
 def test_too_many_bytes() -> None:
