@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 
@@ -14,9 +15,10 @@ from starlette.responses import Response
 
 from models.errors import InputError
 from service.api.context import ServerContext, context_of
-from service.api.http.errors import ApiError, bad_request
+from service.api.http.errors import CLIENT_CLOSED, ApiError, bad_request
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import record_of
+from service.api.http.streaming import ClientLeft, unless_disconnected
 from service.api.speech.named_voices import described_reference, spoken_text
 from service.api.speech.references import check_room, encode_reference, encoder_of
 from service.api.speech.request import (
@@ -91,7 +93,11 @@ async def upload_voice(request: Request) -> Response:
     context.require_ready()
     form = await _parse_form(request)
     try:
-        voice = await _store(context, form, request)
+        async with asyncio.timeout(context.settings.request_timeout):
+            voice = await unless_disconnected(request, _store(context, form, request))
+    except ClientLeft:
+        record_of(request.scope).outcome = "aborted"
+        return Response(status_code=CLIENT_CLOSED)  # for log and metrics: the client has gone
     finally:
         await form.close()
     return _json(_object(context, voice))

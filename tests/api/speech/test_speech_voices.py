@@ -9,6 +9,7 @@ import threading
 import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from hypothesis import strategies as st
 
 from service import voice_store as voices
 from service.catalog import EMBEDDED, load_catalog
+from service.link.config import EngineConfig
 from service.link.supervisor import InlineLink
 from service.settings import load_settings
 from service.voice_store import UNFINISHED, VoiceStore, VoiceStoreError
+from tests.support.fake_talker import ENDLESS, FakeTalker, talking_catalog
 from tests.support.servers import RunningServer, running_server
-from tests.support.waiting import GENEROUS
+from tests.support.waiting import GENEROUS, wait
 
 
 def flags(directory: Path) -> dict[str, Any]:
@@ -412,3 +415,36 @@ def test_what_is_damaged_or_unfinished_is_left_out(tmp_path: Path) -> None:
     assert list(tmp_path.glob(f"{UNFINISHED}*")) == [under_way]
     with pytest.raises(VoiceStoreError):
         again.latents(bad)
+
+
+@contextmanager
+def endless(directory: Path, **flags: Any) -> Iterator[tuple[RunningServer, FakeTalker]]:
+    """A server that speaks some descriptions of voices for ever."""
+    talker = FakeTalker()
+
+    def link(config: EngineConfig) -> InlineLink:
+        return InlineLink(config, talker.serve)
+
+    with running_server(talking_catalog(), link, voices_dir=directory, fixed_voices=False, **flags) as server:
+        yield server, talker
+        wait(lambda: talker.idle, what="the engine has nothing to do")
+
+
+def describe(url: str, **options: Any) -> httpx.Response:
+    form = {"name": "Anna", "model": "talker", "speaker_description": f"A voice {ENDLESS}"}
+    return httpx.post(f"{url}/v1/audio/voices", files={name: (None, text) for name, text in form.items()}, **options)
+
+
+def test_an_upload_ends_with_its_client(tmp_path: Path) -> None:
+    """Or uploads would go on to be decoded, one after another, when nobody waits for them any more."""
+    with endless(tmp_path) as (server, _):
+        with pytest.raises(httpx.ReadTimeout):
+            describe(server.url, timeout=httpx.Timeout(GENEROUS, read=0.5))
+        server.wait_idle()
+        assert not server.context.voices.voices()
+
+
+def test_an_upload_has_a_time_limit(tmp_path: Path) -> None:
+    with endless(tmp_path, request_timeout=1) as (server, _):
+        answer = describe(server.url, timeout=GENEROUS)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
