@@ -193,7 +193,7 @@ async def _parse_form(request: Request) -> FormData:
     )
     try:
         return await parser.parse()
-    except (MultiPartException, KeyError) as error:
+    except (MultiPartException, KeyError, UnicodeError) as error:
         message = (
             f"The body is not a valid form: at most {MAX_FIELDS} fields of {MAX_FIELD} characters each and one file "
             "are allowed."

@@ -242,6 +242,10 @@ def test_forms_that_are_none(http: httpx.Client) -> None:
         ({"content-type": "multipart/form-data"}, b"--x\r\n"),
         ({"content-type": "multipart/form-data; boundary=x"}, b"--x\r\ngarbage"),
         ({"content-type": "multipart/form-data; boundary=x"}, b""),
+        (
+            {"content-type": "multipart/form-data; boundary=x; charset=undefined"},
+            b'--x\r\ncontent-disposition: form-data; name="name"\r\n\r\nAnna\r\n--x--\r\n',
+        ),
     ):
         answer = http.post("/v1/audio/voices", headers=headers, content=body)
         assert answer.status_code == 400, body
