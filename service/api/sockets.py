@@ -100,8 +100,9 @@ async def send(context: ServerContext, socket: WebSocket, message: msgspec.Struc
 
 
 async def close(socket: WebSocket, code: int, reason: str) -> None:
+    """Nothing is raised if the client has gone, as one that says goodbye and does not wait for the answer."""
     if socket.application_state is not WebSocketState.DISCONNECTED:
         try:
             await socket.close(code, reason)
-        except (RuntimeError, OSError):
+        except (WebSocketDisconnect, RuntimeError, OSError):
             log.debug("the client had closed the socket")

@@ -1,15 +1,16 @@
-"""Messages of a WebSocket that wait for their session are charged to its connection."""
+"""What WebSocket routes share: messages that wait are charged to their connection, and a client that has gone."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import pytest
-from fastapi import WebSocket
+from starlette.types import Message
+from starlette.websockets import WebSocket
 
 from service.api.http.admission import FREE_BYTES, Admission
 from service.api.http.errors import ApiError
-from service.api.sockets import Inbox
+from service.api.sockets import Inbox, close
 from service.metrics import Metrics
 from tests.support.waiting import until
 
@@ -52,3 +53,19 @@ async def test_a_message_without_room_comes_as_an_error_after_those_before() -> 
         await messages.next()
     assert (refused.value.status, refused.value.code) == (503, "overloaded")
     await messages.close()
+
+
+@pytest.mark.parametrize("failure", [OSError, RuntimeError])
+async def test_a_client_that_has_gone_when_its_socket_is_closed_is_no_error(failure: type[Exception]) -> None:
+    """uvicorn raises OSError from the close frame; starlette makes a WebSocketDisconnect of it, which it would log."""
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "websocket.close":
+            raise failure
+
+    socket = WebSocket({"type": "websocket", "headers": []}, receive, send)
+    await socket.accept()
+    await close(socket, 1000, "")
