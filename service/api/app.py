@@ -219,7 +219,7 @@ def create_app(context: ServerContext) -> FastAPI:
         routers.append(page)
         app.include_router(page)
         open_paths += [route.path for route in page.routes if isinstance(route, APIRoute)]
-    install_error_handlers(app, [route for router in routers for route in router.routes])
+    install_error_handlers(app, [*app.routes, *(route for router in routers for route in router.routes)])
     keys = KeyRing(settings.keys())
     install_openapi(app, open_paths if keys else None)
     app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)

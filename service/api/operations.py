@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -15,13 +14,12 @@ from service.api.engine_client import EngineClient
 from service.api.engines import Engines
 from service.api.http.errors import ApiError
 from service.api.http.openapi import JSON, operation
+from service.api.http.routing import get
 from service.catalog import DEMO_NOTICES, HostedModel
 from service.metrics import CONTENT_TYPE
 from service.versions import server_version
 
 router = APIRouter()
-
-Route = TypeVar("Route", bound=Callable[..., Awaitable[Response]])
 
 RETRY = {"retry-after": "2"}
 
@@ -69,27 +67,19 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-def _get(path: str, openapi_extra: dict[str, Any]) -> Callable[[Route], Route]:
-    """A route for GET and for HEAD, which load balancer probes and `wget --spider` use; uvicorn leaves out the body."""
-
-    def register(route: Route) -> Route:
-        router.head(path, include_in_schema=False)(route)
-        return router.get(path, openapi_extra=openapi_extra)(route)
-
-    return register
-
-
 def _json(payload: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(payload), status, headers, media_type=JSON)
 
 
-@_get("/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
+@get(router, "/v1/models", openapi_extra=operation("List the served models.", {JSON: ModelList}))
 async def list_models(request: Request) -> Response:
     catalog = context_of(request).catalog
     return _json(ModelList([_card(model, name) for model in catalog.models for name in model.names]))
 
 
-@_get("/v1/models/{name:path}", openapi_extra=operation("One served model.", {JSON: ModelCard}, errors=(401, 404)))
+@get(
+    router, "/v1/models/{name:path}", openapi_extra=operation("One served model.", {JSON: ModelCard}, errors=(401, 404))
+)
 async def get_model(request: Request, name: str) -> Response:
     model = context_of(request).catalog.get(name)
     if model is None:
@@ -114,7 +104,8 @@ def _card(model: HostedModel, name: str) -> ModelCard:
     )
 
 
-@_get(
+@get(
+    router,
     "/health",
     openapi_extra=operation("Liveness: is the engine alive?", {JSON: Health}, errors=(), statuses={503: Health}),
 )
@@ -125,7 +116,8 @@ async def health(request: Request) -> Response:
     return _json(answer, *((200, {}) if engine.alive else (503, RETRY)))
 
 
-@_get(
+@get(
+    router,
     "/ready",
     openapi_extra=operation(
         "Readiness: does the server accept requests?", {JSON: Readiness}, errors=(), statuses={503: Readiness}
@@ -147,7 +139,7 @@ def _phases(engine: EngineClient | Engines) -> list[str] | UnsetType:
     return UNSET
 
 
-@_get("/metrics", openapi_extra=operation("Metrics in Prometheus' text format.", {"text/plain": None}))
+@get(router, "/metrics", openapi_extra=operation("Metrics in Prometheus' text format.", {"text/plain": None}))
 async def metrics(request: Request) -> Response:
     context = context_of(request)
     observe_life(context)
@@ -161,6 +153,6 @@ def observe_life(context: ServerContext) -> None:
     context.metrics.observe("engine_up", float(context.engine.alive))
 
 
-@_get("/version", openapi_extra=operation("The server's version.", {JSON: Version}))
+@get(router, "/version", openapi_extra=operation("The server's version.", {JSON: Version}))
 async def get_version() -> Response:
     return _json(Version(server_version()))

@@ -11,6 +11,8 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
+from service.api.http.routing import get
+
 router = APIRouter()
 
 POLICY = (
@@ -22,7 +24,7 @@ PAGE = Environment(
 ).get_template("docs_page.html")
 
 
-@router.get("/docs", include_in_schema=False)
+@get(router, "/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
     return HTMLResponse(render(request.app.openapi()), headers={"content-security-policy": POLICY})
 

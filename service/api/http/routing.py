@@ -1,10 +1,27 @@
-"""Routes whose function takes only the request."""
+"""Ways to register routes: for GET with HEAD, and routes whose function takes only the request."""
 
 from __future__ import annotations
 
-from fastapi import Request
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
+
+
+def get(router: APIRouter, path: str, **options: Any) -> Callable[[Endpoint], Endpoint]:
+    """A route for GET and for HEAD, which load balancer probes and `wget --spider` use; uvicorn leaves out the body.
+    options: of FastAPI's decorator."""
+
+    def register(endpoint: Endpoint) -> Endpoint:
+        router.head(path, include_in_schema=False)(endpoint)
+        return router.get(path, **options)(endpoint)
+
+    return register
 
 
 class RequestRoute(APIRoute):

@@ -18,6 +18,7 @@ from service.api.context import ServerContext, context_of
 from service.api.http.errors import CLIENT_CLOSED, ApiError, bad_request
 from service.api.http.openapi import JSON, WORK_ERRORS, operation
 from service.api.http.record import record_of
+from service.api.http.routing import get
 from service.api.http.streaming import ClientLeft, unless_disconnected
 from service.api.speech.named_voices import described_reference, spoken_text
 from service.api.speech.references import check_room, encode_reference, encoder_of
@@ -48,7 +49,7 @@ CODES = {"exists": "voice_exists", "full": "too_many_voices", "disk_full": "insu
 RESERVED = {DEFAULT_VOICE, *OPENAI_VOICES}
 
 
-@router.get(PATH, openapi_extra=operation("List built-in voices, adapters and uploaded voices.", {JSON: VoiceList}))
+@get(router, PATH, openapi_extra=operation("List built-in voices, adapters and uploaded voices.", {JSON: VoiceList}))
 async def list_voices(request: Request) -> Response:
     context = context_of(request)
     adapters = map(Adapter, context.lora_voices.values())
@@ -57,7 +58,7 @@ async def list_voices(request: Request) -> Response:
     return _json(VoiceList(voices, voices))
 
 
-@router.get(PATH + "/{voice}", openapi_extra=operation("Get a voice.", {JSON: VoiceObject}, errors=(401, 404)))
+@get(router, PATH + "/{voice}", openapi_extra=operation("Get a voice.", {JSON: VoiceObject}, errors=(401, 404)))
 async def get_voice(request: Request, voice: str) -> Response:
     context = context_of(request)
     return _json(_object(context, find_voice(context, voice, None)))

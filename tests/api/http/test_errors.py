@@ -262,7 +262,21 @@ def test_paths_and_methods(server: RunningServer) -> None:
     assert_error(httpx.post(f"{server.url}/v1/models"), 405)
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models", "/v1/models/tiny"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/health",
+        "/ready",
+        "/metrics",
+        "/version",
+        "/docs",
+        "/openapi.json",
+        "/v1/models",
+        "/v1/models/tiny",
+        "/v1/audio/voices",
+        "/v1/audio/voices/nova",
+    ],
+)
 def test_head_is_answered_as_get_without_the_body(server: RunningServer, path: str) -> None:
     with httpx.Client(base_url=server.url) as client:
         got, head = client.get(path), client.head(path)

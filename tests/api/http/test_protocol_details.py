@@ -117,11 +117,13 @@ def test_a_body_in_very_many_tiny_chunks_is_refused(server: RunningServer) -> No
     ("path", "allowed"),
     [
         ("/v1/chat/completions", "OPTIONS, POST"),
-        ("/v1/audio/voices", "GET, OPTIONS, POST"),
-        ("/v1/audio/voices/anna", "DELETE, GET, OPTIONS"),
+        ("/v1/audio/voices", "GET, HEAD, OPTIONS, POST"),
+        ("/v1/audio/voices/anna", "DELETE, GET, HEAD, OPTIONS"),
         ("/v1/models", "GET, HEAD, OPTIONS"),
         ("/v1/models/tiny", "GET, HEAD, OPTIONS"),
         ("/health", "GET, HEAD, OPTIONS"),
+        ("/docs", "GET, HEAD, OPTIONS"),
+        ("/openapi.json", "GET, HEAD, OPTIONS"),
     ],
 )
 def test_a_path_tells_its_methods(server: RunningServer, path: str, allowed: str) -> None:
