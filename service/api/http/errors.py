@@ -147,11 +147,9 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
             return _other_method(request, routes)
-        message = {404: "Not found."}.get(error.status_code, "The request cannot be processed.")
-        code = {404: "not_found"}.get(error.status_code)
-        if error.status_code == 404 and _is_socket(request, routes):
-            return _upgrade_required()
-        response = ApiError(error.status_code, message, code=code).response()
+        if error.status_code == 404:
+            return _upgrade_required() if _is_socket(request, routes) else _no_such_path(request, routes)
+        response = ApiError(error.status_code, "The request cannot be processed.").response()
         response.headers.update(error.headers or {})
         return response
 
@@ -180,6 +178,15 @@ def install_error_handlers(app: FastAPI, routes: Sequence[BaseRoute] = ()) -> No
 def _is_socket(request: Request, routes: Sequence[BaseRoute]) -> bool:
     path = request.scope["path"]
     return any(isinstance(route, WebSocketRoute) and route.path_regex.match(path) for route in routes)
+
+
+def _no_such_path(request: Request, routes: Sequence[BaseRoute]) -> Response:
+    """404. Names the path that a client with a wrong base URL, or a slash too many, must have meant."""
+    parts = [part for part in request.scope["path"].split("/") if part not in ("", "v1")]
+    known = {getattr(route, "path", None) for route in routes}
+    meant = next((path for path in ("/".join(("", "v1", *parts)), "/".join(("", *parts))) if path in known), None)
+    hint = f"did you mean {meant}?" if meant else "GET /docs describes the others."
+    return ApiError(404, f"This server has no such path; {hint}", code="not_found").response()
 
 
 def _upgrade_required() -> Response:

@@ -136,7 +136,25 @@ def test_a_path_tells_its_methods(server: RunningServer, path: str, allowed: str
 
 def test_a_path_that_is_none_tells_none(server: RunningServer) -> None:
     missing = httpx.options(f"{server.url}/nope")
-    assert missing.status_code == 404 and missing.json()["error"]["message"] == "Not found."
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == "This server has no such path; GET /docs describes the others."
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/v1/models", "/v1/models"),
+        ("//v1/audio/speech", "/v1/audio/speech"),
+        ("/v1/health", "/health"),
+    ],
+)
+def test_a_path_that_is_almost_one_tells_which(server: RunningServer, path: str, meant: str) -> None:
+    """A base URL without /v1, or with it twice, is the most common mistake of a client."""
+    missing = httpx.post(server.url + path, json={})
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == f"This server has no such path; did you mean {meant}?"
 
 
 def test_the_description_asks_for_a_key_where_one_is_needed(server: RunningServer) -> None:
