@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import base64
+import re
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -26,10 +28,22 @@ def test_other_forms_are_refused(url: str) -> None:
     assert caught.value.field == "f"
 
 
-@pytest.mark.parametrize("payload", ["ab", "ab=c", "a b=", "ab\n=", "äöü=", "????"])
+@pytest.mark.parametrize("payload", ["ab", "ab=c", "a b=", "ab\n=", "äöü=", "????", "a-b-c", "%41AAA", "AA%3", "%"])
 def test_base64_is_strict(payload: str) -> None:
     with pytest.raises(InputError, match="base64"):
         decode_base64(payload, field="f", max_bytes=100)
+
+
+@pytest.mark.parametrize("size", [198, 199, 200])
+def test_other_spellings_of_base64_are_taken(size: int) -> None:
+    """Python's urlsafe_b64encode, JavaScript's base64url without padding, and URLs that were percent-encoded."""
+    data = bytes(range(255, 255 - size, -1))
+    standard = base64.b64encode(data).decode()
+    safe = base64.urlsafe_b64encode(data).decode()
+    escaped = quote(standard, safe="")
+    assert len({standard, safe, escaped}) == 3
+    for spelling in (safe, safe.rstrip("="), escaped, re.sub("%..", lambda code: code[0].lower(), escaped)):
+        assert decode_base64(spelling, field="f", max_bytes=len(spelling)) == data
 
 
 def test_length_is_checked_before_decoding() -> None:
