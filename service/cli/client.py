@@ -30,11 +30,11 @@ class ServerError(Exception):
 
 
 class ApiClient:
-    """Talks to a server's /v1. has_local: the command has --local, so error messages may suggest it. Every method but
-    `get` raises ServerError for what the server refuses, and every one if it cannot be reached."""
+    """Talks to a server's /v1. Every method but `get` raises ServerError for what the server refuses, and every one if
+    it cannot be reached. key: "" sends none. has_local: the command has --local, so error messages may suggest it."""
 
     def __init__(self, url: str, key: str, has_local: bool = True) -> None:
-        headers = {"authorization": f"Bearer {key}"}
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         self.url = url
         self._advice = "start one with `reprise serve`" + (", or add --local" if has_local else "")
         self._http = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)

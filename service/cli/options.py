@@ -15,7 +15,6 @@ from service.cli.client import ApiClient, local_server
 from service.settings import ENV_PREFIX
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-NO_KEY = "none"
 
 
 def _without_path(url: str) -> str:
@@ -51,11 +50,11 @@ def connect(url: str, key: str, local: bool | None) -> AbstractContextManager[Ap
 
 
 def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:
-    """`named`, or the key in the environment for this server. OPENAI_API_KEY belongs to another service, so it is sent
-    only to loopback servers."""
+    """`named`, or the key in the environment for this server; "" for none. OPENAI_API_KEY belongs to another service,
+    so it is sent only to loopback servers."""
     ours = environ.get(ENV_PREFIX + "API_KEY", "").split(",")[0].strip()
     theirs = environ.get("OPENAI_API_KEY", "") if _is_loopback(url) else ""
-    return named or ours or theirs or NO_KEY
+    return named or ours or theirs
 
 
 def _is_address(url: str) -> bool:

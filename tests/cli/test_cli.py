@@ -17,6 +17,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from service.cli.client import ApiClient
 from service.cli.main import app, main
 from service.cli.serve_help import MOST_USED
 from service.cli.setting_texts import choices
@@ -261,6 +262,13 @@ def test_an_address_may_end_as_openais_clients_want_it(url: str, monkeypatch: py
     done = CliRunner().invoke(app, ["models", "--url", url])
     assert bases == ["http://127.0.0.1:8000"]
     assert "No; --key or REPRISE_API_KEY names one" in str(done.exception)
+
+
+@pytest.mark.parametrize(("key", "sent"), [("", None), ("mine", "Bearer mine")])
+def test_without_a_key_none_is_sent(key: str, sent: str | None) -> None:
+    """So that a server with keys says that one is required, not that it is invalid."""
+    with ApiClient("http://server", key) as client:
+        assert client._http.headers.get("authorization") == sent
 
 
 def test_ctrl_c_during_the_imports_leaves_no_traceback() -> None:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from service.cli import client, commands, playback
 from service.cli.conversation import split_line
 from service.cli.main import app, main
-from service.cli.options import NO_KEY, key_for
+from service.cli.options import key_for
 from service.media.audio_out import wav_header
 from tests.support.processes import ROOT
 from tests.support.servers import RunningServer, running_server
@@ -246,8 +246,8 @@ def test_pull_prints_where_the_model_is(tmp_path: Path, monkeypatch: pytest.Monk
         ("http://127.0.0.1:8000", "", {"OPENAI_API_KEY": "theirs"}, "theirs"),
         ("http://localhost:8000", "", {"OPENAI_API_KEY": "theirs"}, "theirs"),
         ("http://[::1]:8000", "", {"OPENAI_API_KEY": "theirs", "REPRISE_API_KEY": "ours,second"}, "ours"),
-        ("https://models.example", "", {"OPENAI_API_KEY": "theirs"}, NO_KEY),
-        ("https://localhost.example", "", {"OPENAI_API_KEY": "theirs"}, NO_KEY),
+        ("https://models.example", "", {"OPENAI_API_KEY": "theirs"}, ""),
+        ("https://localhost.example", "", {"OPENAI_API_KEY": "theirs"}, ""),
         ("https://models.example", "", {"REPRISE_API_KEY": "ours"}, "ours"),
         ("https://models.example", "named", {"REPRISE_API_KEY": "ours"}, "named"),
     ],
