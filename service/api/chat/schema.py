@@ -102,10 +102,12 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """What the answer has to be: any text, a JSON object, or JSON that fits a schema."""
+    """What the answer has to be: any text, a JSON object, or JSON that fits a schema. schema: refused; other servers
+    take a schema there."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema: Any = None
 
 
 Choices = Annotated[list[str], Meta(min_length=1)]

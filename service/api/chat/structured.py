@@ -50,6 +50,9 @@ def _asked(body: ChatRequestBody) -> Iterator[tuple[str, Callable[[], str]]]:
 
 
 def _of_format(given: ResponseFormat) -> tuple[str, Callable[[], str]]:
+    if given.schema is not None:
+        message = "not supported; use type json_schema, with the schema as json_schema.schema"
+        raise bad_request(f"response_format.schema: {message}.", "response_format.schema", "unsupported_parameter")
     if given.type == "json_object":
         return "response_format", _any_object
     if given.json_schema is None:

@@ -153,6 +153,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "response_format.json_schema.schema",
     ),
     "json_schema missing": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    "a schema where other servers take one": (
+        {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+        "response_format.schema",
+    ),
     "functions": ({"functions": [{"name": "f"}]}, "functions"),
     "function_call": ({"function_call": {"name": "f"}}, "function_call"),
     "guided_json": ({"guided_json": {"type": "objekt"}}, "guided_json"),
