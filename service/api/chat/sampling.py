@@ -51,7 +51,7 @@ def sampling_params(
     max_tokens is reduced to what the context has room for.
     """
     room = _room(processor, prompt_tokens)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: requires logprobs: true.", "top_logprobs")
     asked = body.max_completion_tokens or body.max_tokens or settings.default_output_tokens or room
     max_tokens = min(asked, room, settings.max_output_tokens or room)

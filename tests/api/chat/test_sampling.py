@@ -59,6 +59,7 @@ def test_end_tokens() -> None:
 def test_logprobs() -> None:
     assert params().logprobs is None and params(logprobs=False).logprobs is None
     assert params(logprobs=True).logprobs == 0 and params(logprobs=True, top_logprobs=5).logprobs == 5
+    assert params(top_logprobs=0).logprobs is None  # none of what nobody asked for
 
 
 def test_seeds() -> None:
