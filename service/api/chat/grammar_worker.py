@@ -27,6 +27,8 @@ from service.link.grammar_limits import CHECK_LIMITS, CHECK_STACK_BYTES
 _STEPS = 16
 """Tokens of each answer that is followed."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
+_FORMATS = "date-time, time, date, duration, email, hostname, ipv4, ipv6, uri, uuid"
+"""What llguidance has patterns for."""
 _MAX_REASON = 200
 _BYTES = (1 << 256) - 1
 """The tokens of single bytes in a mask."""
@@ -91,6 +93,8 @@ def _reason(error: str) -> str:
     if "not present in a registry" in error:
         return "$ref: only references inside the schema are supported"
     line = " ".join(error.split())
+    if line.startswith("Unknown format"):
+        return f"{line[: _MAX_REASON // 2].rstrip('.')}; those known are {_FORMATS}"
     return line[:_MAX_REASON].rstrip(".") or "it cannot be compiled"
 
 

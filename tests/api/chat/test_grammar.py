@@ -63,6 +63,16 @@ def test_an_unsupported_keyword_is_named(keyword: str) -> None:
     assert f'unsupported JSON Schema keywords: "{keyword}"' in refused(json_schema_grammar(inner))
 
 
+def test_an_unknown_format_is_told_those_that_are_known() -> None:
+    said = refused(json_schema_grammar({"type": "string", "format": "password"}))
+    unknown, _, known = said.partition("; those known are ")
+    assert unknown == "Unknown format: password"
+    for name in known.split(", "):
+        check_grammar(json_schema_grammar({"type": "string", "format": name}))
+    listed = re.search(r"Supported values of `format` are ([^;]+);", PAGE.read_text())
+    assert listed and re.split(", | and ", " ".join(listed[1].split())) == known.split(", ")
+
+
 def test_the_page_lists_the_keywords() -> None:
     supported, unsupported = (set(re.findall(r"`([$a-zA-Z]+)`", line)) for line in _keyword_lines())
     assert supported == set(SUPPORTED) and unsupported == set(UNSUPPORTED)
