@@ -15,6 +15,11 @@ def _words(value: Any) -> Any:
     return tuple(value.split()) if isinstance(value, str) else value
 
 
+def _number(value: Any) -> Any:
+    """Flags and variables are strings, which pydantic does not take for the numbers of a Literal."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+
+
 def _distinct(values: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(values))
 
@@ -57,13 +62,14 @@ def _api_processes(value: Any) -> int | str:
 ApiCount = Annotated[int | Literal["auto"], BeforeValidator(_api_processes)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Integers = Annotated[tuple[Annotated[int, Field(ge=1)], ...], NoDecode, BeforeValidator(_words)]
-SolverSteps = Annotated[
+Steps = Annotated[
     tuple[Annotated[int, Field(ge=4, le=32)], ...],
     NoDecode,
     BeforeValidator(_words),
     Field(max_length=8),
     AfterValidator(_distinct),
 ]
+PcmRate = Annotated[Literal[48000, 24000, 16000], BeforeValidator(_number)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_words)]
 BYTES = BeforeValidator(_bytes)
 """Marks settings that are a number of bytes."""

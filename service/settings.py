@@ -26,7 +26,7 @@ from service.access import is_loopback, keys_in
 from service.byte_sizes import MIB
 from service.gpus import engines_problem
 from service.link.config import Device, DType, LoadFormat, MixedRoute, Quantization
-from service.setting_types import ApiCount, Bytes, Count, Gpus, Integers, Seconds, Secrets, Share, SolverSteps, Words
+from service.setting_types import ApiCount, Bytes, Count, Gpus, Integers, PcmRate, Seconds, Secrets, Share, Steps, Words
 
 ENV_PREFIX = "REPRISE_"
 OTHER_VARIABLES = ("config", "url")
@@ -288,13 +288,13 @@ class Settings(BaseSettings):
     speech_segment_length: int = _knob(
         400, "Speech", "Characters of a segment (Han, kana and hangul count three); longer texts are cut.", ge=16
     )
-    solver_steps: SolverSteps = _knob(
+    solver_steps: Steps = _knob(
         (),
         "Speech",
         "Numbers of solver steps (4 to 32) that requests may choose as inference_timesteps, at most 8; the first is "
         "the default. Each has its own captured graphs. Default: the model's, 10 4 6 16.",
     )
-    pcm_sample_rate: Literal[48000, 24000, 16000] | None = _knob(
+    pcm_sample_rate: PcmRate | None = _knob(
         None,
         "Speech",
         "Sample rate of pcm if a request names none; 24000 suits clients made for OpenAI. Default: the model's.",

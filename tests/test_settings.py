@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from models.cpus import default_threads
-from service.cli.setting_texts import describe, panel
+from service.cli.setting_texts import choices, describe, panel
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
 
@@ -43,6 +43,18 @@ def test_lists_come_from_words_lists_and_repeated_flags(tmp_path: Path, monkeypa
 def test_numbers_of_solver_steps_are_kept_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPRISE_SOLVER_STEPS", "32 4 32")
     assert load_settings().solver_steps == (32, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [(name, choice) for name, field in Settings.model_fields.items() for choice in choices(field.annotation)],
+)
+def test_every_choice_that_help_names_can_be_a_flag_and_a_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, choice: str
+) -> None:
+    assert str(getattr(load_settings({name: choice}), name)) == choice
+    monkeypatch.setenv(f"REPRISE_{name.upper()}", choice)
+    assert str(getattr(load_settings(), name)) == choice
 
 
 @pytest.mark.parametrize(("text", "size"), [("512", 512), ("4K", 4096), ("1.5M", 1_572_864), ("2GiB", 2 << 30)])
