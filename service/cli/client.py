@@ -115,13 +115,15 @@ class ApiClient:
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """ServerError for a server that cannot be reached, or that goes away."""
+        """ServerError for a server that cannot be reached, or that goes away, and for a text that cannot be sent."""
         try:
             yield
         except (httpx.ConnectError, httpx.UnsupportedProtocol) as error:
             raise ServerError(f"no server at {self.url} ({error}); {self._advice}") from error
         except httpx.TransportError as error:
             raise ServerError(f"the connection to {self.url} broke ({error})") from error
+        except UnicodeEncodeError as error:  # Python keeps other bytes of arguments and pipes as surrogates
+            raise ServerError("the text is not UTF-8") from error
 
 
 def user_message(question: str, files: Sequence[Path]) -> dict[str, Any]:

@@ -115,6 +115,12 @@ def test_a_file_that_cannot_be_written(failing: Failing) -> None:
     assert said == "reprise: /nowhere/a.wav: No such file or directory\n"
 
 
+@pytest.mark.parametrize("command", [("say", "caf\udce9", "-o", "-"), ("ask", "caf\udce9")])
+def test_a_text_that_is_not_utf_8(failing: Failing, command: tuple[str, ...]) -> None:
+    """Bytes of another encoding in an argument or a pipe; Python hands them on as surrogates."""
+    assert failing(*command, "--model", "m") == "reprise: the text is not UTF-8\n"
+
+
 @pytest.mark.parametrize("flag", ["--srt", "--vtt"])
 def test_captions_that_cannot_be_written_are_found_before_the_text_is_spoken(
     tmp_path: Path, failing: Failing, flag: str
