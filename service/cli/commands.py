@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import struct
@@ -21,7 +20,7 @@ from rich.table import Table
 from models.errors import CheckpointError
 from service.cli.captions import cues, write_srt, write_vtt
 from service.cli.client import ServerError, user_message
-from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, connect
+from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect
 from service.cli.playback import PlaybackError, play, require_playback
 
 T = TypeVar("T")
@@ -110,7 +109,7 @@ def say(
             raise PlaybackError(f"{error}; -o FILE writes the sound") from error
         audio_format = "wav"
     chosen = audio_format or _format_of(out)
-    _check_writable(srt, vtt)
+    check_writable(srt, vtt)
     segments: list[dict[str, Any]] | None = [] if srt or vtt else None
     with connect(url, key, local) as client:
         chunks = client.speech(text, chosen, model, voice, instructions, speed, seed, segments)
@@ -128,15 +127,6 @@ def say(
         write_srt(srt, shown)
     if vtt:
         write_vtt(vtt, shown)
-
-
-def _check_writable(*files: Path | None) -> None:
-    """Raises OSError for a file that cannot be written, before a long text is spoken and not after it."""
-    for path in filter(None, files):
-        place = path if path.exists() else path.parent
-        if not os.access(place, os.W_OK):
-            number = errno.EACCES if place.exists() else errno.ENOENT
-            raise OSError(number, os.strerror(number), str(path))
 
 
 def models(url: Url = DEFAULT_URL, key: Key = "", local: Local = False) -> None:

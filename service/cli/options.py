@@ -1,11 +1,13 @@
-"""Options of the client commands, and which API key they send."""
+"""Options of the client commands, and what is checked of them; which API key is sent."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -47,6 +49,15 @@ def connect(url: str, key: str, local: bool | None) -> AbstractContextManager[Ap
     if not (chosen.isascii() and chosen.isprintable()):
         raise typer.BadParameter("the API key has characters other than printable ASCII", param_hint="--key")
     return local_server(chosen) if local else ApiClient(url, chosen, local is not None)
+
+
+def check_writable(*files: Path | None) -> None:
+    """Raises OSError for a file that cannot be written, before long work and not after it."""
+    for path in filter(None, files):
+        place = path if path.exists() else path.parent
+        if not os.access(place, os.W_OK):
+            number = errno.EACCES if place.exists() else errno.ENOENT
+            raise OSError(number, os.strerror(number), str(path))
 
 
 def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> str:

@@ -132,6 +132,11 @@ def test_captions_that_cannot_be_written_are_found_before_the_text_is_spoken(
     assert not list(tmp_path.iterdir())
 
 
+def test_results_that_cannot_be_written_are_found_before_they_are_measured(failing: Failing) -> None:
+    said = failing("bench", "chat", "--json", "/nowhere/a.json", "--url", "http://127.0.0.1:1")
+    assert said == "reprise: /nowhere/a.json: No such file or directory\n"
+
+
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://", "http://[::1", "127.0.0.1:8000"])
 def test_what_is_no_address_is_named(url: str) -> None:
     done = CliRunner().invoke(app, ["models", "--url", url], env={"COLUMNS": "200"})

@@ -21,7 +21,7 @@ from rich.table import Table
 from service.cli.bench.run import run_load, summary
 from service.cli.bench.spec import AnyLoad, ChatLoad, Record, SpeechLoad
 from service.cli.client import ApiClient, ServerError
-from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, connect, key_for
+from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect, key_for
 from service.cli.plain_help import PlainCommand, PlainGroup
 
 LATE_SECONDS = 0.05
@@ -85,6 +85,7 @@ def load_command(kind: Literal["chat", "speech"]) -> Callable[[Callable[..., Any
 
         def command(**given: Any) -> None:
             options = Options(**{option.name: given.pop(option.name) for option in shared})
+            check_writable(options.out)
             with connect(options.url, options.key, options.local) as client:
                 _measure(make(options.load(client, kind), **given), options.processes, options.out)
 
