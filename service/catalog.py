@@ -6,17 +6,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Literal, cast
 
-import models
 from models.errors import CheckpointError
 from models.processor import ChatProcessor, SpeechProcessor
 from models.registry import family_of, resolve
-from service.hub import Checkpoint, locate
+from service.hub import EMBEDDED, OWNER, Checkpoint, embedded, locate
 from service.settings import Settings
 
-EMBEDDED = Path(models.__file__).parent / "embedded"
 OPENAI_SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Default models of clients made for OpenAI."""
 DEMO_NOTICES = {
@@ -85,13 +82,13 @@ class Catalog:
 
 def load_catalog(settings: Settings, report: Callable[[str], None] = lambda line: None) -> Catalog:
     """Locate every model; processors are read at first use. CheckpointError names the model that cannot be hosted."""
-    demo = not settings.model
     sources = settings.model or embedded_models()
     aliases = _aliases(settings.served_model_name, settings.model)
     hosted = []
     for source in sources:
         report(f"{source}: locating")
         checkpoint = locate(source, settings.revision, settings.load_format, report)
+        demo = not settings.model or embedded(source) == checkpoint.directory
         family = family_of(checkpoint.directory)
         load = partial(resolve(family.processor), checkpoint.directory)
         names = aliases.get(source) or (_default_name(checkpoint, demo),)
@@ -119,7 +116,7 @@ def embedded_models() -> tuple[str, ...]:
 
 def _default_name(checkpoint: Checkpoint, demo: bool) -> str:
     if demo:
-        return f"reprise/{checkpoint.directory.name}"
+        return f"{OWNER}/{checkpoint.directory.name}"
     return checkpoint.directory.name if checkpoint.revision is None else checkpoint.source
 
 

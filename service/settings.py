@@ -49,7 +49,7 @@ class Settings(BaseSettings):
         (),
         "Models",
         "Hub id or local directory of a model to serve, once per model; HUB_ID@REVISION pins weights, tokenizer and "
-        "processor together. Default: the embedded models.",
+        "processor together. Default: the embedded models, reprise/qwen2_vl and reprise/voxcpm2.",
     )
     served_model_name: Words = _knob(
         (),

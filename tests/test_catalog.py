@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from models.errors import CheckpointError
-from service.catalog import Catalog, embedded_models, load_catalog
+from service.catalog import EMBEDDED, Catalog, embedded_models, load_catalog
 from service.engine_config import COMPUTED, engine_config
-from service.hub import locate
+from service.hub import embedded, locate
 from service.link.config import EngineConfig
 from service.settings import Settings, load_settings
 
@@ -65,6 +65,23 @@ def test_no_model_means_the_embedded_ones() -> None:
     assert {model.name for model in catalog.models} == {"reprise/qwen2_vl", "reprise/voxcpm2"}
     assert all(model.demo for model in catalog.models)
     assert {Path(directory).name for directory in embedded_models()} == {"qwen2_vl", "voxcpm2"}
+
+
+def test_an_embedded_model_is_named_as_it_is_served() -> None:
+    """It is never looked for on the hub, where its name may be anybody's."""
+    catalog = load("reprise/voxcpm2", str(GOLDEN))
+    assert [(model.name, model.demo) for model in catalog.models] == [("reprise/voxcpm2", True), ("qwen2_vl", False)]
+    assert catalog.models[0].checkpoint.directory == EMBEDDED / "voxcpm2"
+    assert load("reprise/qwen2_vl", served_model_name=["a"]).models[0].names == ("a",)
+    assert embedded("reprise/none") is None and embedded("reprise/../embedded/voxcpm2") is None
+
+
+def test_a_directory_of_an_embedded_models_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(GOLDEN, tmp_path / "reprise/qwen2_vl")
+    monkeypatch.chdir(tmp_path)
+    (model,) = load("reprise/qwen2_vl").models
+    assert (model.name, model.demo) == ("qwen2_vl", False)
+    assert model.checkpoint.directory == tmp_path / "reprise/qwen2_vl"
 
 
 @pytest.mark.parametrize("name", ["../escape", "/nowhere/at/all", "a/b/c", "x y", ""])

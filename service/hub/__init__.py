@@ -1,4 +1,4 @@
-"""A hub id or a local directory -> the directory of a published checkpoint, at one pinned revision.
+"""A hub id, a directory or the name of an embedded model -> the directory of a checkpoint, at one pinned revision.
 
 Weights, tokenizer and processor come from the same directory, so that a revision pins all of them. HF_TOKEN, HF_HOME,
 HF_ENDPOINT, HF_HUB_OFFLINE and the other variables of huggingface_hub apply.
@@ -11,9 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import models
 from models.errors import CheckpointError
 from service.link.config import LoadFormat
 
+EMBEDDED = Path(models.__file__).parent / "embedded"
+OWNER = "reprise"
+"""What stands before the names of the embedded models."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -26,13 +30,20 @@ class Checkpoint:
     revision: str | None = None
 
 
+def embedded(model: str) -> Path | None:
+    """The directory of a model inside the package, by the name under which it is served."""
+    directories = (path.parent for path in EMBEDDED.glob("*/config.json"))
+    return next((directory for directory in directories if model == f"{OWNER}/{directory.name}"), None)
+
+
 def locate(
     model: str,
     revision: str | None = None,
     load_format: LoadFormat = "published",
     report: Callable[[str], None] = lambda line: None,
 ) -> Checkpoint:
-    """The checkpoint that `model` names: a directory, HUB_ID or HUB_ID@REVISION. Downloads what is not cached.
+    """The checkpoint that `model` names: a directory, a name of an embedded model, HUB_ID or HUB_ID@REVISION. Downloads
+    what is not cached.
 
     report: called with a line now and then during a download. CheckpointError says in one line what is wrong, and what
     to do about it.
@@ -40,6 +51,8 @@ def locate(
     path = Path(model).expanduser()
     if model and path.is_dir():
         return Checkpoint(model, path.resolve())
+    if (directory := embedded(model)) is not None:
+        return Checkpoint(model, directory)
     source, _, pinned = model.partition("@")
     if not HUB_ID.fullmatch(source):
         raise CheckpointError(f"{model or repr(model)}: neither a directory nor a hub id (OWNER/NAME)")
