@@ -245,8 +245,8 @@ def speech_model(context: ServerContext, name: str | None, record: RequestRecord
     if name is None:
         hosted = [model for model in context.catalog.models if model.kind == "speech"]
         if len(hosted) != 1:
-            message = f"model: this field is required: {len(hosted)} speech models are served."
-            raise bad_request(message, "model")
+            several = f"this field is required: {len(hosted)} speech models are served"
+            raise bad_request(f"model: {several if hosted else 'no speech model is served'}.", "model")
         name = hosted[0].name
     return context.model(name, "speech", record)
 

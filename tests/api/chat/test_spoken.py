@@ -332,6 +332,14 @@ def test_without_a_speech_model_nothing_is_spoken(client: OpenAI) -> None:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], **SPOKEN)
 
 
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/voices"])
+def test_without_a_speech_model_a_request_for_speech_says_so(client: OpenAI, path: str) -> None:
+    fields = {"data": {"name": "anna"}, "files": {"x": b""}} if path.endswith("voices") else {"json": {"input": "x"}}
+    refused = httpx.post(str(client.base_url).removesuffix("/v1/") + path, timeout=GENEROUS, **fields)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "model: no speech model is served."
+
+
 def test_the_speech_model_is_chosen_by_setting_or_request(tmp_path: Any) -> None:
     talker = FakeTalker()
     flags: dict[str, Any] = {"voices_dir": tmp_path, "fixed_voices": False}
