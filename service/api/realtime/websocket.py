@@ -231,6 +231,9 @@ class Session:
         if given.model is not None and self._context.catalog.get(given.model) is not self._model:
             raise bad_request("session.model: cannot be changed; open another connection.", "session.model")
         config = updated(self._config, given, "session")
+        if config.spoken and not any(model.kind == "speech" for model in self._context.catalog.models):
+            field = "session.output_modalities"
+            raise bad_request(f"{field}: no speech model is served; ask for text.", field, "unsupported_parameter")
         self._check_voice(given, config)
         self._config = config
         await self._emit(SessionUpdated(session=shown(self._config, self._id, self._model.name)))

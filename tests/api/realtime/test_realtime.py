@@ -778,6 +778,17 @@ async def test_keys_idleness_and_shutdown(tmp_path: Any) -> None:
             )
 
 
+async def test_without_a_speech_model_a_session_is_told_at_once_that_nothing_is_spoken(tmp_path: Any) -> None:
+    with running_server(voices_dir=tmp_path) as server:
+        async with connect(server.url.replace("http", "ws") + "/v1/realtime?model=tiny") as socket:
+            await said(socket)
+            await tell(socket, "session.update", session={"type": "realtime", "output_modalities": ["audio"]})
+            refused = await said(socket)
+            assert refused["error"]["param"] == "session.output_modalities"
+            await tell(socket, "session.update", session={"type": "realtime", "output_modalities": ["text"]})
+            assert (await said(socket))["session"]["output_modalities"] == ["text"]
+
+
 async def test_at_a_shutdown_a_response_ends_and_the_session_with_it(tmp_path: Any) -> None:
     with running_server(voices_dir=tmp_path, drain_delay=0) as server:
         async with connect(server.url.replace("http", "ws") + "/v1/realtime?model=tiny") as socket:
