@@ -66,7 +66,7 @@ LAG_PERIOD = 0.5
 
 
 def create_metrics(catalog: Catalog) -> Metrics:
-    """The engine clients of a process that answers requests."""
+    """The metrics of a process that answers requests."""
     metrics = Metrics({model.name: model.kind for model in catalog.models})
     metrics.observe(
         "build_info",

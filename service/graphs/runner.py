@@ -308,7 +308,7 @@ class GraphRunner:
     def _make_graph(self, bucket: Bucket) -> CapturedGraph:
         layout = Layout.of(self.capturable.buffer_specs(bucket))
         if self._static is None or layout.num_bytes > self._static.num_bytes:
-            # # Graphs that were captured earlier keep reading the old block.
+            # Graphs that were captured earlier keep reading the old block.
             self._static = self._pool.allocate(layout.num_bytes)
         buffers = self._static.fill(layout, Plan(arrays={}, required=bucket))
         self._fill_others()

@@ -15,7 +15,7 @@ _MESSAGES_A_TURN = 16
 """Number of messages that are read before other tasks of the event loop run, if the engine sends faster than they are
 read."""
 _RECONNECT_MS = 10
-"""Seconds between two attempts to connect to an engine process that has not bound its socket yet."""
+"""Milliseconds between two attempts to connect to an engine process that has not bound its socket yet."""
 
 OnOutputs = Callable[[Outputs], None]
 

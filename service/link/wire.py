@@ -20,8 +20,9 @@ Frame = bytes | bytearray | memoryview
 DTYPES = frozenset({"bool", "uint8", "int16", "int32", "int64", "float16", "float32"})
 
 _SMALL = 1 << 20
-"""Bytes of a message whose frames a socket had better copy. Whose memory it borrows, it tells when it is free again,
-in a thread of its own that wants the interpreter: for the 0.6 MB of a picture of 448 x 448 that takes longer."""
+"""Bytes of a message up to which a socket copies the frames. When it borrows their memory instead, a thread of ZeroMQ's
+releases it afterwards and needs the interpreter lock for that, which takes longer than copying the 0.6 MB of a picture
+of 448 x 448."""
 
 Message = TypeVar("Message")
 
@@ -56,7 +57,7 @@ def encode(message: Any) -> list[Frame]:
 
 
 def is_small(frames: Sequence[Frame]) -> bool:
-    """A socket is to copy the frames, not to borrow them."""
+    """Whether a socket should copy the frames instead of borrowing their memory."""
     return sum(map(len, frames)) <= _SMALL
 
 
