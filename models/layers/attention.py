@@ -241,13 +241,12 @@ def rotary_paged_decode_attention(
     return attend_pages.reference(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
+def dense_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Bidirectional attention over equal, short sequences: q [N, L, Hq, D], k and v [N, L, Hkv, D] -> like q."""
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        scale=scale,
         enable_gqa=k.shape[2] != q.shape[2],
     )
     return out.transpose(1, 2)

@@ -59,9 +59,9 @@ class Part:
         return Response(self.data, headers={**headers, "content-type": self.content_type})
 
 
-def page_router(sources: Mapping[str, bytes] | None = None) -> APIRouter:
-    """Routes of the page. sources: content by file name; unset: the package's own files."""
-    parts = page_parts(read_sources() if sources is None else sources)
+def page_router() -> APIRouter:
+    """Routes of the page."""
+    parts = page_parts(read_sources())
     router = APIRouter(route_class=RequestRoute)
 
     async def serve(request: Request) -> Response:

@@ -10,8 +10,6 @@ from models.embedded.world.fonts import SEEN_FONTS, UNSEEN_FONTS
 from models.embedded.world.questions import Turn
 from models.embedded.world.scenes import shapes_picture, text_picture
 
-LEVELS = 2
-
 
 def draw(random: Random, level: int) -> Example:
     """Level 0: one to three shapes or one printed line, one or two short questions. Level 1: everything."""

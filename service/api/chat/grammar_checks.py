@@ -44,8 +44,8 @@ PROGRAM = Program("service.api.chat.grammar_worker", Tried)
 class GrammarChecks:
     """Belongs to one event loop. Its processes start with the first grammars that need them."""
 
-    def __init__(self, limits: WorkerLimits = GRAMMAR_LIMITS, program: Program = PROGRAM) -> None:
-        self.workers = WorkerPool(QUICK + SLOW, limits, program)
+    def __init__(self) -> None:
+        self.workers = WorkerPool(QUICK + SLOW, GRAMMAR_LIMITS, PROGRAM)
         self._quick, self._slow = FairTurns(QUICK), FairTurns(SLOW)
         self._results: OrderedDict[bytes, Tried] = OrderedDict()
         """Results for the grammars that were tried lately, by hash."""

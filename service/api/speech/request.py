@@ -295,7 +295,7 @@ async def _named_speaker(context: ServerContext, options: SpeechOptions, model: 
     if isinstance(voice, Adapter):
         return Speaker(design=design, adapter=voice.folder)
     if isinstance(voice, Voice):
-        return await _stored_speaker(context, voice, model, design)
+        return await _stored_speaker(context, voice, design)
     if voice == DEFAULT_VOICE and (design or options.prompt_audio):
         return Speaker(design=design)  # a voice as described, or that of the audio
     description = OPENAI_VOICES.get(voice, "")
@@ -351,7 +351,7 @@ async def _load_audio(context: ServerContext, url: str, model: HostedModel, fiel
         raise
 
 
-async def _stored_speaker(context: ServerContext, voice: Voice, model: HostedModel, design: str) -> Speaker:
+async def _stored_speaker(context: ServerContext, voice: Voice, design: str) -> Speaker:
     try:
         latents = context.voices.cached(voice)
         if latents is None:

@@ -30,6 +30,9 @@ ABBREVIATIONS = frozenset(
 BEFORE_NUMBERS = frozenset("no nr nos fig figs vol p pp art sec ch chap eq ref tab abb núm".split())  # noqa: SIM905
 LONGEST_WORD = 16
 
+LEAST_CLAUSE = 16
+"""Length (spoken_length) below which a clause is joined with the next one."""
+
 CONTROL = re.compile(r"\([^()]{1,400}\)")
 """A description of the voice or manner at the very start of a text (VoxCPM2: "(description)text")."""
 CONTROL_MAY_FOLLOW = re.compile(r"\([^()]{0,400}(?:\)[\W_]*)?")
@@ -70,21 +73,18 @@ class TextSplitter:
 
     A segment is at most `max_length` long (spoken_length): it ends at its last sentence border, else at its last clause
     border, else between words; a single longer word is cut between characters. With granularity "clause", a clause
-    shorter than `min_length` is joined with the next one. Segments have a letter or digit, no whitespace at their ends
+    shorter than LEAST_CLAUSE is joined with the next one. Segments have a letter or digit, no whitespace at their ends
     and single spaces inside; otherwise the text is unchanged. A description at the start of the text (CONTROL) is not
     split, nor split off, unless it exceeds max_length. first: the granularity of a text's first segment, if it differs,
     so that the first audio is ready sooner.
     """
 
-    def __init__(
-        self, granularity: Granularity, *, max_length: int, min_length: int = 16, first: Granularity | None = None
-    ) -> None:
+    def __init__(self, granularity: Granularity, *, max_length: int, first: Granularity | None = None) -> None:
         if max_length < 1:
             raise ValueError(f"max_length must be positive, got {max_length}")
         self._later_end_at = ENDS[granularity]
         self._first_ends_at = ENDS[granularity if first is None else first]
         self._max_length = max_length
-        self._min_length = min_length
         self._half = ""  # first half of a surrogate pair
         self._space = ""  # trailing whitespace, kept until the next word: "\n" for a blank line, else " "
         self._newlines = 0
@@ -169,7 +169,7 @@ class TextSplitter:
             self._best[border] = after
             if self._ends_at is None or border < self._ends_at:
                 continue
-            if border is Border.SENTENCE or self._length >= self._min_length:
+            if border is Border.SENTENCE or self._length >= LEAST_CLAUSE:
                 self._end(after, segments)
         if final:
             self._end(len(self._buffer), segments)
