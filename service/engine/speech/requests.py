@@ -73,7 +73,7 @@ class SpeechRequests:
         except InputError as error:
             self.fail(request.request_id, 400, "invalid_value", str(error), field=error.field)
             return
-        refusal = self._scheduler.submit(sequence.stream, self._context.clock())
+        refusal = self._scheduler.submit(sequence.stream)
         if refusal is None:
             self._sequences[request.request_id] = sequence
             return

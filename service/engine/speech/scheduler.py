@@ -97,7 +97,7 @@ class SpeechScheduler:
 
     # Admission
 
-    def submit(self, stream: Stream, now: float) -> Refusal | None:
+    def submit(self, stream: Stream) -> Refusal | None:
         """Queues a stream, or returns why it is refused."""
         policy = self.policy
         if self._pages_for(stream.positions) > self._pages.num_pages - 1:

@@ -198,7 +198,7 @@ class Simulation:
                 stream = arrival.stream(len(lengths))
                 lengths[stream] = arrival.patches
                 listeners[stream] = Playback(arrival.speed)
-                if refusal := scheduler.submit(stream, clock):
+                if refusal := scheduler.submit(stream):
                     outcome.refused.append(refusal)
             step = chooser.next_step(clock)
             late, ended = ended, []

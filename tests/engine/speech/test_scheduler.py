@@ -84,7 +84,7 @@ def playing(sched: SpeechScheduler, count: int, slack: float, *, live: bool = Tr
     """Streams that decode at time 100 with `slack` seconds of audio ahead of their listeners."""
     streams = [stream(f"{slack}-{live}-{steps}-{i}", live=live, steps=steps) for i in range(count)]
     for one in streams:
-        sched.submit(one, 0.0)
+        sched.submit(one)
     while any(one.phase is not Phase.DECODE for one in streams):
         step = sched.next_step(0.0)
         assert step is not None
@@ -235,7 +235,7 @@ def test_eager_prefills_do_not_carry_it() -> None:
 def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
     sched = scheduler(captured=replayed)
     for index in range(18):
-        sched.submit(stream(f"new {index}"), 0.0)
+        sched.submit(stream(f"new {index}"))
     first = sched.next_step(0.0)
     assert first is not None and len(first.prefills) == 16
     sched.launch(first, 0.0)
@@ -249,8 +249,8 @@ def test_a_prompt_joins_a_pass_only_where_that_stays_replayed() -> None:
 
 def test_a_prompt_that_can_be_replayed_is_not_cut() -> None:
     sched = scheduler(captured=replayed, prefill_tokens=1000)
-    sched.submit(stream("a", prompt=600), 0.0)
-    sched.submit(stream("b", prompt=600), 0.0)
+    sched.submit(stream("a", prompt=600))
+    sched.submit(stream("b", prompt=600))
     step = sched.next_step(0.0)
     assert step is not None
     assert [(chunk.length, chunk.last) for chunk in step.prefills] == [(600, True)]
@@ -270,7 +270,7 @@ def test_under_load_a_decode_step_lets_prompts_gather() -> None:
     playing(sched, 40, slack=1.0)
     prompts: list[int] = []
     for index in range(4):
-        sched.submit(stream(f"new {index}", arrival=100.0), 100.0)
+        sched.submit(stream(f"new {index}", arrival=100.0))
         step = sched.next_step(100.0)
         assert step is not None and bool(step.prefills) != bool(step.decodes)
         sched.launch(step, 100.0)
@@ -285,9 +285,9 @@ def test_the_prediction_of_first_audio_is_close() -> None:
         predicted: list[float] = []
         submit = simulation.scheduler.submit
 
-        def spy(one: Stream, now: float, submit=submit, simulation=simulation, predicted=predicted):  # type: ignore[no-untyped-def]
+        def spy(one: Stream, submit=submit, simulation=simulation, predicted=predicted):  # type: ignore[no-untyped-def]
             predicted.append(simulation.scheduler.predict_first_audio(one))
-            return submit(one, now)
+            return submit(one)
 
         simulation.scheduler.submit = spy  # type: ignore[method-assign]
         actual = max(simulation.run().first_audio[16:])
@@ -297,7 +297,7 @@ def test_the_prediction_of_first_audio_is_close() -> None:
 def test_a_prefill_waits_while_the_least_slack_does_not_cover_it() -> None:
     sched = scheduler()
     short = playing(sched, 4, slack=0.04)
-    sched.submit(stream(arrival=100.0), 100.0)
+    sched.submit(stream(arrival=100.0))
     assert names(sched.next_step(100.0)) == {one.request_id for one in short}
     for one in short:
         one.playback.delivered = 0.5
@@ -310,7 +310,7 @@ def test_a_prefill_waits_while_the_least_slack_does_not_cover_it() -> None:
 def test_streams_far_ahead_yield_to_the_first_chunk_of_a_new_one() -> None:
     sched = scheduler()
     playing(sched, 16, slack=3.0)
-    sched.submit(stream(arrival=100.0), 100.0)
+    sched.submit(stream(arrival=100.0))
     step = sched.next_step(100.0)
     assert step is not None and step.prefills and not step.decodes
 
@@ -319,7 +319,7 @@ def test_rows_that_could_not_wait_ride_in_the_prefill() -> None:
     sched = scheduler()
     playing(sched, 16, slack=3.0)
     tight = playing(sched, 2, slack=0.085)
-    sched.submit(stream(arrival=100.0), 100.0)
+    sched.submit(stream(arrival=100.0))
     step = sched.next_step(100.0)
     assert step is not None and step.prefills
     assert names(step) == {one.request_id for one in tight}
@@ -328,7 +328,7 @@ def test_rows_that_could_not_wait_ride_in_the_prefill() -> None:
 def test_a_long_prompt_is_prefilled_in_chunks_that_fit() -> None:
     sched = scheduler()
     playing(sched, 2, slack=0.06)
-    sched.submit(stream(prompt=1600, arrival=100.0), 100.0)
+    sched.submit(stream(prompt=1600, arrival=100.0))
     step = sched.next_step(100.0)
     assert step is not None
     assert 64 <= step.prefills[0].length < 1600 and not step.prefills[0].last
@@ -372,11 +372,11 @@ def test_offline_rows_fill_what_is_left_and_come_before_listeners_far_ahead() ->
 def test_offline_prefills_leave_a_quarter_of_the_slots_to_listeners() -> None:
     sched = scheduler(streams=8)
     for index in range(8):
-        sched.submit(stream(f"offline {index}", live=False), 0.0)
+        sched.submit(stream(f"offline {index}", live=False))
     while (step := sched.next_step(0.0)) and step.prefills:
         sched.launch(step, 0.0)
     assert len(sched.running) == 6
-    sched.submit(stream("listener"), 0.0)
+    sched.submit(stream("listener"))
     step = sched.next_step(0.0)
     assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["listener"]
 
@@ -405,16 +405,16 @@ def test_the_next_segment_of_a_stream_goes_before_new_streams() -> None:
     sched.end_segment(speaker, speaker.launched)
     assert sched.least_slack(100.0) == math.inf
     sched.begin_segment(speaker, prompt_tokens=60, prompt_audio=0, max_patches=100)
-    sched.submit(stream(arrival=90.0), 100.0)
+    sched.submit(stream(arrival=90.0))
     step = sched.next_step(100.0)
     assert step is not None and step.prefills[0].stream is speaker
 
 
 def test_pages_are_reserved_to_the_cap_and_come_back() -> None:
     sched = scheduler(pages=20)
-    assert sched.submit(stream(prompt=1000), 0.0).reason == "too_long"  # type: ignore[union-attr]
-    sched.submit(stream("a"), 0.0)
-    sched.submit(stream("b"), 0.0)
+    assert sched.submit(stream(prompt=1000)).reason == "too_long"  # type: ignore[union-attr]
+    sched.submit(stream("a"))
+    sched.submit(stream("b"))
     step = sched.next_step(0.0)
     assert step is not None and [chunk.stream.request_id for chunk in step.prefills] == ["a"]
     sched.launch(step, 0.0)
@@ -445,7 +445,7 @@ def test_the_load_of_a_listener_grows_with_the_speed() -> None:
     fast, slow = stream("fast"), stream("slow")
     fast.playback, slow.playback = Playback(4.0), Playback(0.5)
     assert sched.load(extra=fast) == pytest.approx(4 * alone)
-    sched.submit(slow, 0.0)
+    sched.submit(slow)
     costs = sched.forecast.costs
     one, two = (costs.mean("decode", 10, rows) + costs.mean("vae", 0, rows) for rows in (1, 2))
     assert sched.load(extra=fast) == pytest.approx((3.5 * one + 0.5 * two) / PATCH_SECONDS)
