@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.errors import CheckpointError
+from service.byte_sizes import GIB
 from service.cli.captions import cues, write_srt, write_vtt
 from service.cli.client import ServerError, user_message
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect
@@ -29,7 +30,6 @@ STDOUT = Path("-")
 FORMATS = {"ogg": "opus"}
 """Formats whose file extension differs, by that extension."""
 AUDIO_FORMATS = ("wav", "mp3", "flac", "opus", "aac", "pcm")
-GIB = 1 << 30
 
 
 def ask(

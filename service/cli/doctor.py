@@ -16,12 +16,12 @@ from pathlib import Path
 from models.errors import CheckpointError
 from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
 from service.api_processes import api_process_count
+from service.byte_sizes import GIB
 from service.catalog import embedded_models
 from service.children import hidden_by_python_path, namesakes
 from service.engine_config import engine_gpus
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
-GIB = 1 << 30
 LEAST_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
 NVIDIA_DEVICE = Path("/dev/nvidiactl")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from service.access import is_loopback
 from service.cli.client import ApiClient, local_server
 from service.settings import ENV_PREFIX
 
@@ -64,7 +64,7 @@ def key_for(url: str, named: str, environ: Mapping[str, str] = os.environ) -> st
     """`named`, or the key in the environment for this server; "" for none. OPENAI_API_KEY belongs to another service,
     so it is sent only to loopback servers."""
     ours = environ.get(ENV_PREFIX + "API_KEY", "").split(",")[0].strip()
-    theirs = environ.get("OPENAI_API_KEY", "") if _is_loopback(url) else ""
+    theirs = environ.get("OPENAI_API_KEY", "") if is_loopback(urlsplit(url).hostname or "") else ""
     return named or ours or theirs
 
 
@@ -74,11 +74,3 @@ def _is_address(url: str) -> bool:
     except ValueError:  # brackets without an IPv6 address in them
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
