@@ -26,9 +26,9 @@ from service.engine.chat.steps import (
     CachedPrefillStep,
     DecodeStep,
     GuidedSampleStep,
-    PrefillStep,
     Sampling,
     decode_rows,
+    with_features,
 )
 from service.engine.faults import PrefillError, prefill_errors
 from service.engine.memory import peak_bytes
@@ -211,7 +211,7 @@ class ChatRunner:
             max_seqlen_k=max(lengths) + cached,
         )
         zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
-        hidden = PrefillStep.with_features(self._decoder.embed(zeros), self.embeds_width)
+        hidden = with_features(self._decoder.embed(zeros), self.embeds_width)
         self._decoder.forward(hidden, zeros.expand(self._decoder.position_axes, -1), batch)
 
     def launch(self, step: Step, embeds: Embeds) -> LaunchedStep:
@@ -350,12 +350,12 @@ class ChatRunner:
         hidden = self._decoder.embed(tokens)
         if "media_rows" in sent:
             media = self._media(step.chunks, embeds).to(hidden.dtype)
-            hidden = PrefillStep.with_features(hidden, media.shape[1]).index_copy(0, sent["media_rows"], media)
+            hidden = with_features(hidden, media.shape[1]).index_copy(0, sent["media_rows"], media)
         if prefill is not None:
             required = required_prefill(step.chunks, self._decoder.feature_levels)
             graph = prefill.graph_for(required)
             assert graph is not None
-            hidden = PrefillStep.with_features(hidden, self._hidden_size * (1 + graph.bucket.get("levels", 0)))
+            hidden = with_features(hidden, self._hidden_size * (1 + graph.bucket.get("levels", 0)))
             named = {"cu_seqlens": arrays["cu_seqlens_q"]}
             if prefill is self._cached_prefill:
                 named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}

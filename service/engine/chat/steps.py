@@ -164,11 +164,6 @@ class PrefillStep:
 
     name = "prefill"
 
-    @staticmethod
-    def with_features(hidden: Tensor, width: int) -> Tensor:
-        """Rows [n, width]: embeddings followed by zeros, which are the features of text."""
-        return F.pad(hidden, (0, width - hidden.shape[1])) if width > hidden.shape[1] else hidden
-
     def __init__(
         self,
         decoder: Decoder,
@@ -237,6 +232,11 @@ class CachedPrefillStep:
             prefill_lens=buffers["seq_lens"],
         )
         return {"hidden": self._decoder.forward(buffers["hidden"], buffers["positions"].T, batch)}
+
+
+def with_features(hidden: Tensor, width: int) -> Tensor:
+    """Rows [n, width] of a prefill: embeddings followed by zeros, which are the features of text."""
+    return F.pad(hidden, (0, width - hidden.shape[1])) if width > hidden.shape[1] else hidden
 
 
 def _chunk_specs(decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torch.dtype) -> dict[str, BufferSpec]:
