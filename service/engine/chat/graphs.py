@@ -59,7 +59,7 @@ class ChatGraphs:
         sizes: StepSizes,
         context: WorkerContext,
     ) -> None:
-        self._name, self._decoder, self._state, self._caches = name, decoder, state, caches
+        self._name, self._decoder, self.state, self.caches = name, decoder, state, caches
         self._sizes, self._context = sizes, context
         config = context.config
         self.held = torch.zeros((config.max_running, sizes.hidden_size), dtype=context.dtype, device=context.device)
@@ -83,8 +83,8 @@ class ChatGraphs:
         fresh = token_buckets(PREFILL_TOKENS[kind], budget)
         cached = token_buckets(CACHED_PREFILL_TOKENS[kind], budget, whole=kind == "cuda")
         return (
-            self._chunk_runner(PrefillStep(self._decoder, self._caches, *shape), fresh, PREFILL_SEQUENCES),
-            self._chunk_runner(CachedPrefillStep(self._decoder, self._state, self._caches, *shape), cached, sequences),
+            self._chunk_runner(PrefillStep(self._decoder, self.caches, *shape), fresh, PREFILL_SEQUENCES),
+            self._chunk_runner(CachedPrefillStep(self._decoder, self.state, self.caches, *shape), cached, sequences),
         )
 
     def _chunk_runner(self, step: PrefillStep | CachedPrefillStep, sizes: list[int], sequences: int) -> GraphRunner:
@@ -101,7 +101,7 @@ class ChatGraphs:
         )
 
     def _decode_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        step = DecodeStep(self._decoder, self._state, self._caches, self._sizes.page_size, self._sampling(full=full))
+        step = DecodeStep(self._decoder, self.state, self.caches, self._sizes.page_size, self._sampling(full=full))
         return self._runner("decode", step, self._decode_buckets(rows), full=full)
 
     def _decode_buckets(self, rows: list[int]) -> list[Bucket]:
@@ -112,7 +112,7 @@ class ChatGraphs:
         return [{"rows": count, "pages": pages} for count in rows for pages in widths]
 
     def _layers_runner(self, rows: list[int]) -> GraphRunner:
-        layers = LayersStep(self._decoder, self._state, self._caches, self._sizes.page_size)
+        layers = LayersStep(self._decoder, self.state, self.caches, self._sizes.page_size)
         step = GuidedLayersStep(layers, self.held)
         return self._runner("guided_layers", step, self._decode_buckets(rows), guided=True)
 
@@ -121,11 +121,11 @@ class ChatGraphs:
         return self._runner("sample", step, [{"rows": count} for count in rows], full=full)
 
     def _guided_sample_runner(self, rows: list[int], *, full: bool) -> GraphRunner:
-        step = GuidedSampleStep(self._state, self._sampling(full=full), self.held)
+        step = GuidedSampleStep(self.state, self._sampling(full=full), self.held)
         return self._runner("guided_sample", step, [{"rows": count} for count in rows], full=full, guided=True)
 
     def _sampling(self, *, full: bool) -> Sampling:
-        return Sampling(self._decoder, self._state, self._sizes.vocab_limit, full=full)
+        return Sampling(self._decoder, self.state, self._sizes.vocab_limit, full=full)
 
     def _runner(
         self,
@@ -153,5 +153,5 @@ class ChatGraphs:
             enabled=self._context.config.graphs,
             before_ready=captured_first(before_ready, restarted=self._context.config.restarted),
             # Between guided steps these are the slots of the last one, which a capture must not advance.
-            fill_others=self._state.sampled.zero_ if guided else None,
+            fill_others=self.state.sampled.zero_ if guided else None,
         )

@@ -1,4 +1,5 @@
-"""The device side of a chat model: caches, slot state, captured steps and the eager mixed step."""
+"""The device side of a chat model: caches, slot state, captured steps and the eager mixed step. What runs them before
+there are requests is in scratch.py."""
 
 from __future__ import annotations
 
@@ -13,34 +14,22 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.protocol import Bucket, ChatModel, Plan
 from service.engine.chat.graphs import ChatGraphs, StepSizes
-from service.engine.chat.inputs import admission_arrays, chunk_arrays, cu_seqlens, required_prefill
+from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_prefill
 from service.engine.chat.launched import HeldSampling, LaunchedStep, StepKind
 from service.engine.chat.masks import MaskJob, MaskTable
 from service.engine.chat.pacing import Pacing
 from service.engine.chat.routes import Choice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
-from service.engine.chat.scheduler import BlockAllocation, Chunk, Step, chunk_tokens
+from service.engine.chat.scheduler import BlockAllocation, Chunk, Step
+from service.engine.chat.scratch import ScratchRuns
 from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
-from service.engine.chat.steps import (
-    CachedPrefillStep,
-    DecodeStep,
-    GuidedSampleStep,
-    Sampling,
-    decode_rows,
-    with_features,
-)
+from service.engine.chat.steps import decode_rows, with_features
 from service.engine.faults import PrefillError, prefill_errors
-from service.engine.memory import peak_bytes
-from service.engine.worker import WARM_SEQUENCES, WARM_TOKENS, MemoryRequirements, WorkerContext
-from service.graphs.buckets import powers_of_two
-from service.graphs.buffers import exact_buffers, upload
+from service.engine.worker import MemoryRequirements, WorkerContext
+from service.graphs.buffers import upload
 from service.graphs.observations import Route
-from service.graphs.pool import RouteSeconds, seconds_of
 from service.graphs.runner import GraphRunner
-
-_MEASURED_CONTEXT = 4096
-"""Number of cached keys before a chunk, to measure their cost."""
 
 Embeds = Callable[[ChatSequence, int], Tensor]
 """The encoder's rows [num_embeds, embeds_width] of a sequence's item."""
@@ -57,6 +46,8 @@ class ChatRunner:
         self._measured = not context.config.restarted or context.device.type == "cpu"
         self._max_pages = -(-max_context // self._page_size)
         self._hidden_size = model.decoder.hidden_size
+        self._sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
+        self._scratch = ScratchRuns(self._decoder, self._sizes, context)
         self.embeds_width = self._hidden_size * (1 + model.decoder.feature_levels)
         """Width of the encoder's rows: an embedding followed by its features."""
 
@@ -73,8 +64,7 @@ class ChatRunner:
         ]
         self._state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
         self._masks = MaskTable(self._state, masks)
-        sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
-        graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, sizes, self._context)
+        graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
         self._graphs, self._decode, self._sample = graphs, graphs.decode, graphs.sample
         self._layers, self._guided_sample, self._held = graphs.layers, graphs.guided_sample, graphs.held
         self._prefill, self._cached_prefill = graphs.prefill, graphs.cached_prefill
@@ -87,50 +77,10 @@ class ChatRunner:
         return self._graphs.all
 
     def measure(self) -> MemoryRequirements:
-        """Peak of the largest step with a prefill and of a decode step of all slots, over scratch pages."""
-        device, config, dtype = self._context.device, self._context.config, self._context.dtype
-        if device.type == "cpu":
-            return MemoryRequirements()
-        caches = [spec.allocate(1, self._page_size, device, dtype) for spec in self._decoder.cache_specs()]
-        beside_rows = config.max_running + chunk_tokens(config.max_step_tokens, config.max_running)
-        tokens = min(max(config.max_step_tokens, beside_rows), self._max_pages * self._page_size)
-        prefill = peak_bytes(lambda: self._scratch_pass(caches, [tokens]), device)
-        state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
-        sampling = Sampling(self._decoder, state, self._vocab_limit, full=True)
-        step = DecodeStep(self._decoder, state, caches, self._page_size, sampling)
-        decode = self._peak_of(step, {"rows": config.max_running, "pages": self._max_pages})
-        cached = CachedPrefillStep(self._decoder, state, caches, self._page_size, self._hidden_size, dtype)
-        # Fewer tokens may take more memory: their keys are split, and the parts kept (paged_prefill).
-        for size in powers_of_two(tokens):
-            prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.max_running}))
-        held = torch.zeros((config.max_running, self._hidden_size), dtype=dtype, device=device)
-        guided = self._peak_of(GuidedSampleStep(state, sampling, held), {"rows": config.max_running})
-        most = max(prefill, decode, guided)
-        num_bytes = SlotState.num_bytes(config.max_running, self._max_pages, self._vocab_limit) + held.nbytes
-        return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
-
-    def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:
-        """Bytes at the peak of a pass over buffers of this size."""
-        device = self._context.device
-        buffers = exact_buffers(step.buffer_specs(bucket), Plan(arrays={}, required=bucket), device)
-        return peak_bytes(lambda: step.forward(buffers, bucket), device)
+        return self._scratch.measure()
 
     def warm_up(self) -> Iterator[None]:
-        """Runs what may run eagerly, on the scratch slot and page: decode steps and prefills of each power of two,
-        prefills with cached context, of many sequences, and beside decode rows. Yields after each."""
-        config = self._context.config
-        rows = powers_of_two(config.max_running)
-        for full in (False, True):
-            yield from self._decode[full].warm_up({"rows": count, "pages": self._max_pages} for count in rows)
-            yield from self._sample[full].warm_up({"rows": count} for count in rows)
-            yield from self._guided_sample[full].warm_up({"rows": count} for count in rows)
-        yield from self._layers.warm_up({"rows": count, "pages": self._max_pages} for count in rows)
-        passes = [([tokens], 0, 0) for tokens in powers_of_two(min(config.max_step_tokens, WARM_TOKENS))]
-        passes += [([1, 2], self._page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
-        for lengths, cached, count in passes:
-            self._scratch_pass(self._caches, lengths, cached=cached, rows=count)
-            yield
-        yield from self._cached_prefill.warm_up(self._cached_prefill.bucket_list[:1])
+        return self._scratch.warm_up(self._graphs)
 
     @property
     def prefill_sizes(self) -> tuple[int, ...]:
@@ -152,67 +102,9 @@ class ChatRunner:
         return due
 
     def measure_cached_keys(self) -> None:
-        """Measures the seconds of a pair of a query and a cached key on each route, with the largest captured
-        bucket."""
-        largest = max(self._cached_prefill.captured, key=lambda bucket: bucket["tokens"], default=None)
-        if largest is None:
-            return
-        tokens = largest["tokens"]
-        cached = min(_MEASURED_CONTEXT, self._max_pages * self._page_size - tokens)
-        if cached <= 0:
-            return
-
-        def replay(keys: int) -> float:
-            arrays = {"cu_seqlens": cu_seqlens(np.array([tokens])), "seq_lens": np.array([keys + tokens], np.int32)}
-            plan = Plan(arrays, {**largest, "sequences": 1}, fills={"cu_seqlens": tokens})
-            seconds = self._cached_prefill.replay_seconds(plan)
-            assert seconds is not None
-            return seconds
-
-        def eager(keys: int) -> float:
-            return seconds_of(lambda: self._scratch_pass(self._caches, [tokens], cached=keys), self._context.device)
-
-        # The first runs include allocations and the start of libraries.
-        for keys in (0, cached):
-            eager(keys)
-        pairs = tokens * cached
-        each = (max(0.0, run(cached) - run(0)) / pairs for run in (eager, replay))
-        self._routes.pair_seconds = RouteSeconds(*each)
-
-    def _scratch_pass(
-        self, caches: list[dict[str, Tensor]], lengths: list[int], *, cached: int = 0, rows: int = 0
-    ) -> None:
-        """Runs the decoder over prompts of these lengths, each after `cached` keys, together with decode rows."""
-        sizes = np.array(lengths)
-        tokens = rows + int(sizes.sum())
-        arrays = {
-            "slot_mapping": np.zeros(tokens, dtype=np.int64),
-            "cu_seqlens_q": cu_seqlens(sizes),
-            "cu_seqlens_k": cu_seqlens(sizes + cached),
-            "slots": np.zeros(rows, dtype=np.int64),
-        }
-        if cached:
-            arrays["context_slots"] = np.zeros(int((sizes + cached).sum()), dtype=np.int64)
-        sent = upload(arrays, self._context.device)
-        tables = seq_lens = None
-        if rows:
-            *_, tables, seq_lens = decode_rows(sent["slots"], self._state, self._max_pages, self._page_size)
-        batch = PagedBatch(
-            caches=caches,
-            page_size=self._page_size,
-            slot_mapping=sent["slot_mapping"],
-            num_decode_rows=rows,
-            block_tables=tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=sent["cu_seqlens_q"],
-            cu_seqlens_k=sent["cu_seqlens_k"],
-            context_slots=sent.get("context_slots"),
-            max_seqlen_q=max(lengths),
-            max_seqlen_k=max(lengths) + cached,
-        )
-        zeros = torch.zeros(tokens, dtype=torch.int64, device=self._context.device)
-        hidden = with_features(self._decoder.embed(zeros), self.embeds_width)
-        self._decoder.forward(hidden, zeros.expand(self._decoder.position_axes, -1), batch)
+        """Measures what a pair of a query and a cached key takes on each route."""
+        if (seconds := self._scratch.pair_seconds(self._graphs)) is not None:
+            self._routes.pair_seconds = seconds
 
     def launch(self, step: Step, embeds: Embeds) -> LaunchedStep:
         """Runs one batch.
