@@ -213,11 +213,9 @@ class ChatRunner:
         return results
 
     def _write_block_tables(self, allocations: tuple[BlockAllocation, ...]) -> None:
-        rows = np.array(
-            [(allocation.slot, allocation.index, allocation.page) for allocation in allocations], dtype=np.int64
-        ).T
-        block = upload({"rows": rows}, self._context.device)["rows"]
-        self._state.block_tables.index_put_((block[0], block[1]), block[2].to(torch.int32))
+        entries = np.array([(entry.slot, entry.index, entry.page) for entry in allocations], dtype=np.int64).T
+        slots, indices, pages = upload({"entries": entries}, self._context.device)["entries"]
+        self._state.block_tables.index_put_((slots, indices), pages.to(torch.int32))
 
     def _backbone(self, step: Step, embeds: Embeds, prefill: GraphRunner | None) -> Tensor:
         """Decoder over decode rows and chunks -> hidden [decode rows + last chunks, hidden_size]. One upload. `prefill`
@@ -244,20 +242,8 @@ class ChatRunner:
             media = self._media(step.chunks, embeds).to(hidden.dtype)
             hidden = with_features(hidden, media.shape[1]).index_copy(0, sent["media_rows"], media)
         if prefill is not None:
-            required = required_prefill(step.chunks, self._decoder.feature_levels)
-            graph = prefill.graph_for(required)
-            assert graph is not None
-            hidden = with_features(hidden, self._hidden_size * (1 + graph.bucket.get("levels", 0)))
-            named = {"cu_seqlens": arrays["cu_seqlens_q"]}
-            if prefill is self._cached_prefill:
-                named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}
-            plan = Plan(
-                arrays=named,
-                tensors={"hidden": [hidden], "positions": [positions.T], "slot_mapping": [slot_mapping]},
-                fills={"cu_seqlens": len(tokens)},
-                required=required,
-            )
-            return prefill.run(plan).outputs["hidden"][sent["sampled_rows"]]
+            replayed = self._replay_prefill(prefill, step.chunks, arrays, hidden, positions, slot_mapping)
+            return replayed[sent["sampled_rows"]]
         batch = PagedBatch(
             caches=self._caches,
             page_size=self._page_size,
@@ -272,6 +258,31 @@ class ChatRunner:
             max_seqlen_k=max(chunk.end for chunk in step.chunks),
         )
         return self._decoder.forward(hidden, positions, batch)[sent["sampled_rows"]]
+
+    def _replay_prefill(
+        self,
+        prefill: GraphRunner,
+        chunks: tuple[Chunk, ...],
+        arrays: Mapping[str, np.ndarray],
+        hidden: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """Chunks alone, replayed by the captured prefill that holds them -> hidden [bucket's tokens, hidden_size]."""
+        required = required_prefill(chunks, self._decoder.feature_levels)
+        graph = prefill.graph_for(required)
+        assert graph is not None
+        hidden = with_features(hidden, self._hidden_size * (1 + graph.bucket.get("levels", 0)))
+        named = {"cu_seqlens": arrays["cu_seqlens_q"]}
+        if prefill is self._cached_prefill:
+            named |= {"slots": arrays["chunk_slots"], "seq_lens": np.diff(arrays["cu_seqlens_k"])}
+        plan = Plan(
+            arrays=named,
+            tensors={"hidden": [hidden], "positions": [positions.T], "slot_mapping": [slot_mapping]},
+            fills={"cu_seqlens": len(hidden)},
+            required=required,
+        )
+        return prefill.run(plan).outputs["hidden"]
 
     def _media(self, chunks: tuple[Chunk, ...], embeds: Embeds) -> Tensor:
         places = [(chunk, rows) for chunk in chunks for rows in chunk.sequence.media_rows(chunk.start, chunk.end)]
