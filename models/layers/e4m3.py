@@ -61,8 +61,9 @@ Weight = Tensor | E4M3Weight
 
 def for_rows(weight: Weight, rows: int) -> Weight:
     """What a GEMM of so many rows reads of a weight: the copy in 16 bits where one is kept for them."""
-    copied = isinstance(weight, E4M3Weight) and weight.copy is not None and rows >= weight.copy_from
-    return weight.copy if copied else weight  # type: ignore[union-attr,return-value]
+    if isinstance(weight, E4M3Weight) and weight.copy is not None and rows >= weight.copy_from:
+        return weight.copy
+    return weight
 
 
 class E4M3Linear(nn.Module):

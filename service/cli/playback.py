@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from service.children import PYTHON
 
@@ -78,7 +78,8 @@ def _write_frames(stream: Speaker, pcm: bytes, frame: int) -> bytes:
     return pcm[whole:]
 
 
-def _library():  # type: ignore[no-untyped-def] # an optional module
+def _library() -> Any:
+    """The module sounddevice, which is optional."""
     try:
         import sounddevice
     except ImportError as error:
