@@ -36,7 +36,7 @@ def check_scale(name: str, shape: tuple[int, ...], scale: Tensor, block: tuple[i
         raise CheckpointError(f"tensor {name}{SUFFIX} has shape {tuple(scale.shape)}, expected {expected}")
 
 
-def multiplied_out(values: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+def dequantised(values: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     """e4m3 [..., rows, columns] times the factors of its blocks -> float32."""
     rows, columns = values.shape[-2:]
     factors = scale.float().repeat_interleave(block[0], dim=-2)[..., :rows, :]

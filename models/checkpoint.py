@@ -288,14 +288,14 @@ class _Scales:
             raise CheckpointError(f"{tensor.file}: missing tensor: {tensor.name}{block_scaled.SUFFIX}")
         block_scaled.check_scale(tensor.name, tensor.shape, scale, block)
         self._left.discard(name + block_scaled.SUFFIX)
-        return replace(tensor, dtype="F32", read=lambda: block_scaled.multiplied_out(tensor.read(), scale, block))
+        return replace(tensor, dtype="F32", read=lambda: block_scaled.dequantised(tensor.read(), scale, block))
 
     def report(self, directory: Path, dtype: torch.dtype) -> None:
         if self._left:
             raise CheckpointError(f"{directory}: unexpected tensors: {_listed(sorted(self._left))}")
         if self.by_name:
             log.info(
-                "%s: %d weights in FP8 with a factor for each block of %s were multiplied out to %s",
+                "%s: %d weights in FP8 with a factor for each block of %s were dequantised to %s",
                 directory, len(self.by_name), self._block, dtype,
             )  # fmt: skip
 

@@ -80,11 +80,7 @@ def _around(part: Part, rows: int, *, eight_bit: bool) -> Run:
     def run(index: int) -> object:
         weight = given.weights[index % len(given.weights)]
         assert isinstance(weight, E4M3Weight)
-        y = (
-            e4m3.eight_bit_gemm(given.x, weight)
-            if eight_bit
-            else F.linear(given.x, weight.multiplied_out(given.x.dtype))
-        )
+        y = e4m3.eight_bit_gemm(given.x, weight) if eight_bit else F.linear(given.x, weight.dequantised(given.x.dtype))
         if part.kind == "silu_mul":
             return silu_mul(y)
         return add_rms_norm(y, given.residual, given.norm, EPS) if part.kind == "add_norm" else y

@@ -21,7 +21,7 @@ LARGEST = 448.0
 GROUP = 128
 """Number of inputs whose two halves are interleaved."""
 COLUMNS = 64
-"""Kernels take numbers of outputs that are multiples of this; other weights would be expanded to 16 bits in each
+"""Kernels take numbers of outputs that are multiples of this; other weights would be dequantised to 16 bits in each
 step."""
 _ROWS_AT_A_TIME = 4096
 
@@ -46,7 +46,7 @@ class E4M3Weight(nn.Module):
     def numel(self) -> int:
         return self.values.numel()
 
-    def multiplied_out(self, dtype: torch.dtype) -> Tensor:
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
         """[..., N, K] in `dtype`, rounded once."""
         if self.values.is_meta:
             # A GPU's kernels make no such copy, so a dry run must count none.
@@ -141,7 +141,7 @@ def hold_in_e4m3(module: nn.Module) -> None:
 
 
 def keep_copies(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Gives the linear layers that the table of this GPU names a copy of their weight in `dtype`, multiplied out. On
+    """Gives the linear layers that the table of this GPU names a copy of their weight in `dtype`, dequantised. On
     the meta device, too, since it may stand for any GPU."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
         return
@@ -152,5 +152,5 @@ def keep_copies(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
         least = SM_90_E4M3_COPIES.get((layer.in_features, layer.out_features))
         if least is not None:
             made = torch.empty(weight.shape, device=device, dtype=dtype)
-            weight.copy = nn.Parameter(made if made.is_meta else weight.multiplied_out(dtype), requires_grad=False)
+            weight.copy = nn.Parameter(made if made.is_meta else weight.dequantised(dtype), requires_grad=False)
             weight.copy_from = least

@@ -31,8 +31,8 @@ def lay_out_for_host(module: nn.Module) -> None:
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """F.linear; a weight in e4m3 is expanded to x's dtype first."""
-    return F.linear(x, weight.multiplied_out(x.dtype) if isinstance(weight, E4M3Weight) else weight, bias)
+    """F.linear; a weight in e4m3 is dequantised to x's dtype first."""
+    return F.linear(x, weight.dequantised(x.dtype) if isinstance(weight, E4M3Weight) else weight, bias)
 
 
 @op(cuda="models.layers.kernels.gemm:gemm")
@@ -98,7 +98,7 @@ def gemv(
     kind = out_dtype or x.dtype
     rows = rms_norm.reference(x, *norm) if norm is not None else x
     rows = rows.to(kind)
-    weight = weight.multiplied_out(kind) if isinstance(weight, E4M3Weight) else weight.to(kind)
+    weight = weight.dequantised(kind) if isinstance(weight, E4M3Weight) else weight.to(kind)
     if index is None:
         out = F.linear(rows, weight)
     else:

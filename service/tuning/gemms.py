@@ -96,7 +96,7 @@ class Operands:
     @cached_property
     def _expected(self) -> Tensor:
         weight = self.weights[0]
-        wide = weight.multiplied_out(torch.float64) if isinstance(weight, E4M3Weight) else weight.double()
+        wide = weight.dequantised(torch.float64) if isinstance(weight, E4M3Weight) else weight.double()
         product = self.x.double() @ wide.T
         match self.shape.kind:
             case "silu_mul":

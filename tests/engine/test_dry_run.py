@@ -132,7 +132,7 @@ def test_weights_in_e4m3_are_counted(tmp_path: Path) -> None:
 
 
 def test_passes_over_weights_in_e4m3_take_what_others_take(tmp_path: Path) -> None:
-    """Kernels read the weights as they are: nothing is multiplied out, least of all a head of 152,064 rows."""
+    """Kernels read the weights as they are: nothing is dequantised, least of all a head of 152,064 rows."""
     directory = make("qwen2_vl_7b", tmp_path)
     plain, quantised = (
         dry_run(EngineConfig((ModelConfig("m", str(directory), "auto", "random", quantization),)), 24 * GIB)

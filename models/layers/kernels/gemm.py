@@ -100,7 +100,7 @@ RULES: Mapping[Kind, tuple[Rule, ...]] = {
 
 
 E4M3_RULES: tuple[Rule, ...] = (one_vector, measured, streamed_e4m3, eight_bit)
-"""Of a weight in e4m3; where none holds it is multiplied out."""
+"""Of a weight in e4m3; where none holds, it is dequantised."""
 
 
 def way_of(kind: Kind, x: Tensor, weight: Weight) -> Way:
@@ -141,7 +141,7 @@ def _product(way: Way, x: Tensor, weight: Weight, bias: Tensor | None = None) ->
         return F.linear(x, weight, bias)
     if way.kernel == "eight_bit":
         return e4m3.eight_bit_gemm(x, weight, bias)
-    return F.linear(x, weight.multiplied_out(x.dtype), bias)
+    return F.linear(x, weight.dequantised(x.dtype), bias)
 
 
 def _deferred_default(kind: Kind, rows: Tensor, weight: Weight) -> Variant | None:

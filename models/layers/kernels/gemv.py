@@ -179,7 +179,7 @@ def gemv(
     its weight [K] and eps. residual [v, N], contiguous.
     """
     if isinstance(weight, E4M3Weight) and not takes(weight):
-        weight = weight.multiplied_out(out_dtype or x.dtype)
+        weight = weight.dequantised(out_dtype or x.dtype)
     values, scale, form = parts(weight)
     inputs = weight.shape[-1]
     outputs = weight.shape[-2] // (2 if silu_mul else 1)

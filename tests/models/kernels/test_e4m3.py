@@ -1,4 +1,4 @@
-"""Weights in e4m3 in the GEMV and in tiles, against their multiplied-out values in float64."""
+"""Weights in e4m3 in the GEMV and in tiles, against their dequantised values in float64."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Operands:
         self.norm_before = random(inputs)
 
     def product(self, weight: E4M3Weight) -> Tensor:
-        return self.x.double() @ weight.multiplied_out(torch.float64).T
+        return self.x.double() @ weight.dequantised(torch.float64).T
 
 
 def test_every_value_is_widened_exactly(device: torch.device) -> None:
@@ -94,7 +94,7 @@ def test_gemv(device: torch.device, blocks: Blocks | None) -> None:
         ),
     )
     normed = rms_norm.reference(given.x.double(), given.norm_before.double(), EPS)
-    expected = normed @ given.weight.multiplied_out(torch.float64).T + given.bias.double() + given.residual.double()
+    expected = normed @ given.weight.dequantised(torch.float64).T + given.bias.double() + given.residual.double()
     assert relative_error(out, expected) < LIMIT
     out = replayed(device, lambda: gemv(given.x, given.gate_up, silu_mul=True, blocks=blocks))
     assert relative_error(out, silu_mul.reference(given.product(given.gate_up))) < LIMIT
@@ -104,7 +104,7 @@ def test_gemv_of_inputs_that_are_no_whole_groups(device: torch.device) -> None:
     """The embedded chat model has 192: their halves are not interleaved."""
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16
     weight, x = weight_of(device, 64, 192), torch.randn(1, 192, device=device).to(kind)
-    expected = x.double() @ weight.multiplied_out(torch.float64).T
+    expected = x.double() @ weight.dequantised(torch.float64).T
     assert relative_error(replayed(device, lambda: gemv(x, weight)), expected) < LIMIT
 
 
@@ -120,7 +120,7 @@ def test_gemv_of_chosen_experts(device: torch.device) -> None:
     index = torch.tensor([4, 0, 1, 1, 3, 4], device=device)
     for silu in (False, True):
         out = replayed(device, lambda silu=silu: gemv(x, stack, index=index, fan_out=2, silu_mul=silu))
-        wide = [each[int(e)].multiplied_out(torch.float64) @ x[i // 2].double() for i, e in enumerate(index)]
+        wide = [each[int(e)].dequantised(torch.float64) @ x[i // 2].double() for i, e in enumerate(index)]
         expected = torch.stack(wide)
         assert relative_error(out, silu_mul.reference(expected) if silu else expected) < LIMIT
 
@@ -174,7 +174,7 @@ def test_padding_rows_do_not_leak(device: torch.device, rows: int) -> None:
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 64), (256, 40)])
-def test_shapes_that_no_kernel_takes_are_multiplied_out(device: torch.device, inputs: int, outputs: int) -> None:
+def test_shapes_that_no_kernel_takes_are_dequantised(device: torch.device, inputs: int, outputs: int) -> None:
     given = Operands(device, 3, inputs, outputs)
     out = gemms.gemm.kernel(given.x, given.weight, given.bias)
     assert relative_error(out, given.product(given.weight) + given.bias.double()) < LIMIT
@@ -238,7 +238,7 @@ def test_eight_bits_on_both_sides(device: torch.device, rows: int, tile: Tile) -
     given = Operands(device, rows, 1536, 512)
     values, scale = e4m3.quantise_rows(given.x)
     x = ordered(values).double() * scale.double()
-    expected = x @ given.weight.multiplied_out(torch.float64).T + given.bias.double()
+    expected = x @ given.weight.dequantised(torch.float64).T + given.bias.double()
     for out in (
         replayed(device, lambda: tiled_gemm(given.x, given.weight, given.bias, tile, eight_bit=True)),
         replayed(device, lambda: e4m3.eight_bit_gemm(given.x, given.weight, given.bias)),

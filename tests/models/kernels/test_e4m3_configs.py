@@ -84,7 +84,7 @@ def test_no_gpu_multiplies_a_whole_layer_out(here: Gpu, rows: int, kind: gemm_ty
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "dtype"), [(192, 64, torch.bfloat16), (256, 64, torch.float32)])
-def test_what_kernels_do_not_take_is_multiplied_out(here: Gpu, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+def test_what_kernels_do_not_take_is_dequantised(here: Gpu, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     assert gemm.way_of("plain", *operands(8, inputs, outputs, dtype)).kernel == "cublas"
 
 

@@ -1,4 +1,4 @@
-"""Weights in e4m3 as they are made and multiplied out, on the CPU."""
+"""Weights in e4m3 as they are made and dequantised, on the CPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assert_near(weight: Tensor, stored: E4M3Weight) -> None:
     allowed = torch.maximum(weight.double().abs() / 16, least) * ROUNDING
     # Rows too small for a factor are zeros.
     allowed = torch.where(stored.scale[:, None] == 0, LARGEST * torch.finfo(torch.float32).tiny, allowed)
-    assert ((stored.multiplied_out(torch.float64) - weight.double()).abs() <= allowed).all()
+    assert ((stored.dequantised(torch.float64) - weight.double()).abs() <= allowed).all()
 
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -53,7 +53,7 @@ def test_every_value_is_within_half_a_step(rows: list[list[float]]) -> None:
     weight = torch.tensor(rows)
     stored = made(weight)
     assert_near(weight, stored)
-    wide = stored.multiplied_out(torch.float64)
+    wide = stored.dequantised(torch.float64)
     assert torch.equal(wide.sign() * weight.double().sign(), (wide != 0).double())
 
 
@@ -66,14 +66,14 @@ def test_rows_of_very_different_sizes_do_not_disturb_each_other(seed: int, input
     stored = made(weight)
     assert_near(weight, stored)
     assert torch.equal(stored.values[0].float(), made(weight[:1]).values[0].float())
-    assert stored.scale[2] == 0 and (stored.multiplied_out(torch.float32)[2] == 0).all()
+    assert stored.scale[2] == 0 and (stored.dequantised(torch.float32)[2] == 0).all()
 
 
 def test_the_largest_of_a_row_is_kept_and_values_of_e4m3_stay() -> None:
     weight = torch.tensor([[LARGEST, 1.0, -0.5, 2**-9], [-3.5e38 / 2, 0.0, 0.0, 1.0]])
     stored = made(weight)
-    assert torch.equal(stored.multiplied_out(torch.float32)[0], weight[0])
-    assert stored.multiplied_out(torch.float64)[1, 0] == pytest.approx(float(weight[1, 0]), rel=1e-6)
+    assert torch.equal(stored.dequantised(torch.float32)[0], weight[0])
+    assert stored.dequantised(torch.float64)[1, 0] == pytest.approx(float(weight[1, 0]), rel=1e-6)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -273,7 +273,7 @@ def test_parameters_and_tensors_of_the_published_sizes(tmp_path: Path, size: str
     assert len(published_shapes(made, rules)) == tensors
 
 
-def test_block_scaled_fp8_is_multiplied_out(tmp_path: Path) -> None:
+def test_block_scaled_fp8_is_dequantised(tmp_path: Path) -> None:
     """Linear layers of the language model, whose biases stay as they are."""
     directory = copy_checkpoint(DIRECTORY, tmp_path / "fp8")
     stored, meant = quantised(

@@ -141,7 +141,7 @@ def of_a_linear_layer(name: str) -> bool:
 
 
 @pytest.mark.parametrize("form", ["dense", "mixture", "experts one by one"])
-def test_block_scaled_fp8_is_multiplied_out(form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_block_scaled_fp8_is_dequantised(form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     golden = DENSE if form == "dense" else MIXTURE
     tensors = apart(tensors_of(golden)) if form == "experts one by one" else tensors_of(golden)
     stored, meant = quantised(tensors, of_a_linear_layer)
