@@ -83,9 +83,9 @@ def route(logits: Tensor, bias: Tensor, top_k: int, scale: float, normalise: boo
 
 @op(cuda="models.layers.kernels.moe:expert_places")
 def expert_places(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Places that bring the rows of each expert together, the lowest expert first, in the order of the rows: experts
-    int64 [n, top_k] -> the place of each entry int64 [n, top_k], and the end of each expert's places int32
-    [num_experts]."""
+    """The permutation of a grouped GEMM, which brings the rows of each expert together: the lowest expert first, each
+    expert's rows in their order. experts int64 [n, top_k] -> the place of each entry int64 [n, top_k], and the end of
+    each expert's places int32 [num_experts]."""
     flat = experts.flatten()
     order = torch.argsort(flat, stable=True)
     places = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
@@ -96,7 +96,8 @@ def expert_places(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
 
 @op(cuda="models.layers.kernels.moe:spread_rows")
 def spread_rows(x: Tensor, places: Tensor) -> Tensor:
-    """x [n, hidden_size] -> [n * top_k, hidden_size], where row i lies at each of places[i], int64 [n, top_k]."""
+    """Permute: x [n, hidden_size] -> [n * top_k, hidden_size], where row i lies at each of places[i], int64 [n,
+    top_k]."""
     rows, top_k = places.shape
     spread = x.new_empty((rows * top_k, x.shape[1]))
     return spread.index_copy(0, places.flatten(), x.repeat_interleave(top_k, 0))
@@ -104,8 +105,8 @@ def spread_rows(x: Tensor, places: Tensor) -> Tensor:
 
 @op(cuda="models.layers.kernels.moe:combine")
 def combine(chosen: Tensor, weights: Tensor, shared: Tensor, places: Tensor | None = None) -> Tensor:
-    """shared + sum over k of weights [n, k] * chosen [n * k, hidden_size] -> like shared. The sum is in float32, and
-    rounded before shared is added. places int64 [n, k]: the rows of chosen; None: they lie in order."""
+    """Unpermute and sum: shared + sum over k of weights [n, k] * chosen [n * k, hidden_size] -> like shared. The sum is
+    in float32, and rounded before shared is added. places int64 [n, k]: the rows of chosen; None: they lie in order."""
     if places is not None:
         chosen = chosen.index_select(0, places.flatten())
     total = torch.einsum("nkw,nk->nw", upcast(chosen.view(*weights.shape, -1)), upcast(weights))
@@ -141,7 +142,7 @@ def experts_dense(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, 
 
 
 def experts_grouped(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, base: Tensor) -> Tensor:
-    """Rows sorted by expert, one grouped GEMM for each projection; the ends of groups stay on the device."""
+    """Permute, one grouped GEMM for each projection, unpermute. The ends of the groups stay on the device."""
     places, ends = expert_places(experts, gate_up.shape[0])
     hidden = silu_mul(F.grouped_mm(spread_rows(x, places), gate_up.transpose(1, 2), offs=ends))
     return combine(F.grouped_mm(hidden, down.transpose(1, 2), offs=ends), weights, base, places)
