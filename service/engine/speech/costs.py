@@ -27,8 +27,8 @@ class SpeechCosts:
     def __init__(self) -> None:
         self._seen: dict[tuple[Kind, int], dict[int, tuple[float, float]]] = {}
 
-    def observe(self, kind: Kind, steps: int, size: int, seconds: float) -> None:
-        sizes = self._seen.setdefault((kind, steps), {})
+    def observe(self, kind: Kind, solver_steps: int, size: int, seconds: float) -> None:
+        sizes = self._seen.setdefault((kind, solver_steps), {})
         if size not in sizes:
             sizes[size] = (seconds, seconds / 8)
             return
@@ -36,18 +36,18 @@ class SpeechCosts:
         deviation += _WEIGHT * (abs(seconds - mean) - deviation)
         sizes[size] = (mean + _WEIGHT * (seconds - mean), deviation)
 
-    def mean(self, kind: Kind, steps: int, size: int) -> float:
+    def mean(self, kind: Kind, solver_steps: int, size: int) -> float:
         """Expected seconds; 0 for size 0, _PRIOR when nothing of this kind was measured."""
-        return self._estimate(kind, steps, size, 0.0)
+        return self._estimate(kind, solver_steps, size, 0.0)
 
-    def bound(self, kind: Kind, steps: int, size: int) -> float:
+    def bound(self, kind: Kind, solver_steps: int, size: int) -> float:
         """Seconds that are rarely exceeded: mean + 2 deviations."""
-        return self._estimate(kind, steps, size, _DEVIATIONS)
+        return self._estimate(kind, solver_steps, size, _DEVIATIONS)
 
-    def _estimate(self, kind: Kind, steps: int, size: int, deviations: float) -> float:
+    def _estimate(self, kind: Kind, solver_steps: int, size: int, deviations: float) -> float:
         if size == 0:
             return 0.0
-        seen = self._seen.get((kind, steps)) or self._nearest_steps(kind, steps)
+        seen = self._seen.get((kind, solver_steps)) or self._nearest_steps(kind, solver_steps)
         if not seen:
             return _PRIOR
         sizes = sorted(seen)
@@ -64,7 +64,7 @@ class SpeechCosts:
         share = (size - sizes[index - 1]) / (sizes[index] - sizes[index - 1])
         return at(index - 1) + share * (at(index) - at(index - 1))
 
-    def _nearest_steps(self, kind: Kind, steps: int) -> dict[int, tuple[float, float]] | None:
+    def _nearest_steps(self, kind: Kind, solver_steps: int) -> dict[int, tuple[float, float]] | None:
         """Costs at the nearest number of solver steps that was measured, if this number was not."""
         others = [key for key in self._seen if key[0] == kind]
-        return self._seen[min(others, key=lambda key: abs(key[1] - steps))] if others else None
+        return self._seen[min(others, key=lambda key: abs(key[1] - solver_steps))] if others else None

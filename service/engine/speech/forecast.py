@@ -53,15 +53,15 @@ class Forecast:
 
     # Steps
 
-    def decode(self, steps: int, rows: int) -> float:
+    def decode(self, solver_steps: int, rows: int) -> float:
         """Expected seconds from one decode step of `rows` to the next."""
         bucket = self._bucket(rows)
-        return self._with_codec(self.costs.mean("decode", steps, bucket), self.costs.mean("vae", 0, bucket))
+        return self._with_codec(self.costs.mean("decode", solver_steps, bucket), self.costs.mean("vae", 0, bucket))
 
-    def decode_bound(self, steps: int, rows: int) -> float:
+    def decode_bound(self, solver_steps: int, rows: int) -> float:
         """Seconds until the audio of a decode step of `rows`; rarely exceeded."""
         bucket = self._bucket(rows)
-        return self.costs.bound("decode", steps, bucket) + self.costs.bound("vae", 0, bucket)
+        return self.costs.bound("decode", solver_steps, bucket) + self.costs.bound("vae", 0, bucket)
 
     def prefill(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream] = ()) -> float:
         """Expected seconds until the next step, of a pass over chunks and decode rows with one tail for each number of
@@ -104,7 +104,9 @@ class Forecast:
     def _pass(self, tokens: int, capture: Bucket | None, emitting: Counter[int], *, bound: bool) -> float:
         of = self.costs.bound if bound else self.costs.mean
         kind, size = eager_prefill(tokens) if capture is None else replayed_prefill(capture)
-        cost = of(kind, 0, size) + sum(of("tail", steps, self._bucket(rows)) for steps, rows in emitting.items())
+        cost = of(kind, 0, size) + sum(
+            of("tail", solver_steps, self._bucket(rows)) for solver_steps, rows in emitting.items()
+        )
         codec = of("vae", 0, self._bucket(emitting.total()))
         return cost + codec if bound else self._with_codec(cost, codec)
 
@@ -124,17 +126,17 @@ class Forecast:
         for stream in live:
             speeds[stream.solver_steps][stream.playback.speed] += 1
         seconds = 0.0
-        for steps, counts in speeds.items():
+        for solver_steps, counts in speeds.items():
             rows, falling = 0, sorted(counts, reverse=True)
             for speed, next_speed in pairwise([*falling, 0.0]):
                 rows += counts[speed]
-                seconds += (speed - next_speed) * self._round(steps, rows)
+                seconds += (speed - next_speed) * self._round(solver_steps, rows)
         return seconds / self._patch_seconds
 
-    def _round(self, steps: int, rows: int) -> float:
+    def _round(self, solver_steps: int, rows: int) -> float:
         """Seconds in which each of `rows` streams advances a patch."""
         full, rest = divmod(rows, self._buckets[-1])
-        return full * self.decode(steps, self._buckets[-1]) + self.decode(steps, rest)
+        return full * self.decode(solver_steps, self._buckets[-1]) + self.decode(solver_steps, rest)
 
     def first_audio(self, stream: Stream, ahead: Sequence[Stream], running: int, load: float) -> float:
         """Seconds until the first audio of a stream that has a slot: the running step, then the prefills `ahead` and
@@ -182,8 +184,8 @@ class Forecast:
         rows = len(running)
         rounds = math.ceil(rows / self._buckets[-1])
         a_patch = {
-            steps: rounds * self.decode(steps, math.ceil(rows / rounds))
-            for steps in {stream.solver_steps for stream in running}
+            solver_steps: rounds * self.decode(solver_steps, math.ceil(rows / rounds))
+            for solver_steps in {stream.solver_steps for stream in running}
         }
         return [(stream, self.patches_left(stream) * a_patch[stream.solver_steps]) for stream in running]
 

@@ -24,7 +24,7 @@ from service.graphs.runner import GraphRunner
 def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], prompt_lengths: Sequence[int]) -> None:
     """Measures costs at the default number of solver steps, so that the first requests are scheduled by them. Buckets
     that run in one captured graph, as after a restart, are measured once."""
-    steps = runner.solver_steps[0]
+    solver_steps = runner.solver_steps[0]
     seconds: dict[tuple[Kind, int], float] = {}
 
     def observe(kind: Kind, solver_steps: int, part: GraphRunner, rows: int, plan: Callable[[int], Plan]) -> None:
@@ -35,8 +35,8 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
         costs.observe(kind, solver_steps, rows, seconds[kind, size])
 
     for bucket in buckets:
-        observe("decode", steps, runner.decode[steps], bucket, _rows)
-        observe("tail", steps, runner.tail[steps], bucket, partial(_tail_rows, runner))
+        observe("decode", solver_steps, runner.decode[solver_steps], bucket, _rows)
+        observe("tail", solver_steps, runner.tail[solver_steps], bucket, partial(_tail_rows, runner))
         with runner.codec_turn():
             observe("vae", 0, runner.vae, bucket, _rows)
     for length in prompt_lengths:
@@ -61,11 +61,11 @@ def _timed(runner: SpeechRunner, launch: Callable[[], object]) -> float:
 def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterator[None]:
     """Runs what may run eagerly: steps and prefills of each power of two, prefills with cached context, of many
     prompts, and beside decode rows. Yields after each. All numbers of solver steps use the same kernels."""
-    steps = runner.solver_steps[0]
+    solver_steps = runner.solver_steps[0]
     rows = powers_of_two(max_rows)
     yield from runner.vae.warm_up({"rows": count} for count in rows)
     for variant in runner.variants:
-        for part in (variant.decode[steps], variant.tail[steps]):
+        for part in (variant.decode[solver_steps], variant.tail[solver_steps]):
             yield from part.warm_up({"rows": count} for count in rows)
     prompts = [([tokens], 0, 0) for tokens in powers_of_two(min(step_tokens, WARM_TOKENS))]
     prompts += [([1, 2], runner.page_size, 0), ([1] * WARM_SEQUENCES, 0, 0), *(([1], 0, count) for count in rows)]
@@ -79,10 +79,10 @@ def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) ->
     """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a piece of reference
     audio."""
     plan, tail = _rows(runner.buckets[-1]), _tail_rows(runner, runner.buckets[-1])
-    steps, variant = runner.solver_steps[0], runner.variants[-1]
+    solver_steps, variant = runner.solver_steps[0], runner.variants[-1]
     scratch_prefill(runner, [tokens], variant=variant)
-    variant.decode[steps].run(plan, eager="disabled")
-    variant.tail[steps].run(tail, eager="disabled")
+    variant.decode[solver_steps].run(plan, eager="disabled")
+    variant.tail[solver_steps].run(tail, eager="disabled")
     with runner.codec_turn():
         runner.vae.run(plan, eager="disabled")
     wave = torch.zeros(reference_samples, device=runner.device)
