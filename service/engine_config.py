@@ -18,7 +18,7 @@ COMPUTED = frozenset(
     {"models", "log_format", "gpu", "gpu_bytes", "index", "sharers", "restarted", "stood_by", "lora_voices"}
 )
 """Fields of EngineConfig that are not copied: the catalog's models, the format that "auto" stands for, what
-distinguishes one of several engines, the size of its GPU, what its life began with, and a path as text."""
+distinguishes one of several engines, the size of its GPU, how the engine was started, and a path as text."""
 
 
 def engine_config(settings: Settings, catalog: Catalog, log_format: Literal["text", "json"]) -> EngineConfig:
@@ -78,7 +78,7 @@ def configs_of_processes(settings: Settings, catalog: Catalog) -> list[EngineCon
     return engine_configs(settings, catalog, chosen_format(settings.log_format), engine_gpus(settings))
 
 
-def configs_of_lives(config: EngineConfig) -> Iterator[EngineConfig]:
+def configs_of_starts(config: EngineConfig) -> Iterator[EngineConfig]:
     """The configuration of each start of a server's engine. A failed first start is not repeated, so every later one is
     a restart."""
     return chain((config,), repeat(msgspec.structs.replace(config, restarted=True)))

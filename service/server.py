@@ -24,7 +24,7 @@ from service.api.http.bounded_sockets import BoundedSocket
 from service.api.http.connections import BoundedConnection, possible_connections, raise_descriptor_limit
 from service.api.request_stream import EngineError
 from service.catalog import DEMO_NOTICES, Catalog
-from service.engine_config import configs_of_lives, engine_config
+from service.engine_config import configs_of_starts, engine_config
 from service.heap import keep_freed_memory
 from service.link.config import EngineConfig
 from service.link.host_threads import thread_variables
@@ -44,7 +44,7 @@ ABORT_GRACE = 3.0
 
 
 def link_maker(settings: Settings, config: EngineConfig, standby: Standby | None) -> Callable[[], EngineLink]:
-    configs = configs_of_lives(config)
+    configs = configs_of_starts(config)
     if settings.engine == "inline":
         # torch reads them when it is loaded, which happens in the engine's thread.
         os.environ.update(thread_variables(config))

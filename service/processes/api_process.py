@@ -65,9 +65,8 @@ class InheritedListener(socket.socket):
         """Does nothing: the supervisor listens already, with a backlog for all."""
 
 
-class Colleague:
-    """The connection to the supervisor: follows its notices, and asks it for the page of metrics and for transcripts of
-    spoken answers."""
+class SupervisorConnection:
+    """Follows the supervisor's notices, and asks it for the page of metrics and for transcripts of spoken answers."""
 
     def __init__(
         self, control: ControlChannel[Notice], context: ServerContext, engines: Engines, lives: Sequence[EngineLives]
@@ -174,8 +173,8 @@ async def serve(config: ApiConfig) -> int:
     metrics = create_metrics(config.catalog())
     engines = attached_engines(config, settings, metrics, lives)
     context = create_context(settings, config.catalog(), engines, metrics, others=usage.row(config.index))
-    colleague = Colleague(control, context, engines, lives)
-    context.scrape, context.shared_transcripts = colleague.scrape, colleague
+    connection = SupervisorConnection(control, context, engines, lives)
+    context.scrape, context.shared_transcripts = connection.scrape, connection
     context.makes_voices = config.index == 0
     uvicorn_config = server_config(context)
     # One connection in each turn of the event loop, so that processes with less to do accept more of them.
@@ -192,12 +191,12 @@ async def serve(config: ApiConfig) -> int:
             failed = server.should_exit = True
         else:
             gc.freeze()  # as in service.server
-            colleague.accepts()
+            connection.accepts()
 
     async def watch() -> None:
         """Ends a process that the supervisor or the engine no longer reaches; the supervisor replaces it."""
         nonlocal failed
-        following = asyncio.create_task(colleague.follow())
+        following = asyncio.create_task(connection.follow())
         broken = [asyncio.create_task(life.failed()) for life in lives]
         try:
             await asyncio.wait({following, *broken}, return_when=asyncio.FIRST_COMPLETED)
@@ -208,7 +207,7 @@ async def serve(config: ApiConfig) -> int:
             for task in (following, *broken):
                 task.cancel()
 
-    tasks = [asyncio.create_task(each) for each in (watch(), announce(), colleague.show_life())]
+    tasks = [asyncio.create_task(each) for each in (watch(), announce(), connection.show_life())]
     try:
         await server.serve([InheritedListener(fileno=config.listener)])
     finally:

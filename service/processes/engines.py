@@ -10,7 +10,7 @@ from functools import partial
 
 from service.api.engine_client import EngineClient
 from service.api.request_stream import EngineError
-from service.engine_config import configs_of_lives
+from service.engine_config import configs_of_starts
 from service.engine_metrics import labelled, without_engines
 from service.link.config import EngineConfig
 from service.link.engine_socket import OnOutputs
@@ -76,7 +76,7 @@ class EngineProcesses:
         self._metrics = [metrics if alone else Metrics(kinds) for _ in starts]
         self._clients = [
             EngineClient(
-                partial(self._link, index, configs_of_lives(start.config), start.standby),
+                partial(self._link, index, configs_of_starts(start.config), start.standby),
                 self._metrics[index],
                 hang_timeout=settings.hang_timeout,
                 start_timeout=settings.start_timeout,

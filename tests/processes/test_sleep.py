@@ -36,7 +36,7 @@ from service.metrics import Metrics
 from service.processes import engines as engines_module
 from service.processes import pool as pool_module
 from service.processes import sleep as sleep_module
-from service.processes.api_process import Colleague, attached_engines
+from service.processes.api_process import SupervisorConnection, attached_engines
 from service.processes.control import ControlChannel, EngineNews, Notice, Report, Wake
 from service.processes.engines import EngineProcesses
 from service.processes.pool import ApiProcess, ApiProcesses
@@ -77,7 +77,7 @@ class Member:
 
     url: str
     context: ServerContext
-    colleague: Colleague
+    connection: SupervisorConnection
     report: ApiProcess
     tasks: list[asyncio.Task[Any]]
     server: Server
@@ -187,7 +187,7 @@ async def rig(monkeypatch: pytest.MonkeyPatch, engines: int = 1, processes: int 
                 await engine_processes.wait_ready()
                 for member in made[0].members:
                     await member.server.wait_ready()
-                    member.colleague.accepts()
+                    member.connection.accepts()
             await made[0].wait_awake()
             await until(lambda: all(member.report.accepts for member in made[0].members), what="all accept")
             yield made[0]
@@ -227,13 +227,13 @@ async def _join(made: Rig, index: int, flags: dict[str, Any]) -> Member:
     engines = attached_engines(config, settings, metrics, lives)
     usage = UsageTable(pool._usage.fileno(), config.processes, WORK_KINDS).row(index)
     context = create_context(settings, catalog, engines, metrics, others=usage)
-    colleague = Colleague(control, context, engines, lives)
-    context.scrape, context.makes_voices = colleague.scrape, False
+    connection = SupervisorConnection(control, context, engines, lives)
+    context.scrape, context.makes_voices = connection.scrape, False
     server = Server(server_config(context), context)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
     listener = socket.create_server(("127.0.0.1", 0))
-    tasks += [asyncio.create_task(colleague.follow()), asyncio.create_task(server.serve([listener]))]
-    return Member(f"http://127.0.0.1:{listener.getsockname()[1]}", context, colleague, report, tasks, server)
+    tasks += [asyncio.create_task(connection.follow()), asyncio.create_task(server.serve([listener]))]
+    return Member(f"http://127.0.0.1:{listener.getsockname()[1]}", context, connection, report, tasks, server)
 
 
 async def _channel(end: socket.socket, kind: Any) -> ControlChannel[Any]:
@@ -248,7 +248,7 @@ async def _leave(member: Member) -> None:
         task.cancel()
     await asyncio.gather(*member.tasks, return_exceptions=True)
     member.report.control.close()
-    member.colleague._control.close()
+    member.connection._control.close()
 
 
 @pytest.mark.parametrize(("engines", "processes"), [(1, 2), (2, 1), (2, 2)])
@@ -314,7 +314,7 @@ async def test_a_request_before_all_have_agreed_calls_it_off(monkeypatch: pytest
     async with rig(monkeypatch) as made:
         one, other = made.members
         asked: list[int] = []
-        monkeypatch.setattr(other.colleague, "_doze", asked.append)
+        monkeypatch.setattr(other.connection, "_doze", asked.append)
         falling = asyncio.create_task(sleep_once(made.engines, made.processes))
         await until(lambda: bool(asked) and one.context.engine.phase == "asleep", what="one has agreed")
         assert await one.ask("just now") == "just now"
@@ -327,13 +327,13 @@ async def test_a_process_that_ends_is_not_waited_for_and_one_that_comes_calls_it
 ) -> None:
     async with rig(monkeypatch) as made:
         pool = made.processes
-        monkeypatch.setattr(made.members[1].colleague, "_doze", lambda number: None)
+        monkeypatch.setattr(made.members[1].connection, "_doze", lambda number: None)
         asking = asyncio.create_task(pool.doze())
         await until(lambda: pool._not_dozing == {"api-1"}, what="the other one has agreed")
         pool._forget(1, made.members[1].report)
         assert await asyncio.wait_for(asking, GENEROUS)
         pool.stay_awake()
-        monkeypatch.setattr(made.members[0].colleague, "_doze", lambda number: None)
+        monkeypatch.setattr(made.members[0].connection, "_doze", lambda number: None)
         asking = asyncio.create_task(pool.doze())
         await until(lambda: "api-0" in pool._not_dozing, what="it is asked")
         mute = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -357,7 +357,7 @@ async def test_a_process_that_starts_while_they_sleep_or_wake_holds_requests(mon
             made.members[index] = new = await _join(made, index, flags)
             async with asyncio.timeout(GENEROUS):
                 await new.server.wait_ready()
-            new.colleague.accepts()
+            new.connection.accepts()
             return new
 
         made.gate.clear()
@@ -443,12 +443,12 @@ async def test_an_engine_that_crashes_before_it_could_sleep_loses_nothing_quietl
 ) -> None:
     async with rig(monkeypatch) as made:
         asked: list[int] = []
-        monkeypatch.setattr(made.members[1].colleague, "_doze", asked.append)
+        monkeypatch.setattr(made.members[1].connection, "_doze", asked.append)
         falling = asyncio.create_task(sleep_once(made.engines, made.processes))
         await until(lambda: bool(asked) and made.members[0].context.engine.phase == "asleep", what="one has agreed")
         made.lives[0][-1].kill()
         await until(lambda: made.starts == [2], what="it is restarted")
-        made.members[1].colleague._control.send(Wake())
+        made.members[1].connection._control.send(Wake())
         await asyncio.wait_for(falling, GENEROUS)
         await made.wait_awake()
         assert [await member.ask() for member in made.members] == ["hello", "hello"]

@@ -13,7 +13,7 @@ import torch
 
 from service.catalog import Catalog
 from service.engine import engine as loop
-from service.engine_config import configs_of_lives, engine_config
+from service.engine_config import configs_of_starts, engine_config
 from service.graphs.buckets import key_of
 from service.settings import load_settings
 from tests.support.inline_engine import InlineEngine
@@ -138,4 +138,4 @@ def test_a_restarted_engine_warms_up_while_it_idles_and_serves_between(monkeypat
 
 def test_later_lives_of_an_engine_are_restarts(tmp_path: Path) -> None:
     config = engine_config(load_settings({}), Catalog([]), "text")
-    assert [each.restarted for each in islice(configs_of_lives(config), 4)] == [False, True, True, True]
+    assert [each.restarted for each in islice(configs_of_starts(config), 4)] == [False, True, True, True]
