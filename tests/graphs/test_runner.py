@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +24,10 @@ from service.graphs.observations import Observations
 from service.graphs.pool import Capture, CaptureError, GraphPool, RouteSeconds
 from service.graphs.runner import GraphRunner, Run
 from tests.support.devices import DEVICES
+from tests.support.inference import no_gradients as no_gradients
 from tests.support.tiny_chat import TinyEncoder, tiny_item, tiny_model
 
 LIMIT = 64 << 20
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def encoder_runner(device: str, **options: object) -> tuple[GraphRunner, Observations]:

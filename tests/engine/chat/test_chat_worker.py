@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,11 @@ from service.graphs.runner import GraphRunner
 from service.link.messages import ChatDelta, ChatRequest, Drain, SamplingParams, SpeechAppend, Stop
 from tests.support.audit import audit
 from tests.support.devices import DEVICES
+from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import CONTEXT, VOCABULARY, TinyEncoder, tiny_item, tiny_prompt
 
 TEXT = tiny_prompt([[1, 2, 3, 4, 5]])
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
@@ -23,6 +23,7 @@ from service.engine.chat.runner import ChatRunner
 from service.engine.chat.sampler import mask_logits
 from service.graphs.pool import Capture, GraphPool
 from tests.support.devices import DEVICES
+from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt, tiny_text
 from tests.support.waiting import GENEROUS, wait
@@ -46,12 +47,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "full": {"temperature": 1.2, "seed": 5, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2},
     "logprobs": {"temperature": 1.0, "seed": 7, "logprobs": 2},
 }
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def ask(engine: InlineEngine, name: str, **fields: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing import Pipe
@@ -28,18 +27,13 @@ from service.engine.readback import Readback
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES
 from tests.support.devices import DEVICES
 from tests.support.grammars import with_all_servers
+from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import ALPHABET, END_TOKEN, VOCABULARY, tiny_processor, tiny_prompt
 from tests.support.waiting import GENEROUS, wait
 
 ROWS = 5
 WORDS = -(-VOCABULARY // 32)
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(autouse=True)

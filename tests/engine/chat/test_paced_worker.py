@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from service.api.chat.grammar import regex_grammar
 from service.engine.chat import masks
 from service.engine.chat.encoder import Encoded, Part
 from service.engine.chat.scheduler import Step
+from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import END_TOKEN, tiny_item, tiny_prompt
 
 TARGET = 0.015
 DECODE, LAUNCH, TOKEN, PAIR, PATCH = 0.002, 0.001, 1e-4, 1e-6, 2e-4
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 class PacedEngine(InlineEngine):

@@ -16,14 +16,9 @@ from service.engine import engine as loop
 from service.engine_config import configs_of_starts, engine_config
 from service.graphs.buckets import key_of
 from service.settings import load_settings
+from tests.support.inference import no_gradients as no_gradients
 from tests.support.inline_engine import InlineEngine
 from tests.support.tiny_chat import tiny_item, tiny_prompt
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def captured(engine: InlineEngine) -> dict[Any, set[Any]]:
