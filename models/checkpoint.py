@@ -187,9 +187,7 @@ def fill_random(module: nn.Module, seed: int) -> None:
         if generator is None:
             generator = generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
         if factors is not None:
-            for values, scale in zip(
-                *(_stack(part, 2 - k) for k, part in enumerate((parameter, factors))), strict=True
-            ):
+            for values, scale in zip(_stack(parameter, 2), _stack(factors, 1), strict=True):
                 drawn = torch.empty(values.shape, dtype=torch.bfloat16, device=values.device)
                 drawn.normal_(0.0, values.shape[-1] ** -0.5, generator=generator)
                 fill_rows(drawn, values, scale, name)
@@ -202,7 +200,7 @@ def fill_random(module: nn.Module, seed: int) -> None:
 
 
 def _stack(part: Tensor, dim: int) -> Tensor:
-    """A stack of matrices or of their factors; of a single one, of one."""
+    """A stack of tensors with `dim` axes: `part` itself, or a stack of this one alone."""
     return part if part.dim() > dim else part[None]
 
 

@@ -67,9 +67,7 @@ def merged(registries: Iterable[Families]) -> Families:
             key = (sample.name, frozenset(sample.labels.items()))
             before = found.get(key)
             found[key] = sample if before is None else _together(before, sample)
-    return tuple(
-        Family(name, head.kind, head.help, tuple(values[name].values())) for name, head in heads.items()
-    )  # fmt: skip
+    return tuple(Family(name, head.kind, head.help, tuple(values[name].values())) for name, head in heads.items())
 
 
 def _together(one: Sample, other: Sample) -> Sample:
