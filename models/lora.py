@@ -128,7 +128,7 @@ class Lora:
         return y if pair is None else add_lora(y, x, pair, self.rows)
 
     def twice(self) -> Lora:
-        """For a batch that holds the same units twice, one after the other."""
+        """The adapters of a batch that holds the same units twice, one after the other."""
         return Lora(self.bank, self.rows.twice())
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 LONGEST = 1 << 18
 """Characters of a text that is kept: a longer one would leave too little room for others."""
 CHARACTERS = 1 << 22
-"""Of all texts that are kept, with OVERHEAD for each: 4 to 16 MB, and for ordinary text at most as much again in
-ids."""
+"""Characters of all texts that are kept, with OVERHEAD for each: 4 to 16 MB, and for ordinary text at most as much
+again in ids."""
 OVERHEAD = 256
 """Characters that a text counts beside its own: what a short one takes in fact."""
 

@@ -15,7 +15,7 @@ from models.decoder import DecoderConfig
 from models.errors import CheckpointError
 
 _ROWS = 4096
-"""Of both tensors that are compared at a time."""
+"""Rows of the two tensors that are compared at a time."""
 
 
 def with_the_files_head(

@@ -45,7 +45,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def _set_options(listener: socket.socket) -> None:
-    """On the listener: accepted sockets inherit them."""
+    """Sets OPTIONS on the listener; accepted sockets inherit them."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in OPTIONS.items():
         if hasattr(socket, name):

@@ -131,7 +131,7 @@ class VoiceStore:
             return sorted(self._voices.values(), key=lambda voice: (voice.created_at, voice.id))
 
     def find(self, key: str) -> Voice | None:
-        """By id or by name."""
+        """The voice of this id or name; None if there is none."""
         if len(key) > LONGEST_NAME:
             return None  # folding megabytes would hold the event loop for seconds
         with self._lock:

@@ -117,7 +117,7 @@ class Front:
         fresh = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._client = httpx.AsyncClient(timeout=timeout, limits=kept, trust_env=False)
         self._fresh = httpx.AsyncClient(timeout=timeout, limits=fresh, trust_env=False)
-        """For what is sent once: a replica might close a kept connection just then."""
+        """Client for requests that must not be sent twice: a replica might close a kept connection just then."""
         self._fresh.headers.clear()
         self._client.headers.clear()
 
@@ -284,7 +284,7 @@ async def _upward(client: WebSocket, replica: ClientConnection) -> None:
 
 
 async def _downward(replica: ClientConnection, client: WebSocket) -> None:
-    """Until the replica closes; then the client is closed alike."""
+    """Passes messages to the client until the replica closes, and then closes the client with the same code."""
     try:
         async for message in replica:
             await (client.send_text(message) if isinstance(message, str) else client.send_bytes(message))

@@ -72,7 +72,7 @@ def on_hopper(dtype: torch.dtype, device: torch.device) -> bool:
 def exact_buckets(
     bucket_list: Sequence[Bucket], fillings: Iterable[Bucket], head_dim: int, weight: Tensor
 ) -> list[Bucket]:
-    """Those of `fillings` as EXACT buckets whose attention is faster so, and that the largest of the list could hold.
+    """EXACT buckets for those of `fillings` whose attention is faster so, and that the largest of the list could hold.
 
     fillings: sizes of calls whose segments are all of max_seqlen rows. weight: of the tower, whose dtype and device
     count.

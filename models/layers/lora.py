@@ -53,7 +53,7 @@ class LoraRows:
     tiles: Tensor
 
     def twice(self) -> LoraRows:
-        """For a batch that holds the same units twice, one after the other."""
+        """The rows of a batch that holds the same units twice, one after the other."""
         units = self.slots.shape[0]
         behind = self.tiles.clone()
         behind[:, 0] += units

@@ -17,7 +17,7 @@ from models.layers.packed import layer_norm
 from models.minicpmv.slicing import MAX_PATCHES_PER_SIDE
 
 _VALUES_PER_HEAD = 128
-"""At least: there are as many heads as that makes, and they share all values."""
+"""A head has at least this many values: there are as many heads as that allows."""
 _NORM_EPS = 1e-6
 
 

@@ -12,7 +12,7 @@ from models.errors import CheckpointError
 from models.published import read_config, read_json, read_optional_json, require_text_fields, rope_field
 
 ROTARY_THETA = 10_000.0
-"""Of the towers' rotary positions."""
+"""Base of the towers' rotary positions."""
 _STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
 """Fields of preprocessor files that no published file changes. 3: bicubic."""
 

@@ -99,7 +99,7 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _require_interleaved(text: Mapping[str, Any]) -> None:
-    """With contiguous sections, or none, the decoder would run and give wrong answers."""
+    """Raises CheckpointError for contiguous sections, or none, with which the decoder would give wrong answers."""
     name, rope = mrope_section(text)
     if rope.get("mrope_interleaved") is not True:
         raise CheckpointError(
@@ -123,7 +123,8 @@ def _experts(text: Mapping[str, Any]) -> ExpertSizes | None:
 
 
 def _dense_layers(text: Mapping[str, Any]) -> frozenset[int]:
-    """Those that mlp_only_layers lists, and of every decoder_sparse_step layers all but the last."""
+    """Numbers of the layers without experts: those that mlp_only_layers lists, and of every decoder_sparse_step layers
+    all but the last."""
     layers, step = range(int(text["num_hidden_layers"])), int(text.get("decoder_sparse_step") or 1)
     listed = text.get("mlp_only_layers") or []
     if step < 1 or not all(layer in layers for layer in listed):

@@ -63,8 +63,8 @@ def decoder_config(config: Qwen3VLConfig) -> DecoderConfig:
 
 
 def expert_layout(directory: Path, decoder: DecoderConfig) -> ExpertLayout:
-    """As the names or the shapes of a layer's experts tell it: published and saved tensors have the same names, and of
-    their two shapes at most one is square."""
+    """The layout, by the names or the shapes of a layer's experts: published and saved tensors have the same names, and
+    of their two shapes at most one is square."""
     sizes, hidden = decoder.block.experts, decoder.block.hidden_size
     if sizes is None:
         return "published"

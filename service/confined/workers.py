@@ -114,7 +114,7 @@ class Worker:
 
 
 class WorkerPool:
-    """At most `size` jobs at a time, each in a worker of its own. Belongs to one event loop."""
+    """Runs at most `size` jobs at a time, each in a worker of its own. Belongs to one event loop."""
 
     def __init__(self, size: int, limits: WorkerLimits, program: Program) -> None:
         self.size = size
@@ -180,7 +180,7 @@ def _forget(running: asyncio.Future[T]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Without the server's keys and tokens, since the process reads untrusted input."""
+    """The environment without the server's keys and tokens, since the process reads untrusted input."""
     names = ("PATH", "LD_LIBRARY_PATH", "LANG", "PYTHONPATH")
     kept = {name: os.environ[name] for name in names if name in os.environ}
     # One malloc arena: each further one reserves 64 MiB of the address space that RLIMIT_AS counts.

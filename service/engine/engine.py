@@ -51,7 +51,7 @@ _BUILD_WAIT = 0.002
 MISSES_BEFORE_CAPTURE = 32
 """A busy engine captures a bucket once this many calls ran eagerly because it was not captured yet."""
 MISSES_BEFORE_PAUSE = 256
-"""After this many misses it captures the bucket even if live listeners hear a gap."""
+"""After this many misses a busy engine captures the bucket even if live listeners hear a gap."""
 
 
 class Engine:
@@ -89,7 +89,7 @@ class Engine:
         self._warming: Iterator[None] = iter(())
         """What is left of the workers' warm-ups."""
         self._warmed: Callable[[], None] | None = None
-        """To be called when nothing is left of them."""
+        """Called once, when nothing is left of the warm-ups."""
 
     def capture_first(self, *, restarted: bool = False, warmed: Callable[[], None] = lambda: None) -> None:
         """Captures what must be captured before the first request, measures costs, and on a GPU warms up what may run

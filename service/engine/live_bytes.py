@@ -89,7 +89,8 @@ def _metadata(value: Any) -> Hashable:
 
 
 def _meta_tensors(value: object) -> Iterator[Tensor]:
-    """Those in what an operation takes or returns. torch's own walk over such trees takes longer than the operation."""
+    """The tensors in what an operation takes or returns. torch's own walk over such trees takes longer than the
+    operation."""
     if isinstance(value, Tensor):
         if value.is_meta:
             yield value

@@ -208,7 +208,7 @@ class GraphPool:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without Python's collector of cycles: to free the graphs or pinned memory of others is illegal in a capture."""
+    """Turns Python's garbage collector off: freeing other graphs or pinned memory is illegal in a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

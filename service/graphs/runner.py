@@ -202,7 +202,7 @@ class GraphRunner:
         return self._choices[key]
 
     def _roomy(self, buckets: Iterable[Bucket], required: Bucket) -> list[Bucket]:
-        """Without tight ones that `required` would not fill."""
+        """The buckets without the tight ones that `required` would not fill."""
         return [bucket for bucket in buckets if key_of(bucket) not in self._tight or fills(bucket, required)]
 
     def _reason(self, required: Bucket) -> EagerReason:

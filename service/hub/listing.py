@@ -103,7 +103,7 @@ def small_files(listing: Listing) -> list[str]:
 
 
 def weight_files(names: Sequence[str], directory: Path) -> list[str]:
-    """Those of the `names` in a repository or directory that loading reads. directory: holds the small files.
+    """Files of weights that loading reads, of the `names` in a repository or directory. directory: has the small files.
 
     The same choice as models.checkpoint.shard_paths, so that a second copy in another format is not fetched.
     """

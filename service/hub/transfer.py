@@ -171,7 +171,7 @@ def _size(file: BinaryIO) -> int:
 
 
 def _hash(file: RemoteFile, received: BinaryIO) -> str:
-    """Of what was received, in the kind that the hub lists: SHA-256 of a large file, git's SHA-1 of a small one."""
+    """Hash of what was received, as the hub lists it: SHA-256 of a large file, git's SHA-1 of a small one."""
     is_large = len(file.etag) == 64
     hasher = hashlib.sha256() if is_large else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     while block := received.read(_BLOCK):

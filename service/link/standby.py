@@ -84,7 +84,7 @@ async def begin_engines(configs: Sequence[EngineConfig], mode: Literal["auto", "
 
 
 class Standby:
-    """At most one standby process of an engine. Belongs to one event loop and ends with it."""
+    """Keeps at most one standby process of an engine. Belongs to one event loop and ends with it."""
 
     def __init__(self, *, beside_cpu: bool = False) -> None:
         """beside_cpu: also if the engine runs on a CPU, where a start takes less time."""

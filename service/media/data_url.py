@@ -34,7 +34,7 @@ def declared_type(url: str) -> str:
 
 
 def _begun(url: str) -> str:
-    """Without whitespace before it, which browsers ignore (https://url.spec.whatwg.org, basic URL parser)."""
+    """The URL without whitespace before it, which browsers ignore (https://url.spec.whatwg.org, basic URL parser)."""
     return url.lstrip(SPACES) if url[:1].isspace() else url
 
 

@@ -20,7 +20,8 @@ from service.media.messages import Done, Frame, OpenVideo, ReadFrames, VideoOpen
 Choose = Callable[[VideoMetadata], Sequence[int]]
 """Metadata -> ascending indices of the frames to decode (ChatProcessor.sample_video)."""
 MOST_FPS = 1000.0
-"""Of a list of frames by their times, which may be as close as floats can be: models compute with the rate."""
+"""Highest rate that a list of frames gets from its times, which may be as close as floats can be: models compute with
+the rate."""
 
 
 async def decode_video(

@@ -134,7 +134,7 @@ class EngineProcesses:
         await asyncio.gather(*(client.stop(grace) for client in self._clients))
 
     def send(self, command: Command) -> None:
-        """To all of them."""
+        """Sends a command to all engines."""
         for client in self._clients:
             client.send(command)
 

@@ -61,7 +61,7 @@ class ApiProcess:
         self.control = control
         self.accepts = False
         self.families: Families = ()
-        """Its metrics when they were last collected."""
+        """Metrics of the process when they were last collected."""
         self.collected: asyncio.Future[None] | None = None
         self.silence = Silence(time.monotonic)
         """Silence since its last report."""

@@ -125,7 +125,8 @@ class Supervisor:
             self._processes.end(signal.SIGKILL)
 
     async def _drain(self) -> None:
-        """They stop accepting connections on their own. They need no longer than a single process would."""
+        """Drains the API processes, which stop accepting connections on their own. They need no longer than a single
+        process would."""
         settings = self._settings
         self._listener.close()
         self._processes.end()

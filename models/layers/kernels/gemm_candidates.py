@@ -49,7 +49,7 @@ def _few_rows(rows: int, gated: bool) -> tuple[Tile, ...]:
 
 
 def candidates(shape: Shape, rows: int, gpu: Gpu) -> Iterator[Variant]:
-    """With and without TMA where there is one; rows from 65 on may be any number, fewer a power of two. A
+    """Tiles with TMA, where the GPU has it, and without; rows from 65 on may be any number, fewer a power of two. A
     tile too large for the GPU gives its place to what `fitted_for` makes of it."""
     gated = shape.kind == "silu_mul"
     tiles = _few_rows(rows, gated) if rows <= 64 else _MANY_ROWS_GATED if gated else _MANY_ROWS

@@ -22,7 +22,7 @@ from models.layers.kernels.gemm_types import Blocks, Kind, Shape, Table, Tile, V
 from models.layers.kernels.gpu import Gpu, current_gpu
 
 _VALUE_BYTES = 2
-"""Of the operands: bfloat16 and float16."""
+"""Bytes of a value of the operands: bfloat16 and float16."""
 _DEPTH = 128
 _BESIDE_TILES = 2048
 """Shared memory that a program asks for beside its tiles: barriers, and what sums across warps goes through."""
@@ -113,12 +113,12 @@ def fitted(tile: Tile, *, gated: bool = False) -> Tile:
 
 
 def streaming_tile(rows: int, *, gated: bool = False) -> Tile:
-    """For few rows. 64 rows even for one: that makes it wgmma, which was faster than mma on a smaller tile."""
+    """A tile for few rows. It has 64 rows even for one, since wgmma was faster than mma on a smaller tile."""
     return fitted(Tile(64, 32, _DEPTH, stages=6) if rows <= 64 else Tile(128, 32, _DEPTH, stages=4), gated=gated)
 
 
 def e4m3_tile(rows: int, *, gated: bool = False) -> Tile:
-    """For a weight in e4m3, which is widened in registers: those are the tensor cores' first operand."""
+    """A tile for a weight in e4m3, which is converted in registers, the tensor cores' first operand."""
     if rows > 64 and not gated:
         return fitted(Tile(128, 64, _DEPTH, stages=4, swap=True))
     least = min(64, max(16, 1 << (rows - 1).bit_length()))
@@ -126,8 +126,8 @@ def e4m3_tile(rows: int, *, gated: bool = False) -> Tile:
 
 
 def e4m3_blocks(inputs: int, outputs: int, *, gated: bool = False) -> Blocks:
-    """Of the GEMV with a weight in e4m3: as measured on this GPU, else so that it has two programs and more for each
-    multiprocessor (benchmarks/results/kernels/e4m3_*.json: within a ninth of the best everywhere)."""
+    """Blocks of the GEMV with a weight in e4m3: as measured on this GPU, else so that it has two programs and more for
+    each multiprocessor (benchmarks/results/kernels/e4m3_*.json: within a ninth of the best everywhere)."""
     gpu = current_gpu()
     measured = SM_90_E4M3_BLOCKS.get(Shape("silu_mul" if gated else "plain", inputs, outputs, True))
     if measured is not None and gpu.capability == (9, 0):

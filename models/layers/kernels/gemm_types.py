@@ -67,7 +67,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Choice:
-    """For `least` to `most` rows."""
+    """The variant for `least` to `most` rows."""
 
     least: int
     most: int

@@ -262,6 +262,6 @@ def add_lora(y: Tensor, x: Normed, pair: LoraPair, rows: LoraRows) -> Tensor:
 
 
 def _columns(unit: int, rank: int) -> int:
-    """Of y in a program of the expand. Many rows: more, since every program reads the shares of A x anew; a large rank:
-    fewer, since B's rows must fit beside them."""
+    """Columns of y in a program of the expand. Many rows: more, since every program reads the shares of A x anew; a
+    large rank: fewer, since B's rows must fit beside them."""
     return 128 if unit == 1 or rank > 32 else 256

@@ -29,7 +29,7 @@ _BLOCK_N = 32
 _HEAVIEST = 112 << 10
 """Bytes of shared memory for blocks of the widest heads in float32."""
 _SPLITS_TOGETHER = 16
-"""That are combined at a time: sequences are mostly short, and their splits few."""
+"""Splits that are combined at a time: sequences are mostly short, and their splits few."""
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 from models.layers.precision import Precision
 
 TAPS = 7
-"""Of a depthwise convolution and of the last one."""
+"""Taps of a depthwise convolution and of the last one."""
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def move_memory(
 
 
 def default_precision() -> Precision:
-    """As the reference runs its convolutions."""
+    """The precision in which the reference runs its convolutions."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 

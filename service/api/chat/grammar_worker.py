@@ -107,7 +107,7 @@ def _longer_tokens() -> Iterator[bytes]:
 
 
 class _Vocabulary:
-    """For llguidance.TokenizerWrapper. The bytes come first."""
+    """The vocabulary as llguidance.TokenizerWrapper takes it. The bytes come first."""
 
     bos_token_id = None
     tokens = (*(bytes([value]) for value in range(256)), *dict.fromkeys(_longer_tokens()), b"<end>")

@@ -85,9 +85,9 @@ class FastBodyConnection(h11.Connection):
         super().__init__(*arguments)
         self._draining = draining
         self.ends = False
-        """The next response is the last one of the connection."""
+        """Whether the next response is the last one of the connection."""
         self._chunks = self._chunk_bytes = 0
-        """Of the present request's body, if it comes in chunks."""
+        """Number and bytes of chunks of the present request's body, if it comes in chunks."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 
 class FairTurns:
-    """At most `size` holders at a time. Clients take turns, each one's requests in their order. Belongs to one event
-    loop."""
+    """Admits at most `size` holders at a time. Clients take turns, each one's requests in their order. Belongs to one
+    event loop."""
 
     def __init__(self, size: int) -> None:
         self._free = size

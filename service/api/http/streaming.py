@@ -209,7 +209,7 @@ class LiveResponse(Response):
         self._sending = False
 
     async def _send_last(self, send: Send, chunk: bytes) -> None:
-        """With a timeout of its own: the monitor may have stopped."""
+        """Has a timeout of its own, since the monitor may have stopped."""
         try:
             async with asyncio.timeout(self._write_timeout):
                 await self._send(send, chunk, more=False)

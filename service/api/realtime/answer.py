@@ -79,7 +79,7 @@ class Answer:
         self._message: MessageOutput | None = None
         self._calls: list[CallOutput] = []
         self._outputs: list[MessageOutput | CallOutput] = []
-        """Both, in order."""
+        """The message and the calls, in order."""
         self._cancelled = False
         self._ending = False
         self._telling = asyncio.Lock()
@@ -174,7 +174,7 @@ class Answer:
         await self._emit(ResponseCreated(response=self._response("in_progress", [])))
 
     async def _begun_message(self) -> MessageOutput:
-        """It is announced with its first text or sound."""
+        """The message, which is announced with its first text or sound."""
         if self._message is None:
             spoken = self._config.format if self._config.spoken else None
             self._message = MessageOutput(self._next_place(), spoken=spoken)

@@ -54,7 +54,8 @@ async def with_live_pauses(
 
 
 def _silence(beside: AudioChunk, samples: int) -> Iterator[AudioChunk]:
-    """With the end of the request left to the chunk that has it. In pieces: a client that does not read holds one."""
+    """Chunks of silence, of which none ends the segment or the request. They are short, since a client that does not
+    read holds one."""
     for start in range(0, samples, SILENCE):
         audio = np.zeros(min(SILENCE, samples - start), np.float32)
         yield replace(beside, audio=audio, segment_done=False, finished=False, truncated=False, steps=None, silent=True)

@@ -138,7 +138,8 @@ def fold(text: str) -> str:
 
 
 def load_lexicon(path: Path) -> Lexicon:
-    """From a YAML (or JSON) file, `word: what is said`. ValueError names the entry that does not fit."""
+    """Reads a lexicon from a YAML (or JSON) file, `word: what is said`. ValueError names the entry that does
+    not fit."""
     try:
         entries = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:

@@ -52,7 +52,7 @@ class Guide:
 
     @property
     def seconds(self) -> float:
-        """Since then."""
+        """Seconds since building it was requested."""
         return time.monotonic() - self.begun
 
 
@@ -82,16 +82,17 @@ class _Server:
         self._poll = poll
         self._replies = msgspec.msgpack.Decoder(Reply)
         self.guides: dict[int, Guide] = {}
-        """That it knows."""
+        """The guides that the server knows, by number."""
         self.link: Connection | None = None
         self.ready = False
         """Whether it has read the vocabulary."""
         self.asked: _Asked | None = None
         self._unsent: list[Build | Forget] = []
-        """Until it reads requests: while it starts or computes masks a full connection would stop the engine."""
+        """Requests to be sent once it reads them: while it starts or computes masks, a full connection would stop the
+        engine."""
 
     def start(self) -> bool:
-        """Unless it runs. False if it cannot be started."""
+        """Starts the server unless it runs; False if it cannot be started."""
         if self.link is None:
             try:
                 self.link = self._host.start()
@@ -146,7 +147,7 @@ class _Server:
         return self._lose(f"a mask server has computed for {_LONGEST_COMPUTATION:g} s and is started anew")
 
     def _lose(self, message: str) -> list[Guide]:
-        """Its guided answers fail. Those of their guides that were being built."""
+        """Fails the guided answers of a server that has ended; returns those of their guides that were being built."""
         log.error("%s; %d guided answers fail", message, len(self.guides))
         self._host.kill()
         assert self.link is not None
@@ -190,7 +191,7 @@ class Guidance:
         self._numbers = count()
         self._building: dict[int, Guide] = {}
         self._built: list[Guide] = []
-        """Since the last `take_built`."""
+        """Guides that have been built since the last `take_built`."""
 
     def start(self) -> None:
         """Starts the first server, which reads the vocabulary while graphs are captured."""
@@ -198,7 +199,7 @@ class Guidance:
 
     @property
     def building(self) -> bool:
-        """A guide is being built."""
+        """Whether a guide is being built."""
         return bool(self._building)
 
     def begin(self, sequence: Guided, grammar: str, *, slow: bool = False) -> None:
@@ -217,12 +218,12 @@ class Guidance:
             self._built.append(guide)
 
     def _load(self, index: int) -> int:
-        """0 for few guides."""
+        """Number of guides of a server; 0 for few of them."""
         load = len(self._servers[index].guides)
         return load if load >= _FEW else 0
 
     def take_built(self) -> list[Guide]:
-        """Those that have been built since the last call."""
+        """The guides that have been built since the last call."""
         if self._building or any(server.asked is not None for server in self._servers):
             self.receive(0.0)
         built, self._built = self._built, []

@@ -125,7 +125,7 @@ class InFlight:
         self._steps.append(step)
 
     def add_encoder_pass(self, step: InFlightStep) -> None:
-        """Before a held step, whose results come after it."""
+        """Adds an encoder pass; its results arrive before those of a held step."""
         if (held := self.held) is None:
             self._steps.append(step)
         else:
@@ -146,8 +146,8 @@ class InFlight:
         return max(0.0, sum(step.predicted for step in self._steps) - (now - started))
 
     def wait(self) -> None:
-        """Until the tokens before a held step are there, then for its masks or a while; without one until the oldest
-        results are there."""
+        """Waits until the tokens before a held step are there, then for its masks or a while; without a held step,
+        until the oldest results are there."""
         (self.held or self._steps[0]).wait()
 
 

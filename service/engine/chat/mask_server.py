@@ -117,7 +117,7 @@ class MaskServer:
         """Builders for quick and for slow grammars, so that no usual grammar waits behind a slow one."""
         self._tokenizer = self._builders[False].submit(self._read, tokenizer)
         self._matchers: dict[int, Future[llguidance.LLMatcher]] = {}
-        """By guide."""
+        """Matchers by the number of their guide."""
         self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._keeping = threading.Lock()
 
@@ -131,7 +131,7 @@ class MaskServer:
             self._send(Ready())
 
     def run(self) -> None:
-        """In a thread with a deep stack (deep_thread)."""
+        """Handles requests until the link is closed. Call it in a thread with a deep stack (deep_thread)."""
         requests = msgspec.msgpack.Decoder(MaskRequest)
         try:
             while True:

@@ -178,7 +178,7 @@ class MaskJob:
             self._masks.receive(left)
 
     def finish(self, first: int, count: int, computed: Computed) -> None:
-        """With `count` of the masks that were asked for, from `first` on."""
+        """Takes in `count` of the masks that were asked for, from `first` on."""
         self.verdicts |= {self._asked[first + place]: verdict for place, verdict in computed.verdicts.items()}
         self.seconds = max(self.seconds, computed.seconds)
         self._missing -= count

@@ -95,7 +95,8 @@ class ChatRunner:
         pacing.start(self._decode[False], self._cached_prefill, encoder, self._routes.pair_seconds.replay)
 
     def measure_again(self, pacing: Pacing, encoder: GraphRunner) -> bool:
-        """After a restart, when most graphs were captured behind the start's measurements; False once that is done."""
+        """Calibrates again after a restart, when most graphs were captured after the first calibration; False once that
+        is done."""
         if due := not self._measured:
             self._measured = True
             self.calibrate(pacing, encoder)

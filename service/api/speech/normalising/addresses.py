@@ -41,7 +41,7 @@ def _spelled(text: str) -> str:
 
 
 def _url(match: re.Match[str]) -> str:
-    """Its host and path, and the signs behind it that belong to the sentence."""
+    """Host and path of the address as words, then the signs behind it that belong to the sentence."""
     address = (match["host"] or match["domain"]) + match["path"]
     whole = match["query"] or address
     return _spelled(address.rstrip(ENDING).rstrip("/")) + whole[len(whole.rstrip(ENDING)) :]

@@ -11,7 +11,7 @@ Language = Literal["english", "chinese", "other"]
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 KANA_OR_HANGUL = re.compile("[\u3040-\u30ff\u1100-\u11ff\uac00-\ud7af]")
 NUMERALS = "²³¹¼-¾⁰-₟⅐-↏"
-"""Of a class of characters: superscripts and fractions, which count as letters."""
+"""Part of a class of characters: superscripts and fractions, which \\w takes for letters."""
 WORD = re.compile(rf"(?<![^\W_])[^\W\d_{NUMERALS}]+")
 """A unit right behind its number is no word."""
 
