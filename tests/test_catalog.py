@@ -1,3 +1,5 @@
+"""Which models a server hosts, and under which names."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Metrics: names, labels, and what observations make of them."""
+
 from __future__ import annotations
 
 import itertools

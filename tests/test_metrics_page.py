@@ -1,3 +1,5 @@
+"""One page of metrics from the registries of several processes."""
+
 from __future__ import annotations
 
 import msgspec

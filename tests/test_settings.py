@@ -1,3 +1,5 @@
+"""Settings of flags, variables and files, and errors that name the key."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Requests to an engine and its answers; what happens when it crashes, hangs, is restarted or stops."""
+
 from __future__ import annotations
 
 import asyncio

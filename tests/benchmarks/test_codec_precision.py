@@ -1,3 +1,5 @@
+"""The codec with random weights on which precisions are compared, and the comparison in decibels."""
+
 from __future__ import annotations
 
 from dataclasses import replace

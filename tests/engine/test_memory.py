@@ -1,3 +1,5 @@
+"""How the memory of a device is divided among models, graphs and caches."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""Which bucket holds a call at the least cost, and which further bucket demand proposes."""
+
 from __future__ import annotations
 
 from itertools import pairwise

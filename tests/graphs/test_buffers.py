@@ -1,3 +1,5 @@
+"""Static and exact buffers are filled from a plan."""
+
 from __future__ import annotations
 
 import numpy as np

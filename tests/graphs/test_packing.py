@@ -1,3 +1,5 @@
+"""Items are packed into buckets with little padding."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Messages and their arrays as frames, and frames that are no message."""
+
 from __future__ import annotations
 
 import dataclasses

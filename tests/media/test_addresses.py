@@ -1,3 +1,5 @@
+"""Which addresses are on the public internet."""
+
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address

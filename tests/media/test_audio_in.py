@@ -1,3 +1,5 @@
+"""Audio files of every format become mono samples, within limits."""
+
 from __future__ import annotations
 
 import struct

@@ -1,3 +1,5 @@
+"""data: URLs and their base64."""
+
 from __future__ import annotations
 
 import base64

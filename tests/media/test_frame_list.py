@@ -1,3 +1,5 @@
+"""Videos that are sent as a list of frames."""
+
 from __future__ import annotations
 
 import base64

@@ -1,3 +1,5 @@
+"""Pictures are decoded to upright RGB, in the process and in a worker, or refused."""
+
 from __future__ import annotations
 
 import io

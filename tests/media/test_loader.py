@@ -1,3 +1,5 @@
+"""URLs of a request become media within the limits of the request."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Loudness of reference audio."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Sample rates are converted without aliases."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The decoder of videos by itself: damaged files, and its threads."""
+
 from __future__ import annotations
 
 import gc

@@ -1,3 +1,5 @@
+"""Videos are decoded in a worker, within limits."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence

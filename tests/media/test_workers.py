@@ -1,3 +1,5 @@
+"""Workers that decode: limits of memory and time, cancellation, and workers that die."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Strict loading of safetensors: what is filled, and errors that name the tensor."""
+
 from __future__ import annotations
 
 import json

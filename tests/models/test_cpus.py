@@ -1,3 +1,5 @@
+"""How many processors a process may use."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Pictures are resized in threads, with Pillow's bytes."""
+
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Barrier, current_thread

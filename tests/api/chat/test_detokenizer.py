@@ -1,3 +1,5 @@
+"""Tokens become text: whole characters, stop strings, reasoning and logprobs, however tokens and pieces fall."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,3 +1,5 @@
+"""Fields of a chat request become SamplingParams of the engine."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Admission counts the work of all API processes through a table that they share."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""Markdown and emoji are not spoken; everything else of a text stays."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Where a text is cut into segments, whole or in pieces."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""What the cache of encoder outputs evicts, and what pins keep."""
+
 from __future__ import annotations
 
 import torch

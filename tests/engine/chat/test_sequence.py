@@ -1,3 +1,5 @@
+"""A chat sequence: digests of its pages, prefix hits, tokens, positions and media rows of its chunks."""
+
 from __future__ import annotations
 
 from hypothesis import given, settings

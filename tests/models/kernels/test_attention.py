@@ -1,3 +1,5 @@
+"""The attention kernels against their references: segments, paged decode and paged prefill."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The kernels over packed rows of the encoders against their references."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The kernels of transformer blocks against their references: norms, linear layers, activations, rotation."""
+
 from __future__ import annotations
 
 import pytest

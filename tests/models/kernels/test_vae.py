@@ -1,3 +1,5 @@
+"""The kernels of VoxCPM2's codec against their references, in one piece and as streams."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Random numbers as a function of seed and step."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Rotary positions of one and three axes, and their frequencies."""
+
 from __future__ import annotations
 
 import math

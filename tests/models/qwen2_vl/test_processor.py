@@ -1,3 +1,5 @@
+"""Pictures, videos and prompts of Qwen2-VL: sizes, frames, positions, digests, refusals."""
+
 from __future__ import annotations
 
 import shutil

@@ -1,3 +1,5 @@
+"""Pictures, videos with their times, and prompts of Qwen3-VL."""
+
 from __future__ import annotations
 
 from dataclasses import replace

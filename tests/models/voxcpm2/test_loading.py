@@ -1,3 +1,5 @@
+"""Strict loading of VoxCPM2: networks, codec, and what is refused."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,3 +1,5 @@
+"""Text and prompt layouts of VoxCPM2."""
+
 from __future__ import annotations
 
 import json
