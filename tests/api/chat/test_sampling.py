@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from typing import Any
 
 import msgspec
@@ -13,7 +11,6 @@ from service.api.chat.sampling import derived_seed, sampling_params
 from service.api.chat.schema import ChatRequestBody
 from service.api.http.errors import ApiError
 from service.link.messages import SamplingParams
-from service.logs import JsonFormatter
 from service.settings import load_settings
 from tests.support.fake_chat import END, FakeProcessor
 
@@ -70,12 +67,3 @@ def test_seeds() -> None:
     seeds = [derived_seed(7, index) for index in range(100)]
     assert len(set(seeds)) == 100 and all(-(2**63) <= seed < 2**63 for seed in seeds)
     assert derived_seed(7, 3) == derived_seed(7, 3) != derived_seed(8, 3)
-
-
-def test_json_logs_are_one_object_a_line() -> None:
-    record = logging.LogRecord("reprise", logging.WARNING, "", 0, "two\nlines %s", ("x",), None)
-    record.tokens = 3
-    line = JsonFormatter().format(record)
-    assert "\n" not in line
-    entry = json.loads(line)
-    assert (entry["message"], entry["level"], entry["tokens"]) == ("two\nlines x", "warning", 3)
