@@ -22,7 +22,7 @@ from service.api.chat.tools import earlier_calls, result_order
 from service.api.chat.video_sampling import VideoSampling, first_stated, of_all_videos, stated
 from service.api.context import ServerContext
 from service.api.http.admission import Ticket
-from service.api.http.errors import ApiError, bad_request
+from service.api.http.errors import ApiError, bad_request, naming
 from service.api.tracing import phase
 from service.catalog import HostedModel
 from service.media.loader import MediaBudget
@@ -286,7 +286,7 @@ async def _load_image(
     def prepare(picture: Image.Image, source: bytes) -> tuple[MediaItem, float]:
         decoded = time.monotonic()
         detail = reference.media.detail or "auto"
-        return _named(reference.field, lambda: processor.image(picture, detail=detail, source=source)), decoded
+        return naming(reference.field, lambda: processor.image(picture, detail=detail, source=source)), decoded
 
     item, decoded = await context.media.image(reference.media.url, prepare, field=reference.field, budget=budget)
     context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
@@ -312,14 +312,14 @@ async def _load_video(
 
     def choose(metadata: VideoMetadata) -> Sequence[int]:
         most = min(max_frames, max(1, pixels // max(1, metadata.height * metadata.width)))
-        return _named(reference.field, lambda: sampling.choose(processor, metadata, most))
+        return naming(reference.field, lambda: sampling.choose(processor, metadata, most))
 
     began = time.monotonic()
 
     async def prepare(video: VideoFrames) -> MediaItem:
         decoded = time.monotonic()
         video = replace(video, requested_fps=sampling.rate(video.metadata))
-        item = await context.in_thread(lambda: _named(reference.field, lambda: processor.video(video)))
+        item = await context.in_thread(lambda: naming(reference.field, lambda: processor.video(video)))
         context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="video")
         context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="video")
         return item
@@ -333,14 +333,6 @@ async def _load_video(
         field=reference.field,
         budget=budget,
     )
-
-
-def _named(field: str, step: Callable[[], T]) -> T:
-    """Errors of a processor name the kind of media; here they get the path of the field."""
-    try:
-        return step()
-    except InputError as error:
-        raise InputError(field, str(error)) from error
 
 
 async def _concurrently(

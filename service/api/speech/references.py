@@ -5,19 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import aclosing
-from typing import TypeVar
 
 import numpy as np
 
-from models.errors import InputError
 from service.api.context import ServerContext
-from service.api.http.errors import ApiError
+from service.api.http.errors import ApiError, naming
 from service.catalog import HostedModel
 from service.link.messages import EncodeReference
-
-T = TypeVar("T")
 
 
 def encoder_of(model: HostedModel) -> str:
@@ -55,19 +50,11 @@ async def encode(context: ServerContext, model: HostedModel, wave: np.ndarray, p
 
 
 def check_text(model: HostedModel, text: str, field: str) -> None:
-    named(field, lambda: model.speech_processor.tokenize(text))
+    naming(field, lambda: model.speech_processor.tokenize(text))
 
 
 def check_room(model: HostedModel, text: str, field: str, **patches: int) -> None:
     """InputError when text and patches (those of SpeechProcessor.layout) leave no position of the context to speak
     in: nobody could ever use them."""
     processor = model.speech_processor
-    named(field, lambda: processor.layout(processor.tokenize(text), **patches))
-
-
-def named(field: str, step: Callable[[], T]) -> T:
-    """Errors of a processor name the field "input"; here they get the name of the field that the text came from."""
-    try:
-        return step()
-    except InputError as error:
-        raise InputError(field, str(error)) from error
+    naming(field, lambda: processor.layout(processor.tokenize(text), **patches))
