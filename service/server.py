@@ -90,9 +90,7 @@ class Server(uvicorn.Server):
             await self.lifespan.shutdown()
 
     def _begin_drain(self) -> None:
-        task = self._loop.create_task(self._drain())
-        self.context.tasks.add(task)
-        task.add_done_callback(self.context.tasks.discard)
+        self.context.keep_task(self._loop.create_task(self._drain()))
 
     async def _drain(self) -> None:
         context, settings = self.context, self.context.settings

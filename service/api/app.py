@@ -177,9 +177,7 @@ def create_app(context: ServerContext) -> FastAPI:
         await _load_processors(context)
         lag = asyncio.create_task(_measure_lag(context.metrics))
         if context.makes_voices:
-            making = asyncio.create_task(make_voices(context))
-            context.tasks.add(making)
-            making.add_done_callback(context.tasks.discard)
+            context.keep_task(asyncio.create_task(make_voices(context)))
         try:
             yield
         finally:

@@ -80,6 +80,11 @@ class ServerContext:
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     """Background tasks, cancelled when the server stops."""
 
+    def keep_task(self, task: asyncio.Task[Any]) -> None:
+        """Keeps a background task until it has ended; the server cancels it when it stops."""
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
     async def in_thread(self, step: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.threads, step)
 

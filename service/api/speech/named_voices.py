@@ -43,8 +43,7 @@ async def named_reference(context: ServerContext, model: HostedModel, name: str,
     if making is None or (making.done() and (making.cancelled() or making.exception() is not None)):
         making = asyncio.ensure_future(_named(context, model, name, description))
         context.named_voices[voice] = making
-        context.tasks.add(making)
-        making.add_done_callback(context.tasks.discard)
+        context.keep_task(making)
     return making.result() if making.done() else await asyncio.shield(making)
 
 
