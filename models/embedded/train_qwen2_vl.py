@@ -29,7 +29,7 @@ from models.embedded.vision_training import blocks as B
 from models.embedded.vision_training.batches import Answer, Held, answers, fields, on_device, packed
 from models.embedded.vision_training.feed import Feed
 from models.embedded.vision_training.network import Network, Shape, choose_attention
-from models.embedded.vision_training.optimizer import Optimizer
+from models.embedded.vision_training.optimiser import Optimiser
 from models.embedded.world.conversations import Encoder
 
 _WARMUP_STEPS = 200
@@ -45,7 +45,7 @@ class Trainer:
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.network = Network(shape).to(device)
         self.average = {name: p.detach().clone() for name, p in self.network.named_parameters()}
-        self.optimizer = Optimizer(self.network)
+        self.optimiser = Optimiser(self.network)
         self.steps, self.captures = 0, captures
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result = torch.zeros(4, device=device)
@@ -87,7 +87,7 @@ class Trainer:
         """One step on blocks [n, BLOCK_BYTES], the same tensor at every call: losses and the gradient's norm.
 
         After some steps it is captured as a graph and replayed: it is many small kernels."""
-        self.optimizer.rate.fill_(rate)
+        self.optimiser.rate.fill_(rate)
         self.steps += 1
         if self.graph is not None:
             self.graph.replay()
@@ -117,7 +117,7 @@ class Trainer:
         self.network.zero_grad(set_to_none=True)
         total.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0, foreach=True)
-        self.optimizer.step()
+        self.optimiser.step()
         torch._foreach_lerp_(list(self.average.values()), [p.detach() for p in self.network.parameters()], 1 - _EMA)
         return torch.cat((losses.detach(), norm[None]))
 
@@ -141,7 +141,7 @@ class Trainer:
             parameter.data.copy_(weights[name])
 
     def save(self, directory: Path, steps: int, seconds: float) -> None:
-        """state.pt, to go on from, and average.safetensors, what is measured. The optimizer begins anew in the next
+        """state.pt, to go on from, and average.safetensors, what is measured. The optimiser begins anew in the next
         leg: its memory is a few hundred steps long."""
         state = {name: shortened(p.detach().cpu()) for name, p in self.network.named_parameters()}
         torch.save({"network": state, "steps": steps, "seconds": seconds}, directory / "state.pt")

@@ -54,7 +54,7 @@ class Muon:
             torch._foreach_add_(list(group), torch._foreach_mul(parts, -rate))
 
 
-class Optimizer:
+class Optimiser:
     """Both, with one state."""
 
     def __init__(self, network: nn.Module, weight_decay: float = 0.1) -> None:
