@@ -32,7 +32,7 @@ from models.registry import family_of, resolve
 from service.api.chat.detokenizer import TextAssembler
 from service.api.chat.schema import ChatCompletionChunk, ChunkChoice, DeltaMessage
 from service.api.http.streaming import event
-from service.engine.speech.runner import pages_for
+from service.engine.pages import pages_for
 from service.graphs.pool import GraphPool
 from service.link import wire
 from service.link.messages import ChatDelta, Outputs

@@ -22,7 +22,7 @@ from benchmarks.timing import milliseconds
 from models.layers.lora import rows_arrays
 from models.lora import LoraBank, LoraLayout
 from models.protocol import Plan, SpeechModel
-from service.engine.speech.runner import pages_for
+from service.engine.pages import pages_for
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 

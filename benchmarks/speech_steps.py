@@ -20,7 +20,8 @@ from benchmarks.record import table, write
 from benchmarks.timing import milliseconds
 from models.lora import LoraBank
 from models.protocol import Plan, SpeechModel
-from service.engine.speech.runner import emitted, pages_for, slot_state
+from service.engine.pages import pages_for
+from service.engine.speech.runner import emitted, slot_state
 from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from service.engine.live_bytes import LiveBytes
+from service.engine.pages import pages_for
 from service.engine.worker import ModelWorker
 from service.graphs.pool import GraphPool
 from service.link.config import ConfigurationError, EngineConfig
@@ -98,7 +99,7 @@ def share_pages(config: EngineConfig, workers: Sequence[ModelWorker], reserved: 
     """Pages per worker name from what is left; MemoryPlanError when a model gets too little."""
     tokens = config.kv_cache_tokens or (CPU_CACHE_TOKENS if reserved is None else None)
     if tokens is not None:
-        pages = {worker.name: min(worker.max_pages, 1 + -(-tokens // config.page_size)) for worker in workers}
+        pages = {worker.name: min(worker.max_pages, 1 + pages_for(tokens, config.page_size)) for worker in workers}
     else:
         assert reserved is not None
         pages = split_pages(workers, reserved.left)

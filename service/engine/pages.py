@@ -12,6 +12,11 @@ from collections.abc import Sequence
 Digest = bytes
 
 
+def pages_for(positions: int, page_size: int) -> int:
+    """Number of pages that hold so many positions."""
+    return -(-positions // page_size)
+
+
 class OutOfPages(Exception):
     """More pages were requested than are free or cached."""
 

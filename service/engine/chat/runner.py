@@ -26,6 +26,7 @@ from service.engine.chat.sequence import ChatSequence
 from service.engine.chat.slot_state import SlotState
 from service.engine.chat.steps import decode_rows, with_features
 from service.engine.faults import PrefillError, prefill_errors
+from service.engine.pages import pages_for
 from service.engine.worker import MemoryRequirements, WorkerContext
 from service.graphs.buffers import upload
 from service.graphs.observations import Route
@@ -44,7 +45,7 @@ class ChatRunner:
         self._context = context
         self._page_size = context.config.page_size
         self._measured = not context.config.restarted or context.device.type == "cpu"
-        self._max_pages = -(-max_context // self._page_size)
+        self._max_pages = pages_for(max_context, self._page_size)
         self._hidden_size = model.decoder.hidden_size
         self._sizes = StepSizes(self._page_size, self._max_pages, self._hidden_size, self._vocab_limit)
         self._scratch = ScratchRuns(self._decoder, self._sizes, context)

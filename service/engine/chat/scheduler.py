@@ -15,7 +15,7 @@ import numpy as np
 
 from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.sequence import ChatSequence
-from service.engine.pages import PagePool
+from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
 
 SECONDS_PER_PROMPT_TOKEN = 5e-5
@@ -237,7 +237,7 @@ class Scheduler:
             return False
         hit = self.pages.share(sequence.digests[: sequence.hit_pages])
         num_keys = min(sequence.num_tokens + 1, sequence.num_prompt_tokens + sequence.max_new_tokens - 1)
-        wanted = -(-num_keys // self.pages.page_size) - len(hit)
+        wanted = pages_for(num_keys, self.pages.page_size) - len(hit)
         if wanted + len(self.rows.members) > self.pages.num_available:
             self.pages.release(hit)
             return False

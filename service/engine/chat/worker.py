@@ -29,7 +29,7 @@ from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Chunk, Scheduler, Step
 from service.engine.chat.sequence import ChatSequence
 from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure
-from service.engine.pages import PagePool
+from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.slots import SlotPool
 from service.engine.worker import Control, MemoryRequirements, Request, WorkerContext
@@ -60,7 +60,7 @@ class ChatWorker:
         itl_target = config.itl_target or (None if context.device.type == "cpu" else ITL_TARGET)
         self._pacing = Pacing(itl_target, config.max_step_tokens)
         self.page_bytes = self._runner.page_bytes
-        pages_each = -(-self._max_context // config.page_size)
+        pages_each = pages_for(self._max_context, config.page_size)
         self.max_pages = 1 + config.max_running * pages_each
         self.min_pages = 1 + min(pages_each, _LEAST_CONTEXT // config.page_size)
         self._masks, hosts = hosts_of(name, processor, self._vocab_limit, context.config, context.device.type)

@@ -13,10 +13,6 @@ from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.sequence import SpeechSequence
 
 
-def pages_for(positions: int, page_size: int) -> int:
-    return -(-positions // page_size)
-
-
 def slot_state(model: SpeechModel, max_streams: int, max_pages: int, device: torch.device) -> dict[str, Tensor]:
     """The model's tables and the block table, one row per slot and the scratch slot."""
     rows = max_streams + 1

@@ -20,13 +20,13 @@ from torch import Tensor
 from models.layers.kv_cache import PagedBatch
 from models.protocol import RESULT_FLAGS, Bucket, Plan, SpeechModel
 from service.engine.faults import prefill_errors
+from service.engine.pages import pages_for
 from service.engine.readback import Readback
 from service.engine.speech.adapters import AdapterFiles, AdapterSlots
 from service.engine.speech.clock import DeviceClock, Mark
 from service.engine.speech.costs import Kind
 from service.engine.speech.plans import (
     adapter_slots_of,
-    pages_for,
     ragged_plan,
     slot_state,
     slot_state_arrays,

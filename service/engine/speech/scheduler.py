@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from service.engine.pages import PagePool
+from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
 from service.engine.speech.adapters import AdapterSlots
 from service.engine.speech.forecast import Forecast
@@ -395,4 +395,4 @@ class SpeechScheduler:
         stream.slot, stream.pages, stream.adapter_slot = 0, [], -1
 
     def _pages_for(self, positions: int) -> int:
-        return math.ceil(positions / self._pages.page_size)
+        return pages_for(positions, self._pages.page_size)

@@ -19,13 +19,13 @@ from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
 from service.engine.faults import LAUNCH_ERRORS, PrefillError
 from service.engine.memory import peak_bytes
-from service.engine.pages import PagePool
+from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.speech import scratch
 from service.engine.speech.adapters import AdapterFiles
 from service.engine.speech.costs import SpeechCosts
 from service.engine.speech.forecast import Forecast
-from service.engine.speech.plans import pages_for, slot_state
+from service.engine.speech.plans import slot_state
 from service.engine.speech.references import ReferenceQueue
 from service.engine.speech.requests import SpeechRequests
 from service.engine.speech.runner import InFlightStep, SpeechRunner, Timing
