@@ -1,4 +1,4 @@
-"""What a launch may raise, and which requests it ends.
+"""What a launch may raise, and which requests it ends; the failures that models of both kinds report.
 
 A launch that fails ends the requests of its batch and no other. A fault of the device (torch.AcceleratorError) ends the
 engine. It is a RuntimeError, so code that catches LAUNCH_ERRORS has to re-raise it first.
@@ -17,6 +17,8 @@ LAUNCH_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, Asse
 """Errors that the contents of a batch may cause; RuntimeError includes torch.OutOfMemoryError."""
 _RETRY_AFTER = 1.0
 """Seconds after which other requests may have freed memory."""
+_QUEUE_RETRY_AFTER = 5.0
+"""Seconds; the Retry-After of a request that timed out in the queue."""
 
 
 class PrefillError(Exception):
@@ -41,3 +43,9 @@ def launch_failure(request_id: str, error: BaseException) -> Failed:
         message = "the device ran out of memory for this request"
         return Failed(request_id, 503, "out_of_memory", message, retry_after=_RETRY_AFTER)
     return Failed(request_id, 500, "engine_error", "the model could not process this request")
+
+
+def queue_timeout(request_id: str) -> Failed:
+    """The failure of a request that had no step within the queue timeout."""
+    message = "the request timed out in the queue"
+    return Failed(request_id, 503, "queue_timeout", message, retry_after=_QUEUE_RETRY_AFTER)

@@ -30,8 +30,6 @@ from service.link.messages import (
     SpeechRequest,
 )
 
-QUEUE_RETRY_AFTER = 5.0
-"""Seconds; the Retry-After of a request that timed out in the queue."""
 WARM_TOKENS = 512
 WARM_SEQUENCES = 32
 """Warm-up runs eager prefills up to these sizes. Larger ones use the same kernels."""

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.engine.worker import QUEUE_RETRY_AFTER
 from service.link.messages import ChatRequest, Failed
 from service.link.sampling_limits import sampling_problem
-
-
-def timed_out(request_id: str) -> Failed:
-    message = "the request timed out in the queue"
-    return Failed(request_id, 503, "queue_timeout", message, retry_after=QUEUE_RETRY_AFTER)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
 from service.engine.chat.launched import InFlight, InFlightStep, LaunchedStep, token_infos, with_times
-from service.engine.chat.limits import RequestLimits, timed_out
+from service.engine.chat.limits import RequestLimits
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
@@ -28,7 +28,7 @@ from service.engine.chat.pacing import ITL_TARGET, LEAST_TOKENS, ChunkWork, Paci
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Chunk, Scheduler, Step
 from service.engine.chat.sequence import ChatSequence
-from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure
+from service.engine.faults import LAUNCH_ERRORS, PrefillError, launch_failure, queue_timeout
 from service.engine.pages import PagePool, pages_for
 from service.engine.readback import Readback
 from service.engine.slots import SlotPool
@@ -125,7 +125,7 @@ class ChatWorker:
         limit = now - self._context.config.queue_timeout
         waiting = self._scheduler.waiting
         for sequence in [s for s in waiting if s.tally.scheduled is None and s.request.arrival < limit]:
-            self._outbox.failed.append(timed_out(sequence.request_id))
+            self._outbox.failed.append(queue_timeout(sequence.request_id))
             self._finish(sequence)
 
     # Stepping

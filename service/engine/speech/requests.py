@@ -9,13 +9,13 @@ import numpy as np
 from models.errors import InputError
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
-from service.engine.faults import launch_failure
+from service.engine.faults import launch_failure, queue_timeout
 from service.engine.speech.runner import Outcome
 from service.engine.speech.scheduler import SpeechScheduler
 from service.engine.speech.sequence import SpeechSequence
 from service.engine.speech.stream import Stream
 from service.engine.speech.unsent import UnsentAudio
-from service.engine.worker import QUEUE_RETRY_AFTER, WorkerContext
+from service.engine.worker import WorkerContext
 from service.link.messages import Failed, SpeechAppend, SpeechDelta, SpeechRequest
 
 
@@ -201,8 +201,7 @@ class SpeechRequests:
         self._failed.append(Failed(request_id, status, code, message, field, retry_after))
 
     def fail_queue_timeout(self, request_id: str) -> None:
-        message = "the request timed out in the queue"
-        self.fail(request_id, 503, "queue_timeout", message, retry_after=QUEUE_RETRY_AFTER)
+        self._failed.append(queue_timeout(request_id))
 
     def fail_launch(self, request_id: str, error: Exception) -> None:
         self._failed.append(launch_failure(request_id, error))
