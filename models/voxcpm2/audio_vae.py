@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.layers.precision import Precision
 from models.voxcpm2.config import AudioVAEConfig
-from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample, Streams, snake, snake_samples
+from models.voxcpm2.vae_layers import CausalConv, ResidualUnit, SnakeUpsample, Streams, memory_of, snake, snake_samples
 
 _DILATIONS = (1, 3, 9)
 _ENCODE_SECONDS = 4
@@ -91,10 +91,7 @@ class CodecDecoder(nn.Module):
         x = self.widen(self.first(z, streams), streams)
         for block in self.blocks:
             x = block(x, streams)
-        last, memory, slots = self.last, None, None
-        if streams is not None:
-            memory, slots = streams.view(last.offset, last.width, last.pad), streams.slots
-        return snake_samples(x, self.alpha, last.weight, last.bias, memory, slots)
+        return snake_samples(x, self.alpha, self.last.weight, self.last.bias, *memory_of(self.last, streams))
 
     def set_precision(self, precision: Precision | None) -> None:
         """Prepares loaded weights on their device, before anything is captured: "float16" copies those of the GEMMs."""

@@ -177,8 +177,7 @@ class CausalConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features))
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
-        memory = streams.view(self.offset, self.width, self.pad) if streams is not None else None
-        slots = streams.slots if streams is not None else None
+        memory, slots = memory_of(self, streams)
         return causal_conv(x, self.weight, self.bias, self.stride, self.groups, memory, slots)
 
 
@@ -217,8 +216,7 @@ class SnakeUpsample(nn.Module):
         self.operand = _Operand()
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
-        memory = streams.view(self.offset, self.width, 1) if streams is not None else None
-        slots = streams.slots if streams is not None else None
+        memory, slots = memory_of(self, streams)
         weight, precision = self.operand.of(self.weight)
         conditioned = (self.scale, self.shift, self.alpha)
         return snake_upsample(x, *conditioned, weight, self.bias, self.stride, memory, slots, precision)
@@ -243,8 +241,7 @@ class ResidualUnit(nn.Module):
         self.operand = _Operand()
 
     def forward(self, x: Tensor, streams: Streams | None = None) -> Tensor:
-        memory = streams.view(self.offset, self.width, self.pad) if streams is not None else None
-        slots = streams.slots if streams is not None else None
+        memory, slots = memory_of(self, streams)
         pointwise_weight, precision = self.operand.of(self.pointwise_weight)
         return residual_unit(
             x,
@@ -259,3 +256,12 @@ class ResidualUnit(nn.Module):
             slots,
             precision,
         )
+
+
+def memory_of(
+    layer: CausalConv | SnakeUpsample | ResidualUnit, streams: Streams | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The layer's memory [slots, width, pad] and the slots of the rows; None and None without streams."""
+    if streams is None:
+        return None, None
+    return streams.view(layer.offset, layer.width, layer.pad), streams.slots
