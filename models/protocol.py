@@ -62,10 +62,17 @@ class Capturable(Protocol):
     """
 
     name: str
+    """Names the computation in logs and errors."""
 
-    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]: ...
+    def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
+        """The buffers of a call of this size by name, in their order in memory. The first axis of a buffer is filled
+        from a plan row by row."""
+        ...
 
-    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]: ...
+    def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+        """Outputs by name. buffers: as buffer_specs(bucket) describes them. In a bucket that is larger than a plan
+        requires, the last rows of buffers and outputs are padding."""
+        ...
 
 
 class VisionEncoder(Capturable, Protocol):

@@ -21,6 +21,7 @@ class CacheSpec:
     rows: Mapping[str, tuple[int, ...]]
 
     def allocate(self, num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The tensors of a layer by name, zeros [num_pages * page_size, *row]."""
         return {
             name: torch.zeros((num_pages * page_size, *shape), device=device, dtype=dtype)
             for name, shape in self.rows.items()

@@ -28,6 +28,7 @@ class TowerBlock(nn.Module):
     def attend(
         self, normed: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens: Tensor | None, longest: int
     ) -> Tensor:
+        """Output projection of the attention: normed [n, hidden_size] -> like it. The others: as run_tower has them."""
         heads = self.qkv(normed).unflatten(-1, (3 * self.num_heads, -1))
         return self.out(attend_packed(heads, rotary, cu_seqlens, longest).flatten(-2))
 

@@ -82,12 +82,14 @@ class TempoAndRate:
         self._graph.link_nodes(*nodes).configure()
 
     def push(self, samples: np.ndarray) -> Iterator[np.ndarray]:
+        """Takes samples float32 [n] at rate_in; gives those at rate_out that are complete, float32 [n] each."""
         if samples.size:
             self._graph.push(_frame(samples, self._rate_in, self._position))
             self._position += samples.size
         return self._pull()
 
     def flush(self) -> Iterator[np.ndarray]:
+        """The rest of the samples, at the end."""
         # FFmpeg's buffer source fails when it ends before its first frame.
         if self._position == 0:
             return iter(())

@@ -152,6 +152,7 @@ class InFlight:
 
 
 def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> tuple[TokenInfo, ...]:
+    """Log probabilities of a row of LaunchedStep.results, with `count` alternatives; none if it asked for none."""
     if count is None:
         return ()
     ids, values = results["top_ids"][row, :count].tolist(), results["top_values"][row, :count].tolist()

@@ -58,6 +58,7 @@ class ChatRunner:
         return per_token * self._page_size
 
     def allocate(self, num_pages: int, masks: np.ndarray) -> None:
+        """masks int32 [max_running, words]: where mask servers write."""
         config, device = self._context.config, self._context.device
         self._caches = [
             spec.allocate(num_pages, self._page_size, device, self._context.dtype)

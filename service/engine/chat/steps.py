@@ -90,7 +90,7 @@ def decode_rows(
 
 class LayersStep:
     """The first half of a decode step: the backbone over every slot's token. Bucket: rows, pages (of the longest
-    sequence)."""
+    sequence). Output: hidden [rows, hidden_size]."""
 
     def __init__(
         self, decoder: Decoder, state: SlotState, caches: Sequence[Mapping[str, Tensor]], page_size: int
@@ -133,7 +133,7 @@ class GuidedLayersStep:
 
 
 class DecodeStep:
-    """Every slot advances by one token. Bucket: as LayersStep."""
+    """Every slot advances by one token. Bucket: as LayersStep. Output: that of Sampling."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class DecodeStep:
 class PrefillStep:
     """Backbone of whole prompts, or their first chunks, without cached context. Bucket: tokens, sequences, and for
     decoders with features of media rows (Decoder.feature_levels) also levels: the number of levels, or 0 for text,
-    which then has no cost for them.
+    which then has no cost for them. Output: hidden [tokens, hidden_size].
 
     Padded rows write to the scratch page.
     """
@@ -189,7 +189,8 @@ class PrefillStep:
 
 
 class CachedPrefillStep:
-    """Backbone of any mix of chunks, with cached context or without. Bucket: tokens, sequences.
+    """Backbone of any mix of chunks, with cached context or without. Bucket: as PrefillStep. Output: hidden [tokens,
+    hidden_size].
 
     Attention reads the sequences' pages by the block tables of their slots, which hold the chunks' own pages already.
     The amount of cached context is read on the device, so it is not a size of the bucket. Padded sequences have the
@@ -251,7 +252,7 @@ def _chunk_specs(decoder: Decoder, bucket: Bucket, hidden_size: int, dtype: torc
 
 
 class SampleStep:
-    """Sampling for the rows of a mixed batch that end in a token. Bucket: rows."""
+    """Sampling for the rows of a mixed batch that end in a token. Bucket: rows. Output: that of Sampling."""
 
     def __init__(self, sampling: Sampling, hidden_size: int, dtype: torch.dtype) -> None:
         self.name = "sample_full" if sampling.full else "sample"
@@ -274,7 +275,7 @@ class GuidedSampleStep:
     """Sampling for a batch with guided rows, whose hidden states are in `held`. It is launched when the masks have
     arrived and the layers may have ended, so it has no upload to wait for: slots, mask rows and masks come to slot
     state beside the layers (service.engine.chat.masks.MaskTable). Rows without a mask, and padding, use mask 0. Bucket:
-    rows.
+    rows. Output: that of Sampling.
     """
 
     def __init__(self, state: SlotState, sampling: Sampling, held: Tensor) -> None:

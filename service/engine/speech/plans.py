@@ -25,6 +25,7 @@ def slot_state(model: SpeechModel, max_streams: int, max_pages: int, device: tor
 
 
 def slots_of(sequences: Sequence[SpeechSequence]) -> np.ndarray:
+    """Request slots int64 [rows]."""
     return np.array([sequence.stream.slot for sequence in sequences], dtype=np.int64)
 
 
@@ -37,6 +38,7 @@ def adapter_slots_of(
 
 
 def slots_plan(slots: np.ndarray) -> Plan:
+    """The plan of a step with a row for each of these slots int64 [rows]."""
     return Plan(arrays={"slots": slots}, required={"rows": len(slots)})
 
 

@@ -391,4 +391,5 @@ def consecutive(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
 
 
 def prefill_plan(arrays: dict[str, np.ndarray], required: Bucket) -> Plan:
+    """The plan of a captured prefill (models.protocol.SpeechModel.prefill_step)."""
     return Plan(arrays, required, fills={"patch_index": -1, "cu_seqlens": required["tokens"], "lora_slots": -1})
