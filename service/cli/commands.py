@@ -145,7 +145,7 @@ def ps(url: Url = DEFAULT_URL, key: Key = "") -> None:
         if metrics.status_code != 200:
             raise ServerError(f"/metrics answered with status {metrics.status_code}; --key names an API key")
         cards = {card["root"]: card for card in client.models()}
-    found, said = Metrics(metrics), health.json()
+    found, said = ScrapedMetrics(metrics), health.json()
     phases = f"{said['engine']} ({', '.join(said['engines'])})" if "engines" in said else said["engine"]
     device = found.label("reprise_engine_info", "device") or "no device yet"
     memory = f", {found.gpu_memory()}" if found.gpu_memory() else ""
@@ -177,7 +177,7 @@ def pull(
     typer.echo(checkpoint.directory)
 
 
-class Metrics:
+class ScrapedMetrics:
     """Samples of a server's /metrics."""
 
     def __init__(self, response: httpx.Response) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from models.protocol import Plan
 from models.registry import family_of, resolve
 from models.voxcpm2.model import load_model
-from service.engine.chat.routes import Choice, PrefillRoutes, required_prefill
+from service.engine.chat.routes import PrefillChoice, PrefillRoutes, required_prefill
 from service.engine.start import engine_stream
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -131,12 +131,12 @@ def held(one: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from held(value, f"{path}.{name}")
 
 
-def captured_prefills(routes: PrefillRoutes, chunks: Any, rows: int, decode: Any) -> Choice:
+def captured_prefills(routes: PrefillRoutes, chunks: Any, rows: int, decode: Any) -> PrefillChoice:
     """Those without cached context where they can be, whatever was measured."""
     required = required_prefill(chunks, routes._feature_levels)
     runners = (routes._cached,) if any(chunk.start for chunk in chunks) else (routes._fresh, routes._cached)
     runner = next((one for one in runners if one.graph_for(required) is not None), None)
-    return Choice(runner, "captured" if runner is not None else routes._cached.miss(required))
+    return PrefillChoice(runner, "captured" if runner is not None else routes._cached.miss(required))
 
 
 def watched(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Compared:

@@ -9,7 +9,7 @@ from service.link.sampling_limits import sampling_problem
 
 
 @dataclass(frozen=True)
-class RequestLimits:
+class ChatLimits:
     """max_context: positions of one sequence; pool: positions of all pages; vocab_limit: ids that can be sampled;
     max_waiting: requests in the queue."""
 

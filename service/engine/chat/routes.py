@@ -54,7 +54,7 @@ def chunk_buckets(sizes: list[int], sequences: int, feature_levels: int) -> tupl
 
 
 @dataclass(frozen=True)
-class Choice:
+class PrefillChoice:
     """The captured prefill to replay, or None and why the batch runs eagerly. passed_over: the captured prefill that
     holds the batch, where eager execution was measured faster."""
 
@@ -79,39 +79,39 @@ class PrefillRoutes:
         self._without_memory: set[Capture] = set()
         """Buckets that are always replayed, because eager execution ran out of memory."""
 
-    def choose(self, chunks: tuple[Chunk, ...], rows: int, decode: CapturedGraph | None) -> Choice:
+    def choose(self, chunks: tuple[Chunk, ...], rows: int, decode: CapturedGraph | None) -> PrefillChoice:
         """decode: the captured step of the `rows` decode rows beside the chunks, if there is one."""
         if not self._cached.enabled:
-            return Choice(None, "disabled")
+            return PrefillChoice(None, "disabled")
         if self._mixed_route == "eager":
-            return Choice(None, "mixed_route")
+            return PrefillChoice(None, "mixed_route")
         required = required_prefill(chunks, self._feature_levels)
         continued = any(chunk.start for chunk in chunks)
         runners = (self._cached,) if continued else (self._fresh, self._cached)
         found = [(runner, graph) for runner in runners if (graph := runner.graph_for(required)) is not None]
         if not found:
-            return Choice(None, self._cached.miss(required))
+            return PrefillChoice(None, self._cached.miss(required))
         runner, graph = min(found, key=lambda one: _replay_seconds(one[1]))
         measured, eager = graph.capture.seconds, runner.eager_seconds(required["tokens"] + rows)
         if measured is None or eager is None or graph.capture in self._without_memory:
-            return Choice(runner, "captured")
+            return PrefillChoice(runner, "captured")
         pairs = count_pairs(chunks)
         whole = RouteSeconds(
             eager=eager + pairs * self.pair_seconds.eager,
             replay=measured.replay + pairs * self.pair_seconds.replay + (_replay_seconds(decode) if rows else 0.0),
         )
         if whole.faster() == "eager":
-            return Choice(None, "measured", (runner, graph))
-        return Choice(runner, "captured")
+            return PrefillChoice(None, "measured", (runner, graph))
+        return PrefillChoice(runner, "captured")
 
-    def replay_instead(self, choice: Choice) -> Choice:
+    def replay_instead(self, choice: PrefillChoice) -> PrefillChoice:
         """Called when a batch that passed over a captured prefill ran out of memory. A replay works in memory that its
         graph holds already, so this batch and every later one of its size are replayed."""
         assert choice.passed_over is not None
         runner, graph = choice.passed_over
         log.warning("prefills at %s are replayed from now on: eager ones run out of memory", dict(graph.bucket))
         self._without_memory.add(graph.capture)
-        return Choice(runner, "captured")
+        return PrefillChoice(runner, "captured")
 
 
 def _replay_seconds(graph: CapturedGraph | None) -> float:

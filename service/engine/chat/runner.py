@@ -18,7 +18,7 @@ from service.engine.chat.inputs import admission_arrays, chunk_arrays, required_
 from service.engine.chat.launched import HeldSampling, LaunchedStep, StepKind
 from service.engine.chat.masks import MaskJob, MaskTable
 from service.engine.chat.pacing import Pacing
-from service.engine.chat.routes import Choice, PrefillRoutes
+from service.engine.chat.routes import PrefillChoice, PrefillRoutes
 from service.engine.chat.sampler import log_probabilities
 from service.engine.chat.scheduler import BlockAllocation, Chunk, Step
 from service.engine.chat.scratch import ScratchRuns
@@ -135,7 +135,7 @@ class ChatRunner:
         # After the handler, whose exception holds the frames of the eager pass, and with them its memory.
         return self._launch_chunks(step, embeds, kind, self._routes.replay_instead(choice))
 
-    def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: Choice) -> LaunchedStep:
+    def _launch_chunks(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> LaunchedStep:
         """Chunks, and the decode rows beside them."""
         if choice.prefill is None or not len(step.slots):
             return self._prefill_rows(step, embeds, kind, choice)
@@ -172,7 +172,7 @@ class ChatRunner:
         all."""
         return self._max_pages if self._context.device.type == "cuda" else step.num_pages
 
-    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: Choice) -> LaunchedStep:
+    def _prefill_rows(self, step: Step, embeds: Embeds, kind: PrefillKind, choice: PrefillChoice) -> LaunchedStep:
         route: Route = "eager" if choice.prefill is None else "replay"
         with prefill_errors():
             hidden = self._backbone(step, embeds, choice.prefill)

@@ -20,7 +20,7 @@ from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
 from service.engine.chat.launched import InFlight, InFlightStep, LaunchedStep, token_infos, with_times
-from service.engine.chat.limits import RequestLimits
+from service.engine.chat.limits import ChatLimits
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
@@ -83,7 +83,7 @@ class ChatWorker:
         self._runner.allocate(num_pages, self._masks)
         self._pages = PagePool(num_pages, config.page_size)
         positions = (num_pages - 1) * config.page_size
-        self._limits = RequestLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
+        self._limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
         self._scheduler = Scheduler(self._pages, SlotPool(config.max_running), config.max_step_tokens)
 
     @property
