@@ -81,7 +81,7 @@ def _bars(random: Random, canvas: Canvas, face: str, labels: list[str]) -> Chart
         canvas.text(label, round(middle - drawn.getlength(label) / 2), bottom + 3, face, size, *ink, line=False)
         text = str(value)
         canvas.text(text, round(middle - drawn.getlength(text) / 2), round(up - size - 4), face, size, *ink, line=False)
-    return Chart("bar", tuple(labels), tuple(values), tuple(name for name, _ in colors[:number]))
+    return Chart("bar", tuple(labels), tuple(values))
 
 
 def _pie(random: Random, canvas: Canvas, face: str, labels: list[str]) -> Chart:
@@ -118,4 +118,4 @@ def _pie(random: Random, canvas: Canvas, face: str, labels: list[str]) -> Chart:
     ink = ("black", (20, 20, 20)) if canvas.ground[0] > 128 else ("white", (240, 240, 240))
     for index, text in enumerate(texts):
         canvas.text(text, round(x + size + 4), round(y + row * index - 1), face, size, *ink, line=False)
-    return Chart("pie", tuple(labels), tuple(values), tuple(name for name, _ in colors[:number]))
+    return Chart("pie", tuple(labels), tuple(values))

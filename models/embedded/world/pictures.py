@@ -51,7 +51,6 @@ class Chart:
     kind: str
     labels: tuple[str, ...]
     values: tuple[int, ...]
-    colors: tuple[str, ...]
 
 
 @dataclass
