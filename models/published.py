@@ -26,19 +26,6 @@ def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
     return read_json(directory, name) if (directory / name).exists() else {}
 
 
-_TEXT_FIELDS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("rms_norm_eps", "max_position_embeddings"),
-)
-
-
-def require_text_fields(directory: Path, text: Mapping[str, Any]) -> None:
-    """Raises CheckpointError that names the fields of a language model's configuration that are missing or null. Every
-    process that reads the files needs some of them, and checks all."""
-    if missing := [name for name in _TEXT_FIELDS if text.get(name) is None]:
-        raise CheckpointError(f"{directory}: config.json: fields of the language model are missing: {missing}")
-
-
 def rope_field(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and content of the field of a language model's configuration that describes rotary positions: rope_scaling,
     or rope_parameters as transformers 5 writes it. If there are both, the first counts, as in transformers 5, and its
@@ -46,6 +33,21 @@ def rope_field(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if text.get("rope_scaling") or not text.get("rope_parameters"):
         return "rope_scaling", text.get("rope_scaling") or {}
     return "rope_parameters", text["rope_parameters"]
+
+
+_TEXT_FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("rms_norm_eps", "rope_theta", "max_position_embeddings"),
+)
+
+
+def require_text_fields(directory: Path, text: Mapping[str, Any]) -> None:
+    """Raises CheckpointError that names the fields of a language model's configuration that are missing or null. Every
+    process that reads the files needs some of them, and checks all."""
+    _, rope = rope_field(text)
+    values = {**text, "rope_theta": rope.get("rope_theta") or text.get("rope_theta")}
+    if missing := [name for name in _TEXT_FIELDS if values.get(name) is None]:
+        raise CheckpointError(f"{directory}: config.json: fields of the language model are missing: {missing}")
 
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -57,7 +57,9 @@ def test_without_other_ids_those_of_config_json_end_an_answer(
 
 @fact_of_own_fixture
 @pytest.mark.parametrize("absent", [True, False], ids=["absent", "null"])
-@pytest.mark.parametrize("field", ["vocab_size", "max_position_embeddings", "rms_norm_eps", "num_hidden_layers"])
+@pytest.mark.parametrize(
+    "field", ["vocab_size", "max_position_embeddings", "rope_theta", "rms_norm_eps", "num_hidden_layers"]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fields_of_the_language_model_that_are_missing_are_named(
     tmp_path: Path, family: str, field: str, absent: bool
