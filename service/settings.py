@@ -394,6 +394,7 @@ def _suggestion(key: str, prefix: str = "") -> str:
 
 
 def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
+    where, value = ".".join(map(str, problem["loc"])), problem["input"]
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
+    given = f" ({value!r:.80} given)" if isinstance(value, str | int | float) and "api_key" not in where else ""
+    return f"{where}: {message}{given}" if where else message

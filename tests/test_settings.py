@@ -100,6 +100,17 @@ def test_what_does_not_fit_is_named(flags: dict[str, object], key: str) -> None:
         load_settings(flags)
 
 
+def test_the_value_that_does_not_fit_is_shown_unless_it_is_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPRISE_PORT", "http")
+    with pytest.raises(SettingsError, match=r"^port: Input should be a valid integer.* \('http' given\)$"):
+        load_settings()
+    with pytest.raises(SettingsError, match=r"^max_n: .* \(1000 given\)$"):
+        load_settings({"port": 1, "max_n": 1000})
+    with pytest.raises(SettingsError, match=r"^api_key\.0: ") as caught:
+        load_settings({"port": 1, "api_key": [12345678]})
+    assert "12345678" not in str(caught.value)
+
+
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     for text in ("- a\n", "a: [\n"):
         (tmp_path / "bad.yaml").write_text(text)
