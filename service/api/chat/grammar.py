@@ -34,6 +34,8 @@ MAX_INTEGER = 2**63 - 1
 _EXACT = 2**53
 """From this number on, doubles are farther apart than integers."""
 _LOWER, _UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
+FREE_FORMATS = frozenset({"binary", "directory-path", "file-path", "password", "path"})
+"""What pydantic and OpenAPI say of strings that may be any. The library does not know them."""
 _VALUES = frozenset({"enum", "const"})
 _ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly"})
 _RULE = re.compile(r"(?:^|[\r\n])[ \t]*[?!]?[A-Za-z_]")
@@ -57,8 +59,10 @@ def with_options(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _with_exact_bounds(schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
     """Adjusts bounds. The library reads them as floats, and subtracts 1 from exclusive ones. If floats are farther
-    apart than that, a bound becomes the next float inside."""
+    apart than that, a bound becomes the next float inside. Leaves out formats that every string has."""
     exact = {key: value if key in _VALUES else _with_exact_inner(value, depth) for key, value in schema.items()}
+    if isinstance(exact.get("format"), str) and exact["format"] in FREE_FORMATS:
+        del exact["format"]
     for key in (_LOWER | _UPPER) & exact.keys():
         if isinstance(bound := exact[key], float) and bound.is_integer():
             exact[key] = int(bound)  # The digits of a float with .0 are not read exactly either.

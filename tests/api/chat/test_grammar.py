@@ -16,6 +16,7 @@ import pytest
 
 from service.api.chat import grammar as grammar_module
 from service.api.chat.grammar import (
+    FREE_FORMATS,
     Unfit,
     check_bounds,
     choice_grammar,
@@ -64,13 +65,25 @@ def test_an_unsupported_keyword_is_named(keyword: str) -> None:
 
 
 def test_an_unknown_format_is_told_those_that_are_known() -> None:
-    said = refused(json_schema_grammar({"type": "string", "format": "password"}))
+    said = refused(json_schema_grammar({"type": "string", "format": "regex"}))
     unknown, _, known = said.partition("; those known are ")
-    assert unknown == "Unknown format: password"
+    assert unknown == "Unknown format: regex"
     for name in known.split(", "):
         check_grammar(json_schema_grammar({"type": "string", "format": name}))
     listed = re.search(r"Supported values of `format` are ([^;]+);", PAGE.read_text())
     assert listed and re.split(", | and ", " ".join(listed[1].split())) == known.split(", ")
+
+
+@pytest.mark.parametrize("name", sorted(FREE_FORMATS))
+def test_a_format_that_every_string_has_is_no_constraint(name: str) -> None:
+    """pydantic writes them of bytes, secrets and paths."""
+    inner = {"type": "array", "items": {"type": "string", "format": name, "maxLength": 3}}
+    grammar = json_schema_grammar({"properties": {"format": inner}, "required": ["format"], "type": "object"})
+    check_grammar(grammar)
+    assert accepts(grammar, '{"format": ["a b"]}') and not accepts(grammar, '{"format": ["long"]}')
+    assert name in PAGE.read_text()
+    with_value = json_schema_grammar({"const": {"format": name}})
+    assert accepts(with_value, json.dumps({"format": name})) and not accepts(with_value, "{}")
 
 
 def test_the_page_lists_the_keywords() -> None:
