@@ -36,7 +36,11 @@ _EXACT = 2**53
 _LOWER, _UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
 FREE_FORMATS = frozenset({"binary", "directory-path", "file-path", "password", "path"})
 """What pydantic and OpenAPI say of strings that may be any. The library does not know them."""
+ANY_NAME = {"type": "string"}
+"""propertyNames of Zod's records: every name is a string."""
 _VALUES = frozenset({"enum", "const"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Keywords of objects whose keys are names, not keywords."""
 _ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples", "deprecated", "readOnly"})
 _RULE = re.compile(r"(?:^|[\r\n])[ \t]*[?!]?[A-Za-z_]")
 """A line that begins with a name. Counts every rule, and some lines that are not rules."""
@@ -59,10 +63,12 @@ def with_options(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _with_exact_bounds(schema: dict[str, Any], depth: int = 0) -> dict[str, Any]:
     """Adjusts bounds. The library reads them as floats, and subtracts 1 from exclusive ones. If floats are farther
-    apart than that, a bound becomes the next float inside. Leaves out formats that every string has."""
-    exact = {key: value if key in _VALUES else _with_exact_inner(value, depth) for key, value in schema.items()}
+    apart than that, a bound becomes the next float inside. Leaves out what allows everything, but is not supported."""
+    exact = {key: _with_exact_inner(key, value, depth) for key, value in schema.items()}
     if isinstance(exact.get("format"), str) and exact["format"] in FREE_FORMATS:
         del exact["format"]
+    if exact.get("propertyNames") == ANY_NAME:
+        del exact["propertyNames"]
     for key in (_LOWER | _UPPER) & exact.keys():
         if isinstance(bound := exact[key], float) and bound.is_integer():
             exact[key] = int(bound)  # The digits of a float with .0 are not read exactly either.
@@ -78,12 +84,15 @@ def _with_exact_bounds(schema: dict[str, Any], depth: int = 0) -> dict[str, Any]
     return exact
 
 
-def _with_exact_inner(value: Any, depth: int) -> Any:
-    if depth > MAX_DEPTH:
+def _with_exact_inner(key: str | None, value: Any, depth: int) -> Any:
+    """key: the keyword that the value belongs to; None for an item of a list, and for what has a name of its own."""
+    if depth > MAX_DEPTH or key in _VALUES:
         return value
+    if isinstance(value, dict) and key in _NAMED:
+        return {name: _with_exact_inner(None, inner, depth + 1) for name, inner in value.items()}
     if isinstance(value, dict):
         return _with_exact_bounds(value, depth + 1)
-    return [_with_exact_inner(inner, depth + 1) for inner in value] if isinstance(value, list) else value
+    return [_with_exact_inner(None, inner, depth + 1) for inner in value] if isinstance(value, list) else value
 
 
 def _is_rounded(bound: Any) -> TypeGuard[float]:

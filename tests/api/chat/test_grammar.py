@@ -86,6 +86,23 @@ def test_a_format_that_every_string_has_is_no_constraint(name: str) -> None:
     assert accepts(with_value, json.dumps({"format": name})) and not accepts(with_value, "{}")
 
 
+def test_names_that_are_any_strings_are_no_constraint() -> None:
+    """Zod writes this of a record. A property may have the keyword's name, or that of another one."""
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
+    grammar = json_schema_grammar(record)
+    check_grammar(grammar)
+    assert accepts(grammar, '{"a": 1}') and not accepts(grammar, '{"a": "b"}')
+    named = {"propertyNames": {"type": "string"}, "const": {"type": "integer"}, "properties": record}
+    grammar = json_schema_grammar({"type": "object", "properties": named, "required": ["propertyNames", "properties"]})
+    check_grammar(grammar)
+    assert accepts(grammar, '{"propertyNames": "a", "const": 1, "properties": {"a": 1}}')
+    assert not accepts(grammar, '{"propertyNames": 1, "properties": {}}')
+    assert not accepts(grammar, '{"propertyNames": "a", "properties": {"a": "b"}}')
+    assert "propertyNames" in refused(
+        json_schema_grammar(record | {"propertyNames": {"type": "string", "maxLength": 2}})
+    )
+
+
 def test_the_page_lists_the_keywords() -> None:
     supported, unsupported = (set(re.findall(r"`([$a-zA-Z]+)`", line)) for line in _keyword_lines())
     assert supported == set(SUPPORTED) and unsupported == set(UNSUPPORTED)
