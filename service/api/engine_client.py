@@ -113,7 +113,7 @@ class EngineClient:
         """Waits until the engine's process runs or cannot be started. The engine loads afterwards."""
         await self._launched.wait()
 
-    def tell_earlier_life(self, restarts: int) -> None:
+    def tell_earlier_starts(self, restarts: int) -> None:
         """For an engine that another process supervises: it was ready before, and was restarted this many times."""
         self.was_ready, self.restarts = True, restarts
         self._tell_change()

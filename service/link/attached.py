@@ -12,11 +12,12 @@ from service.link.messages import Command
 from service.link.supervisor import EngineExit
 
 
-class EngineLives:
-    """What the supervising process reports: the address of the current engine process, or that there is none."""
+class FollowedEngine:
+    """An engine that another process supervises, as that one reports it: where it runs, or that it does not."""
 
     def __init__(self) -> None:
         self.address: str | None = None
+        """Address of its current process; None if there is none."""
         self.problem = ""
         """Why the engine cannot be talked to; empty if it can."""
         self._changed = asyncio.Event()
@@ -49,17 +50,17 @@ class EngineLives:
 
 
 class AttachedLink:
-    """One life of the engine, as an EngineLink. Create it when `lives` has reported an engine. peer: this process'
-    name, which no other process ever had."""
+    """One start of an engine that another process supervises, as an EngineLink. Create it when `engine` has an address.
+    peer: this process' name, which no other process ever had."""
 
-    def __init__(self, lives: EngineLives, peer: str) -> None:
+    def __init__(self, engine: FollowedEngine, peer: str) -> None:
         self.on_launch: Callable[[], None] = lambda: None
-        self._lives = lives
+        self._engine = engine
         self._peer = peer
         self.send: Callable[[Command], None] = discard
 
     async def run(self, on_outputs: OnOutputs) -> EngineExit:
-        address = self._lives.address
+        address = self._engine.address
         if address is None:
             return EngineExit("it had ended already")
         try:
@@ -69,12 +70,12 @@ class AttachedLink:
             return EngineExit("it could not be reached")
         self.send = socket.send
         reader = asyncio.create_task(socket.read(on_outputs), name="engine-reader")
-        tasks = {reader, asyncio.create_task(self._lives.ended(address))}
+        tasks = {reader, asyncio.create_task(self._engine.ended(address))}
         try:
             self.on_launch()
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
-                self._lives.fail(f"the engine's messages could not be read: {reader.exception()}")
+                self._engine.fail(f"the engine's messages could not be read: {reader.exception()}")
             return EngineExit("its process has ended")
         finally:
             self.send = discard

@@ -26,7 +26,7 @@ from service.api.operations import observe_life
 from service.api.request_stream import EngineError
 from service.children import wait_for_end_of_parent
 from service.heap import keep_freed_memory
-from service.link.attached import AttachedLink, EngineLives
+from service.link.attached import AttachedLink, FollowedEngine
 from service.logs import configure_logging
 from service.metrics import Metrics
 from service.metrics_page import families
@@ -69,12 +69,16 @@ class SupervisorConnection:
     """Follows the supervisor's notices, and asks it for the page of metrics and for transcripts of spoken answers."""
 
     def __init__(
-        self, control: ControlChannel[Notice], context: ServerContext, engines: Engines, lives: Sequence[EngineLives]
+        self,
+        control: ControlChannel[Notice],
+        context: ServerContext,
+        engines: Engines,
+        followed: Sequence[FollowedEngine],
     ) -> None:
         self._control = control
         self._context = context
         self._engines = engines
-        self._lives = lives
+        self._followed = followed
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         """Requests that the supervisor has not answered yet."""
@@ -103,12 +107,12 @@ class SupervisorConnection:
     def _hear_of(self, news: EngineNews) -> None:
         client = self._engines.clients[news.engine]
         if news.was_ready:
-            client.tell_earlier_life(news.restarts)
+            client.tell_earlier_starts(news.restarts)
         if news.sleep == "asleep" or (news.sleep == "waking" and news.address is not None):
             client.doze()  # the only notice for a process that was started in the meantime
         elif news.address is None:
             client.fail_wake()
-        self._lives[news.engine].tell(news.address)
+        self._followed[news.engine].tell(news.address)
 
     def _doze(self, number: int) -> None:
         attached = all(client.phase == "ready" for client in self._engines.clients)
@@ -146,17 +150,19 @@ class SupervisorConnection:
             del self._asked[question.number]
 
 
-def attached_engines(config: ApiConfig, settings: Settings, metrics: Metrics, lives: Sequence[EngineLives]) -> Engines:
-    """Clients of the engines that the supervisor starts. lives: the reports about each."""
+def attached_engines(
+    config: ApiConfig, settings: Settings, metrics: Metrics, followed: Sequence[FollowedEngine]
+) -> Engines:
+    """Clients of the engines that the supervisor starts. followed: each of them."""
     clients = [
         EngineClient(
-            partial(AttachedLink, life, config.peer),
+            partial(AttachedLink, engine, config.peer),
             metrics,
             hang_timeout=settings.hang_timeout,
             start_timeout=settings.start_timeout,
-            started_elsewhere=life.started,
+            started_elsewhere=engine.started,
         )
-        for life in lives
+        for engine in followed
     ]
     loads = UsageTable(config.loads, config.processes, engine_kinds(config.engines))
     return Engines(clients, metrics, loads.row(config.index))
@@ -167,13 +173,13 @@ async def serve(config: ApiConfig) -> int:
     for inherited in (config.listener, config.control, config.usage, config.loads):
         os.set_inheritable(inherited, False)  # not for the decode workers
     control: ControlChannel[Notice] = await ControlChannel.open(socket.socket(fileno=config.control), Notice)
-    lives = [EngineLives() for _ in range(config.engines)]
+    followed = [FollowedEngine() for _ in range(config.engines)]
     usage = UsageTable(config.usage, config.processes, WORK_KINDS)
     settings = config.server_settings()
     metrics = create_metrics(config.catalog())
-    engines = attached_engines(config, settings, metrics, lives)
+    engines = attached_engines(config, settings, metrics, followed)
     context = create_context(settings, config.catalog(), engines, metrics, others=usage.row(config.index))
-    connection = SupervisorConnection(control, context, engines, lives)
+    connection = SupervisorConnection(control, context, engines, followed)
     context.scrape, context.shared_transcripts = connection.scrape, connection
     context.makes_voices = config.index == 0
     uvicorn_config = server_config(context)
@@ -197,10 +203,10 @@ async def serve(config: ApiConfig) -> int:
         """Ends a process that the supervisor or the engine no longer reaches; the supervisor replaces it."""
         nonlocal failed
         following = asyncio.create_task(connection.follow())
-        broken = [asyncio.create_task(life.failed()) for life in lives]
+        broken = [asyncio.create_task(engine.failed()) for engine in followed]
         try:
             await asyncio.wait({following, *broken}, return_when=asyncio.FIRST_COMPLETED)
-            problem = next((life.problem for life in lives if life.problem), "")
+            problem = next((engine.problem for engine in followed if engine.problem), "")
             log.error("%s", problem or f"the supervisor's notices end: {following.exception()}")
             failed = server.should_exit = True
         finally:

@@ -18,7 +18,7 @@ from models.media import Prompt
 from service.api.engine_client import EngineClient
 from service.api.request_stream import EngineError
 from service.link import wire
-from service.link.attached import AttachedLink, EngineLives
+from service.link.attached import AttachedLink, FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_socket import EngineSocket
 from service.link.messages import Abort, ChatRequest, Detach, EngineState, Outputs, SamplingParams, Stop
@@ -47,14 +47,14 @@ class Matrix:
 
 @asynccontextmanager
 async def matrix() -> AsyncIterator[Matrix]:
-    lives = EngineLives()
+    engine = FollowedEngine()
     supervisor = EngineClient(
-        lambda: AnnouncedLink(ProcessLink(CONFIG, FAKE, shared=True), lives.tell), Metrics({"tiny": "chat"})
+        lambda: AnnouncedLink(ProcessLink(CONFIG, FAKE, shared=True), engine.tell), Metrics({"tiny": "chat"})
     )
 
     def client(peer: str) -> EngineClient:
         metrics = Metrics({"tiny": "chat"})
-        return EngineClient(lambda: AttachedLink(lives, peer), metrics, started_elsewhere=lives.started)
+        return EngineClient(lambda: AttachedLink(engine, peer), metrics, started_elsewhere=engine.started)
 
     made = Matrix(supervisor, [client("api-1"), client("api-2")])
     for each in (supervisor, *made.clients):
@@ -146,19 +146,19 @@ async def test_a_crash_is_noticed_by_all_and_all_come_back() -> None:
 
 
 async def test_requests_to_an_engine_that_is_not_understood_fail_at_once(tmp_path: Path) -> None:
-    context, lives, address = zmq.Context(), EngineLives(), f"ipc://{tmp_path}/engine"
+    context, engine, address = zmq.Context(), FollowedEngine(), f"ipc://{tmp_path}/engine"
     router = context.socket(zmq.ROUTER)
     router.bind(address)
     links: list[AttachedLink] = []
 
     def make_link() -> AttachedLink:
-        links.append(AttachedLink(lives, "api-1"))
+        links.append(AttachedLink(engine, "api-1"))
         return links[-1]
 
-    client = EngineClient(make_link, Metrics({"tiny": "chat"}), started_elsewhere=lives.started)
+    client = EngineClient(make_link, Metrics({"tiny": "chat"}), started_elsewhere=engine.started)
     client.start()
     try:
-        lives.tell(address)
+        engine.tell(address)
         async with asyncio.timeout(GENEROUS):
             peer, *_ = await asyncio.to_thread(router.recv_multipart)
             router.send_multipart([peer, *wire.encode(Outputs(state=EngineState("ready", "", (), 0)))])
@@ -168,8 +168,8 @@ async def test_requests_to_an_engine_that_is_not_understood_fail_at_once(tmp_pat
             router.send_multipart([peer, b"nonsense"])
             with pytest.raises(EngineError, match="engine stopped"):
                 await waiting
-            await lives.failed()
-        assert "could not be read" in lives.problem and len(links) == 1 and client.phase == "down"
+            await engine.failed()
+        assert "could not be read" in engine.problem and len(links) == 1 and client.phase == "down"
     finally:
         await client.stop()
         router.close(linger=0)

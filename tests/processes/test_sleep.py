@@ -26,7 +26,7 @@ from service.api import engine_client
 from service.api.app import create_context, create_metrics
 from service.api.context import ServerContext
 from service.api.http.shared_usage import UsageTable
-from service.link.attached import EngineLives
+from service.link.attached import FollowedEngine
 from service.link.config import EngineConfig, ModelConfig
 from service.link.engine_socket import OnOutputs
 from service.link.messages import Detach
@@ -222,12 +222,12 @@ async def _join(made: Rig, index: int, flags: dict[str, Any]) -> Member:
         {},
         (),
     )
-    lives = [EngineLives() for _ in range(config.engines)]
+    followed = [FollowedEngine() for _ in range(config.engines)]
     metrics = create_metrics(catalog)
-    engines = attached_engines(config, settings, metrics, lives)
+    engines = attached_engines(config, settings, metrics, followed)
     usage = UsageTable(pool._usage.fileno(), config.processes, WORK_KINDS).row(index)
     context = create_context(settings, catalog, engines, metrics, others=usage)
-    connection = SupervisorConnection(control, context, engines, lives)
+    connection = SupervisorConnection(control, context, engines, followed)
     context.scrape, context.makes_voices = connection.scrape, False
     server = Server(server_config(context), context)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
