@@ -259,7 +259,7 @@ class EngineClient:
         attempt = 0
         while True:
             started = time.monotonic()
-            exit = await self._live()
+            ended = await self._run_once()
             if self._stopping:
                 return
             if self.sleep.state == "asleep":
@@ -267,10 +267,10 @@ class EngineClient:
                 log.info("%s: started for a request", self._name)
                 continue
             if not self.was_ready:  # wait_ready raises and says why
-                self.failure = exit
+                self.failure = ended
                 self._tell_change()
                 return
-            log.error("%s: %s", self._name, exit.reason)
+            log.error("%s: %s", self._name, ended.reason)
             if time.monotonic() - started > STEADY_SECONDS:
                 attempt = 0
             await asyncio.sleep(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
@@ -284,9 +284,10 @@ class EngineClient:
         assert self._started_elsewhere is not None
         while not self._stopping:
             await self._started_elsewhere()
-            await self._live()
+            await self._run_once()
 
-    async def _live(self) -> EngineExit:
+    async def _run_once(self) -> EngineExit:
+        """One start of the engine, to its end."""
         link = self._link = self._make_link()
         link.on_launch = self._launched.set
         self._silence.end()

@@ -90,7 +90,7 @@ class ProcessLink:
             except (OSError, zmq.ZMQError) as error:  # e.g. out of memory or descriptors: a later start may succeed
                 return EngineExit(f"the engine process could not be started: {error}")
             self.on_launch()
-            return await self._live(process, socket, self._prepare_next(on_outputs))
+            return await self._wait_for_end(process, socket, self._prepare_next(on_outputs))
 
     def _open(self, opened: ExitStack) -> EngineSocket:
         """The server's end of the connection, whose address the engine process gets."""
@@ -121,8 +121,8 @@ class ProcessLink:
 
         return heard
 
-    async def _live(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> EngineExit:
-        """Waits for the end of the process."""
+    async def _wait_for_end(self, process: Process, socket: EngineSocket, on_outputs: OnOutputs) -> EngineExit:
+        """Passes on what the process sends until it ends."""
         reader = asyncio.create_task(socket.read(on_outputs))
         try:
             exited = asyncio.create_task(process.wait())

@@ -196,7 +196,7 @@ class ApiProcesses:
         attempt = 0
         while not self._ending.is_set():
             started = time.monotonic()
-            reason = await self._live(index)
+            reason = await self._run_once(index)
             if self._ending.is_set():
                 return
             if not self._have_accepted:
@@ -210,7 +210,7 @@ class ApiProcesses:
             attempt += 1
             self._metrics.observe("api_process_restarts_total")
 
-    async def _live(self, index: int) -> str:
+    async def _run_once(self, index: int) -> str:
         """Runs one process to its end; returns how it ended."""
         ours, theirs = socket.socketpair()
         config = msgspec.structs.replace(

@@ -340,7 +340,7 @@ async def test_a_process_that_ends_is_not_waited_for_and_one_that_comes_calls_it
         monkeypatch.setattr(pool_module, "python_command", lambda module: mute)
         with socket.socket() as listener:
             pool._template = msgspec.structs.replace(pool._template, listener=listener.fileno())
-            living = asyncio.create_task(pool._live(1))
+            living = asyncio.create_task(pool._run_once(1))
             assert not await asyncio.wait_for(asking, GENEROUS)
             living.cancel()
             await asyncio.gather(living, return_exceptions=True)
