@@ -60,38 +60,35 @@ def command(
     pass
 
 
+_OWN_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "config": (None, Annotated[Path | None, typer.Option(metavar="PATH", help="YAML file of settings.")]),
+    "print_config": (
+        False,
+        Annotated[bool, typer.Option("--print-config", metavar="", help="Print the effective settings and exit.")],
+    ),
+    "dry_run": (
+        False,
+        Annotated[
+            bool, typer.Option("--dry-run", metavar="", help="Print how much of a GPU a start would use, and exit.")
+        ],
+    ),
+    "gpu_memory": (
+        None,
+        Annotated[
+            str | None,
+            typer.Option(metavar="BYTES", help="With --dry-run: memory of the GPU, e.g. 24G; default: this GPU's."),
+        ],
+    ),
+}
+"""Options of `serve` that are not settings: default and type by name."""
+
+
 def _settings_command(command: Any) -> Any:
-    """Give `command(config, print_config, **flags)` one option for each setting, documented where it is defined."""
+    """Gives `command(config, print_config, ..., **flags)` one option for each setting, documented where it is
+    defined."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, default, annotation in (
-            ("config", None, Annotated[Path | None, typer.Option(metavar="PATH", help="YAML file of settings.")]),
-            (
-                "print_config",
-                False,
-                Annotated[
-                    bool, typer.Option("--print-config", metavar="", help="Print the effective settings and exit.")
-                ],
-            ),
-            (
-                "dry_run",
-                False,
-                Annotated[
-                    bool,
-                    typer.Option("--dry-run", metavar="", help="Print how much of a GPU a start would use, and exit."),
-                ],
-            ),
-            (
-                "gpu_memory",
-                None,
-                Annotated[
-                    str | None,
-                    typer.Option(
-                        metavar="BYTES", help="With --dry-run: memory of the GPU, e.g. 24G; default: this GPU's."
-                    ),
-                ],
-            ),
-        )
+        for name, (default, annotation) in _OWN_OPTIONS.items()
     ]
     for name, field in Settings.model_fields.items():
         kind = _flag_type(field.annotation)
