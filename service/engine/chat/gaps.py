@@ -35,24 +35,26 @@ class Gaps:
         """Nothing was spent in this gap, and nothing is owed."""
         return not self._spent and not self._owed
 
-    def room(self, decode: float) -> float:
-        """Seconds that are left in this gap next to a decode step of `decode` seconds (0: not measured yet)."""
-        return max(0.0, self._whole(decode) - self._spent - self._owed)
+    def room(self, decode_seconds: float) -> float:
+        """Seconds that are left in this gap next to a decode step of so many seconds (0: not measured yet)."""
+        return max(0.0, self._whole(decode_seconds) - self._spent - self._owed)
 
     def spend(self, seconds: float) -> None:
         """Records that other work was launched."""
         if self.paced:
             self._spent += seconds
 
-    def close(self, decode: float) -> None:
-        """Ends the gap: the next tokens of the rows were launched. decode 0: there are no rows, and nothing is owed."""
+    def close(self, decode_seconds: float) -> None:
+        """Ends the gap, since the next tokens of the rows were launched. decode_seconds 0: without rows, nothing is
+        owed."""
         if self._spent or self._owed:
-            self._owed = max(0.0, self._owed + self._spent - self._whole(decode)) if decode else 0.0
+            self._owed = max(0.0, self._owed + self._spent - self._whole(decode_seconds)) if decode_seconds else 0.0
             self._spent = 0.0
 
-    def _whole(self, decode: float) -> float:
+    def _whole(self, decode_seconds: float) -> float:
+        """Seconds that a gap has for other work before any is spent."""
         if self._target is None:
             return math.inf
         limit = _AIM * self._target
-        least = decode * _LEAST_SHARE / (1 - _LEAST_SHARE)
-        return max(least, min(limit, decode / _LEAST_RATE if decode else limit) - decode)
+        least = decode_seconds * _LEAST_SHARE / (1 - _LEAST_SHARE)
+        return max(least, min(limit, decode_seconds / _LEAST_RATE if decode_seconds else limit) - decode_seconds)

@@ -60,8 +60,9 @@ class Pacing:
     def chunk_budget(self, rows: int, allowance: float, sizes: Sequence[int], *, must: bool) -> ChunkBudget:
         """The chunk budget of a step with `rows` decode rows. allowance: seconds for the whole step. must: the step may
         hold LEAST_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
-        decode = self.decode_seconds(rows)
-        seconds, room = allowance - decode, self.gaps.room(decode) if rows else math.inf
+        decode_seconds = self.decode_seconds(rows)
+        seconds = allowance - decode_seconds
+        room = self.gaps.room(decode_seconds) if rows else math.inf
         least = LEAST_TOKENS if must or not rows or self.gaps.free else 0
         if must:
             seconds, room = math.inf, min(seconds, room)

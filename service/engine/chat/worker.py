@@ -190,8 +190,8 @@ class ChatWorker:
         started = time.perf_counter()
         preemptions = self._scheduler.num_preemptions
         rows = len(self._scheduler.rows.slots)
-        decode = self._pacing.decode_seconds(rows)
-        if decode > allowance and not must:
+        decode_seconds = self._pacing.decode_seconds(rows)
+        if decode_seconds > allowance and not must:
             return False
         budget = None
         if self._scheduler.has_prefills():
@@ -208,7 +208,7 @@ class ChatWorker:
         self._scheduler.launched(step)
         for chunk in step.chunks:
             self._after_chunk(chunk, now)
-        in_flight = InFlightStep(launched.kind, len(step.slots), launched.route, now, 0.0, decode, None)
+        in_flight = InFlightStep(launched.kind, len(step.slots), launched.route, now, 0.0, decode_seconds, None)
         self._chunks_put_off = False
         if budget is not None and not step.chunks:
             self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
@@ -216,8 +216,8 @@ class ChatWorker:
             self._pacing.spend(len(step.slots), budget.predicted)
             in_flight.size += budget.used
             in_flight.predicted += budget.predicted
-            in_flight.work = ChunkWork(budget.padded(budget.used), budget.pairs, decode)
-        self._expect(in_flight, step, launched, decode)
+            in_flight.work = ChunkWork(budget.padded(budget.used), budget.pairs, decode_seconds)
+        self._expect(in_flight, step, launched, decode_seconds)
         in_flight.host_seconds = time.perf_counter() - started
         self._in_flight.add(in_flight)
         return True
@@ -235,12 +235,12 @@ class ChatWorker:
             self._fail([*chunks, *step.sequences], error)
         return None
 
-    def _expect(self, in_flight: InFlightStep, step: Step, launched: LaunchedStep, decode: float) -> None:
+    def _expect(self, in_flight: InFlightStep, step: Step, launched: LaunchedStep, decode_seconds: float) -> None:
         """Sets what the step waits for: the results of the launch, or masks if it holds its sampling."""
         in_flight.chunks, in_flight.held = step.chunks, launched.held
         in_flight.sequences = step.sampled if step.chunks else step.sequences
         if launched.held is None:
-            self._pacing.gaps.close(decode)
+            self._pacing.gaps.close(decode_seconds)
             in_flight.readback = Readback(launched.results, self._context.device)
         else:
             unread = self._in_flight.unread(in_flight.sequences)
