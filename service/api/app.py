@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -170,34 +170,11 @@ def media_limits(settings: Settings) -> MediaLimits:
 
 def create_app(context: ServerContext) -> FastAPI:
     settings = context.settings
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        context.engine.start()
-        await _load_processors(context)
-        lag = asyncio.create_task(_measure_lag(context.metrics))
-        if context.makes_voices:
-            context.keep_task(asyncio.create_task(make_voices(context)))
-        try:
-            yield
-        finally:
-            lag.cancel()
-            for task in tuple(context.tasks):
-                task.cancel()
-            await context.engine.stop()
-            await context.media.close()
-            await asyncio.to_thread(context.media_workers.close)
-            await asyncio.to_thread(context.grammars.close)
-            context.threads.shutdown(wait=False, cancel_futures=True)
-            await asyncio.to_thread(context.encoders.close)
-            if context.tracing is not None:
-                await asyncio.to_thread(context.tracing.close)
-
     app = FastAPI(
         title="Reprise",
         description="Chat with images and videos, and text to speech, over OpenAI's API.",
         version=server_version(),
-        lifespan=lifespan,
+        lifespan=lambda app: _lifespan(context),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -220,6 +197,13 @@ def create_app(context: ServerContext) -> FastAPI:
     install_error_handlers(app, [*app.routes, *(route for router in routers for route in router.routes)])
     keys = KeyRing(settings.keys())
     install_openapi(app, open_paths if keys else None)
+    _add_middleware(app, context, keys, open_paths)
+    return app
+
+
+def _add_middleware(app: FastAPI, context: ServerContext, keys: KeyRing, open_paths: Sequence[str]) -> None:
+    """Adds the middleware, the innermost first. open_paths: those that need no key."""
+    settings = context.settings
     app.add_middleware(AuthMiddleware, keys=keys, open_paths=open_paths)
     app.add_middleware(OriginMiddleware, allowed=settings.cors_origin)
     app.add_middleware(
@@ -240,7 +224,30 @@ def create_app(context: ServerContext) -> FastAPI:
             allow_headers=["*"],  # clients add their own: OpenAI's sends x-stainless-lang and others
             expose_headers=EXPOSED_HEADERS,
         )
-    return app
+
+
+@asynccontextmanager
+async def _lifespan(context: ServerContext) -> AsyncIterator[None]:
+    """Starts what the routes share, and stops it at the end."""
+    context.engine.start()
+    await _load_processors(context)
+    lag = asyncio.create_task(_measure_lag(context.metrics))
+    if context.makes_voices:
+        context.keep_task(asyncio.create_task(make_voices(context)))
+    try:
+        yield
+    finally:
+        lag.cancel()
+        for task in tuple(context.tasks):
+            task.cancel()
+        await context.engine.stop()
+        await context.media.close()
+        await asyncio.to_thread(context.media_workers.close)
+        await asyncio.to_thread(context.grammars.close)
+        context.threads.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(context.encoders.close)
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)
 
 
 async def _load_processors(context: ServerContext) -> None:
