@@ -66,7 +66,7 @@ class AttachedLink:
         try:
             socket = EngineSocket.attached(address, self._peer)
         except zmq.ZMQError as error:  # e.g. out of descriptors
-            self._lives.fail(f"the engine could not be reached: {error}")
+            self._engine.fail(f"the engine could not be reached: {error}")
             return EngineExit("it could not be reached")
         self.send = socket.send
         reader = asyncio.create_task(socket.read(on_outputs), name="engine-reader")

@@ -183,11 +183,11 @@ async def test_a_process_that_cannot_reach_the_engine_says_so(monkeypatch: pytes
         raise zmq.ZMQError(errno.EMFILE, "too many files")
 
     monkeypatch.setattr(EngineSocket, "attached", attached)
-    lives = EngineLives()
-    client = EngineClient(lambda: AttachedLink(lives, "api-1"), Metrics(), started_elsewhere=lives.started)
+    engine = FollowedEngine()
+    client = EngineClient(lambda: AttachedLink(engine, "api-1"), Metrics(), started_elsewhere=engine.started)
     client.start()
-    lives.tell("ipc:///nowhere")
+    engine.tell("ipc:///nowhere")
     async with asyncio.timeout(GENEROUS):
-        await lives.failed()
-    assert "too many files" in lives.problem
+        await engine.failed()
+    assert "too many files" in engine.problem
     await client.stop()
