@@ -15,6 +15,7 @@ from PIL import Image
 
 from models.errors import InputError
 from models.media import VideoFrames, VideoMetadata, source_digest
+from service.confined.fair_turns import FairTurns
 from service.confined.workers import WorkerLost, WorkerPool
 from service.media.audio_in import decode_audio
 from service.media.data_url import declared_type, decode_base64, is_data_url, parse_data_url
@@ -37,9 +38,11 @@ def is_frame_list(url: str) -> bool:
 
 
 class MediaBudget:
-    """Counts the media of one request against RequestLimits. Thread-safe: items are loaded concurrently."""
+    """Counts the media of one request against RequestLimits. Thread-safe: items are loaded concurrently. client: whose
+    request it is."""
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, client: str = "") -> None:
+        self.client = client
         self._limits = limits
         self._lock = threading.Lock()
         self._items = 0
@@ -80,7 +83,8 @@ class MediaLoader:
     """Loads data: and, where the fetcher's policy allows, remote URLs. Belongs to one event loop.
 
     Every method raises InputError with the field it is given. Base64 and pictures are decoded in `image_threads`
-    threads (pictures in the processes of `image_pool`, if given), video and audio in the processes of `pool`.
+    threads (pictures in the processes of `image_pool`, if given), video and audio in the processes of `pool`. Clients
+    take turns at them, so that one with many hostile files does not keep the others waiting.
 
     `prepare` turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
     videos wait for it at full size. For a picture it runs in the thread that decoded it and also gets the source_digest
@@ -104,12 +108,12 @@ class MediaLoader:
         self._image_pool = image_pool
         self._limits = limits
         self._threads = ThreadPoolExecutor(max_workers=image_threads, thread_name_prefix="image")
-        self._pictures = asyncio.Semaphore(image_threads)
-        self._videos = asyncio.Semaphore(pool.size)
+        self._pictures, self._videos = FairTurns(image_threads), FairTurns(pool.size)
+        self._audio = FairTurns(pool.size)
 
-    def budget(self) -> MediaBudget:
-        """A new budget, for one request."""
-        return MediaBudget(self._limits.request)
+    def budget(self, client: str = "") -> MediaBudget:
+        """A new budget, for one request of a client."""
+        return MediaBudget(self._limits.request, client)
 
     async def image(
         self, url: str, prepare: Callable[[Image.Image, bytes], T], *, field: str, budget: MediaBudget
@@ -124,7 +128,7 @@ class MediaLoader:
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
 
-        async with self._pictures:
+        async with self._pictures.turn(budget.client):
             return await self._with_decoder(prepared, field)
 
     async def video(
@@ -150,7 +154,7 @@ class MediaLoader:
         if is_frame_list(url):
             listed = parse_data_url(url, field=field)
             budget.take_bytes(len(listed.payload) // 4 * 3, field)
-            async with self._videos:
+            async with self._videos.turn(budget.client):
                 frames = await self._with_decoder(
                     lambda decode: decode_frame_list(
                         listed.payload,
@@ -166,18 +170,20 @@ class MediaLoader:
                 )
                 return await prepare(frames)
         data = await self._read(url, field, limits.max_bytes, self._limits.fetch.video_seconds, budget)
-        async with self._videos:
+        async with self._videos.turn(budget.client):
             return await prepare(await decode_video(self._pool, data, choose_within_budget, field=field, limits=limits))
 
-    async def audio(self, url: str, *, sample_rate: int, field: str) -> np.ndarray:
+    async def audio(self, url: str, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
         """Reference audio at a URL -> mono float32 [n] at `sample_rate`."""
         budget = self.budget()
         data = await self._read(url, field, self._limits.audio.max_bytes, self._limits.fetch.audio_seconds, budget)
-        return await self.audio_file(data, sample_rate=sample_rate, field=field)
+        return await self.audio_file(data, sample_rate=sample_rate, field=field, client=client)
 
-    async def audio_file(self, data: bytes, *, sample_rate: int, field: str) -> np.ndarray:
+    async def audio_file(self, data: bytes, *, sample_rate: int, field: str, client: str = "") -> np.ndarray:
         """An uploaded audio file -> mono float32 [n] at `sample_rate`."""
-        return await decode_audio(self._pool, data, sample_rate=sample_rate, field=field, limits=self._limits.audio)
+        limits = self._limits.audio
+        async with self._audio.turn(client):
+            return await decode_audio(self._pool, data, sample_rate=sample_rate, field=field, limits=limits)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

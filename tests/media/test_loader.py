@@ -7,14 +7,14 @@ import base64
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from typing import TypeVar
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from models.errors import InputError
-from models.media import DIGEST_BYTES
+from models.media import DIGEST_BYTES, VideoFrames
 from service.media.decoders import decode_workers
 from service.media.fetch import Fetcher, UrlPolicy
 from service.media.limits import MediaLimits, RequestLimits
@@ -207,3 +207,34 @@ async def test_a_picture_that_ends_its_process_is_refused_and_the_next_one_is_ta
     assert refused.value.field == "f" and images.workers_lost == 1
     assert await loader.image(url, prepare, field="f", budget=loader.budget())
     await loader.close()
+
+
+async def test_clients_take_turns(loader: MediaLoader) -> None:
+    """One that sends many files delays another one's by a single file more."""
+    begun, go = list[str](), asyncio.Semaphore(0)
+
+    def still(client: str) -> Coroutine[Any, Any, bytes]:
+        def prepare(media: object, source: bytes) -> bytes:
+            begun.append(client)
+            return source
+
+        return loader.image(data_url(IMAGE), prepare, field="f", budget=loader.budget(client))
+
+    async def clip(client: str) -> None:
+        async def prepare(frames: VideoFrames) -> None:
+            begun.append(client)
+            await go.acquire()
+
+        url, budget = data_url(video()), loader.budget(client)
+        await loader.video(url, lambda metadata: [0], prepare, frame_list_fps=1.0, field="f", budget=budget)
+
+    async with asyncio.TaskGroup() as tasks:
+        for client in ("greedy", "greedy", "greedy", "other"):
+            tasks.create_task(clip(client))
+            await asyncio.sleep(0)
+        for _ in range(4):
+            go.release()
+    assert begun == ["greedy", "greedy", "other", "greedy"]
+    begun.clear()
+    await asyncio.gather(*map(still, ("greedy", "greedy", "greedy", "other")))
+    assert begun == ["greedy", "greedy", "other", "greedy"]

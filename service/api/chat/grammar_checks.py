@@ -18,9 +18,9 @@ import msgspec
 from service.api.chat.grammar import Unfit, check_bounds
 from service.api.chat.grammar_worker import Tried, TryGrammar
 from service.api.http.errors import ApiError, bad_request
-from service.api.http.fair_turns import FairTurns
 from service.byte_sizes import MIB
 from service.confined.channel import WorkerChannel
+from service.confined.fair_turns import FairTurns
 from service.confined.workers import Program, WorkerLimits, WorkerLost, WorkerPool
 from service.link.grammar_limits import SLOW_SECONDS
 

@@ -23,6 +23,7 @@ from service.api.chat.video_sampling import VideoSampling, first_stated, of_all_
 from service.api.context import ServerContext
 from service.api.http.admission import Ticket
 from service.api.http.errors import ApiError, bad_request, naming
+from service.api.http.record import RequestRecord
 from service.api.tracing import phase
 from service.catalog import HostedModel
 from service.media.loader import MediaBudget
@@ -58,16 +59,16 @@ class MediaReference:
 
 
 async def build_prompt(
-    context: ServerContext, model: HostedModel, body: ChatRequestBody, tools: Sequence[Tool], ticket: Ticket
+    context: ServerContext, model: HostedModel, body: ChatRequestBody, tools: Sequence[Tool], record: RequestRecord
 ) -> Prompt:
     """The prompt of a request. ApiError or InputError names the field that does not fit. The bytes of decoded media are
-    charged to the ticket."""
+    charged to the record's ticket."""
     options = _template_options(body.chat_template_kwargs or {})
     messages, references = _collect(body, context, model.chat_processor, await named_transcripts(body, context))
     length = sum(map(len, prompt_texts(messages, tools)))
     _check_length(length, model.chat_processor)
     kinds = [reference.kind for reference in references]
-    budget = context.media.budget()
+    budget, ticket = context.media.budget(record.client), record.ticket
     (chat, seconds), items = await _concurrently(
         lambda: _tokenize(context, model.chat_processor, messages, kinds, options, tools, length <= SMALL_PROMPT),
         [_load(context, model.chat_processor, reference, references, budget, ticket) for reference in references],

@@ -153,7 +153,7 @@ async def prepare_job(context: ServerContext, body: ChatRequestBody, record: Req
     record.ticket.grow(count - 1)
     answer = await answer_grammar(context.grammars, body, record.client)
     spoken = await prepare_spoken(context, body, record)
-    prompt = await build_prompt(context, model, body, tools.tools if tools else (), record.ticket)
+    prompt = await build_prompt(context, model, body, tools.tools if tools else (), record)
     grammar = await _grammar(context, model, prompt, tools, answer, record.client)
     first = sampling_params(body, model.chat_processor, len(prompt.token_ids), context.settings)
     sampling = tuple(msgspec.structs.replace(first, seed=derived_seed(first.seed, index)) for index in range(count))

@@ -124,13 +124,15 @@ def pictures(item: ConversationItem) -> Iterator[tuple[int, ItemContent]]:
     return ((place, part) for place, part in enumerate(item.content or ()) if part.type == "input_image")
 
 
-async def check_pictures(context: ServerContext, processor: ChatProcessor, item: ConversationItem, field: str) -> None:
-    """Loads the pictures of an item as a chat request would. InputError names the invalid one; ApiError 503 if the
-    server is full."""
+async def check_pictures(
+    context: ServerContext, processor: ChatProcessor, item: ConversationItem, field: str, client: str
+) -> None:
+    """Loads the pictures of a client's item as a chat request would. InputError names the invalid one; ApiError 503 if
+    the server is full."""
     found = list(pictures(item))
     if not found:
         return
-    budget, ticket = context.media.budget(), context.admission.ticket("realtime")
+    budget, ticket = context.media.budget(client), context.admission.ticket("realtime")
     try:
         ticket.grow(1)
         for place, part in found:

@@ -252,7 +252,7 @@ class Session:
         check_counts([event.item], self._context.settings, "item")
         item = created_item(event.item, "item")
         self._conversation.check_room(item)
-        await check_pictures(self._context, self._model.chat_processor, item, "item")
+        await check_pictures(self._context, self._model.chat_processor, item, "item", self._record.client)
         previous = self._conversation.add(item, event.previous_item_id)
         await self._emit(ItemAdded(item=item, previous_item_id=previous), size)
         await self._emit(ItemDone(item=item, previous_item_id=previous), size)

@@ -207,7 +207,7 @@ async def prepare(
     speed = 1.0 if options.speed is None else options.speed
     # InputError for a rate or speed that the format cannot have.
     await context.encoders.prepare(StreamingEncoder(name, processor.sample_rate, sample_rate, speed))
-    speaker = await _resolve_speaker(context, options, model)
+    speaker = await _resolve_speaker(context, options, model, record.client)
     if speaker.design:
         patches = 0 if speaker.reference is None else len(speaker.reference)
         check_room(model, f"({speaker.design})", "instructions", reference_patches=patches)
@@ -257,7 +257,7 @@ def _default_rate(name: str, native: int, pcm_rate: int | None) -> int:
     return native if native in FORMATS[name].rates else FORMATS[name].rates[0]
 
 
-async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel) -> Speaker:
+async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model: HostedModel, client: str) -> Speaker:
     """The voice that the fields ask for. ApiError or InputError names the invalid field."""
     design = clean_text((options.instructions or "").translate(PARENTHESES)).strip()
     if options.instructions:
@@ -277,7 +277,7 @@ async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model
         message = "instructions: cannot be combined with ref_text or prompt_text: continued audio keeps its own manner."
         raise bad_request(message, "instructions")
     if options.ref_audio:
-        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text, model, design)
+        speaker = await _reference_speaker(context, options.ref_audio, options.ref_text, model, design, client)
         adapter = context.lora_voices.get(name_key(_voice_name(options)[:LONGEST_NAME]), "")
         speaker = replace(speaker, adapter=adapter)
     else:
@@ -285,7 +285,7 @@ async def _resolve_speaker(context: ServerContext, options: SpeechOptions, model
     if not options.prompt_audio or not options.prompt_text:
         return speaker
     check_text(model, options.prompt_text, "prompt_text")
-    wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio")
+    wave = await _load_audio(context, options.prompt_audio, model, "prompt_audio", client)
     prompt = await encode(context, model, wave, "left")
     return Speaker(speaker.reference, prompt, options.prompt_text, adapter=speaker.adapter)
 
@@ -332,18 +332,18 @@ def _no_voice() -> ApiError:
 
 
 async def _reference_speaker(
-    context: ServerContext, url: str, text: str | None, model: HostedModel, design: str
+    context: ServerContext, url: str, text: str | None, model: HostedModel, design: str, client: str
 ) -> Speaker:
-    wave = await _load_audio(context, url, model, "ref_audio")
+    wave = await _load_audio(context, url, model, "ref_audio", client)
     latents = await encode_reference(context, model, wave, text)
     return Speaker(latents["reference"], latents.get("prompt"), text or "", design)
 
 
-async def _load_audio(context: ServerContext, url: str, model: HostedModel, field: str) -> np.ndarray:
+async def _load_audio(context: ServerContext, url: str, model: HostedModel, field: str, client: str) -> np.ndarray:
     try:
         rate = model.speech_processor.reference_sample_rate
         with phase("media", kind="audio"):
-            wave = await context.media.audio(url, sample_rate=rate, field=field)
+            wave = await context.media.audio(url, sample_rate=rate, field=field, client=client)
         # Audio to continue is not trimmed: the speech goes on at its end.
         return await context.in_thread(lambda: level_reference(wave, rate, field)) if field == "ref_audio" else wave
     except InputError:

@@ -105,7 +105,8 @@ async def upload_voice(request: Request) -> Response:
 
 
 async def _store(context: ServerContext, form: FormData, request: Request) -> Voice:
-    model = speech_model(context, _field(form, "model"), record_of(request.scope))
+    record = record_of(request.scope)
+    model = speech_model(context, _field(form, "model"), record)
     name = _new_name(context, form)
     consent = _field(form, "consent")
     sample = form.get("audio_sample")
@@ -123,7 +124,7 @@ async def _store(context: ServerContext, form: FormData, request: Request) -> Vo
     try:
         context.voices.check_room(name)
         if isinstance(sample, UploadFile):
-            latents, seconds = await _uploaded(context, model, await sample.read(), ref_text)
+            latents, seconds = await _uploaded(context, model, await sample.read(), ref_text, record.client)
         else:
             latents, seconds = await _described(context, model, description or "", _field(form, "seed"))
         return await context.in_thread(
@@ -159,11 +160,11 @@ def _new_name(context: ServerContext, form: FormData) -> str:
 
 
 async def _uploaded(
-    context: ServerContext, model: HostedModel, data: bytes, ref_text: str | None
+    context: ServerContext, model: HostedModel, data: bytes, ref_text: str | None, client: str
 ) -> tuple[dict[str, np.ndarray], float]:
     """Latents and seconds of an audio file."""
     rate = model.speech_processor.reference_sample_rate
-    wave = await context.media.audio_file(data, sample_rate=rate, field="audio_sample")
+    wave = await context.media.audio_file(data, sample_rate=rate, field="audio_sample", client=client)
     wave = await context.in_thread(lambda: level_reference(wave, rate, "audio_sample"))
     return await encode_reference(context, model, wave, ref_text), len(wave) / rate
 

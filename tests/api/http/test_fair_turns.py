@@ -8,8 +8,8 @@ from starlette.types import Receive, Scope, Send
 
 from service.api.http.admission import Admission
 from service.api.http.auth import AuthMiddleware, KeyRing
-from service.api.http.fair_turns import FairTurns
 from service.api.http.record import RequestRecord
+from service.confined.fair_turns import FairTurns
 from service.metrics import Metrics
 
 
