@@ -10,7 +10,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import httpcore
@@ -22,6 +24,9 @@ from service.media.addresses import is_public
 MAX_REDIRECTS = 3
 MAX_URL_LENGTH = 8192
 MAX_ADDRESSES = 4
+RESOLVED_AT_ONCE = 8
+"""Names that are looked up at a time. A look-up cannot be ended: one that a name server keeps waiting holds its thread
+for half a minute, whoever has stopped waiting for it."""
 CONNECT_SECONDS = 5.0
 DEFAULT_PORTS = {"https": 443, "http": 80}
 
@@ -44,11 +49,6 @@ class UrlPolicy:
 
 class BlockedAddress(Exception):
     """A host resolves to an address that is not public."""
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
@@ -93,16 +93,18 @@ class Fetcher:
         self,
         policy: UrlPolicy,
         *,
-        resolver: Resolver = resolve,
+        resolver: Resolver | None = None,
         connector: httpcore.AsyncNetworkBackend | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """connector and ssl_context: httpcore's own unless given."""
+        """resolver: the system's unless given. connector and ssl_context: httpcore's own unless given."""
         self._policy = policy
+        # Not the loop's own threads, for which grammars and everything else would have to wait.
+        self._threads = ThreadPoolExecutor(RESOLVED_AT_ONCE, thread_name_prefix="resolve")
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context,
             max_keepalive_connections=0,
-            network_backend=GuardedBackend(resolver, connector or httpcore.AnyIOBackend()),
+            network_backend=GuardedBackend(resolver or self._resolve, connector or httpcore.AnyIOBackend()),
         )
 
     async def fetch(
@@ -131,7 +133,13 @@ class Fetcher:
         raise InputError(field, f"the URL has too many redirects: at most {MAX_REDIRECTS} allowed")
 
     async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
         await self._pool.aclose()
+
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        return [str(address[0]) for *_, address in found]
 
     def _checked(self, url: str, field: str) -> httpx.URL:
         if self._policy.mode == "off":

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpcore
 import pytest
 
 from models.errors import InputError
-from service.media.fetch import Fetcher, UrlPolicy
+from service.media.fetch import RESOLVED_AT_ONCE, Fetcher, UrlPolicy
+from tests.support.waiting import GENEROUS
 
 PUBLIC = "93.184.216.34"
 OPEN = UrlPolicy("public", allow_http=True)
@@ -288,3 +292,29 @@ async def test_answers_that_are_no_media(head: str) -> None:
 async def test_unknown_host() -> None:
     with pytest.raises(InputError, match="could not be fetched"):
         await fetch(Fetcher(OPEN, resolver=names(), connector=Unreachable()), "http://a.example/")
+
+
+async def test_names_that_take_long_hold_up_no_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up goes on after its request has left, for as long as a name server likes."""
+    asked, answer = threading.Semaphore(0), threading.Event()
+
+    def look_up(host: str, port: int, **options: Any) -> list[Any]:
+        asked.release()
+        assert answer.wait(GENEROUS)
+        raise OSError("no such host")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    fetcher = Fetcher(OPEN)
+    fetches = [
+        asyncio.create_task(fetcher.fetch(f"http://slow-{n}.example/", field="f", max_bytes=10, seconds=GENEROUS))
+        for n in range(100)
+    ]
+    for _ in range(RESOLVED_AT_ONCE):
+        while not asked.acquire(blocking=False):
+            await asyncio.sleep(0)
+    async with asyncio.timeout(GENEROUS):
+        assert await asyncio.to_thread(lambda: "a thread of the loop is free")
+    assert not asked.acquire(blocking=False)
+    answer.set()
+    assert all(isinstance(error, InputError) for error in await asyncio.gather(*fetches, return_exceptions=True))
+    await fetcher.close()
