@@ -24,19 +24,31 @@ a minute. TCP_NOTSENT_LOWAT: the kernel buffers 128 KiB for a client that does n
 minutes of audio before a stream could be paused. Not every platform has all options."""
 
 
-def bind(settings: Settings) -> socket.socket:
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
+
+
+class Listener(socket.socket):
+    """A listening socket that keeps its backlog. asyncio would make it as small as the number of connections that it
+    accepts in one turn of the loop."""
+
+    def listen(self, backlog: int = 0, /) -> None:
+        """Does nothing: it listens already."""
+
+
+def bind(settings: Settings) -> Listener:
     """The listening socket, created before anything is loaded. SettingsError if the address cannot be bound."""
     where = f"host, port: {settings.host}:{settings.port} cannot be bound"
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
     except socket.gaierror as error:
         raise SettingsError(f"{where} ({error.strerror})") from error
     except OSError as error:
         hint = "; another server may be running there, --port 0 picks a free one" if error.errno == EADDRINUSE else ""
         raise SettingsError(f"{where} ({os.strerror(error.errno or 0)}{hint})") from error
     _set_options(listener)
-    return listener
+    return Listener(fileno=listener.detach())
 
 
 def url_of(listener: socket.socket) -> str:

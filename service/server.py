@@ -39,6 +39,9 @@ from service.settings import Settings
 log = logging.getLogger("reprise")
 
 SOCKET_POLL = 0.05
+ACCEPTED_AT_ONCE = 128
+"""Connections in one turn of the event loop. If descriptors or memory are short, asyncio fails so often in a second,
+each time with a line in the log."""
 ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 
@@ -147,6 +150,7 @@ def server_config(context: ServerContext) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="on",
+        backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=cast(int, settings.idle_timeout),  # it may be a fraction of a second
         timeout_graceful_shutdown=round(settings.drain_timeout + ABORT_GRACE),
         ws_max_size=settings.max_audio_bytes,

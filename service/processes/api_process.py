@@ -27,6 +27,7 @@ from service.api.request_stream import EngineError
 from service.children import wait_for_end_of_parent
 from service.heap import keep_freed_memory
 from service.link.attached import AttachedLink, FollowedEngine
+from service.listener import Listener
 from service.logs import configure_logging
 from service.metrics import Metrics
 from service.metrics_page import families
@@ -56,13 +57,6 @@ from service.settings import Settings, SettingsError
 log = logging.getLogger("reprise")
 
 CANNOT_START = 2
-
-
-class InheritedListener(socket.socket):
-    """A listening socket that other processes accept from, too."""
-
-    def listen(self, backlog: int = 0, /) -> None:
-        """Does nothing: the supervisor listens already, with a backlog for all."""
 
 
 class SupervisorConnection:
@@ -215,7 +209,7 @@ async def serve(config: ApiConfig) -> int:
 
     tasks = [asyncio.create_task(each) for each in (watch(), announce(), connection.show_life())]
     try:
-        await server.serve([InheritedListener(fileno=config.listener)])
+        await server.serve([Listener(fileno=config.listener)])
     finally:
         for task in tasks:
             task.cancel()

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -18,7 +19,8 @@ from models import resizing
 from service.link.config import EngineConfig
 from service.link.messages import Outputs
 from service.link.supervisor import EngineLink, InlineLink
-from service.listener import bind
+from service.listener import BACKLOG, bind
+from service.server import ACCEPTED_AT_ONCE
 from service.settings import Settings
 from tests.media.samples import encoded, picture
 from tests.support import fake_engine
@@ -42,6 +44,16 @@ def test_pieces_of_a_stream_are_not_held_back() -> None:
         connection, _ = listener.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_small_number_of_connections_is_accepted_at_once_while_many_may_wait() -> None:
+    """asyncio, which takes the same number for both, logs thousands of failures a second when descriptors run out."""
+    with running_server() as server:
+        assert server.server.config.backlog == ACCEPTED_AT_ONCE < BACKLOG
+    with bind(Settings(port=0)) as listener, ExitStack() as waiting:
+        listener.listen(1)
+        for _ in range(10):
+            waiting.enter_context(socket.create_connection(listener.getsockname(), GENEROUS))
 
 
 def test_isolated_pictures_are_answered_like_others() -> None:
