@@ -65,7 +65,7 @@ class AttachedLink:
             return EngineExit("it had ended already")
         try:
             socket = EngineSocket.attached(address, self._peer)
-        except zmq.ZMQError as error:  # e.g. out of descriptors
+        except (OSError, zmq.ZMQError) as error:  # e.g. out of descriptors
             self._engine.fail(f"the engine could not be reached: {error}")
             return EngineExit("it could not be reached")
         self.send = socket.send

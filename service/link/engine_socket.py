@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import zmq
 
@@ -17,6 +18,9 @@ read."""
 _RECONNECT_MS = 10
 """Milliseconds between two attempts to connect to an engine process that has not bound its socket yet."""
 
+_DESCRIPTORS = 16
+"""More than a socket and its context open, about ten."""
+
 OnOutputs = Callable[[Outputs], None]
 
 
@@ -28,10 +32,18 @@ def _nothing() -> None:
     """Nobody reads."""
 
 
+def _require_descriptors() -> None:
+    """OSError if there are too few: ZeroMQ would end the whole process."""
+    with ExitStack() as opened:
+        for _ in range(_DESCRIPTORS):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+
+
 class EngineSocket:
-    """Sends commands, which never blocks, and reads outputs in an event loop."""
+    """Sends commands, which never blocks, and reads outputs in an event loop. OSError without enough descriptors."""
 
     def __init__(self, kind: int) -> None:
+        _require_descriptors()
         self._context = zmq.Context()
         self.zmq: zmq.Socket = self._context.socket(kind)
         for option, value in ((zmq.SNDHWM, 0), (zmq.RCVHWM, 0), (zmq.LINGER, 0)):
