@@ -39,9 +39,10 @@ from service.settings import Settings
 log = logging.getLogger("reprise")
 
 SOCKET_POLL = 0.05
-ACCEPTED_AT_ONCE = 128
-"""Connections in one turn of the event loop. If descriptors or memory are short, asyncio fails so often in a second,
-each time with a line in the log."""
+ACCEPTED_AT_ONCE = 1
+"""Connections in one turn of the event loop. Of several processes, those with less to do accept more of them. If
+descriptors or memory are short, asyncio goes on to fail for each of them, and each failure begins another attempt a
+second later, so that their number grows."""
 ABORT_GRACE = 3.0
 """Seconds for streams that are still running after the drain to send their error event."""
 

@@ -176,10 +176,7 @@ async def serve(config: ApiConfig) -> int:
     connection = SupervisorConnection(control, context, engines, followed)
     context.scrape, context.shared_transcripts = connection.scrape, connection
     context.makes_voices = config.index == 0
-    uvicorn_config = server_config(context)
-    # One connection in each turn of the event loop, so that processes with less to do accept more of them.
-    uvicorn_config.backlog = 1
-    server = Server(uvicorn_config, context)
+    server = Server(server_config(context), context)
     failed = False
 
     async def announce() -> None:
