@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from service.catalog import Catalog
 from service.engine_config import engine_config
 from service.link.config import EngineConfig
 from service.link.supervisor import EngineLink, InlineLink
+from service.listener import bind
 from service.server import Server, server_config
 from service.settings import Settings, load_settings
 from tests.support import fake_engine
@@ -80,7 +80,7 @@ def _running(
     settings: Settings = load_settings({"port": 0, **flags})
     catalog = catalog or fake_catalog()
     config = engine_config(settings, catalog, "text")
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bind(settings)
     started = threading.Event()
     holder: list[RunningServer] = []
 
