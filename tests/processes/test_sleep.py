@@ -392,7 +392,9 @@ async def test_a_client_that_leaves_while_they_wake_frees_its_place(monkeypatch:
         made.gate.set()
         assert await made.members[0].ask("it") == "it"
         await made.wait_awake()
-        assert await made.metric("requests_running") == 0, "the engine never heard of who has left"
+        async with asyncio.timeout(GENEROUS):  # the engine tells now and then; of who has left it never heard
+            while await made.metric("requests_running"):
+                await asyncio.sleep(0.01)
         await made.doze()
 
 
