@@ -42,8 +42,10 @@ TARGETS = "/metrics/targets"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 MOST_TRIES, MOST_LOSSES = 3, 2
 """Replicas that a request is offered to one after the other, and of them those that may end while they have it."""
-NOT_TAKEN = frozenset({"draining", "overloaded"})
-"""Refusals of a replica that goes on with what it has."""
+LEAVING = frozenset({"draining", "shutting_down"})
+"""Refusals of a replica that ends once it is done with what it has, as when all are replaced."""
+LEAVING_SECONDS = 5.0
+"""For how long another replica is looked for when the only one that is known is leaving."""
 KEEP_ALIVE = 5.0
 """Seconds for which idle connections stay open: less than replicas keep them, so that none is taken that is closing."""
 LONGEST_REFUSAL = 64 << 10
@@ -195,8 +197,7 @@ class Front:
             async with AsyncExitStack() as held:
                 address = await self._choose(held, key, tries.replicas)
                 tries.replicas.append(address)
-                last = tries.last or not self._replicas.others(tries.replicas)
-                beginning = self._begin(request, content, address, held, last=last)
+                beginning = self._begin(request, content, address, held, tries)
                 try:
                     begun = await (beginning if content is None else unless_disconnected(request, beginning))
                 except ClientLeft:
@@ -214,11 +215,12 @@ class Front:
                 return
 
     async def _begin(
-        self, request: Request, content: bytes | None, address: str, held: AsyncExitStack, *, last: bool
+        self, request: Request, content: bytes | None, address: str, held: AsyncExitStack, tries: _Tries
     ) -> _Begun:
         """Sends the request and waits for the first bytes of the answer's body, or its end. `held` closes the answer.
 
-        TransportError when the replica is gone; or, unless this is the last try, when its engine is, or it is full.
+        TransportError when the replica is gone; or, if there is another try and another replica, when its engine is
+        gone, or it is full or leaving.
         """
         client = self._fresh if content is None else self._client
         headers = _without(HOP_BY_HOP, request.headers.raw)
@@ -237,14 +239,17 @@ class Front:
         held.push_async_callback(answer.aclose)
         rest = await held.enter_async_context(aclosing(answer.aiter_raw()))
         first = await anext(rest, b"")
-        if answer.status_code == 503 and not last:
+        if answer.status_code == 503 and not tries.last:
             while len(first) < LONGEST_REFUSAL and (piece := await anext(rest, b"")):
                 first += piece
             code = _code(first)
-            if code in NOT_TAKEN:
-                raise _Refused(code)
-            if code == "engine_unavailable":
-                raise httpx.RemoteProtocolError("the replica's engine is gone")
+            if code in LEAVING:
+                await self._replicas.find_others(tries.replicas, LEAVING_SECONDS)
+            if self._replicas.others(tries.replicas):
+                if code == "overloaded" or code in LEAVING:
+                    raise _Refused(code)
+                if code == "engine_unavailable":
+                    raise httpx.RemoteProtocolError("the replica's engine is gone")
         return _Begun(answer, first, rest)
 
     async def _pass_socket(self, client: WebSocket) -> None:

@@ -8,7 +8,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -20,6 +20,8 @@ DIGEST_BYTES = 16
 LISTING_INTERVAL = 1.0
 """Seconds after which the replicas are listed again. One that is not there any more costs a failed connection."""
 LISTING_TIMEOUT = 10.0
+SEARCH_INTERVAL = 0.25
+"""The same while a replica is looked for because those that are known are leaving."""
 
 
 class _Conversation(msgspec.Struct, frozen=True):
@@ -68,6 +70,8 @@ class Replicas:
         self._running: Counter[str] = Counter()
         self._changed = asyncio.Condition()
         self._listing: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        """Somebody looks for a replica that is not known yet."""
 
     @asynccontextmanager
     async def one(self, key: str | None, failed: Collection[str] = ()) -> AsyncGenerator[str]:
@@ -95,6 +99,14 @@ class Replicas:
         """Whether there are replicas beside these."""
         return any(address not in addresses for address in self._addresses)
 
+    async def find_others(self, addresses: Collection[str], seconds: float) -> None:
+        """Lists the replicas until there are some beside these, for at most so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.others(addresses):
+                    self._wanted.set()
+                    await asyncio.sleep(SEARCH_INTERVAL)
+
     def _with_room(self, key: str | None, failed: Collection[str]) -> str | None:
         running = {address: self._running[address] for address in self._addresses}
         return next((address for address in order(key, running, failed) if running[address] < self._most), None)
@@ -109,7 +121,10 @@ class Replicas:
                 log.warning("the replicas could not be listed, those of before are used: %s", reason)
             async with self._changed:
                 self._changed.notify_all()
-            await asyncio.sleep(LISTING_INTERVAL)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LISTING_INTERVAL):
+                    await self._wanted.wait()
+            self._wanted.clear()
 
 
 def order(key: str | None, running: Mapping[str, int], failed: Collection[str] = ()) -> list[str]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,12 +93,16 @@ def test_replicas_follow_the_gauges() -> None:
 
 
 @asynccontextmanager
-async def front(*answers: bytes | None, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, list[bytes]]]:
+async def front(
+    *answers: bytes | None, listed_at_first: int | None = None, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, list[bytes]]]:
     """A front before replicas that always give these answers and hang up, chosen in this order, and the heads that they
-    were sent. None: a replica that is not there."""
+    were sent. None: a replica that is not there. listed_at_first: how many the first listing finds; later ones find
+    all."""
     from deploy.ray.front import Front
 
     heads: list[bytes] = []
+    found = chain([listed_at_first], repeat(None))
 
     async def serve(answer: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads.append(await reader.readuntil(b"\r\n\r\n"))
@@ -119,7 +124,7 @@ async def front(*answers: bytes | None, **settings: Any) -> AsyncIterator[tuple[
 
         async def results_async(*, return_exceptions: bool) -> list[str | Exception]:
             assert return_exceptions
-            return [RuntimeError("gone"), *reversed(replicas)]
+            return [RuntimeError("gone"), *reversed(replicas[: next(found)])]
 
         everyone = SimpleNamespace(results_async=results_async)
         handle: Any = SimpleNamespace(broadcast=lambda method: everyone)
@@ -160,7 +165,7 @@ async def test_what_changes_a_replica_is_sent_once() -> None:
         assert answer.status_code == 503 and len(heads) == 1
 
 
-@pytest.mark.parametrize("code", ["overloaded", "draining"])
+@pytest.mark.parametrize("code", ["overloaded", "draining", "shutting_down"])
 async def test_what_a_replica_cannot_take_is_offered_to_others(code: str) -> None:
     async with front(refused(code), refused(code), WHOLE) as (client, heads):
         answer = await client.post("/v1/chat/completions", json=chat())
@@ -173,6 +178,24 @@ async def test_a_refusal_of_all_is_passed_on(replicas: int, asked: int) -> None:
         answer = await client.post("/v1/chat/completions", json=chat())
         assert answer.status_code == 503 and answer.headers["retry-after"]
         assert answer.json()["error"]["code"] == "overloaded" and len(heads) == asked
+
+
+async def test_a_replica_is_looked_for_when_all_that_are_known_are_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when replicas are replaced: the new one may not have been listed yet."""
+    from deploy.ray import routing
+
+    monkeypatch.setattr(routing, "LISTING_INTERVAL", 3600.0)
+    monkeypatch.setattr(routing, "SEARCH_INTERVAL", 0.01)
+    async with front(refused("shutting_down"), WHOLE, listed_at_first=1) as (client, heads):
+        answer = await client.post("/v1/chat/completions", json=chat())
+        assert (answer.status_code, answer.text, len(heads)) == (200, "good", 2)
+
+
+async def test_a_refusal_of_the_only_replica_that_leaves_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.ray.front.LEAVING_SECONDS", 0.05)
+    async with front(refused("shutting_down")) as (client, heads):
+        answer = await client.post("/v1/chat/completions", json=chat())
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down" and len(heads) == 1
 
 
 async def test_a_refusal_of_something_else_is_passed_on() -> None:
