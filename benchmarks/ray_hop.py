@@ -41,6 +41,9 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",  # Ray listens wide: only who knows the token may talk to it
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "OMP_NUM_THREADS": "1",
+    # Seconds. On a busy machine a proxy needs more than the usual 5 and 10, after which it is killed.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
 }
 HAPROXY = {"CONFIG_FILE_LOC": "cfg", "SOCKET_PATH": "socket", "SERVER_STATE_BASE": "", "SERVER_STATE_FILE": "state"}
 """Its files, which otherwise lie in a folder that all clusters of a machine share."""
