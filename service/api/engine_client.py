@@ -76,6 +76,7 @@ class EngineClient:
         self.restarts = 0
         self.was_ready = False
         """Whether this engine or an earlier one was ready."""
+        self._on_gpu = False
         self.on_change: Callable[[], None] = lambda: None
         """Called when `phase` or `was_ready` may have changed."""
         self.on_load: Callable[[int], None] = lambda in_flight: None
@@ -384,7 +385,9 @@ class EngineClient:
         changed = self.state is None or (self.state.phase, self.state.detail) != (state.phase, state.detail)
         self.state = state
         if state.phase == "ready":
-            resizing.leave_to_device(bool(state.device_memory))
+            if self._on_gpu != bool(state.device_memory):
+                self._on_gpu = bool(state.device_memory)
+                resizing.leave_to_device(self._on_gpu)
             if not self.was_ready:
                 self.was_ready = True
                 self.sleep.note_work()
