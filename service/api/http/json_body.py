@@ -18,7 +18,7 @@ STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
 
 MOST_SIGNS = 1 << 19
 """Commas and opening brackets of a JSON text at most, also within its strings, which may be JSON. The values between
-them take up to a hundred times the memory of their text, and nothing else runs while they are made. A text that fills
+them take many times the memory of their text, and nothing else runs while they are made. A text that fills
 the context of a model has fewer."""
 
 OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:of length )?[<>]")
