@@ -118,6 +118,8 @@ def _gemv_kernel(
             total_up *= tl.load(factors + N)
     if BIAS:
         total += tl.load(bias_ptr + n).to(tl.float32)
+        if SILU_MUL:
+            total_up += tl.load(bias_ptr + N + n).to(tl.float32)
     if SILU_MUL:
         gate = total.to(kind).to(tl.float32)
         up = total_up.to(kind).to(tl.float32)

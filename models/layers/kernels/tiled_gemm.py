@@ -66,8 +66,8 @@ def _linear_kernel(
     """One program: BLOCK_M rows of BLOCK_N columns over a share of K_SHARE inputs. The sources are pointers, with TMA
     descriptors.
 
-    SQUARES > 0: rows are scaled by the squares of their K inputs, [rows, SQUARES]. ACTIVATION "silu_mul": weight holds
-    the rows of gate, then those of up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum
+    SQUARES > 0: rows are scaled by the squares of their K inputs, [rows, SQUARES]. ACTIVATION "silu_mul": weight and
+    bias hold gate, then up, 2 * N in all. PARTIAL: out is float32 [shares, rows, N]. ADD: out is the sum
     with the residual, scaled is the sum times the norm's weight, and squares [rows, N // BLOCK_N] is written. E4M3: the
     how the weight is widened where it is in e4m3, read in units of two. SCALED: it is in e4m3, times the factors of its
     rows. ROW_SCALED: x is in e4m3, too, times the factors of its rows.
@@ -161,6 +161,8 @@ def _linear_kernel(
             acc_up *= scale
         if BIAS:
             acc += tl.load(bias_ptr + n).to(tl.float32)[None, :]
+            if ACTIVATION == "silu_mul":
+                acc_up += tl.load(bias_ptr + N + n).to(tl.float32)[None, :]
         if ACTIVATION == "silu_mul":
             gated = acc.to(kind).to(tl.float32)
             acc = (gated * tl.sigmoid(gated)).to(kind).to(tl.float32) * acc_up.to(kind).to(tl.float32)

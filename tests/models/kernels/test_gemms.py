@@ -45,7 +45,8 @@ class Operands:
 
         self.x = random(rows, 2 * inputs)[:, inputs:]
         self.gate_up = random(2 * width, inputs, scale=inputs**-0.5)
-        self.weight, self.bias = self.gate_up[:width], random(width)
+        self.weight, self.gate_up_bias = self.gate_up[:width], random(2 * width)
+        self.bias = self.gate_up_bias[:width]
         self.residual, self.norm = random(rows, width, scale=3.0), random(width)
         self.next = random(2 * width, width, scale=width**-0.5)
         self.gate_up_product = self.x.double() @ self.gate_up.double().T
@@ -59,6 +60,9 @@ def test_bias_silu_and_gelu(device: torch.device, rows: int, tile: Tile) -> None
     assert relative_error(out, given.product) < LIMIT
     out = replayed(device, lambda: tiled_gemm(given.x, given.gate_up, None, tile, "silu_mul"))
     assert relative_error(out, silu_mul.reference(given.gate_up_product)) < LIMIT
+    biased = silu_mul.reference(given.gate_up_product + given.gate_up_bias.double())
+    out = replayed(device, lambda: tiled_gemm(given.x, given.gate_up, given.gate_up_bias, tile, "silu_mul"))
+    assert relative_error(out, biased) < LIMIT
     out = replayed(device, lambda: tiled_gemm(given.x, given.weight, given.bias, tile, "quick_gelu"))
     assert relative_error(out, given.product * torch.sigmoid(1.702 * given.product)) < LIMIT
 

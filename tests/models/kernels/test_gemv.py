@@ -22,8 +22,9 @@ def test_gemv(device, inputs, outputs) -> None:
     out = replayed(device, lambda: gemv.kernel(x, weight, bias, norm=(norm, EPS), residual=residual))
     expected = F.linear(normed, *upcast(weight, bias)) + residual.double().cpu()
     assert relative_error(out, expected) < 2e-6
-    out = replayed(device, lambda: gemv.kernel(x, weight, norm=(norm, EPS), silu_mul=True))
-    assert relative_error(out, silu_mul.reference(F.linear(normed, *upcast(weight)))) < 2e-6
+    for given in ((weight,), (weight, bias)):
+        out = replayed(device, lambda: gemv.kernel(x, *given, norm=(norm, EPS), silu_mul=True))  # noqa: B023
+        assert relative_error(out, silu_mul.reference(F.linear(normed, *upcast(*given)))) < 2e-6
 
 
 @pytest.mark.parametrize("fan_out", [1, 3])
