@@ -407,7 +407,7 @@ def attention_of_every_kind() -> None:
         dense_of(dtype)
 
 
-PREFILLS = (128, 256, 512)
+PREFILLS = (128, 256, 512, 1024)
 """Tokens; beyond them no other configuration is chosen, but for the encoder's and the local stacks' rows."""
 ENCODER_ROWS = (256, 1024, 4096)
 

@@ -2,7 +2,7 @@
 kernels around it.
 
 A measured shape takes the configuration of the table (models.layers.kernels.gemm_configs); one row is a GEMV; few rows
-are streamed in a tile of their own.
+are streamed in a tile of their own; many rows that gain from their epilogue go to persistent programs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
 from models.layers.kernels.norms import add_rms_norm, rms_norm
 from models.layers.kernels.packed import add_quick_gelu
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
+from models.layers.kernels.wide_gemm import takes as takes_wide
+from models.layers.kernels.wide_gemm import wide_gemm
 
 BLOCK_K = 128
 _SMALL_WEIGHT = 8192 * 1024
@@ -42,7 +44,7 @@ _NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
 class Way(NamedTuple):
     """How a GEMM is made: by which kernel, and with which tile (None: that of few rows) or measured variant."""
 
-    kernel: Literal["gemv", "tiled", "cublas", "eight_bit"]
+    kernel: Literal["gemv", "tiled", "wide", "cublas", "eight_bit"]
     tile: Tile | None = None
     variant: Variant | None = None
 
@@ -74,6 +76,11 @@ def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     return Way("tiled", tile) if tile else None
 
 
+def wide(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+    """Many rows, with an epilogue to gain from."""
+    return Way("wide") if not isinstance(weight, E4M3Weight) and takes_wide(kind, x, weight) else None
+
+
 def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """Few rows, as `streamed` of a weight of 16 bits; any number where tensor cores do not multiply e4m3."""
     rows = x.numel() // x.shape[-1]
@@ -93,8 +100,8 @@ def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 RULES: Mapping[Kind, tuple[Rule, ...]] = {
     "plain": (one_vector, measured, streamed_alone, vocabulary),
-    "silu_mul": (one_vector, measured, streamed),
-    "quick_gelu": (measured,),
+    "silu_mul": (one_vector, measured, streamed, wide),
+    "quick_gelu": (measured, wide),
     "add_norm": (one_vector, measured, streamed),
 }
 
@@ -123,6 +130,8 @@ def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilog
         return vector_gemm(x, weight, bias, silu_mul=epilogue == "silu_mul")
     if way.kernel == "tiled":
         return tiled_gemm(x, weight, bias, way.tile, epilogue, eight_bit=_narrow(way))
+    if way.kernel == "wide" and not isinstance(weight, E4M3Weight):
+        return wide_gemm(kind, x, weight, bias)
     if epilogue == "quick_gelu":
         if bias is None:
             raise ValueError("gemm: the quick GELU's kernel needs a bias")
