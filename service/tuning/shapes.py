@@ -14,11 +14,10 @@ from models.layers.kernels.gemm_types import Kind, Shape
 from models.layers.mla import LatentAttention
 from models.layers.mlp import MLP, SwiGLU
 from models.registry import family_of, resolve
-from service.engine.worker import WARM_TOKENS
 
-_LEAST, _MOST = 2, {"decoder": WARM_TOKENS, "local": 2048, "encoder": 4096}
+_LEAST, _MOST = 2, {"decoder": 512, "local": 2048, "encoder": 4096}
 """Rows: one has a kernel of its own; beyond the most no configuration is chosen. A warm-up runs each power of two up to
-a prefill of WARM_TOKENS, and the rows of 64 streams of a speech model or of an encoder's pictures."""
+it: prefills, and the rows of 64 streams of a speech model or of an encoder's pictures."""
 _LEAST_OF_ENCODERS = 129
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from models.layers.kernels.gemm_configs import fits
+from models.layers.kernels.gemm_configs import covers, fits
 from models.layers.kernels.gemm_types import Kind, Tile
 from models.layers.kernels.gpu import Capability, current_gpu
 from models.layers.kernels.launch import launch, num_sms, release_next, wait_for_previous
@@ -24,9 +24,9 @@ _TILES = {
     "silu_mul": Tile(128, 128, 64, warps=8, stages=4, tma=True),
     "quick_gelu": Tile(128, 256, 64, warps=8, stages=4, tma=True),
 }
-_LEAST_FILLED = 0.78
+_LEAST_FILLED = 0.75
 """Share of the multiprocessors that must be busy on average until the last tile ends."""
-_LEAST_ROWS = {"silu_mul": 129, "quick_gelu": 4096}
+_LEAST_ROWS = {"silu_mul": 256, "quick_gelu": 4096}
 _MEASURED: Capability = (9, 0)
 
 
@@ -84,12 +84,13 @@ def _wide_kernel(
 
 
 def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
-    """Whether x [..., K] times a weight of 16 bits is faster here than by cuBLAS with a kernel behind it."""
+    """Whether x [..., K] times a weight of 16 bits is faster here than by cuBLAS with a kernel behind it. Decided at
+    the power of two below the number of rows, so that a warm-up of powers of two meets every kernel."""
     tile, gpu = _TILES.get(kind), current_gpu()
     if tile is None or gpu.capability != _MEASURED or not fits(tile, gpu, gated=kind == "silu_mul"):
         return False
     rows, columns = x.numel() // x.shape[-1], _columns(kind, weight)
-    tiles = triton.cdiv(rows, tile.rows) * (columns // tile.columns)
+    tiles = (1 << rows.bit_length() >> 1) // tile.rows * (columns // tile.columns)
     return (
         rows >= _LEAST_ROWS[kind]
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -98,6 +99,7 @@ def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
         and columns % tile.columns == 0
         and weight.shape[1] % tile.depth == 0
         and tiles >= _LEAST_FILLED * triton.cdiv(tiles, gpu.num_sms) * gpu.num_sms
+        and not covers(kind, rows, weight.shape[1], columns)
     )
 
 

@@ -59,13 +59,23 @@ def kernel_of(kind: Kind, rows: int, inputs: int, columns: int, dtype: torch.dty
 
 def test_where_tiles_leave_multiprocessors_idle_cublas_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.layers.kernels.gpu.probe", lambda: INTERPRETER)
-    assert kernel_of("silu_mul", 384, 2048, 12288) == "cublas"  # 144 tiles for 132 multiprocessors
+    assert kernel_of("silu_mul", 384, 2048, 12288) == "cublas"  # 96 tiles for 132 multiprocessors at 256 rows
     assert kernel_of("silu_mul", 1024, 2048, 12288) == "wide"
     assert kernel_of("quick_gelu", 8192, 1280, 5120) == "wide"
     assert kernel_of("quick_gelu", 1024, 1280, 5120) == "cublas"
     assert kernel_of("silu_mul", 64, 1536, 17920) == "tiled"
     assert kernel_of("silu_mul", 1024, 1536, 17920, torch.float32) == "cublas"
     assert kernel_of("silu_mul", 1024, 1536, 17920 + 64) == "cublas"
+
+
+def test_what_the_table_was_measured_for_is_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local layers of 704 rows have no choice, since cuBLAS was faster."""
+    monkeypatch.setattr("models.layers.kernels.gpu.probe", lambda: INTERPRETER)
+    x, weight = (torch.empty(n, 1024, dtype=torch.bfloat16, device="meta") for n in (704, 8192))
+    assert gemm.way_of("silu_mul", x, weight).kernel == "cublas"
+    with gemm_configs.using({}):
+        assert gemm.way_of("silu_mul", x, weight).kernel == "wide"
+    assert gemm.way_of("silu_mul", x.repeat(3, 1), weight).kernel == "wide"
 
 
 @pytest.mark.parametrize("gpu", [A100, B200], ids=lambda gpu: gpu.name)
