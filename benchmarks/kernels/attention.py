@@ -138,7 +138,7 @@ def _decode(rows: int, heads: int, kv_heads: int, length: int, way: str, splits:
         (q, k, v), keys, values = parts[i % sets], caches[2 * (i % sets)], caches[2 * (i % sets) + 1]
         current_kv: CurrentKV | None = CurrentKV(k, v, rotary, slots)
         if way == "separate":
-            q, current_kv = rotate_and_cache.kernel(q, k, v, rotary, keys, values, slots), None
+            q, current_kv = rotate_and_cache.kernel(q, k, v, rotary, keys, values, slots)[0], None
         return attend_pages.kernel(q, keys, values, tables, lengths, PAGE, 0.1, current_kv=current_kv, splits=splits)
 
     return run

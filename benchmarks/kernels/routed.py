@@ -70,8 +70,8 @@ def _prefill(name: str, rows: int) -> Callable[[], Tensor]:
     ends = torch.tensor([0, rows], device="cuda", dtype=torch.int32)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        q = rotate_and_cache(q, k, v, (cos, sin), keys, values, slots)
-        return varlen_attention(q, keys, v, ends, ends, rows, rows, causal=True)
+        q, k = rotate_and_cache(q, k, v, (cos, sin), keys, values, slots)
+        return varlen_attention(q, k, v, ends, ends, rows, rows, causal=True)
 
     return lambda: run_blocks(blocks, x, norm, attend)
 

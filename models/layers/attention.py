@@ -213,7 +213,7 @@ def _rotary_paged_decode_host(
     seq_lens: Tensor,
     page_size: int,
 ) -> Tensor:
-    q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    q, _ = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping)
     return paged_decode_attention(q, k_cache, v_cache, block_tables, seq_lens, page_size)
 
 
@@ -236,7 +236,7 @@ def rotary_paged_decode_attention(
     int64 [rows] is the KV slot of position seq_lens - 1; for rows of length 0 it is a scratch slot, which need not be
     written. Returns [rows, Hq, D].
     """
-    q = rotate_and_cache.reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    q, _ = rotate_and_cache.reference(q, k, v, rotary, k_cache, v_cache, slot_mapping)
     scale = 1.0 / math.sqrt(q.shape[-1])
     return attend_pages.reference(q, k_cache, v_cache, block_tables, seq_lens, page_size, scale)
 
@@ -308,13 +308,13 @@ def _prefill(
 ) -> Tensor:
     assert batch.cu_seqlens_q is not None
     k_cache, v_cache = batch.caches[layer]["k"], batch.caches[layer]["v"]
-    q = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping)
+    q, k = rotate_and_cache(q, k, v, rotary, k_cache, v_cache, slot_mapping)
     if batch.prefill_tables is not None:
         assert batch.prefill_lens is not None
         tables, lengths = batch.prefill_tables, batch.prefill_lens
         return paged_prefill_attention(q, k_cache, v_cache, tables, batch.cu_seqlens_q, lengths, batch.page_size)
     assert batch.cu_seqlens_k is not None
-    keys = k_cache.index_select(0, slot_mapping if batch.context_slots is None else batch.context_slots)
-    values = v if batch.context_slots is None else v_cache.index_select(0, batch.context_slots)
+    if batch.context_slots is not None:
+        k, v = (cache.index_select(0, batch.context_slots) for cache in (k_cache, v_cache))
     cu_q, cu_k, most_q, most_k = batch.cu_seqlens_q, batch.cu_seqlens_k, batch.max_seqlen_q, batch.max_seqlen_k
-    return varlen_attention(q, keys, values, cu_q, cu_k, most_q, most_k, causal=True)
+    return varlen_attention(q, k, v, cu_q, cu_k, most_q, most_k, causal=True)

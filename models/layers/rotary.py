@@ -99,12 +99,12 @@ def _rotate_and_cache_host(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     if rotary is not None:
         q, k = rotate_host(q, *rotary), rotate_host(k, *rotary)
     k_cache.index_copy_(0, slot_mapping, k)
     v_cache.index_copy_(0, slot_mapping, v)
-    return q
+    return q, k
 
 
 @op(cuda="models.layers.kernels.rotary:rotate_and_cache", cpu=_rotate_and_cache_host)
@@ -116,13 +116,13 @@ def rotate_and_cache(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """rotate_half_split of q [n, Hq, D] and k [n, Hkv, D] by rotary (cos and sin float32 [n, D/2]; None: not at all).
 
-    Stores k and v in rows slot_mapping int64 [n] of the caches [KV slots, Hkv, D] and returns q.
+    Stores k and v in rows slot_mapping int64 [n] of the caches [KV slots, Hkv, D] and returns q and k.
     """
     if rotary is not None:
         q, k = rotate_half_split(q, *rotary), rotate_half_split(k, *rotary)
     k_cache.index_copy_(0, slot_mapping, k)
     v_cache.index_copy_(0, slot_mapping, v)
-    return q
+    return q, k

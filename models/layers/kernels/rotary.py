@@ -29,6 +29,7 @@ def _rotate_and_cache_kernel(
     cos_ptr,
     sin_ptr,
     out_ptr,
+    k_out_ptr,
     k_cache_ptr,
     v_cache_ptr,
     slots_ptr,
@@ -46,7 +47,7 @@ def _rotate_and_cache_kernel(
     ROTATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: one row; rotates q into out, k into the cache, and stores v."""
+    """One program: one row; rotates q into out, k into k_out and the cache, and stores v."""
     release_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -71,12 +72,15 @@ def _rotate_and_cache_kernel(
         sin = tl.load(sin_ptr + row * HALF + d, mask=wide, other=0.0)[None, :]
         first, second = first * cos - second * sin, second * cos + first * sin
         k_first, k_second = k_first * cos - k_second * sin, k_second * cos + k_first * sin
+        k_out = k_out_ptr + row * (KV_HEADS * 2 * HALF) + kv_offsets
+        tl.store(k_out, k_first.to(kind), mask=kv_here)
+        tl.store(k_out + HALF, k_second.to(kind), mask=kv_here)
     out = out_ptr + row * (HEADS * 2 * HALF) + offsets
     tl.store(out, first.to(kind), mask=here)
     tl.store(out + HALF, second.to(kind), mask=here)
-    k_out = k_cache_ptr + slot * stride_k_cache + kv_offsets
-    tl.store(k_out, k_first.to(kind), mask=kv_here)
-    tl.store(k_out + HALF, k_second.to(kind), mask=kv_here)
+    k_kept = k_cache_ptr + slot * stride_k_cache + kv_offsets
+    tl.store(k_kept, k_first.to(kind), mask=kv_here)
+    tl.store(k_kept + HALF, k_second.to(kind), mask=kv_here)
     v_out = v_cache_ptr + slot * stride_v_cache + kv_offsets
     tl.store(v_out, v_first, mask=kv_here)
     tl.store(v_out + HALF, v_second, mask=kv_here)
@@ -90,16 +94,17 @@ def rotate_and_cache(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-) -> Tensor:
-    """q [n, Hq, D], k and v [n, Hkv, D], heads contiguous in their rows; writes the caches; returns q rotated."""
+) -> tuple[Tensor, Tensor]:
+    """q [n, Hq, D], k and v [n, Hkv, D], heads contiguous in their rows; writes the caches; returns q and k rotated."""
     rows, heads, width = q.shape
     kv_heads = k.shape[1]
     for name, tensor in (("q", q), ("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.stride(2) != 1 or tensor.stride(1) != width:
             raise ValueError(f"rotate_and_cache: heads of {name} must lie together, strides {tensor.stride()}")
     out = torch.empty((rows, heads, width), device=q.device, dtype=q.dtype)
+    k_out = k if rotary is None else torch.empty((rows, kv_heads, width), device=k.device, dtype=k.dtype)
     if rows == 0:
-        return out
+        return out, k_out
     cos, sin = rotary if rotary is not None else (q, q)
     launch(
         _rotate_and_cache_kernel,
@@ -110,6 +115,7 @@ def rotate_and_cache(
         cos,
         sin,
         out,
+        k_out,
         k_cache,
         v_cache,
         slot_mapping,
@@ -127,7 +133,7 @@ def rotate_and_cache(
         ROTATE=rotary is not None,
         num_warps=4,
     )
-    return out
+    return out, k_out
 
 
 def rotary_paged_decode_attention(

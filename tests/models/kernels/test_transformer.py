@@ -137,9 +137,10 @@ def test_rotate_and_cache(device, rotate) -> None:
     k_before = k_cache.clone()
     slots = torch.tensor([3, 0, 7, 9], device=device)
     rotary = (cos, sin) if rotate else None
-    out = replayed(device, lambda: rotate_and_cache.kernel(q, k, v, rotary, k_cache, v_cache, slots))
+    out, keys = replayed(device, lambda: rotate_and_cache.kernel(q, k, v, rotary, k_cache, v_cache, slots))
     turn = (lambda x: rotate_half_split(x, cos, sin)) if rotate else (lambda x: x)
     assert relative_error(out, turn(q)) < 1e-6
+    assert relative_error(keys, turn(k)) < 1e-6
     assert relative_error(k_cache[slots], turn(k)) < 1e-6
     assert torch.equal(v_cache[slots], v)
     untouched = [1, 2, 4, 5, 6, 8]
