@@ -21,9 +21,9 @@ from typing import IO, Any
 
 import torch
 
-from benchmarks import encoder as encoders
 from benchmarks.checkpoints import make
-from benchmarks.decode import captured_decode
+from benchmarks.decode import captured_decode, captured_prefill
+from benchmarks.encoder import fitting_bucket, pictures, video
 from benchmarks.full_size import captured, load
 from benchmarks.record import write
 from benchmarks.speech_steps import captured_decode as captured_speech
@@ -33,10 +33,14 @@ from service.engine.start import engine_stream
 from service.graphs.pool import GraphPool
 from service.graphs.runner import GraphRunner
 
-CHAT, SPEECH = "qwen2_vl_2b", "voxcpm2"
-DECODE_ROWS = (1, 32)
-STREAMS = (1, 32)
-PICTURES = (448, 1024)
+SPEECH = "voxcpm2"
+DECODE_ROWS: dict[str, tuple[int, ...]] = {"qwen2_vl_2b": (1, 32)}
+PREFILLS = {"qwen2_vl_2b": (384, 1024, 2048), "qwen2_5_vl_3b": (384, 1024), "qwen3_vl_4b": (384, 1024)}
+ENCODED = {
+    "qwen2_vl_2b": (pictures(448, 448), pictures(1024, 1024), video(16, 448, 448)),
+    "qwen2_5_vl_3b": (pictures(448, 448), pictures(640, 480), pictures(1024, 1024)),
+}
+STREAMS = (1, 32, 64)
 REPEATS = 60
 POOL_BYTES = 24 << 30
 
@@ -45,18 +49,8 @@ Step = Callable[[], object]
 
 def steps(folder: Path, device: torch.device) -> Iterator[tuple[str, Step, Step]]:
     """Name, what sets the step's state back, and the step itself, captured."""
-    directory = make(CHAT, folder)
-    processor, model = resolve(family_of(directory).processor)(directory), load(directory, device)
-    for rows in DECODE_ROWS:
-        runner, plan, state = captured_decode(CHAT, model.decoder, rows, GraphPool(device, POOL_BYTES))
-        kept = state.ints.clone()
-        yield f"decode {CHAT}, {rows} rows", _restoring(state.ints, kept), _running(runner, plan)
-    pool = GraphPool(device, POOL_BYTES)
-    for side in PICTURES:
-        plan = model.encoder.plan(encoders.pictures(side, side)[1](processor))
-        bucket = encoders.fitting_bucket(model.encoder.default_buckets(), plan)
-        runner = captured(CHAT, "encoder", model.encoder, [bucket], pool)
-        yield f"encoder {CHAT}, {side} x {side}", lambda: None, _running(runner, plan)
+    for name in PREFILLS:
+        yield from chat_steps(name, make(name, folder), device)
     speech = load(make(SPEECH, folder), device)
     for streams in STREAMS:
         runner, plan, tables = captured_speech(speech, streams, GraphPool(device, POOL_BYTES))
@@ -65,6 +59,23 @@ def steps(folder: Path, device: torch.device) -> Iterator[tuple[str, Step, Step]
             _restoring(tables["length"], tables["length"].clone()),
             _running(runner, plan),
         )
+
+
+def chat_steps(name: str, directory: Path, device: torch.device) -> Iterator[tuple[str, Step, Step]]:
+    processor, model = resolve(family_of(directory).processor)(directory), load(directory, device)
+    for rows in DECODE_ROWS.get(name, ()):
+        runner, plan, state = captured_decode(name, model.decoder, rows, GraphPool(device, POOL_BYTES))
+        kept = state.ints.clone()
+        yield f"decode {name}, {rows} rows", _restoring(state.ints, kept), _running(runner, plan)
+    for tokens in PREFILLS[name]:
+        runner, plan = captured_prefill(name, model.decoder, tokens, GraphPool(device, POOL_BYTES))
+        yield f"prefill {name}, {tokens} tokens", lambda: None, _running(runner, plan)
+    pool = GraphPool(device, POOL_BYTES)
+    for label, build in ENCODED.get(name, ()):
+        plan = model.encoder.plan(build(processor))
+        bucket = fitting_bucket(model.encoder.default_buckets(), plan)
+        runner = captured(name, "encoder", model.encoder, [bucket], pool)
+        yield f"encoder {name}, {label}", lambda: None, _running(runner, plan)
 
 
 def _restoring(tensor: torch.Tensor, kept: torch.Tensor) -> Step:

@@ -1,8 +1,8 @@
 """GEMMs of many rows that gain from their epilogue: SiLU of one half times the other, and quick GELU.
 
-cuBLAS multiplies such operands faster (by up to a fifth), but what follows it reads and writes the product once more,
-which costs more than that where tiles fill the GPU (benchmarks/results/kernels/wide.json). Programs are persistent: one
-for each multiprocessor, which takes one tile after the other. References: models.layers.gemm.
+cuBLAS multiplies such operands faster, by up to a fifth where tiles do not fill the GPU, but what follows it reads and
+writes the product once more (benchmarks/results/kernels/wide.json). Programs are persistent: one for each
+multiprocessor, which takes one tile after the other. References: models.layers.gemm.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ _TILES = {
     "silu_mul": Tile(128, 128, 64, warps=8, stages=4, tma=True),
     "quick_gelu": Tile(128, 256, 64, warps=8, stages=4, tma=True),
 }
-_LEAST_FILLED = 0.75
-"""Share of the multiprocessors that must be busy on average until the last tile ends."""
-_LEAST_ROWS = {"silu_mul": 256, "quick_gelu": 4096}
+_LEAST_ROWS = 256
+_PASS = 350
+"""A pass over the product takes as long as so many inputs of its GEMM."""
+_LEAST_GAIN = 0.95
+"""Predicted time of cuBLAS and the pass, as a multiple of the time here, from which measured shapes are faster here."""
 _MEASURED: Capability = (9, 0)
 
 
@@ -84,22 +86,23 @@ def _wide_kernel(
 
 
 def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
-    """Whether x [..., K] times a weight of 16 bits is faster here than by cuBLAS with a kernel behind it. Decided at
-    the power of two below the number of rows, so that a warm-up of powers of two meets every kernel."""
+    """Whether x [..., K] times a weight of 16 bits is faster here than by cuBLAS with a kernel behind it. Where no
+    table was measured, the pass that is saved must be worth the multiprocessors that wait for the last tiles."""
     tile, gpu = _TILES.get(kind), current_gpu()
     if tile is None or gpu.capability != _MEASURED or not fits(tile, gpu, gated=kind == "silu_mul"):
         return False
-    rows, columns = x.numel() // x.shape[-1], _columns(kind, weight)
-    tiles = (1 << rows.bit_length() >> 1) // tile.rows * (columns // tile.columns)
+    rows, inputs, columns = x.numel() // x.shape[-1], weight.shape[1], _columns(kind, weight)
+    tiles = triton.cdiv(rows, tile.rows) * (columns // tile.columns)
+    filled = tiles / (max(1, triton.cdiv(tiles, gpu.num_sms)) * gpu.num_sms)
     return (
-        rows >= _LEAST_ROWS[kind]
+        rows >= _LEAST_ROWS
         and x.dtype in (torch.bfloat16, torch.float16)
         and weight.dtype == x.dtype
         and weight.stride(1) == 1
         and columns % tile.columns == 0
-        and weight.shape[1] % tile.depth == 0
-        and tiles >= _LEAST_FILLED * triton.cdiv(tiles, gpu.num_sms) * gpu.num_sms
-        and not covers(kind, rows, weight.shape[1], columns)
+        and inputs % tile.depth == 0
+        and filled * (1 + _PASS / inputs) >= _LEAST_GAIN
+        and not covers(kind, rows, inputs, columns)
     )
 
 

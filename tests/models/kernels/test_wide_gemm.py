@@ -59,8 +59,10 @@ def kernel_of(kind: Kind, rows: int, inputs: int, columns: int, dtype: torch.dty
 
 def test_where_tiles_leave_multiprocessors_idle_cublas_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.layers.kernels.gpu.probe", lambda: INTERPRETER)
-    assert kernel_of("silu_mul", 384, 2048, 12288) == "cublas"  # 96 tiles for 132 multiprocessors at 256 rows
+    assert kernel_of("silu_mul", 384, 2048, 12288) == "cublas"  # 144 tiles for 132 multiprocessors
     assert kernel_of("silu_mul", 1024, 2048, 12288) == "wide"
+    assert kernel_of("silu_mul", 384, 1536, 17920) == "wide"  # 210 tiles, of a short product
+    assert kernel_of("silu_mul", 384, 4096, 24576) == "cublas"  # 288 tiles, of a long one
     assert kernel_of("quick_gelu", 8192, 1280, 5120) == "wide"
     assert kernel_of("quick_gelu", 1024, 1280, 5120) == "cublas"
     assert kernel_of("silu_mul", 64, 1536, 17920) == "tiled"
