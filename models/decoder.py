@@ -122,13 +122,13 @@ def _rope_scaling(
             raise CheckpointError(f"config.json: mrope_section {sections} must sum to {head_dim // 2}")
         return sections, None
     if kind == "longrope" and not sections:
-        return (), _longrope(rope, max_positions)
+        return (), _longrope(rope, head_dim, max_positions)
     if kind != "default":
         raise CheckpointError(f"config.json: rope_scaling type {kind!r} is not supported")
     return (), None
 
 
-def _longrope(rope: Mapping[str, Any], max_positions: int) -> LongRope:
+def _longrope(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> LongRope:
     if rope.get("attention_factor") is not None:
         raise CheckpointError("config.json: attention_factor of a rope_scaling of type 'longrope' is not supported")
     factor, original = rope.get("factor"), int(rope["original_max_position_embeddings"])
@@ -138,6 +138,12 @@ def _longrope(rope: Mapping[str, Any], max_positions: int) -> LongRope:
             f"config.json: max_position_embeddings {max_positions} is over original_max_position_embeddings "
             f"{original}, and long_factor is not short_factor: factors that change with the length are not supported"
         )
+    for name in ("short_factor", "long_factor"):
+        if len(rope[name]) != head_dim // 2:
+            raise CheckpointError(
+                f"config.json: rope_scaling.{name} has {len(rope[name])} numbers, expected {head_dim // 2} for a "
+                f"head_dim of {head_dim}"
+            )
     return LongRope(
         short_factor=tuple(rope["short_factor"]),
         long_factor=tuple(rope["long_factor"]),

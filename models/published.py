@@ -8,22 +8,42 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
+from models.published_fields import check_fields
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The object in file `name`; CheckpointError if it is missing or is not a JSON object."""
+    """The object in file `name`; CheckpointError if it is missing, is not a JSON object or has a field that holds
+    something else than it should (models/published_fields.py)."""
     try:
         value = json.loads((directory / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{directory}: {name} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{directory}: {name} must hold an object, not {type(value).__name__}")
+    check_fields(directory, name, value)
     return value
 
 
 def read_optional_json(directory: Path, name: str) -> dict[str, Any]:
     """Like read_json, and {} when there is no such file."""
     return read_json(directory, name) if (directory / name).exists() else {}
+
+
+def preprocessor_fields(directory: Path, section: str, file: str) -> tuple[str, dict[str, Any]]:
+    """Where the fields of a preprocessor are, and the fields: those of the `section` of processor_config.json that
+    transformers 5 saves in place of the published `file` and reads before it, or those of the file. {} without both."""
+    settings: dict[str, Any] | None = read_optional_json(directory, "processor_config.json").get(section)
+    if settings is not None:
+        return f"processor_config.json: {section}", settings
+    return file, read_optional_json(directory, file)
+
+
+def section_of(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A copy of an object inside a config.json; CheckpointError if it is missing or null."""
+    section = config.get(name)
+    if section is None:
+        raise CheckpointError(f"config.json: {name} is missing, expected an object")
+    return dict(section)
 
 
 def rope_field(text: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -100,7 +120,8 @@ def fp8_block(section: Mapping[str, Any]) -> tuple[int, int] | None:
     block = quantization.get("weight_block_size")
     if quantization.get("fmt", "e4m3") != "e4m3" or not isinstance(block, list) or len(block) != 2:
         return None
-    return int(block[0]), int(block[1])
+    rows, columns = block
+    return (rows, columns) if type(rows) is int and type(columns) is int and min(rows, columns) > 0 else None
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def family_of(directory: Path) -> Family:
         if set(architectures) & set(family.architectures):
             return family
     known = sorted(name for family in FAMILIES for name in family.architectures)
-    raise CheckpointError(f"{directory}: architecture {architectures} is not hosted; hosted are {known}")
+    raise CheckpointError(f"{directory}: config.json: architecture {architectures} is not hosted; hosted are {known}")
 
 
 def resolve(path: str) -> Callable[..., Any]:

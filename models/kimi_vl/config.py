@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config
+from models.published import read_config, section_of
 
 
 @dataclass(frozen=True)
@@ -87,25 +87,20 @@ _REQUIRED_TEXT = {
 def load_config(directory: Path) -> KimiVLConfig:
     """CheckpointError names a field that is missing or describes an unsupported network."""
     config = read_config(directory)
-    text, vision = _section(config, "text_config"), _section(config, "vision_config")
+    text, vision = section_of(config, "text_config"), section_of(config, "vision_config")
     for name, allowed in _REQUIRED_TEXT.items():
         if text.get(name, allowed[0]) not in allowed:
-            raise CheckpointError(f"{directory.name}: text_config.{name} is {text[name]!r}, expected {allowed[0]!r}")
+            raise CheckpointError(
+                f"{directory.name}: config.json: text_config.{name} is {text[name]!r}, expected {allowed[0]!r}"
+            )
     vision = vision | {"merge_kernel_size": tuple(vision.get("merge_kernel_size", ()))}
     if vision["merge_kernel_size"] != (2, 2):
-        raise CheckpointError(f"{directory.name}: vision_config.merge_kernel_size must be [2, 2]")
+        raise CheckpointError(f"{directory.name}: config.json: vision_config.merge_kernel_size must be [2, 2]")
     return KimiVLConfig(
         vision=_fill(VisionConfig, vision, "vision_config"),
         text=_fill(TextConfig, text, "text_config"),
         media_placeholder_token_id=_fill_one(config, "media_placeholder_token_id"),
     )
-
-
-def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    section = config.get(name)
-    if not isinstance(section, dict):
-        raise CheckpointError(f"config.json: {name} is missing")
-    return section
 
 
 def _fill(kind: type, values: dict[str, Any], section: str) -> Any:

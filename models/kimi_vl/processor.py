@@ -220,27 +220,24 @@ def _fitted(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, i
 def load_image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
     """Mean and standard deviation must be in the file, since the class defaults of the published code differ from its
     files."""
-    values = read_json(directory, "preprocessor_config.json")
+    where = "preprocessor_config.json"
+    values = read_json(directory, where)
     for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
         if name not in values:
-            raise CheckpointError(f"{directory.name}: preprocessor_config.json lacks {name}")
+            raise CheckpointError(f"{directory.name}: {where} lacks {name}")
     expected = {"pad_input": True, "patch_size": vision.patch_size, "merge_kernel_size": list(vision.merge_kernel_size)}
     found = {"merge_kernel_size": expected["merge_kernel_size"], **values}  # alone it may be absent
     for name, value in expected.items():
         if found.get(name) != value:
-            raise CheckpointError(
-                f"{directory.name}: preprocessor_config.json: {name} is {found.get(name)!r}, expected {value!r}"
-            )
-    mean, std = (_of_channels(values, name, directory) for name in ("image_mean", "image_std"))
+            raise CheckpointError(f"{directory.name}: {where}: {name} is {found.get(name)!r}, expected {value!r}")
+    mean, std = (_of_channels(values, name, f"{directory.name}: {where}") for name in ("image_mean", "image_std"))
     return ImageSettings(values["patch_size"], values["in_token_limit"], mean, std)
 
 
-def _of_channels(values: Mapping[str, Any], name: str, directory: Path) -> tuple[float, float, float]:
+def _of_channels(values: Mapping[str, Any], name: str, where: str) -> tuple[float, float, float]:
     of_channels = values[name]
-    if not isinstance(of_channels, list) or len(of_channels) != 3:
-        raise CheckpointError(
-            f"{directory.name}: preprocessor_config.json: {name} is {of_channels!r}, expected three numbers"
-        )
+    if of_channels is None or len(of_channels) != 3:
+        raise CheckpointError(f"{where}: {name} is {of_channels!r}, expected three numbers")
     red, green, blue = of_channels
     return red, green, blue
 

@@ -1,4 +1,4 @@
-"""The fields of a MiniCPM-V checkpoint's config.json and preprocessor_config.json that are used."""
+"""The fields of a MiniCPM-V checkpoint's config.json and of its preprocessor that are used."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class MiniCPMVConfig:
 def load_config(directory: Path) -> MiniCPMVConfig:
     """CheckpointError names the field that is missing or not supported."""
     config = read_config(directory)
-    preprocessor = read_optional_json(directory, "preprocessor_config.json")
+    where = "preprocessor_config.json"
+    preprocessor = read_optional_json(directory, where)
     version = _version(config)
     require_text_fields(directory, config)
     try:
@@ -81,7 +82,7 @@ def load_config(directory: Path) -> MiniCPMVConfig:
             norm_eps=float(vision_fields.get("layer_norm_eps", 1e-6)),
         )
         slicing = _slicing(config, preprocessor)
-        _check_patches(preprocessor, vision.patch_size, int(config["query_num"]))
+        _check_patches(where, preprocessor, vision.patch_size, int(config["query_num"]))
         return MiniCPMVConfig(
             version=version,
             vision=vision,
@@ -94,8 +95,8 @@ def load_config(directory: Path) -> MiniCPMVConfig:
             slice_mode=bool(slicing.get("slice_mode", True)),
             num_queries=int(config["query_num"]),
             use_image_id=version != "2.5" and bool(slicing.get("use_image_id", True)),
-            pixel_mean=_one_value(preprocessor, "norm_mean"),
-            pixel_std=_one_value(preprocessor, "norm_std"),
+            pixel_mean=_one_value(where, preprocessor, "norm_mean"),
+            pixel_std=_one_value(where, preprocessor, "norm_std"),
             hidden_size=int(config["hidden_size"]),
             text=config,
         )
@@ -110,12 +111,12 @@ def _slicing(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict
     return {name: source[name] for source in sources for name in fields if source.get(name) is not None}
 
 
-def _check_patches(preprocessor: Mapping[str, Any], patch_size: int, num_queries: int) -> None:
+def _check_patches(where: str, preprocessor: Mapping[str, Any], patch_size: int, num_queries: int) -> None:
     """Checks the sizes that are in both files and for which the networks are built."""
     for name, expected in (("patch_size", patch_size), ("image_feature_size", num_queries)):
         value = preprocessor.get(name, expected)
         if value != expected:
-            raise CheckpointError(f"preprocessor_config.json: {name} is {value}, config.json says {expected}")
+            raise CheckpointError(f"{where}: {name} is {value}, config.json says {expected}")
 
 
 def _version(config: Mapping[str, Any]) -> Version:
@@ -127,8 +128,9 @@ def _version(config: Mapping[str, Any]) -> Version:
     raise CheckpointError(f"config.json: version {value!r} is not hosted; hosted are {', '.join(_VERSIONS)}")
 
 
-def _one_value(preprocessor: Mapping[str, Any], name: str) -> float:
-    values = set(preprocessor.get(name, [0.5]))
+def _one_value(where: str, preprocessor: Mapping[str, Any], name: str) -> float:
+    fields = preprocessor.get(name)
+    values = {0.5} if fields is None else set(fields)
     if len(values) != 1:
-        raise CheckpointError(f"preprocessor_config.json: {name} must be the same for all channels, not {values}")
+        raise CheckpointError(f"{where}: {name} must be the same for all channels, not {values}")
     return float(values.pop())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config, read_json, read_optional_json, require_text_fields, rope_field
+from models.published import preprocessor_fields, read_config, require_text_fields, rope_field, section_of
 
 ROTARY_THETA = 10_000.0
 """Base of the towers' rotary positions."""
@@ -96,7 +96,7 @@ def config_of(
     mrope_section(text)
     check_tower_rotary(config.get("vision_config"))
     try:
-        vision = read_vision(config["vision_config"])
+        vision = read_vision(section_of(config, "vision_config"))
         if vision.out_features != text["hidden_size"]:
             raise CheckpointError(
                 f"config.json: vision_config says that embeddings have {vision.out_features} values, expected the "
@@ -157,16 +157,15 @@ def _vision(config: Mapping[str, Any]) -> VisionConfig:
     )
 
 
-def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> dict[str, Any]:
-    """The `section` of processor_config.json that transformers 5 saves in place of the published `file` and reads
-    before it, or the file.
+def preprocessor_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> tuple[str, dict[str, Any]]:
+    """models.published.preprocessor_fields of a file that must be there.
 
     Raises CheckpointError where it says other sizes of patches than config.json, or asks for other steps than the
     published ones: bicubic resizing, a 255th of each byte, normalisation.
     """
-    settings: dict[str, Any] | None = read_optional_json(directory, "processor_config.json").get(section)
-    if settings is None:
-        settings = read_json(directory, file)
+    where, settings = preprocessor_fields(directory, section, file)
+    if not settings:
+        raise CheckpointError(f"{directory}: {file} is missing or empty")
     expected = {
         "patch_size": vision.patch_size,
         "temporal_patch_size": vision.temporal_patch_size,
@@ -174,35 +173,35 @@ def preprocessor_settings(directory: Path, file: str, section: str, vision: Visi
     }
     for name, value in expected.items():
         if settings.get(name, value) != value:
-            raise CheckpointError(f"{file}: {name} is {settings[name]}, config.json says {value}")
+            raise CheckpointError(f"{where}: {name} is {settings[name]}, config.json says {value}")
     for name, published in _STEPS.items():
         asked = settings.get(name)
         known = asked is None or (isinstance(asked, int | float) and math.isclose(asked, published))
         if not known:
-            raise CheckpointError(f"{file}: {name} is {asked!r}, expected {published!r}")
-    return settings
+            raise CheckpointError(f"{where}: {name} is {asked!r}, expected {published!r}")
+    return where, settings
 
 
 def image_settings(directory: Path, file: str, section: str, vision: VisionConfig) -> ImageSettings:
     """The limits must be in the file: the class defaults of other libraries are not those of the published models. The
     numbers in `size` are pixels, although their names speak of edges. For pictures min_pixels and max_pixels go before
     it, as in transformers, whose video processor does not know them."""
-    settings = preprocessor_settings(directory, file, section, vision)
-    least, most = ("min_pixels", "max_pixels") if section == "image_processor" else ("", "")
-    size = settings.get("size") or {}
+    where, settings = preprocessor_settings(directory, file, section, vision)
+    named = settings if section == "image_processor" else {}
+    size = {name: value for name, value in (settings.get("size") or {}).items() if value is not None}
     try:
         return ImageSettings(
-            min_pixels=int(settings.get(least) or size["shortest_edge"]),
-            max_pixels=int(settings.get(most) or size["longest_edge"]),
-            mean=_of_channels(settings, "image_mean", file, vision),
-            std=_of_channels(settings, "image_std", file, vision),
+            min_pixels=named.get("min_pixels") or size["shortest_edge"],
+            max_pixels=named.get("max_pixels") or size["longest_edge"],
+            mean=_of_channels(settings, "image_mean", where, vision),
+            std=_of_channels(settings, "image_std", where, vision),
         )
     except KeyError as error:
-        raise CheckpointError(f"{directory}: {file}: field {error} is missing") from error
+        raise CheckpointError(f"{directory}: {where}: field {error} is missing") from error
 
 
-def _of_channels(settings: Mapping[str, Any], name: str, file: str, vision: VisionConfig) -> tuple[float, ...]:
+def _of_channels(settings: Mapping[str, Any], name: str, where: str, vision: VisionConfig) -> tuple[float, ...]:
     values = settings[name]
-    if not isinstance(values, list) or len(values) != vision.channels:
-        raise CheckpointError(f"{file}: {name} is {values!r}, expected {vision.channels} numbers")
+    if values is None or len(values) != vision.channels:
+        raise CheckpointError(f"{where}: {name} is {values!r}, expected {vision.channels} numbers")
     return tuple(values)

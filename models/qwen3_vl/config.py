@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config, require_text_fields
+from models.published import read_config, require_text_fields, section_of
 from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,
@@ -62,14 +62,14 @@ def load_config(directory: Path) -> Qwen3VLConfig:
     preprocessor files. Fields that determine the network must be present, since class defaults belong to other
     models."""
     config = read_config(directory)
-    text = _section(config, "text_config")
+    text = section_of(config, "text_config")
     # The field inside text_config is a class default, unrelated to the published models.
     text["tie_word_embeddings"] = bool(config.get("tie_word_embeddings", False))
     require_text_fields(directory, text)
     _require_interleaved(text)
     check_tower_rotary(config.get("vision_config"))
     try:
-        tower = _tower(_section(config, "vision_config"))
+        tower = _tower(section_of(config, "vision_config"))
         if tower.vision.out_features != text["hidden_size"]:
             raise CheckpointError(
                 f"config.json: vision_config.out_hidden_size is {tower.vision.out_features}, expected the language "
@@ -89,13 +89,6 @@ def load_config(directory: Path) -> Qwen3VLConfig:
         )
     except KeyError as error:
         raise CheckpointError(f"{directory}: config.json: field {error} is missing") from error
-
-
-def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section = config.get(name)
-    if not isinstance(section, dict):
-        raise CheckpointError(f"config.json: {name} is missing")
-    return dict(section)
 
 
 def _require_interleaved(text: Mapping[str, Any]) -> None:

@@ -67,6 +67,30 @@ def test_starts_that_cannot_succeed(tmp_path: Path, taken_port: int, monkeypatch
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+@pytest.mark.parametrize("flags", [(), ("--dry-run", "--gpu-memory", "24G")], ids=["start", "dry run"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"architectures": ["Qwen2VL"], "hidden_size": "96"}', 'hidden_size is "96", expected'),
+        ('{"vision_config": {"depth": null}}', "vision_config.depth is null, expected a positive integer"),
+        ('{"vision_config": 3}', "vision_config is 3, expected an object"),
+        ('{"architectures": {"Qwen2VL": 1}}', 'architectures is {"Qwen2VL": 1}, expected a list of strings'),
+        ("[1]", "must hold an object, not list"),
+        ("{", "cannot be read: Expecting property name"),
+        ("[" * 100_000, "cannot be read: maximum recursion depth"),
+    ],
+)
+def test_a_checkpoint_whose_configuration_is_wrong(
+    tmp_path: Path, flags: tuple[str, ...], content: str, says: str
+) -> None:
+    (tmp_path / "config.json").write_text(content)
+    done = CliRunner().invoke(app, ["serve", "--model", str(tmp_path), *flags], env={"REPRISE_PORT": "0"})
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit), done.exception
+    # A line of the log is JSON.
+    (line,) = [line for line in done.stderr.splitlines() if "config.json" in line]
+    assert f"{tmp_path}: config.json" in line and says.replace('"', r"\"") in line
+
+
 def test_a_device_that_is_not_there() -> None:
     command = [sys.executable, "-m", "service.cli", "serve", "--device", "cuda", "--port", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

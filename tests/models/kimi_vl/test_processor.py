@@ -308,7 +308,7 @@ def test_the_vocabulary_ends_with_the_reserved_ids(tmp_path: Path) -> None:
         ({"patch_size": 28}, "patch_size is 28, expected 14"),
         ({"merge_kernel_size": [3, 3]}, r"merge_kernel_size is \[3, 3\], expected \[2, 2\]"),
         ({"pad_input": False}, "pad_input is False, expected True"),
-        ({"image_mean": 0.5}, "image_mean is 0.5, expected three numbers"),
+        ({"image_mean": 0.5}, "image_mean is 0.5, expected a list of numbers"),
         ({"image_std": [0.5]}, r"image_std is \[0.5\], expected three numbers"),
     ],
 )

@@ -265,7 +265,7 @@ def test_size_fields_of_a_newer_preprocessor_config_load(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("config.json", {"vision_config": None}, "'vision_config' is missing"),
+        ("config.json", {"vision_config": None}, "vision_config is missing, expected an object"),
         ("config.json", {"image_token_id": 4000}, "image_token_id"),
         ("config.json", {"rope_scaling": None}, r"rope_scaling\.mrope_section is None, expected three numbers"),
         ("config.json", {"rope_scaling": {"type": "mrope"}}, r"rope_scaling\.mrope_section is None"),
@@ -279,7 +279,7 @@ def test_size_fields_of_a_newer_preprocessor_config_load(tmp_path: Path) -> None
         ("preprocessor_config.json", {"min_pixels": None}, "'shortest_edge' is missing"),
         ("preprocessor_config.json", {"merge_size": 4}, "merge_size is 4, config.json says 2"),
         ("preprocessor_config.json", {"resample": 2}, "resample is 2, expected 3"),
-        ("preprocessor_config.json", {"image_mean": 0.5}, "image_mean is 0.5, expected 3 numbers"),
+        ("preprocessor_config.json", {"image_mean": 0.5}, "image_mean is 0.5, expected a list of numbers"),
         ("preprocessor_config.json", {"image_std": [0.5, 0.5]}, r"image_std is \[0.5, 0.5\], expected 3 numbers"),
         ("preprocessor_config.json", {"do_normalize": False}, "do_normalize is False, expected True"),
         ("preprocessor_config.json", {"rescale_factor": 1 / 127.5}, "rescale_factor is 0.0078"),

@@ -167,7 +167,7 @@ def test_a_codec_without_a_sample_rate_condition_is_refused(checkpoint: Path) ->
     config = json.loads((checkpoint / "config.json").read_text())
     config["audio_vae_config"]["sr_bin_boundaries"] = None
     (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"sr_bin_boundaries must be a list of integers, not None"):
+    with pytest.raises(CheckpointError, match=r"sr_bin_boundaries is null, expected a list of positive integers"):
         load_config(checkpoint)
 
 

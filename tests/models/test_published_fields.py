@@ -1,0 +1,113 @@
+"""Values of a wrong kind in a checkpoint's JSON files: it loads, or one line names the file and the field."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models import tokenizer
+from models.errors import CheckpointError
+from models.registry import family_of, resolve
+from tests.support.golden import GOLDEN, OWN
+
+DIRECTORIES = sorted(path.parent.name for path in OWN.glob("*/config.json"))
+FILES = (
+    *("config.json", "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
+    "generation_config.json",
+)
+ABSENT = object()
+WRONG: tuple[Any, ...] = ("many", None, [], ["many"], {"many": 1}, True, -1, 0, 1.5, float("nan"), ABSENT)
+OTHERWISE_NAMED = re.compile(
+    r"architecture \[.*\] is not hosted|rope_scaling type .* is not supported|embeddings have 3584 values"
+    r"|ids \[0\] of vision tokens are not in tokenizer|field '\w+' is missing|fields of .* are missing: \["
+)
+"""What some messages say in place of the field: a part of it that is missing, or a value."""
+
+
+def places(fields: dict[str, Any], outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in fields.items():
+        yield (*outer, name)
+        if isinstance(value, dict):
+            yield from places(value, (*outer, name))
+
+
+def mutants(content: str, step: int) -> Iterator[tuple[str, Any, str]]:
+    """Name of a field, what it holds, and the file. step: each field gets every so many of the wrong values."""
+    for number, place in enumerate(places(json.loads(content))):
+        for wrong in WRONG[number % step :: step]:
+            changed = json.loads(content)
+            section = changed
+            for name in place[:-1]:
+                section = section[name]
+            if wrong is ABSENT:
+                del section[place[-1]]
+            else:
+                section[place[-1]] = wrong
+            yield place[-1], wrong, json.dumps(changed)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A golden checkpoint without weights, whose tokenizer is read once."""
+    monkeypatch.setattr(tokenizer, "Tokenizer", cache_of(tokenizer.Tokenizer))
+
+    def copied(name: str) -> Path:
+        ignored = shutil.ignore_patterns("images", "*.safetensors*", "inputs.json", "*.pth", "*.wav")
+        return Path(shutil.copytree(GOLDEN / name, tmp_path / name, ignore=ignored))
+
+    return copied
+
+
+def cache_of(make: Callable[..., Any]) -> Callable[..., Any]:
+    kept: list[Any] = []
+
+    def make_once(*args: Any, **options: Any) -> Any:
+        if not kept:
+            kept.append(make(*args, **options))
+        return kept[0]
+
+    return make_once
+
+
+def load(directory: Path) -> None:
+    """As the processes that serve it read it: the processor, and the model with its shapes alone."""
+    family = family_of(directory)
+    processor = resolve(family.processor)(directory)
+    if family.kind == "chat":
+        assert all(type(token) is int for token in processor.stop_token_ids)
+        assert all(type(value) in (int, float) for value in processor.generation_defaults.values())
+    resolve(family.model)(directory, torch.device("meta"), torch.bfloat16, "random")
+
+
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("name", DIRECTORIES)
+def test_a_field_of_a_wrong_kind_is_named(checkpoint: Callable[[str], Path], name: str, step: int) -> None:
+    directory = checkpoint(name)
+    load(directory)
+    unclear: list[str] = []
+    for file in FILES:
+        path = directory / file
+        if not path.exists():
+            continue
+        content = path.read_text()
+        for field, wrong, changed in mutants(content, step):
+            path.write_text(changed)
+            what = f"{file}: {field} = {wrong!r}"
+            try:
+                load(directory)
+            except CheckpointError as error:
+                message = str(error)
+                named = file in message and (field in message or OTHERWISE_NAMED.search(message))
+                if not named or "\n" in message:
+                    unclear.append(f"{what}: {message}")
+            except Exception as error:
+                unclear.append(f"{what}: {error!r}")
+        path.write_text(content)
+    assert not unclear, "\n".join(unclear)
