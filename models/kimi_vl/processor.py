@@ -32,7 +32,7 @@ from models.media import (
     media_digest,
 )
 from models.placeholders import MediaTokens, expand, join, plain, repeated, tokenized_chat
-from models.published import id_list, read_json, read_optional_json, sampling_defaults, stop_token_ids
+from models.published import id_list, preprocessor_fields, read_optional_json, sampling_defaults, stop_token_ids
 from models.resizing import each, resize
 from models.tools import escaped_tools, prompt_texts
 
@@ -220,8 +220,7 @@ def _fitted(size: tuple[int, int], patch: int, limit: int) -> tuple[tuple[int, i
 def load_image_settings(directory: Path, vision: VisionConfig) -> ImageSettings:
     """Mean and standard deviation must be in the file, since the class defaults of the published code differ from its
     files."""
-    where = "preprocessor_config.json"
-    values = read_json(directory, where)
+    where, values = preprocessor_fields(directory, "image_processor", "preprocessor_config.json")
     for name in ("patch_size", "in_token_limit", "image_mean", "image_std"):
         if name not in values:
             raise CheckpointError(f"{directory.name}: {where} lacks {name}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from models.errors import CheckpointError
 from models.minicpmv.slicing import SliceRule
-from models.published import read_config, read_optional_json, require_text_fields
+from models.published import preprocessor_fields, read_config, require_text_fields
 
 Version = Literal["2.5", "2.6", "4.0", "4.5"]
 _VERSIONS: tuple[Version, ...] = ("2.5", "2.6", "4.0", "4.5")
@@ -61,8 +61,7 @@ class MiniCPMVConfig:
 def load_config(directory: Path) -> MiniCPMVConfig:
     """CheckpointError names the field that is missing or not supported."""
     config = read_config(directory)
-    where = "preprocessor_config.json"
-    preprocessor = read_optional_json(directory, where)
+    where, preprocessor = preprocessor_fields(directory, "image_processor", "preprocessor_config.json")
     version = _version(config)
     require_text_fields(directory, config)
     try:
@@ -105,7 +104,7 @@ def load_config(directory: Path) -> MiniCPMVConfig:
 
 
 def _slicing(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
-    """The published processors read preprocessor_config.json, which takes precedence over config.json."""
+    """The published processors read the preprocessor's fields, which take precedence over config.json's."""
     fields = ("max_slice_nums", "scale_resolution", "slice_mode", "use_image_id")
     sources = (config, config.get("slice_config") or {}, preprocessor)
     return {name: source[name] for source in sources for name in fields if source.get(name) is not None}

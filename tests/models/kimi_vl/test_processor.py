@@ -321,6 +321,14 @@ def test_settings_that_do_not_fit_the_tower_are_refused(tmp_path: Path, change: 
             load(directory)
 
 
+def test_a_section_of_processor_config_is_read_in_place_of_the_older_file(tmp_path: Path) -> None:
+    directory = copy_checkpoint(DIRECTORY, tmp_path / "newer")
+    settings = json.loads((directory / "preprocessor_config.json").read_text())
+    (directory / "preprocessor_config.json").unlink()
+    (directory / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    assert load_processor(directory).images == load_processor(DIRECTORY).images
+
+
 def test_a_placeholder_that_is_no_special_token_is_refused(tmp_path: Path) -> None:
     directory = copy_checkpoint(DIRECTORY, tmp_path / "changed")
     change_json(directory / "config.json", {"media_placeholder_token_id": 5})

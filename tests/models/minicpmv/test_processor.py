@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +247,27 @@ def test_slices_follow_the_preprocessors_file(tmp_path: Path) -> None:
     (path / "preprocessor_config.json").write_text(json.dumps({"slice_mode": False}))
     whole = load_processor(path)
     assert whole.config.slicing.scale_resolution == 84 and whole.image(large).num_sequences == 1
+
+
+def test_a_section_of_processor_config_is_read_in_place_of_the_older_file(tmp_path: Path) -> None:
+    path = changed(tmp_path, "2.6", config={"slice_mode": True})
+    published = load_config(path)
+    older = json.loads((path / "preprocessor_config.json").read_text())
+    # As transformers 5 saves it: one object for each part of the processor.
+    newer = {"processor_class": "MiniCPMVProcessor", "image_processor": {**older, "slice_mode": False}}
+    (path / "processor_config.json").write_text(json.dumps(newer))
+    for _ in range(2):  # Before the older file, and without it.
+        assert load_config(path) == replace(published, slice_mode=False)
+        (path / "preprocessor_config.json").unlink(missing_ok=True)
+    newer["image_processor"]["patch_size"] = 16
+    (path / "processor_config.json").write_text(json.dumps(newer))
+    with pytest.raises(CheckpointError, match=r"processor_config\.json: image_processor: patch_size is 16, config"):
+        load_config(path)
+    (path / "processor_config.json").write_text(json.dumps({"image_processor": {"norm_mean": "half"}}))
+    with pytest.raises(
+        CheckpointError, match=r'processor_config\.json: image_processor\.norm_mean is "half", expected'
+    ):
+        load_config(path)
 
 
 @pytest.mark.parametrize(
