@@ -129,6 +129,8 @@ _PREPROCESSOR = {
     **_fields(_or_null(_COUNT), "patch_size temporal_patch_size merge_size image_feature_size"),
     **_fields(_or_null(_COUNT), "max_slice_nums scale_resolution"),
     **_fields(_or_null(_SWITCH), "slice_mode use_image_id"),
+    **_fields(_or_null(_POSITIVE), "fps"),
+    **_fields(_or_null(_COUNT), "min_frames max_frames"),
     **_fields(_or_null(_NUMBERS), "image_mean norm_mean"),
     **_fields(_or_null(_POSITIVES), "image_std norm_std"),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.errors import CheckpointError
-from models.published import read_config, require_text_fields, section_of
+from models.published import preprocessor_fields, read_config, require_text_fields, section_of
 from models.qwen2_vl.config import (
     ImageSettings,
     VisionConfig,
@@ -17,6 +17,9 @@ from models.qwen2_vl.config import (
     image_settings,
     mrope_section,
 )
+from models.qwen3_vl.videos import FrameRule
+
+_VIDEO_FILE, _VIDEO_SECTION = "video_preprocessor_config.json", "video_processor"
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,14 @@ class ExpertSizes:
 @dataclass(frozen=True)
 class Qwen3VLConfig:
     """text: the published text_config. experts: None in dense models. videos: bounds on the pixels of all frames of a
-    video together."""
+    video together. frames: which of them are read."""
 
     text: Mapping[str, Any]
     experts: ExpertSizes | None
     tower: TowerConfig
     images: ImageSettings
     videos: ImageSettings
+    frames: FrameRule
     image_token_id: int
     video_token_id: int
     vision_start_token_id: int
@@ -82,6 +86,7 @@ def load_config(directory: Path) -> Qwen3VLConfig:
             tower=tower,
             images=images,
             videos=_video_settings(directory, tower.vision, images),
+            frames=_frame_rule(directory),
             image_token_id=int(config["image_token_id"]),
             video_token_id=int(config["video_token_id"]),
             vision_start_token_id=int(config["vision_start_token_id"]),
@@ -161,10 +166,22 @@ def _tower(config: Mapping[str, Any]) -> TowerConfig:
 
 def _video_settings(directory: Path, vision: VisionConfig, images: ImageSettings) -> ImageSettings:
     """The tower normalises frames like pictures."""
-    videos = image_settings(directory, "video_preprocessor_config.json", "video_processor", vision)
+    videos = image_settings(directory, _VIDEO_FILE, _VIDEO_SECTION, vision)
     if (videos.mean, videos.std) != (images.mean, images.std):
         raise CheckpointError(
-            f"video_preprocessor_config.json: image_mean {videos.mean} and image_std {videos.std} are not those of "
+            f"{_VIDEO_FILE}: image_mean {videos.mean} and image_std {videos.std} are not those of "
             f"pictures, {images.mean} and {images.std}"
         )
     return videos
+
+
+def _frame_rule(directory: Path) -> FrameRule:
+    """Fields that are absent are those of the published class, whose files have none of them. Without a rate (null)
+    every frame is read, as in transformers."""
+    _, fields = preprocessor_fields(directory, _VIDEO_SECTION, _VIDEO_FILE)
+    published = FrameRule()
+    return FrameRule(
+        fps=fields.get("fps", published.fps),
+        least=fields.get("min_frames") or published.least,
+        most=fields.get("max_frames") or published.most,
+    )

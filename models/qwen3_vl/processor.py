@@ -81,7 +81,7 @@ class Qwen3VLProcessor:
         return resized_item("image", (picture,), size, vision, self._settings, source=source)
 
     def sample_video(self, metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-        return sample_frames(metadata, fps=fps, max_frames=max_frames)
+        return sample_frames(metadata, fps=fps, max_frames=max_frames, rule=self.config.frames)
 
     def video(self, video: VideoFrames) -> MediaItem:
         """All frames together stay within the checkpoint's pixel limits for videos."""

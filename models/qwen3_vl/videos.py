@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,17 +19,32 @@ from models.qwen2_vl.pictures import DEFAULT_FPS, MAX_ASPECT
 _MIN_FRAMES, _MAX_FRAMES = 4, 768
 
 
-def sample_frames(metadata: VideoMetadata, *, fps: float | None, max_frames: int) -> list[int]:
-    """Evenly spaced frames, 2 a second unless `fps` says otherwise, at least 4 and at most 768, or fewer if the video
-    is shorter or `max_frames` is smaller. Of a list that is short enough, every frame is used."""
+@dataclass(frozen=True)
+class FrameRule:
+    """A checkpoint's choice of frames: `fps` a second (None: every one), at least `least` and at most `most`. The
+    defaults are those of the published class, with which the published files leave it."""
+
+    fps: float | None = DEFAULT_FPS
+    least: int = _MIN_FRAMES
+    most: int = _MAX_FRAMES
+
+
+def sample_frames(
+    metadata: VideoMetadata, *, fps: float | None, max_frames: int, rule: FrameRule = FrameRule()
+) -> list[int]:
+    """Evenly spaced frames by the checkpoint's rule, or fewer if the video is shorter or `max_frames` is smaller. An
+    `fps` takes the place of the rule's. The source's own rate asks for a number of frames: rule.most, where it is
+    below the published one, does not hold then. Of a list that is short enough, every frame is used."""
     total = metadata.num_frames
     if total < 1:
         raise InputError("video_url", "the video has no frames")
-    if metadata.listed and total <= min(_MAX_FRAMES, max_frames):
+    all_asked = fps is not None and fps == metadata.fps
+    most = min(max(rule.most, _MAX_FRAMES) if all_asked or metadata.listed else rule.most, max_frames)
+    if metadata.listed and total <= most:
         return list(range(total))
-    rate = metadata.fps if metadata.fps > 0 else DEFAULT_FPS
-    wanted = int(total / rate * (fps or DEFAULT_FPS))
-    count = max(1, min(max(wanted, _MIN_FRAMES), _MAX_FRAMES, max_frames, total))
+    rate, wanted_rate = metadata.fps if metadata.fps > 0 else DEFAULT_FPS, fps or rule.fps
+    wanted = total if all_asked or wanted_rate is None else int(min(total, total / rate * wanted_rate))
+    count = max(1, min(max(wanted, rule.least), most, total))
     return np.linspace(0, total - 1, count).round().astype(int).tolist()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from models.errors import InputError
+from models.errors import CheckpointError, InputError
 from models.media import ChatMessage, ContentPart, MediaItem, ToolCall, VideoFrames, VideoMetadata
 from models.qwen2_vl.pictures import smart_resize
-from models.qwen3_vl.processor import Qwen3VLProcessor
-from models.qwen3_vl.videos import pair_tenths, sample_frames, time_text, video_size
+from models.qwen3_vl.config import load_config
+from models.qwen3_vl.processor import Qwen3VLProcessor, load_processor
+from models.qwen3_vl.videos import FrameRule, pair_tenths, sample_frames, time_text, video_size
 from tests.models.qwen3_vl.golden import BOTH, DENSE, MIXTURE, Golden
+from tests.support.golden import copy_checkpoint
 from tests.support.prompts import prompt_of
 
 PICTURES = {"factor": 32, "min_pixels": 65_536, "max_pixels": 16_777_216}
@@ -109,6 +113,56 @@ def test_sampled_frames(num_frames: int, fps: float, asked: float | None, max_fr
     assert len(indices) == count and indices == sorted(set(indices)) and indices[0] == 0
     assert count == 1 or indices[-1] == num_frames - 1
     assert indices == np.linspace(0, num_frames - 1, count).round().astype(int).tolist()
+
+
+@given(
+    total=st.integers(1, 2000),
+    fps=st.sampled_from([8.0, 24.0, 29.97]),
+    rule=st.builds(
+        FrameRule, fps=st.sampled_from([None, 0.5, 1, 2.0, 5]), least=st.integers(1, 20), most=st.integers(1, 99)
+    ),
+)
+@settings(deadline=None)  # of which the import takes seconds
+def test_frames_by_a_checkpoints_rule_are_the_references(total: int, fps: float, rule: FrameRule) -> None:
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+    from transformers.video_utils import VideoMetadata as Metadata
+
+    reference = Qwen3VLVideoProcessor(fps=rule.fps, min_frames=rule.least, max_frames=rule.most)
+    expected = reference.sample_frames(Metadata(total_num_frames=total, fps=fps)).tolist()
+    # Without a rate the reference repeats frames of a short video.
+    assert sample_frames(metadata(total, fps), fps=None, max_frames=9999, rule=rule) == sorted(set(expected))
+
+
+def test_a_request_goes_before_the_checkpoints_rule() -> None:
+    rule, source = FrameRule(fps=1.0, least=8, most=20), metadata(2400, 24.0)
+
+    def count(fps: float | None, max_frames: int, video: VideoMetadata = source) -> int:
+        return len(sample_frames(video, fps=fps, max_frames=max_frames, rule=rule))
+
+    assert (count(None, 768), count(0.1, 768), count(2.0, 768)) == (20, 10, 20)
+    assert (count(None, 5), count(0.01, 768)) == (5, 8)
+    # num_frames comes as the source's rate, which a source may lack.
+    assert (count(24.0, 64), count(0.0, 64, metadata(2400, 0.0))) == (64, 64)
+    assert count(2.0, 768, replace(metadata(40, 2.0), listed=True)) == 40
+
+
+@pytest.mark.parametrize("golden", EITHER)
+def test_the_checkpoints_rule_is_in_its_file_of_videos(golden: Golden, tmp_path: Path) -> None:
+    directory = copy_checkpoint(golden.directory, tmp_path / "rule")
+    path = directory / "video_preprocessor_config.json"
+    fields = json.loads(path.read_text())
+    assert load_config(directory).frames == FrameRule(2.0, 4, 768)
+    fields |= {"fps": 1, "min_frames": 2, "max_frames": 10}
+    path.write_text(json.dumps(fields))
+    processor = load_processor(directory)
+    assert len(processor.sample_video(metadata(240, 24.0), fps=None, max_frames=768)) == 10
+    assert len(processor.sample_video(metadata(72, 24.0), fps=None, max_frames=768)) == 3
+    (directory / "processor_config.json").write_text(json.dumps({"video_processor": {**fields, "fps": None}}))
+    assert load_config(directory).frames == FrameRule(None, 2, 10)
+    (directory / "processor_config.json").unlink()
+    path.write_text(json.dumps({**fields, "fps": "two"}))
+    with pytest.raises(CheckpointError, match=r'config\.json: fps is "two", expected a positive number'):
+        load_processor(directory)
 
 
 def test_a_video_without_frames_is_refused() -> None:
