@@ -27,6 +27,8 @@ from service.media.video_in import Choose, decode_frame_list, decode_video
 
 T = TypeVar("T")
 
+Charge = Callable[[int], None]
+
 FRAME_LIST = "video/jpeg"
 SMALL_PAYLOAD = 1 << 16
 """Up to so many characters of base64 are decoded in the event loop: faster than handing them to a thread."""
@@ -88,7 +90,9 @@ class MediaLoader:
 
     `prepare` turns a decoded picture or video into what is kept of it. At most `image_threads` pictures and `pool.size`
     videos wait for it at full size. For a picture it runs in the thread that decoded it and also gets the source_digest
-    of the encoded bytes. on_read: called with the kind of URL ("data" or "remote") and the seconds it took to read it.
+    of the encoded bytes. `charge` is called with the bytes of the pixels before they are decoded, in the thread that
+    will do it; it may block, or raise InputError. on_read: called with the kind of URL ("data" or "remote") and the
+    seconds it took to read it.
     """
 
     def __init__(
@@ -116,7 +120,13 @@ class MediaLoader:
         return MediaBudget(self._limits.request, client)
 
     async def image(
-        self, url: str, prepare: Callable[[Image.Image, bytes], T], *, field: str, budget: MediaBudget
+        self,
+        url: str,
+        prepare: Callable[[Image.Image, bytes], T],
+        *,
+        field: str,
+        budget: MediaBudget,
+        charge: Charge = lambda size: None,
     ) -> T:
         budget.take_item(field)
         limits = self._limits.image
@@ -124,6 +134,7 @@ class MediaLoader:
 
         def admit(width: int, height: int) -> None:
             budget.take_pixels(width * height, field)
+            charge(3 * width * height)
 
         def prepared(decode: Callable[..., Image.Image]) -> T:
             return prepare(decode(data, field=field, limits=limits, admit=admit), source_digest(data))
@@ -141,6 +152,7 @@ class MediaLoader:
         frame_list_times: Sequence[float] | None = None,
         field: str,
         budget: MediaBudget,
+        charge: Charge = lambda size: None,
     ) -> T:
         """A video file, or a list of frames (is_frame_list) at `frame_list_fps` or seen at `frame_list_times`."""
         budget.take_item(field)
@@ -148,7 +160,9 @@ class MediaLoader:
 
         def choose_within_budget(metadata: VideoMetadata) -> Sequence[int]:
             indices = choose(metadata)
-            budget.take_pixels(len(set(indices)) * metadata.height * metadata.width, field)
+            pixels = len(set(indices)) * metadata.height * metadata.width
+            budget.take_pixels(pixels, field)
+            charge(3 * pixels)
             return indices
 
         if is_frame_list(url):

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -20,6 +21,8 @@ from service.link.config import EngineConfig
 from service.link.messages import Outputs
 from service.link.supervisor import EngineLink, InlineLink
 from service.listener import bind
+from service.media import image_decode
+from service.media.image_decode import upright_picture
 from service.settings import Settings
 from tests.media.samples import encoded, picture
 from tests.support import fake_engine
@@ -110,6 +113,38 @@ async def test_decoded_pictures_count_against_the_bytes_in_progress() -> None:
             await until(lambda: server.context.engine.in_flight == 1)
             alone.cancel()
             await asyncio.gather(alone, return_exceptions=True)
+
+
+@pytest.mark.parametrize("path", ["chat", "realtime"])
+async def test_a_picture_without_room_is_refused_before_it_is_decoded(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+
+    def counting(image: Image.Image, data: bytes, *, field: str) -> Image.Image:
+        decoded.append(image.width)
+        return upright_picture(image, data, field=field)
+
+    monkeypatch.setattr(image_decode, "upright_picture", counting)
+    with running_server(max_pending_bytes=1_500_000) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=GENEROUS) as http:
+            held = asyncio.create_task(http.post("/v1/chat/completions", json=picture_body(600)))
+            await until(lambda: server.context.engine.in_flight == 1)
+            if path == "chat":
+                refused = await http.post("/v1/chat/completions", json=picture_body(500))
+                assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+            else:
+                url = picture_body(500)["messages"][0]["content"][0]["image_url"]["url"]
+                item = {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": url}]}
+                with connect(f"{server.url.replace('http', 'ws')}/v1/realtime?model=tiny") as socket:
+                    socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+                    events = (json.loads(socket.recv(GENEROUS)) for _ in range(9))
+                    error = next(event["error"] for event in events if event["type"] == "error")
+                assert error["code"] == "overloaded"
+            assert decoded == [600]
+            held.cancel()
+            await asyncio.gather(held, return_exceptions=True)
+            await until(lambda: server.context.admission.pending_bytes == 0)
 
 
 def test_health_tells_of_a_hung_engine() -> None:

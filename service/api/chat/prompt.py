@@ -22,6 +22,7 @@ from service.api.chat.tools import earlier_calls, result_order
 from service.api.chat.video_sampling import VideoSampling, first_stated, of_all_videos, stated
 from service.api.context import ServerContext
 from service.api.http.admission import Ticket
+from service.api.http.decoding import Decoding
 from service.api.http.errors import ApiError, bad_request, naming
 from service.api.http.record import RequestRecord
 from service.api.tracing import phase
@@ -266,21 +267,27 @@ async def _load(
     budget: MediaBudget,
     ticket: Ticket,
 ) -> MediaItem:
-    try:
-        with phase("media", kind=reference.kind):
-            if reference.kind == "image":
-                item = await _load_image(context, processor, reference, budget)
-            else:
-                item = await _load_video(context, processor, reference, references, budget)
-    except (ApiError, InputError):
-        context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
-        raise
-    ticket.grow(size=sum(frame.nbytes for frame in item.frames))
+    with Decoding(ticket) as decoding:
+        try:
+            with phase("media", kind=reference.kind):
+                if reference.kind == "image":
+                    item = await _load_image(context, processor, reference, budget, decoding)
+                else:
+                    item = await _load_video(context, processor, reference, references, budget, decoding)
+        except (ApiError, InputError):
+            if not decoding.refused:
+                context.metrics.observe("media_rejections_total", kind=reference.kind, reason="refused")
+            raise
+        decoding.keep(sum(frame.nbytes for frame in item.frames))
     return item
 
 
 async def _load_image(
-    context: ServerContext, processor: ChatProcessor, reference: MediaReference, budget: MediaBudget
+    context: ServerContext,
+    processor: ChatProcessor,
+    reference: MediaReference,
+    budget: MediaBudget,
+    decoding: Decoding,
 ) -> MediaItem:
     began = time.monotonic()
 
@@ -289,7 +296,9 @@ async def _load_image(
         detail = reference.media.detail or "auto"
         return naming(reference.field, lambda: processor.image(picture, detail=detail, source=source)), decoded
 
-    item, decoded = await context.media.image(reference.media.url, prepare, field=reference.field, budget=budget)
+    item, decoded = await context.media.image(
+        reference.media.url, prepare, field=reference.field, budget=budget, charge=decoding.take
+    )
     context.metrics.observe("media_decode_duration_seconds", decoded - began, kind="image")
     context.metrics.observe("preprocess_duration_seconds", time.monotonic() - decoded, kind="image")
     return item
@@ -301,6 +310,7 @@ async def _load_video(
     reference: MediaReference,
     references: Sequence[MediaReference],
     budget: MediaBudget,
+    decoding: Decoding,
 ) -> MediaItem:
     settings = context.settings
     media = reference.media
@@ -333,6 +343,7 @@ async def _load_video(
         frame_list_times=sampling.times,
         field=reference.field,
         budget=budget,
+        charge=decoding.take,
     )
 
 

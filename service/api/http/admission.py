@@ -3,6 +3,7 @@ limit gets 503 with Retry-After."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
@@ -36,7 +37,7 @@ class Admission:
 
     shares: fraction of both limits that a kind of work may use. The rest is reserved for the other kinds, so that none
     can be starved. A kind without a share may use everything. others: work that counts in addition to this process'
-    own.
+    own. Thread-safe: media are charged by the threads that decode them.
     """
 
     def __init__(
@@ -54,6 +55,10 @@ class Admission:
         self._others = others
         self._requests: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
+        self.changed = threading.Condition()
+        """Notified when something is given back; its lock guards all of this."""
+        self.decoding = 0
+        """Pictures and videos of this process that are being decoded: their bytes will be fewer soon."""
 
     @property
     def in_flight(self) -> int:
@@ -75,21 +80,29 @@ class Admission:
         """ApiError 503 unless `requests` more with `size` more bytes fit. held: bytes that this request holds
         already."""
         kind = KINDS.get(endpoint, endpoint)
-        in_flight, in_bytes = self._requests, self._bytes
-        if self._others is not None:
-            in_flight, in_bytes = in_flight + self._others.requests(), in_bytes + self._others.num_bytes()
-        if requests and in_flight[kind] + requests > self._room(in_flight, kind, self._max_in_flight):
-            raise self._refusal(endpoint, "in_flight", "Too many requests in progress; retry shortly.")
-        # The only request of its kind is always admitted: the limits for single requests bound it.
-        alone = in_bytes[kind] <= held
-        if not alone and in_bytes[kind] + size > self._room(in_bytes, kind, self._max_pending_bytes):
-            raise self._refusal(
-                endpoint, "bytes", "Too many bytes in progress (request bodies and decoded media); retry shortly."
-            )
-        self._hold(kind, requests, size)
+        with self.changed:
+            in_flight = self._requests if self._others is None else self._requests + self._others.requests()
+            if requests and in_flight[kind] + requests > self._room(in_flight, kind, self._max_in_flight):
+                raise self._refusal(endpoint, "in_flight", "Too many requests in progress; retry shortly.")
+            if not self.fits(endpoint, size, held):
+                raise self._refusal(
+                    endpoint, "bytes", "Too many bytes in progress (request bodies and decoded media); retry shortly."
+                )
+            self._hold(kind, requests, size)
+
+    def fits(self, endpoint: str, size: int, held: int) -> bool:
+        """Whether there is room for `size` more bytes of a request that holds `held`."""
+        kind = KINDS.get(endpoint, endpoint)
+        with self.changed:
+            in_bytes = self._bytes if self._others is None else self._bytes + self._others.num_bytes()
+            # The only request of its kind is always admitted: the limits for single requests bound it.
+            alone = in_bytes[kind] <= held
+            return alone or in_bytes[kind] + size <= self._room(in_bytes, kind, self._max_pending_bytes)
 
     def give_back(self, endpoint: str, requests: int, size: int) -> None:
-        self._hold(KINDS.get(endpoint, endpoint), -requests, -size)
+        with self.changed:
+            self._hold(KINDS.get(endpoint, endpoint), -requests, -size)
+            self.changed.notify_all()
 
     def _room(self, used: Mapping[str, int], kind: str, most: int) -> int:
         """Limit of a kind: its share, and not more than the other kinds leave."""
@@ -117,22 +130,29 @@ class Ticket:
     """The admitted usage of one request; `release` gives all of it back."""
 
     def __init__(self, admission: Admission, endpoint: str) -> None:
-        self._admission = admission
+        self.admission = admission
         self._endpoint = endpoint
         self._requests = 0
         self.size = 0
 
     def grow(self, requests: int = 0, size: int = 0) -> None:
         """Takes more, or raises ApiError 503 and keeps what it has."""
-        self._admission.take(self._endpoint, requests, size, self.size)
-        self._requests += requests
-        self.size += size
+        with self.admission.changed:
+            self.admission.take(self._endpoint, requests, size, self.size)
+            self._requests += requests
+            self.size += size
+
+    def fits(self, size: int) -> bool:
+        """Whether `size` more bytes could be taken now."""
+        return self.admission.fits(self._endpoint, size, self.size)
 
     def adjust(self, size: int) -> None:
         """Adds bytes that are held already, whatever the limits, or gives some back (size < 0)."""
-        self._admission.give_back(self._endpoint, 0, -size)
-        self.size += size
+        with self.admission.changed:
+            self.admission.give_back(self._endpoint, 0, -size)
+            self.size += size
 
     def release(self) -> None:
-        self._admission.give_back(self._endpoint, self._requests, self.size)
-        self._requests = self.size = 0
+        with self.admission.changed:
+            self.admission.give_back(self._endpoint, self._requests, self.size)
+            self._requests = self.size = 0

@@ -17,6 +17,7 @@ from service.api.chat.schema import ContentPart, MediaUrl, Message
 from service.api.chat.tool_schema import CalledFunction, ToolCallEntry
 from service.api.chat.tools import arguments_of, check_call_id, check_name
 from service.api.context import ServerContext
+from service.api.http.decoding import Decoding
 from service.api.http.errors import bad_request
 from service.media.data_url import is_data_url
 from service.media.loader import MediaBudget
@@ -136,8 +137,10 @@ async def check_pictures(
     try:
         ticket.grow(1)
         for place, part in found:
-            loaded = await _load(context, processor, part, f"{field}.content[{place}].image_url", budget)
-            ticket.grow(size=sum(frame.nbytes for frame in loaded.frames))
+            with Decoding(ticket) as decoding:
+                at = f"{field}.content[{place}].image_url"
+                loaded = await _load(context, processor, part, at, budget, decoding)
+                decoding.keep(sum(frame.nbytes for frame in loaded.frames))
     except InputError:
         context.metrics.observe("media_rejections_total", kind="image", reason="refused")
         raise
@@ -146,7 +149,12 @@ async def check_pictures(
 
 
 async def _load(
-    context: ServerContext, processor: ChatProcessor, part: ItemContent, field: str, budget: MediaBudget
+    context: ServerContext,
+    processor: ChatProcessor,
+    part: ItemContent,
+    field: str,
+    budget: MediaBudget,
+    decoding: Decoding,
 ) -> MediaItem:
     def prepare(picture: Image.Image, source: bytes) -> MediaItem:
         try:
@@ -154,7 +162,7 @@ async def _load(
         except InputError as error:
             raise InputError(field, str(error)) from error
 
-    return await context.media.image(part.image_url or "", prepare, field=field, budget=budget)
+    return await context.media.image(part.image_url or "", prepare, field=field, budget=budget, charge=decoding.take)
 
 
 def as_messages(items: Iterable[ConversationItem]) -> list[Message]:

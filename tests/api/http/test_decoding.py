@@ -1,0 +1,189 @@
+"""Media count by the size in their headers while they are decoded, and wait or are refused where there is no room."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from models.errors import InputError
+from models.media import VideoFrames
+from service.api.http import decoding as module
+from service.api.http.admission import Admission, Ticket
+from service.api.http.decoding import Decoding
+from service.api.http.errors import ApiError
+from service.media.decoders import decode_workers
+from service.media.fetch import Fetcher, UrlPolicy
+from service.media.limits import MediaLimits
+from service.media.loader import MediaLoader
+from service.metrics import Metrics
+from tests.media.samples import encoded, picture, video
+from tests.support.victims import data_url
+from tests.support.waiting import until
+
+
+def admission_of(most: int) -> Admission:
+    return Admission(10, most, Metrics())
+
+
+def ticket_of(admission: Admission, size: int) -> Ticket:
+    ticket = admission.ticket("chat")
+    ticket.grow(1, size)
+    return ticket
+
+
+@pytest.fixture
+def threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4)
+
+
+@pytest.fixture(params=["shared", "isolated"])
+async def loader(request: pytest.FixtureRequest) -> AsyncIterator[MediaLoader]:
+    pool = decode_workers(1)
+    images = decode_workers(1) if request.param == "isolated" else None
+    loader = MediaLoader(Fetcher(UrlPolicy()), pool, MediaLimits(), image_threads=1, image_pool=images)
+    yield loader
+    await loader.close()
+    pool.close()
+
+
+async def test_pixels_are_charged_before_they_are_decoded(loader: MediaLoader) -> None:
+    charged: list[int] = []
+
+    def charge(size: int) -> None:
+        charged.append(size)
+        raise InputError("", "no room")
+
+    def never(*_: object) -> None:
+        raise AssertionError("it was decoded")
+
+    async def never_prepared(video: VideoFrames) -> None:
+        never(video)
+
+    with pytest.raises(InputError, match="no room"):
+        await loader.image(data_url(encoded(picture(), "PNG")), never, field="f", budget=loader.budget(), charge=charge)
+    frame = base64.b64encode(encoded(picture(), "JPEG")).decode()
+    for url in (data_url(video(), "video/mp4"), f"data:video/jpeg;base64,{frame},{frame}"):
+        with pytest.raises(InputError, match="no room"):
+            await loader.video(
+                url,
+                lambda metadata: [0, 1],
+                never_prepared,
+                frame_list_fps=1.0,
+                field="f",
+                budget=loader.budget(),
+                charge=charge,
+            )
+    assert charged == [40 * 30 * 3, 2 * 64 * 48 * 3, 2 * 40 * 30 * 3]
+    # The decoders can go on.
+    loaded = await loader.image(
+        data_url(encoded(picture(), "PNG")), lambda image, _: np.asarray(image), field="f", budget=loader.budget()
+    )
+    assert np.array_equal(loaded, picture())
+
+
+def test_what_is_kept_takes_the_place_of_what_was_decoded() -> None:
+    admission = admission_of(1000)
+    ticket, other = ticket_of(admission, 100), ticket_of(admission, 100)
+    with Decoding(ticket) as decoding:
+        decoding.take(500)
+        assert admission.pending_bytes == 700 and admission.decoding == 1
+        decoding.keep(200)
+        assert admission.pending_bytes == 400 and admission.decoding == 0
+    with Decoding(ticket) as decoding:
+        decoding.take(100)
+        decoding.keep(300)  # a small picture is enlarged
+    assert admission.pending_bytes == 700
+    with pytest.raises(ApiError, match="Too many bytes"), Decoding(ticket) as decoding:
+        decoding.take(100)
+        decoding.keep(500)
+    with pytest.raises(ZeroDivisionError), Decoding(ticket) as decoding:
+        decoding.take(100)
+        raise ZeroDivisionError
+    assert admission.pending_bytes == 700 and admission.decoding == 0
+    ticket.release()
+    other.release()
+    assert admission.pending_bytes == 0
+
+
+def test_without_room_and_without_others_that_are_decoded_it_is_refused() -> None:
+    admission = admission_of(1000)
+    held, ticket = ticket_of(admission, 600), ticket_of(admission, 100)
+    with pytest.raises(ApiError) as refused, Decoding(ticket) as decoding:
+        decoding.take(500)
+    assert refused.value.status == 503 and refused.value.retry_after and decoding.refused
+    assert admission.pending_bytes == 700
+    held.release()
+    with Decoding(ticket) as decoding:  # the only request
+        decoding.take(5000)
+        assert not decoding.refused
+
+
+async def in_thread(threads: ThreadPoolExecutor, step: Callable[[], None]) -> None:
+    await asyncio.get_running_loop().run_in_executor(threads, step)
+
+
+async def test_a_picture_waits_while_others_are_decoded(threads: ThreadPoolExecutor) -> None:
+    admission = admission_of(1000)
+    first, second = Decoding(ticket_of(admission, 100)), Decoding(ticket_of(admission, 100))
+    with first, second:
+        first.take(600)
+        waiting = asyncio.ensure_future(in_thread(threads, lambda: second.take(500)))
+        await asyncio.sleep(0.05)
+        assert not waiting.done() and admission.pending_bytes == 800
+        first.keep(50)
+        await waiting
+        assert admission.pending_bytes == 100 + 100 + 50 + 500
+        second.keep(50)
+    assert admission.decoding == 0
+
+
+async def test_it_waits_for_a_while_only(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    admission = admission_of(1000)
+    first = Decoding(ticket_of(admission, 100))
+    with first:
+        first.take(600)
+        with pytest.raises(ApiError), Decoding(ticket_of(admission, 100)) as second:
+            await in_thread(threads, lambda: second.take(500))
+
+
+async def test_a_client_that_has_gone_leaves_nothing_behind(threads: ThreadPoolExecutor) -> None:
+    """Its thread may have just read the header, or may wait for room."""
+    admission = admission_of(1000)
+    first, ticket = Decoding(ticket_of(admission, 100)), ticket_of(admission, 100)
+    with first:
+        first.take(600)
+        with Decoding(ticket) as second:
+            waiting = asyncio.ensure_future(in_thread(threads, lambda: second.take(500)))
+            await asyncio.sleep(0.05)
+        ticket.release()
+        with pytest.raises(InputError, match="has ended"):
+            await waiting
+        with pytest.raises(InputError, match="has ended"):
+            second.take(5)
+        assert admission.pending_bytes == 700
+    assert admission.pending_bytes == 100 and admission.decoding == 0
+
+
+async def test_many_threads_lose_no_byte(threads: ThreadPoolExecutor) -> None:
+    admission = admission_of(3000)
+    tickets = [ticket_of(admission, 10) for _ in range(8)]
+
+    def decode(ticket: Ticket) -> None:
+        for _ in range(200):
+            with Decoding(ticket) as decoding:
+                decoding.take(700)
+                assert admission.pending_bytes <= 3000
+                decoding.keep(1)
+
+    await asyncio.gather(*(in_thread(threads, lambda ticket=ticket: decode(ticket)) for ticket in tickets))
+    await until(lambda: admission.decoding == 0)
+    assert admission.pending_bytes == 8 * 10 + 8 * 200
+    for ticket in tickets:
+        ticket.release()
+    assert admission.pending_bytes == 0
