@@ -140,7 +140,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         if quantization and fp8_block(section) is None:
             method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
             raise CheckpointError(
-                f"{directory}: {prefix}quantization_config ({method}): of quantised checkpoints only FP8 (e4m3) with "
-                "weight_block_size is hosted"
+                f"{directory}: config.json: {prefix}quantization_config ({method}): of quantised checkpoints only FP8 "
+                "(e4m3) with weight_block_size is hosted"
             )
     return config
