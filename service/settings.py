@@ -137,7 +137,7 @@ class Settings(BaseSettings):
         ge=16,
     )
     itl_target: Seconds | None = _knob(
-        None, "Engine", "Target of the gap between tokens beside prefills (s); default: 0.013 on a GPU, none on a CPU."
+        None, "Engine", "Target of the gap between tokens beside prefills (s); default: 0.0125 on a GPU, none on a CPU."
     )
     graphs: bool = _knob(True, "Engine", "Capture CUDA graphs and replay them; off: everything runs eagerly.")
     guided_graphs_first: bool = _knob(

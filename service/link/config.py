@@ -64,7 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_step_tokens: int = 2048
     itl_target: float | None = None
     """Seconds between two tokens of a chat; prefill chunks and encoder passes beside decode rows are cut for it. None:
-    0.013 (CUDA), no limit (CPU)."""
+    0.0125 (CUDA), no limit (CPU)."""
     graphs: bool = True
     guided_graphs_first: bool = False
     """Whether the graphs of guided rows are captured before readiness, too, not while the engine idles."""

@@ -14,7 +14,7 @@ from service.engine.chat.costs import ChatCosts
 from service.engine.chat.gaps import Gaps
 from service.graphs.runner import GraphRunner
 
-ITL_TARGET = 0.013
+ITL_TARGET = 0.0125
 """Target in seconds between two tokens on a GPU if EngineConfig.itl_target is None."""
 LEAST_TOKENS = 128
 """Prefill tokens of a step that must be launched although nothing fits the allowance, or although nothing fits the room
