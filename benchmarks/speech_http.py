@@ -2,7 +2,7 @@
 rates, and live listeners for minutes.
 
     python -m benchmarks.speech_http closed|mp3|open [--seconds 60] [--tiny]
-    python -m benchmarks.speech_http listeners [--rates 110 125 137] [--ramp 60] [--seconds 300] [--max-running 128]
+    python -m benchmarks.speech_http listeners [--rates 110 125 137] [--ramp 60] [--seconds 300] [--max-running 256]
 
 Full size and random weights; --tiny serves the embedded model instead, to try the script. Utterances have a fixed
 number of patches, since the decisions of a random stop head are of no use. Every text is new; the codec is part of
@@ -63,7 +63,7 @@ FULL = Scale(
     short=5.12,
     duration=60.0,
     resolution=10.0,
-    listener_rates=(520 / 5.12, 110, 125, 137),
+    listener_rates=(520 / 5.12, 125, 137),
     ramp=60.0,
     counted=300.0,
     processes=8,
@@ -199,7 +199,7 @@ def main(words: Sequence[str] | None = None) -> Path:
     parser.add_argument("--rates", type=float, nargs="+", help="listeners: utterances a second, rising")
     parser.add_argument("--ramp", type=float, help="listeners: seconds of a rate before those that are counted")
     parser.add_argument("--seconds", type=float, help="open, listeners: counted for each rate")
-    parser.add_argument("--max-running", type=int, help="of the server; by default twice as many in open loop")
+    parser.add_argument("--max-running", type=int, help="of the server; by default 64, 128 for open, 256 for listeners")
     parser.add_argument("--name", help="of the result")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args(words)
@@ -210,7 +210,7 @@ def main(words: Sequence[str] | None = None) -> Path:
         scale = replace(scale, ramp=arguments.ramp)
     if arguments.seconds is not None:
         scale = replace(scale, duration=arguments.seconds, counted=arguments.seconds)
-    max_running = arguments.max_running or scale.max_running * (2 if kind in ("open", "listeners") else 1)
+    max_running = arguments.max_running or scale.max_running * {"open": 2, "listeners": 4}.get(kind, 1)
     with tempfile.TemporaryDirectory() as folder:
         hosted = [] if arguments.tiny else random_weights([make(MODEL, Path(folder))])
         settings = ["--max-in-flight", "2048", "--max-waiting", "1024", "--encoder-threads", "8"]
