@@ -30,7 +30,7 @@ from service.link.messages import (
     SpeechRequest,
 )
 
-WARM_TOKENS = 2048
+WARM_TOKENS = 1024
 WARM_SEQUENCES = 32
 """Warm-up runs eager prefills up to these sizes. Larger ones use the same kernels."""
 

@@ -2,7 +2,7 @@
 kernels around it.
 
 A measured shape takes the configuration of the table (models.layers.kernels.gemm_configs); one row is a GEMV; few rows
-are streamed in a tile of their own; many rows that gain from their epilogue go to persistent programs.
+are streamed in a tile of their own; many rows with a gate behind them go to persistent programs.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 
 def wide(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
-    """Many rows, with an epilogue to gain from."""
-    return Way("wide") if not isinstance(weight, E4M3Weight) and takes_wide(kind, x, weight) else None
+    """Many rows, with a gate behind them."""
+    return Way("wide") if not isinstance(weight, E4M3Weight) and takes_wide(x, weight) else None
 
 
 def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
@@ -101,7 +101,7 @@ def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 RULES: Mapping[Kind, tuple[Rule, ...]] = {
     "plain": (one_vector, measured, streamed_alone, vocabulary),
     "silu_mul": (one_vector, measured, streamed, wide),
-    "quick_gelu": (measured, wide),
+    "quick_gelu": (measured,),
     "add_norm": (one_vector, measured, streamed),
 }
 
@@ -131,7 +131,7 @@ def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilog
     if way.kernel == "tiled":
         return tiled_gemm(x, weight, bias, way.tile, epilogue, eight_bit=_narrow(way))
     if way.kernel == "wide" and not isinstance(weight, E4M3Weight):
-        return wide_gemm(kind, x, weight, bias)
+        return wide_gemm(x, weight, bias)
     if epilogue == "quick_gelu":
         if bias is None:
             raise ValueError("gemm: the quick GELU's kernel needs a bias")

@@ -80,11 +80,6 @@ def config_for(kind: Kind, x: Tensor, weight: Weight) -> Variant | None:
     return None
 
 
-def covers(kind: Kind, rows: int, inputs: int, outputs: int) -> bool:
-    """Whether the table was measured for so many rows of these 16-bit weights, so that no choice means cuBLAS."""
-    return any(rows <= choice.most for choice in active().get(Shape(kind, inputs, outputs), ()))
-
-
 def shared_memory_of(tile: Tile, gpu: Gpu, *, gated: bool = False) -> int:
     """Bytes of shared memory that a program of this tile asks for, at the most: its stages of both operands, or, after
     them, the results on their way to the layout that they are stored in. gated: two weights (SiLU of one half)."""
