@@ -1,11 +1,18 @@
 // Keeping a voice: from a clip of a file or the microphone, with its speaker's consent, or from a description.
 
-import { byId, explain, show } from "./dom.js";
+import { byId, explain, explainField, show } from "./dom.js";
 import { hosted } from "./models.js";
 import { record } from "./recorder.js";
 import { keepVoice } from "./voices.js";
 
 const error = byId("clone-error");
+const NAMES = {
+  audio_sample: "Clip",
+  name: "Name",
+  ref_text: "What the clip says",
+  speaker_description: "What it is like",
+  seed: "Seed",
+};
 let clip = null; // File
 let stopRecording = null;
 
@@ -40,7 +47,7 @@ function keeps(id, fields, onKept) {
       byId(id).open = false;
       onKept(voice);
     } catch (failure) {
-      show(problem, explain(failure));
+      show(problem, explainField(failure, NAMES));
     } finally {
       button.disabled = false;
       state.textContent = "";

@@ -32,6 +32,12 @@ export function explain(error) {
   return error.name === "AbortError" ? "" : sentence(error.message || String(error));
 }
 
+/** The same, with the name that the page has for the request's field that is at fault; names: by the field. */
+export function explainField(error, names) {
+  const name = names[error.param];
+  return name ? `${name}: ${error.message[0].toLowerCase()}${error.message.slice(1)}` : explain(error);
+}
+
 function sentence(words) {
   const begun = words[0].toUpperCase() + words.slice(1);
   return /[.!?]$/.test(begun) ? begun : `${begun}.`;

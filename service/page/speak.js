@@ -1,7 +1,7 @@
 // The view that speaks: a text, its voice, its sound.
 
 import { startClone } from "./clone.js";
-import { byId, explain, h, setOptions, show } from "./dom.js";
+import { byId, explain, explainField, h, setOptions, show } from "./dom.js";
 import { speechFacts } from "./facts.js";
 import { hosted } from "./models.js";
 import { Player } from "./player.js";
@@ -12,6 +12,7 @@ import { Waveform } from "./waveform.js";
 
 const error = byId("speak-error");
 const facts = byId("speech-facts");
+const NAMES = { voice: "Voice", instructions: "Description", speed: "Speed", seed: "Seed" };
 let waveform;
 let running = null; // AbortController of the speech that is being made or the file that is being fetched
 let player = null;
@@ -52,7 +53,8 @@ function stop() {
 }
 
 function fieldsOf(input) {
-  const fields = { model: hosted.speech.id, input, voice: byId("voice").value, speed: Number(byId("speed").value) || 1 };
+  const speed = byId("speed").value;
+  const fields = { model: hosted.speech.id, input, voice: byId("voice").value, speed: speed === "" ? 1 : Number(speed) };
   const manner = byId("manner").value.trim();
   if (manner) fields.instructions = manner;
   const seed = byId("seed").value;
@@ -101,7 +103,8 @@ async function say() {
     spoken = made;
     mine.finish();
   } catch (problem) {
-    show(error, explain(problem));
+    if (mine !== player) return; // another text is spoken
+    show(error, explainField(problem, NAMES));
     facts.textContent = problem.name === "AbortError" ? "stopped" : "";
     mine.stop();
   }

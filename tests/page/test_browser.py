@@ -300,6 +300,21 @@ def test_what_goes_wrong_is_said_in_words(page: Page, embedded_server: ServerPro
     page.driver.find_element("css selector", "nav a[href='#speak']").click()
     page.click("say")
     assert page.wait_shown("speak-error") == "There is no text to speak."
+    page.type("text", "Hello.")
+    for field, value, said in (
+        ("speed", "9", "Speed: must be at most 4."),
+        ("speed", "0", "Speed: must be at least 0.25."),
+        ("seed", "1.5", "Seed: must be an integer; a decimal number was given."),
+    ):
+        page.driver.execute_script("document.getElementById(arguments[0]).value = arguments[1]", field, value)
+        page.click("say")
+        page.wait_for(f"document.getElementById('speak-error').textContent === {said!r}")
+        page.element(field).clear()
+    page.driver.find_element("css selector", "#design summary").click()
+    page.type("design-words", "An old man")
+    page.type("design-name", "no_such_letters!")
+    page.driver.find_element("css selector", "#design .keep").click()
+    page.wait_for("document.querySelector('#design .error').textContent.startsWith('Name: ')")
     assert any("400" in complaint for complaint in page.complaints())  # the browser's own note of the refusal
 
 
