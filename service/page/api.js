@@ -1,4 +1,5 @@
-// Requests to the server that this page came from: the key, errors in words, and event streams.
+// Requests to the server that this page came from: the key, errors in words, and event streams. The window gets the
+// event "trouble" where the server cannot be reached, or says that it is not available.
 
 import { askForKey, currentKey } from "./key.js";
 
@@ -24,9 +25,12 @@ export async function request(path, { method = "GET", json, form, signal, accept
       response = await fetch(path, { method, headers, body, signal, cache: "no-store", credentials: "omit" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError(await reachable() ? cutOff(body) : "The server cannot be reached. Is it still running?");
+      if (await reachable()) throw new ApiError(cutOff(body));
+      dispatchEvent(new Event("trouble"));
+      throw new ApiError("The server cannot be reached. Is it still running?");
     }
     if (response.ok || accept(response.status)) return response;
+    if (response.status === 503) dispatchEvent(new Event("trouble"));
     if (response.status !== 401) throw await errorOf(response);
     await response.body?.cancel();
     if (!(await askForKey(key))) throw new ApiError("This server needs an API key.", 401);

@@ -11,6 +11,8 @@ import { watch } from "./watch.js";
 const VIEWS = ["see", "speak", "watch"];
 const RETRY = 2000; // ms
 const CHECK = 15000;
+let known = false; // whether the server was ready when it was asked last
+let timer = null;
 
 const current = () => (VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "see");
 
@@ -32,7 +34,7 @@ function openView() {
 }
 
 /** Reads what is hosted whenever the server has become ready; says in the head of the page how it is. */
-async function connect(known) {
+async function connect() {
   let keyless = false; // the person has given no key: they are asked again when they want to be
   try {
     const ready = await getJson("ready", { accept: (code) => code === 503 });
@@ -50,7 +52,15 @@ async function connect(known) {
     keyless = problem.status === 401;
   }
   byId("key-again").hidden = !keyless;
-  if (!keyless) setTimeout(connect, known ? CHECK : RETRY, known);
+  clearTimeout(timer);
+  if (!keyless) timer = setTimeout(connect, known ? CHECK : RETRY);
+}
+
+/** A request has found the server in trouble: what the head of the page says of it may no longer be true. */
+function connectAgain() {
+  if (!known) return;
+  clearTimeout(timer);
+  timer = setTimeout(connect);
 }
 
 /** Says it again only where it has changed: screen readers read it out. */
@@ -61,8 +71,9 @@ function tell(words, good) {
 }
 
 addEventListener("hashchange", openView);
-byId("key-again").onclick = () => connect(false);
+addEventListener("trouble", connectAgain);
+byId("key-again").onclick = connect;
 startSee(() => current() === "see");
 startSpeak();
 showView();
-connect(false);
+connect();

@@ -30,6 +30,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture
 def page(browser: Page) -> Iterator[Page]:
     """Ends without a complaint of the browser, unless the test has read those that it expected."""
+    browser.driver.get("about:blank")  # or the page of the last test goes on looking for its server
     browser.complaints()
     yield browser
     assert browser.complaints() == []

@@ -40,6 +40,8 @@ const events = kind === "paste" ? ["paste"] : ["dragover", "drop"];
 for (const event of events) document.body.dispatchEvent(new make(event, { ...named, bubbles: true, cancelable: true }));
 """
 """A file as the person's paste or drop brings it."""
+FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTimeout(id);"
+"""The page does not look after the server by itself any more."""
 
 
 def bring(page: Page, kind: str, name: str, type: str, data: bytes) -> None:
@@ -386,8 +388,11 @@ def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
         page.wait_for("document.getElementById('ask').checkVisibility()")
         server.wait_idle()
         assert page.text(".answer .words").startswith("!endless")
+    page.driver.execute_script(FORGET_TIMERS)
     page.type("question", "Hello?\n")
     assert page.wait_shown("see-error") == "The server cannot be reached. Is it still running?"
+    page.wait_for("document.getElementById('state').dataset.good === 'false'")
+    assert page.text("#state") == "The server cannot be reached. Is it still running?"
     assert page.complaints()  # the browser's own note of the refused connection
 
 
