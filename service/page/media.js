@@ -26,11 +26,12 @@ export class Attachments {
   }
 
   putBack(items) {
+    this.kept = this.kept.filter((item) => !items.includes(item));
     this.items.push(...items);
     this.list.append(...items.map((item) => this.#row(item)));
   }
 
-  /** What was asked about and stays in the conversation. */
+  /** What is asked about stays in the conversation, unless it is put back. */
   keep(items) {
     this.kept.push(...items);
   }

@@ -11,7 +11,7 @@ import { wake } from "./player.js";
 import { drawSample } from "./sample.js";
 import { hush } from "./sound.js";
 
-const messages = []; // of the conversation, in the API's form
+let messages = []; // of the conversation, in the API's form
 const error = byId("see-error");
 const question = byId("question");
 const attachments = new Attachments(byId("attached"), (message) => show(error, message));
@@ -73,7 +73,7 @@ function stop() {
 
 function forget() {
   stop();
-  messages.length = 0;
+  messages = [];
   attachments.forget();
   byId("turns").replaceChildren();
   byId("welcome").hidden = false;
@@ -99,10 +99,10 @@ async function send() {
   messages.push({ role: "user", content: [...media.map(part), ...(text ? [{ type: "text", text }] : [])] });
   byId("turns").append(asked);
   begun();
-  if (await answer(media)) {
-    attachments.keep(media);
-    return;
-  }
+  attachments.keep(media);
+  const conversation = messages;
+  const answered = await answer(media);
+  if (answered || conversation !== messages) return;
   messages.pop(); // what was not answered can be asked again
   asked.remove();
   attachments.putBack(media);
@@ -120,6 +120,7 @@ function begun() {
 /** Asks for the answer to the conversation so far; whether there was one, if only a part. media: of its last question. */
 async function answer(media) {
   const model = hosted.chat;
+  const conversation = messages;
   const written = new Answer({ speech, onError: (problem) => show(error, explain(problem)) });
   byId("turns").append(written.element);
   toEnd();
@@ -153,7 +154,7 @@ async function answer(media) {
     written.element.remove();
     return false;
   }
-  messages.push({ role: "assistant", content: written.text });
+  conversation.push({ role: "assistant", content: written.text });
   return true;
 }
 

@@ -40,6 +40,15 @@ const events = kind === "paste" ? ["paste"] : ["dragover", "drop"];
 for (const event of events) document.body.dispatchEvent(new make(event, { ...named, bubbles: true, cancelable: true }));
 """
 """A file as the person's paste or drop brings it."""
+SENT = """
+window.sent = [];
+const fetched = window.fetch;
+window.fetch = (path, options) => {
+  if (typeof options?.body === "string") sent.push(JSON.parse(options.body));
+  return fetched(path, options);
+};
+"""
+"""Keeps what the page sends as JSON."""
 FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTimeout(id);"
 """The page does not look after the server by itself any more."""
 
@@ -394,6 +403,22 @@ def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
     page.wait_for("document.getElementById('state').dataset.good === 'false'")
     assert page.text("#state") == "The server cannot be reached. Is it still running?"
     assert page.complaints()  # the browser's own note of the refused connection
+
+
+def test_a_new_conversation_has_nothing_of_an_answer_that_it_ended(page: Page) -> None:
+    with running_server() as server:
+        page.open(server.url)
+        page.driver.execute_script(SENT)
+        bring(page, "paste", "drawn.png", "image/png", encoded(picture(56, 56), "PNG"))
+        page.wait_for("document.querySelectorAll('#attached li').length")
+        page.type("question", "!endless stream\n")
+        page.wait_for("window.grown.length > 3")
+        page.click("forget")
+        page.wait_for("document.getElementById('ask').checkVisibility()")
+        assert page.js("document.querySelectorAll('#turns li, #attached li').length") == 0
+        assert page.element("question").get_attribute("value") == "" and page.element("welcome").is_displayed()
+        assert page.ask("Hello?")
+        assert [message["role"] for message in page.js("window.sent.at(-1).messages")] == ["user"]
 
 
 def test_speech_is_stopped(page: Page, embedded_server: ServerProcess) -> None:
