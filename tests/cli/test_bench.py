@@ -245,6 +245,13 @@ def test_what_makes_no_sense_is_said(arguments: list[str], said: str) -> None:
     assert done.exit_code == 2 and said in done.output
 
 
+@pytest.mark.parametrize("content", [b"not JSON", b'{"title": "caf\xe9"}', b""])
+def test_a_file_that_holds_no_schema_is_named(content: bytes, tmp_path: Path) -> None:
+    (file := tmp_path / "s.json").write_bytes(content)
+    done = invoke("chat", "--model", "m", "--json-schema", str(file))
+    assert done.exit_code == 2 and "s.json is not JSON" in done.output
+
+
 def test_a_server_that_is_not_there() -> None:
     done = invoke("chat", "--url", "http://127.0.0.1:9")
     assert done.exit_code == 1 and "no server at" in str(done.exception)

@@ -141,8 +141,16 @@ def chat(
         turns=turns,
         output_tokens=tokens,
         temperature=temperature,
-        json_schema=json_schema.read_text(encoding="utf-8") if json_schema else "",
+        json_schema=_schema_in(json_schema) if json_schema else "",
     )
+
+
+def _schema_in(file: Path) -> str:
+    try:
+        msgspec.json.decode(schema := file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise typer.BadParameter(f"{file} is not JSON: {error}", param_hint="--json-schema") from error
+    return schema
 
 
 @load_command("speech")
