@@ -131,6 +131,12 @@ def user_message(question: str, files: Sequence[Path]) -> dict[str, Any]:
     return {"role": "user", "content": [*map(_media_part, files), {"type": "text", "text": question}]}
 
 
+def is_media_name(word: str) -> bool:
+    """Whether a word is the name of a picture or video, by its suffix."""
+    kind = mimetypes.guess_type(word)[0] or ""
+    return kind.startswith(("image/", "video/"))
+
+
 def _media_part(file: Path) -> dict[str, Any]:
     media_type = mimetypes.guess_type(file)[0] or "image/png"
     kind = "video_url" if media_type.startswith("video/") else "image_url"

@@ -20,7 +20,7 @@ from rich.table import Table
 from models.errors import CheckpointError
 from service.byte_sizes import GIB
 from service.cli.captions import cues, write_srt, write_vtt
-from service.cli.client import ServerError, user_message
+from service.cli.client import ServerError, is_media_name, user_message
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, check_writable, connect
 from service.cli.playback import PlaybackError, play, require_playback
 
@@ -70,8 +70,8 @@ def _question_and_files(words: list[str]) -> tuple[str, list[Path]]:
     if not any(others):
         raise typer.BadParameter("the question is missing", param_hint="QUESTION")
     if len(others) > 1:
-        # A question is longer than the name of a file that was mistyped.
-        file = min(others, key=len)
+        # A question has no such suffix, and is longer than the name of a file that was mistyped.
+        file = min(others, key=lambda word: (not is_media_name(word), len(word)))
         raise typer.BadParameter(f"'{file}' is not a file; a question stands in quotes", param_hint="FILES")
     return others[0], [Path(word) for word in words if word != others[0]]
 

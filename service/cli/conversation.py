@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mimetypes
 import shlex
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from service.cli.client import ApiClient, ServerError, user_message
+from service.cli.client import ApiClient, ServerError, is_media_name, user_message
 from service.cli.commands import until_first
 from service.cli.options import DEFAULT_URL, Key, Local, Model, Url, connect
 from service.cli.playback import PlaybackError, play, require_playback
@@ -163,12 +162,7 @@ def missing_files(question: str) -> list[str]:
     """Words at the beginning and the end of a question without files that name a picture or video, as a mistyped path
     does."""
     words = _words(question)
-    return [word for word in dict.fromkeys((*words[:1], *words[-1:])) if _is_media_name(word)]
-
-
-def _is_media_name(word: str) -> bool:
-    kind = mimetypes.guess_type(word)[0] or ""
-    return kind.startswith(("image/", "video/"))
+    return [word for word in dict.fromkeys((*words[:1], *words[-1:])) if is_media_name(word)]
 
 
 def _words(line: str) -> list[str]:
