@@ -23,6 +23,7 @@ A path in a line, typed or dropped into the window, adds a picture or video.
 /new     begins another conversation
 /speak   speaks answers from now on, or no longer
 /quit    leaves, as Ctrl-D does; Ctrl-C stops an answer"""
+COMMANDS = ("/new", "/speak", "/quit", "/help")
 
 
 def chat(
@@ -67,6 +68,8 @@ class Conversation:
             if line.startswith("/") and question.startswith("/"):
                 if line == "/quit":
                     return
+                if line == "/new":
+                    waiting = []
                 self._command(line)
                 continue
             waiting += paths
@@ -86,8 +89,10 @@ class Conversation:
             self._switch_speech()
         elif line == "/help":
             typer.echo(HELP, err=True)
+        elif (word := line.split()[0]) in COMMANDS:
+            typer.echo(f"{word} stands alone in its line", err=True)
         else:
-            typer.echo(f"{line.split()[0]} is neither a command nor a file; /help lists the commands", err=True)
+            typer.echo(f"{word} is neither a command nor a file; /help lists the commands", err=True)
 
     def _switch_speech(self) -> None:
         if not self._speaking:
@@ -114,6 +119,9 @@ class Conversation:
             typer.echo(f"reprise: {error}", err=True)
             return
         except KeyboardInterrupt:
+            if not said:
+                typer.echo()
+                return  # as if it had not been asked
             typer.echo(" ...", nl=False)
         typer.echo()
         self._messages = [*asked, {"role": "assistant", "content": said}]

@@ -160,6 +160,38 @@ def test_turns_are_kept_until_a_new_conversation(monkeypatch: pytest.MonkeyPatch
     assert [part["type"] for part in parts] == ["image_url", "text"] and parts[1]["text"] == "two"
 
 
+def test_a_new_conversation_has_no_picture_of_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = answering(monkeypatch, ["Fine."] * 2)
+    done = CliRunner().invoke(app, ["chat", "--model", "m"], input=f"{PICTURE}\n/new\none\n/new please\ntwo\n")
+    assert done.stdout == "Fine.\nFine.\n"
+    assert "/new stands alone in its line" in done.stderr and "neither" not in done.stderr
+    assert [len(message["content"]) for message in bodies[0]["messages"]] == [1]
+    assert len(bodies[1]["messages"]) == 3  # the line that was no command has begun nothing
+
+
+def test_a_question_that_is_stopped_before_its_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = answering(monkeypatch, [KeyboardInterrupt, "Fine."])
+    done = CliRunner().invoke(app, ["chat", "--model", "m"], input="one\ntwo\n")
+    assert (done.exit_code, done.stdout) == (0, "\nFine.\n")
+    assert [[message["role"] for message in body["messages"]] for body in bodies] == [["user"], ["user"]]
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> list[dict[str, Any]]:
+    """Bodies of what a server is asked, which answers with these texts; an exception is raised before the answer."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        if not isinstance(text := answers[len(bodies) - 1], str):
+            raise text
+        chunk = {"choices": [{"delta": {"content": text}}]}
+        return httpx.Response(200, text=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+    client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("service.cli.client.httpx.Client", lambda **options: client)
+    return bodies
+
+
 @pytest.mark.parametrize(
     "dropped", ["{path}", "'{path}'", "file://{url}", "{escaped}"], ids=["bare", "quoted", "address", "backslashes"]
 )
