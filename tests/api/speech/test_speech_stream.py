@@ -155,6 +155,19 @@ async def test_a_clause_is_spoken_before_the_text_ends(server: RunningServer) ->
         assert (await heard(socket))[0]["sentence_text"] == "And so on."
 
 
+async def test_a_text_is_interrupted_by_the_next_configuration(server: RunningServer) -> None:
+    async with session(server) as socket:
+        await tell(socket, "session.config", **config())
+        await tell(socket, "input.text", text="One two three. And")
+        await heard(socket, "audio.done")
+        await tell(socket, "session.config", **config())
+        await tell(socket, "input.text", text="Four.")
+        await tell(socket, "input.done")
+        received = [message for message in await heard(socket) if type(message) is dict]
+    assert [message.get("sentence_text") for message in received if message["type"] == "audio.start"] == ["Four."]
+    assert [message for message in received if message["type"] == "session.done"] == [ended(1)]
+
+
 async def test_each_segment_is_a_file_and_the_connection_stays(server: RunningServer) -> None:
     async with session(server) as socket:
         await tell(socket, "session.config", **config(response_format="wav", sample_rate=24000))
