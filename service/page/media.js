@@ -1,6 +1,6 @@
 // Pictures and videos that go with the next question.
 
-import { byId, h } from "./dom.js";
+import { byId, explain, h } from "./dom.js";
 
 /** An attachment: { kind: "image" | "video", name, preview (blob: URL), url (data: URL) }. */
 export class Attachments {
@@ -10,10 +10,16 @@ export class Attachments {
     this.onError = onError;
     this.items = [];
     this.kept = []; // of the conversation: their previews are still shown
+    this.ready = Promise.resolve(); // when all that was added has been read
   }
 
-  async add(files) {
+  add(files) {
     this.onError("");
+    this.ready = this.ready.then(() => this.#read(files)).catch((problem) => this.onError(explain(problem)));
+    return this.ready;
+  }
+
+  async #read(files) {
     for (const file of files) {
       const kind = file.type.split("/")[0];
       if (kind !== "image" && kind !== "video") {

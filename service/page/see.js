@@ -16,6 +16,7 @@ const error = byId("see-error");
 const question = byId("question");
 const attachments = new Attachments(byId("attached"), (message) => show(error, message));
 let running = null; // AbortController of the answer that is being written
+let sending = false; // until it is answered, from when the person asks: attachments may have to be read first
 
 export function startSee(active) {
   catchFiles(attachments, active);
@@ -44,10 +45,12 @@ export function startSee(active) {
     }
     question.focus();
   };
-  byId("sample").onclick = async () => {
+  byId("sample").onclick = async ({ currentTarget: button }) => {
+    button.disabled = true;
     await attachments.add([await drawSample()]);
     question.value = "What is in this picture?";
-    send();
+    await send();
+    button.disabled = false;
   };
   byId("aloud").onchange = ({ target }) => {
     byId("answer-talker").hidden = !target.checked;
@@ -83,8 +86,16 @@ function forget() {
 }
 
 async function send() {
+  if (sending) return;
+  sending = true;
+  await attachments.ready;
+  await sendQuestion();
+  sending = false;
+}
+
+async function sendQuestion() {
   const text = question.value.trim();
-  if (running || (!text && !attachments.items.length)) return;
+  if (!text && !attachments.items.length) return;
   if (!hosted.chat) {
     show(error, "There is no model to ask, or the server is not ready yet.");
     return;

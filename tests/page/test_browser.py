@@ -88,6 +88,31 @@ def test_pictures_are_pasted_and_videos_dropped(page: Page, embedded_server: Ser
     assert page.wait_shown("see-error") == "notes.txt is neither a picture nor a video."
 
 
+def test_a_question_waits_for_its_picture_to_be_read(page: Page) -> None:
+    with running_server() as server:
+        page.open(server.url)
+        page.driver.execute_script(
+            "const read = FileReader.prototype.readAsDataURL;"
+            "FileReader.prototype.readAsDataURL = function (file) { window.read = () => read.call(this, file); };"
+        )
+        bring(page, "paste", "slow.png", "image/png", encoded(picture(56, 56), "PNG"))
+        page.type("question", "Hello?\n")
+        page.wait_for("typeof window.read === 'function'")
+        assert page.js("document.querySelectorAll('.asked').length") == 0
+        page.driver.execute_script("window.read()")
+        page.wait_for("document.querySelector('.answer .copy')")
+        assert page.js("document.querySelectorAll('.asked img').length") == 1
+
+
+def test_the_drawing_is_asked_about_once(page: Page) -> None:
+    with running_server() as server:
+        page.open(server.url)
+        page.driver.execute_script("const button = document.getElementById('sample'); button.click(); button.click();")
+        page.wait_for("document.querySelector('.answer .copy')")
+        assert page.js("document.querySelectorAll('.asked img').length") == 1
+        assert page.js("document.querySelectorAll('#attached li').length") == 0
+
+
 def test_the_camera_gives_a_picture(page: Page, embedded_server: ServerProcess) -> None:
     page.open(embedded_server.url)
     page.click("camera")
