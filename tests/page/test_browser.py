@@ -412,6 +412,24 @@ def test_it_is_used_by_keyboard_alone(page: Page, embedded_server: ServerProcess
     page.wait_for("document.activeElement.id === 'speak-title'")
 
 
+@pytest.mark.parametrize("width", [320, 360, 768])
+def test_nothing_sticks_out_of_a_narrow_screen(page: Page, embedded_server: ServerProcess, width: int) -> None:
+    metrics = {"width": width, "height": 640, "deviceScaleFactor": 1, "mobile": True}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        for view in ("see", "speak", "watch"):
+            page.open(embedded_server.url, view)
+            if view == "see":
+                page.ask("Hello " + "a" * 200)
+            wide = "element => element.scrollWidth > element.clientWidth && element.checkVisibility()"
+            boxes = (
+                "document.documentElement, ...document.querySelectorAll('.bar, .row, .composer, .card, .turns, header')"
+            )
+            assert page.js(f"[{boxes}].filter({wide}).map(element => element.outerHTML.slice(0, 80))") == []
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_an_answer_is_stopped_and_a_lost_server_is_named(page: Page) -> None:
     with running_server() as server:
         page.open(server.url)
