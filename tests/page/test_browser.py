@@ -49,6 +49,9 @@ window.fetch = (path, options) => {
 };
 """
 """Keeps what the page sends as JSON."""
+SPEAK_AGAIN = """
+document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true }));
+"""
 FORGET_TIMERS = "for (let id = setTimeout(() => {}, 0); id > 0; id -= 1) clearTimeout(id);"
 """The page does not look after the server by itself any more."""
 
@@ -472,6 +475,10 @@ def test_speech_is_stopped(page: Page, embedded_server: ServerProcess) -> None:
     with page.slow_line(bytes_per_second=50_000):
         page.click("say")
         page.wait_for("window.heard.starts > 0")
+        starts = heard(page)["starts"]
+        page.driver.execute_script(SPEAK_AGAIN)
+        page.wait_for(f"window.heard.starts > {starts + 1}")
+        assert page.text("#speech-facts") == "" and not page.element("say").is_displayed()
         page.click("stop-speech")
         page.wait_for("document.getElementById('say').checkVisibility()")
         assert page.text("#speech-facts") == "stopped"
