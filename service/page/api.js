@@ -51,6 +51,12 @@ async function reachable() {
   }
 }
 
+/** What /ready says of the server, in words. */
+export function stateOf({ status, engine, detail, draining }) {
+  if (draining) return "shutting down";
+  return status === "ready" || !detail ? engine : `${engine}: ${detail}`;
+}
+
 /** A server that refuses a large body may close the connection before the browser reads why. */
 function cutOff(body) {
   if (!body) return "The server closed the connection without an answer.";

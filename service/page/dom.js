@@ -38,8 +38,11 @@ export function explainField(error, names) {
   return name ? `${name}: ${error.message[0].toLowerCase()}${error.message.slice(1)}` : explain(error);
 }
 
+/** With a capital in front. */
+export const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
 function sentence(words) {
-  const begun = words[0].toUpperCase() + words.slice(1);
+  const begun = capital(words);
   return /[.!?]$/.test(begun) ? begun : `${begun}.`;
 }
 

@@ -1,7 +1,7 @@
 // The page: which view is shown, and whether the server is ready.
 
-import { getJson } from "./api.js";
-import { byId, explain } from "./dom.js";
+import { getJson, stateOf } from "./api.js";
+import { byId, capital, explain } from "./dom.js";
 import { hosted, loadModels } from "./models.js";
 import { startSee } from "./see.js";
 import { aboutVoice, startSpeak } from "./speak.js";
@@ -39,7 +39,7 @@ async function connect() {
   try {
     const ready = await getJson("ready", { accept: (code) => code === 503 });
     const good = ready.status === "ready";
-    tell(good ? "Ready" : ready.draining ? "Shutting down" : `${ready.engine} ${ready.detail}`.trim(), good);
+    tell(good ? "Ready" : capital(stateOf(ready)), good);
     if (good && !known) {
       await loadModels();
       if (hosted.speech) await loadVoices();

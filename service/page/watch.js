@@ -1,6 +1,6 @@
 // The view for whoever runs the server: its state, models, load, latencies, caches and memory.
 
-import { getJson, request } from "./api.js";
+import { getJson, request, stateOf } from "./api.js";
 import { byId, explain, h, show } from "./dom.js";
 import { duration } from "./facts.js";
 import { growth, quantile, rate, Reading } from "./metrics.js";
@@ -133,9 +133,8 @@ function draw(ready, health, { version }) {
   const last = readings.at(-2);
   const minute = readings.findLast(({ time }) => time <= now.time - WINDOW) ?? readings[0];
   const device = now.of("engine_info")[0]?.labels.device ?? "–";
-  const phase = ready.status === "ready" ? "ready" : ready.detail ? `${ready.engine}: ${ready.detail}` : ready.engine;
   byId("overview").replaceChildren(
-    tile("State", phase, ready.status === "ready" ? "good" : "bad"),
+    tile("State", stateOf(ready), ready.status === "ready" ? "good" : "bad"),
     tile("Runs on", device === "cpu" ? "CPU" : device),
     tile("Requests, last minute", number(growth(now, minute, "requests_total"))),
     tile("Refused, last minute", number(growth(now, minute, "admission_rejections_total"))),

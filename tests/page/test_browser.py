@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import av
 import httpx
@@ -49,6 +50,12 @@ window.fetch = (path, options) => {
 };
 """
 """Keeps what the page sends as JSON."""
+TELL_READY = """
+const fetched = window.fetch;
+const body = JSON.stringify(arguments[0]);
+window.fetch = (path, options) => (path === "ready" ? Promise.resolve(new Response(body)) : fetched(path, options));
+"""
+"""The page gets this answer of /ready."""
 SPEAK_AGAIN = """
 document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", ctrlKey: true }));
 """
@@ -398,6 +405,25 @@ def test_load_latencies_and_caches_are_drawn(page: Page, embedded_server: Server
     )
     page.open(embedded_server.url, "watch")  # readings begin before the models are known
     page.wait_for("document.getElementById('plots').textContent.includes('Time to first audio')")
+
+
+@pytest.mark.parametrize(
+    ("ready", "head", "state"),
+    [
+        ({"status": "ready", "engine": "asleep"}, "Ready", "asleep"),
+        ({"status": "unavailable", "engine": "ready", "draining": True}, "Shutting down", "shutting down"),
+        ({"status": "unavailable", "engine": "loading", "detail": "tiny"}, "Loading: tiny", "loading: tiny"),
+    ],
+)
+def test_the_state_of_the_server_is_told(
+    page: Page, embedded_server: ServerProcess, ready: dict[str, Any], head: str, state: str
+) -> None:
+    page.open(embedded_server.url)
+    page.driver.execute_script(TELL_READY, {"detail": "", "draining": False, **ready})
+    page.driver.find_element("css selector", "nav a[href='#watch']").click()
+    page.wait_for(f"document.querySelector('.tile b')?.textContent === '{state}'")
+    page.driver.execute_script("dispatchEvent(new Event('trouble'))")
+    page.wait_for(f"document.getElementById('state').textContent === '{head}'")
 
 
 def test_it_is_used_by_keyboard_alone(page: Page, embedded_server: ServerProcess) -> None:
