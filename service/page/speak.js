@@ -72,10 +72,12 @@ function begin(progress) {
 }
 
 function busy(on) {
+  const focused = document.activeElement;
   byId("say").hidden = on;
   byId("stop-speech").hidden = !on;
   const ready = !on && spoken !== null;
   for (const id of ["again", "download", "format"]) byId(id).hidden = !ready;
+  if (focused?.hidden) byId(on ? "stop-speech" : "say").focus(); // the keyboard does not lose its place
 }
 
 async function say() {
@@ -141,6 +143,7 @@ async function forgetVoice() {
   try {
     await deleteVoice(value);
     aboutVoice();
+    byId("voice").focus();
   } catch (problem) {
     show(error, explain(problem));
   }

@@ -308,6 +308,7 @@ def delete_voice(page: Page) -> None:
     page.click("delete-voice")
     page.driver.switch_to.alert.accept()
     page.wait_for("document.getElementById('voice').value === 'default'")
+    page.wait_for("document.activeElement.id === 'voice'")
 
 
 def test_a_described_voice_is_kept(page: Page, embedded_server: ServerProcess) -> None:
@@ -439,6 +440,12 @@ def test_it_is_used_by_keyboard_alone(page: Page, embedded_server: ServerProcess
     page.element("question").send_keys("Hello")
     page.driver.find_element("css selector", "nav a[href='#speak']").send_keys("\n")
     page.wait_for("document.activeElement.id === 'speak-title'")
+    long = "This goes on and on and nobody will hear the end of it. " * 50
+    page.driver.execute_script("document.getElementById('text').value = arguments[0]", long)
+    page.element("say").send_keys("\n")
+    page.wait_for("document.activeElement.id === 'stop-speech'")
+    page.driver.switch_to.active_element.send_keys("\n")
+    page.wait_for("document.activeElement.id === 'say'")
 
 
 @pytest.mark.parametrize("width", [320, 360, 768])
