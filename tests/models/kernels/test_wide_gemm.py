@@ -49,7 +49,8 @@ def test_at_size(rows: int, inputs: int, outputs: int) -> None:
     if torch.cuda.get_device_capability() == (9, 0):
         assert gemm.way_of("silu_mul", x, weight).kernel == "wide"
     out = replayed(x.device, lambda: wide_gemm.wide_gemm(x, weight, bias))
-    assert relative_error(out, reference.reference(*wide_in_place(x, weight, bias), "silu_mul")) < LIMIT
+    x, weight, bias = wide_in_place(x, weight, bias)
+    assert relative_error(out, reference.reference(x, weight, bias, "silu_mul")) < LIMIT
 
 
 def test_the_choice_is_what_was_measured() -> None:
