@@ -105,6 +105,7 @@ def _speech() -> Iterator[Target]:
         "",
         640,
         figures.highest("speech_http_listeners", "listeners"),
+        result="speech_http_listeners",
         at_least=True,
         further=700,
     )
