@@ -85,7 +85,8 @@ class SpeechScheduler:
         self._slots = SlotPool(policy.max_streams)
         self._waiting: list[Stream] = []
         self._running: list[Stream] = []
-        self._prefilled_last = False
+        self._prefill_before = 0.0
+        """Expected seconds of the step that was launched last if it held prompts, else 0."""
 
     @property
     def waiting(self) -> Sequence[Stream]:
@@ -182,7 +183,7 @@ class SpeechScheduler:
         """
         many = 2 * sum(stream.decodable for stream in self._running) >= self.policy.buckets[-1]
         return (
-            self._prefilled_last
+            self._prefill_before > 0
             and many
             and not any(stream in slacks for stream in candidates)
             and all(self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio) for stream in candidates[:1])
@@ -190,7 +191,7 @@ class SpeechScheduler:
 
     def launch(self, step: Step, start: float) -> None:
         """Updates the streams of a step that is launched on a GPU free at `start`."""
-        self._prefilled_last = bool(step.prefills)
+        self._prefill_before = step.predicted if step.prefills else 0.0
         for chunk in step.prefills:
             if chunk.stream.phase is Phase.WAITING:
                 self._admit(chunk.stream)
@@ -297,7 +298,8 @@ class SpeechScheduler:
         return Step(tuple(chunks), (), self.forecast.prefill(chunks))
 
     def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
-        """The most urgent stream with others of its number of solver steps, in the bucket with most rows per second.
+        """The most urgent stream with others of its number of solver steps, in the bucket with most rows per second. A
+        prefill right before this step counts with it: prompts come between decode steps however large these are.
 
         While a live stream waits for a slot or pages, streams with enough slack are ordered by the patches they have
         left, so that one ends soon. cheapest: new streams wait for slack, so only rows that need the step take part.
@@ -328,7 +330,7 @@ class SpeechScheduler:
         counts = sorted({*(edge for edge in policy.buckets if urgent <= edge <= most), most})
 
         def rows_per_second(count: int) -> float:
-            return count / self.forecast.decode(first.solver_steps, count)
+            return count / (self._prefill_before + self.forecast.decode(first.solver_steps, count))
 
         if cheapest:
             count = counts[0]

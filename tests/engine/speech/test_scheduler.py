@@ -278,6 +278,24 @@ def test_under_load_a_decode_step_lets_prompts_gather() -> None:
     assert prompts == [0, 2, 0, 2]
 
 
+def test_a_prefill_that_comes_between_steps_makes_larger_ones_worth_it() -> None:
+    """Rows of 64 and of 128 take as long each; with the prefill that comes before either, 128 are more a second."""
+    slots = 256
+    policy = Policy(buckets=FUSED_BUCKETS, max_streams=slots, patch_seconds=PATCH_SECONDS)
+    forecast = forecast_of(policy, measured_costs(measured=FUSED), replayed)
+    sched = SpeechScheduler(policy, forecast, PagePool(10_001, page_size=16))
+    playing(sched, 128, slack=1.0)
+    rows: list[int] = []
+    for index in range(6):
+        step = sched.next_step(100.0)
+        assert step is not None
+        sched.launch(step, 100.0)
+        rows.append(len(step.decodes))
+        if index == 2:
+            sched.submit(stream(arrival=100.0))
+    assert rows == [128, 64, 64, 0, 128, 64]
+
+
 def test_the_prediction_of_first_audio_is_close() -> None:
     """Bursts of growing size on a busy GPU: what submit would have said against what came."""
     for burst in (1, 8, 24):
