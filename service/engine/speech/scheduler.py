@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -165,26 +165,26 @@ class SpeechScheduler:
         """The best batch to launch for a GPU that is free at `start`; None when no stream can run."""
         slacks = dict(self._slacks(start))
         candidates = self._candidates(start, slacks)
-        if self._collects_prompts(candidates, slacks):
-            return self._decode_step(slacks, cheapest=False)
         step = self._prefill_step(candidates, slacks, start) if candidates else None
+        if self._collects_prompts(candidates, step, slacks):
+            return self._decode_step(slacks, cheapest=False)
         if step is None:
             step = self._decode_step(slacks, cheapest=any(stream.live for stream in candidates))
         if step is None and candidates:
             step = self._prefill_step(candidates, {}, start)
         return step
 
-    def _collects_prompts(self, candidates: Sequence[Stream], slacks: dict[Stream, float]) -> bool:
+    def _collects_prompts(
+        self, candidates: Sequence[Stream], prefill: Step | None, slacks: Mapping[Stream, float]
+    ) -> bool:
         """With many decode rows waiting, a decode step runs between two prefills, so that the second holds more
-        prompts.
-
-        A prefill of one prompt costs nearly as much as one of several, and under load the decode rows need that time.
-        An eager prefill includes decode rows instead (`_with_decode_rows`).
-        """
+        prompts, unless as many again as `prefill` holds now would not fit. A prefill of one costs nearly as much as one
+        of several. An eager one includes decode rows instead (`_with_decode_rows`)."""
         many = 2 * sum(stream.decodable for stream in self._running) >= self.policy.buckets[-1]
         return (
             self._prefill_before > 0
             and many
+            and (prefill is None or self.forecast.captured_bucket(2 * prefill.prefills) is not None)
             and not any(stream in slacks for stream in candidates)
             and all(self.forecast.replayable(stream.prompt_tokens, stream.prompt_audio) for stream in candidates[:1])
         )

@@ -278,6 +278,22 @@ def test_under_load_a_decode_step_lets_prompts_gather() -> None:
     assert prompts == [0, 2, 0, 2]
 
 
+def test_a_crowd_of_prompts_is_not_left_waiting_for_more_of_them() -> None:
+    """16 fit a prefill, so that 15 have nothing to gain from a decode step before it, and 8 have."""
+    for crowd, steps in ((47, [(16, 0), (16, 0), (15, 0), (0, 32)]), (40, [(16, 0), (16, 0), (0, 32), (8, 0)])):
+        sched = scheduler(streams=128, captured=replayed)
+        playing(sched, 32, slack=1.0)
+        for index in range(crowd):
+            sched.submit(stream(f"new {index}", arrival=100.0))
+        found = []
+        for _ in steps:
+            step = sched.next_step(100.0)
+            assert step is not None
+            sched.launch(step, 100.0)
+            found.append((len(step.prefills), len(step.decodes)))
+        assert [(prefills, min(decodes, 32)) for prefills, decodes in found] == steps
+
+
 def test_a_prefill_that_comes_between_steps_makes_larger_ones_worth_it() -> None:
     """Rows of 64 and of 128 take as long each; with the prefill that comes before either, 128 are more a second."""
     slots = 256
