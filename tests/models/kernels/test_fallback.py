@@ -6,6 +6,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from models.layers.kernels import (
     rotary,
     tiled_gemm,
     varlen,
+    wide_gemm,
 )
 from models.layers.kernels import gemv as gemv_kernels
 from models.layers.kernels.gemm_configs import using
@@ -51,7 +53,7 @@ TILE = Tile(16, 32, 32, warps=4, stages=2)
 EPS = 1e-5
 MODULES = (
     elementwise, filter_kernels, flow_solver, gemv_kernels, latent, moe, norms, packed, paged_decode, random, rotary,
-    step_inputs, step_kernels, tiled_gemm, vae, vae_gemm, varlen,
+    step_inputs, step_kernels, tiled_gemm, vae, vae_gemm, varlen, wide_gemm,
 )  # fmt: skip
 
 
@@ -86,6 +88,12 @@ def tabled(kind: Kind, outputs: int, run: Callable[[], Any], **how: Any) -> Any:
     """With a table that gives TILE to 64 inputs and as many outputs."""
     with using({Shape(kind, 64, outputs): (Choice(1, 99, Variant(TILE, **how)),)}):
         return run()
+
+
+def wide() -> Tensor:
+    """Many rows with a gate behind them."""
+    with patch.dict(wide_gemm.FASTER_SM_90, {(64, 128): ((129, 256),)}):
+        return gemm.launch(half(130, 64), half(256, 64), half(256), "silu_mul")
 
 
 def add_norm(**how: Any) -> Any:
@@ -162,6 +170,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "gemm and quick GELU": lambda: tabled(
         "quick_gelu", 64, lambda: gemm.launch(half(5, 64), half(64, 64), half(64), "quick_gelu")
     ),
+    "gemm and silu of many rows": wide,
     "gemm and quick GELU behind cuBLAS": lambda: gemm.launch(rand(5, 64), rand(64, 64), rand(64), "quick_gelu"),
     "gemm of one vector": lambda: gemm.launch(rand(1, 96), rand(16, 96), rand(16)),
     "narrow gemm": lambda: narrow_gemm.launch(rand(5, 96), rand(16, 96), rand(16)),
