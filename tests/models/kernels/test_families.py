@@ -1,0 +1,153 @@
+"""Whole networks of every chat family by kernels, at widths that kernels take, against their references.
+
+The goldens are narrower, so that many of their products go to cuBLAS on a GPU. Biases are drawn, too: published
+checkpoints have them, and those of random weights are zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from models.layers.op import Op
+from models.protocol import ChatModel, Decoder
+from models.registry import family_of, resolve
+from tests.models.kernels.checking import relative_error
+from tests.support.chat_golden import GOLDEN, encode
+from tests.support.inference import no_gradients as no_gradients
+from tests.support.paged import PagedCache
+
+CPU = torch.device("cpu")
+LIMIT = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
+_TEXT = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+_TOWER = {"hidden_size": 128, "intermediate_size": 256, "num_heads": 2, "out_hidden_size": 256}
+_QWEN3 = _TEXT | {"head_dim": 128, "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20]}}
+_MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
+_SIGLIP = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2}
+_LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+# Routers choose all experts: rounding could make them choose others.
+_KIMI = {"num_key_value_heads": 2, "moe_intermediate_size": 128, "num_experts_per_tok": 8}
+WIDTHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": (_TEXT | _MROPE, {"hidden_size": 256, "embed_dim": 128, "num_heads": 2}),
+    "qwen2_5_vl": (_TEXT | _MROPE, _TOWER),
+    "qwen3_vl": (_QWEN3, _TOWER),
+    "qwen3_vl_moe": (_QWEN3 | {"moe_intermediate_size": 128, "num_experts_per_tok": 8}, _TOWER),
+    "minicpmv_2_5": (_TEXT, _SIGLIP),
+    "minicpmv_4_5": (_TEXT | {"head_dim": 128}, _SIGLIP),
+    "kimi_vl": (_TEXT | _LATENT | _KIMI, _SIGLIP),
+}
+"""Fields of the language model's config and of the tower's, by the golden directory that has the others."""
+
+
+def widened(name: str, target: Path) -> Path:
+    """The golden directory without its weights, and with other widths."""
+    for path in (GOLDEN / name).glob("*"):
+        if path.is_file() and path.suffix != ".safetensors" and "index" not in path.name:
+            shutil.copy(path, target)
+    config = json.loads((target / "config.json").read_text())
+    text, tower = WIDTHS[name]
+    config.get("text_config", config).update(text)
+    config["vision_config"].update(tower)
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def modules_of(model: ChatModel) -> Iterator[nn.Module]:
+    for part in (model.encoder, model.decoder):
+        assert isinstance(part, nn.Module)
+        yield part
+
+
+def models(directory: Path, device: torch.device) -> tuple[ChatModel, ChatModel]:
+    """With the same weights, biases among them: in 16 bits on `device`, and in float32."""
+    load = resolve(family_of(directory).model)
+    narrow, wide = load(directory, device, torch.bfloat16, "random"), load(directory, CPU, torch.float32, "random")
+    for part, other in zip(modules_of(narrow), modules_of(wide), strict=True):
+        if device == CPU:
+            to_float16(part)
+        for (name, mine), theirs in zip(part.named_parameters(), other.parameters(), strict=True):
+            if name.endswith("bias"):
+                mine.normal_(0, 0.3)
+            theirs.copy_(mine)
+    return narrow, wide
+
+
+def to_float16(module: nn.Module) -> None:
+    """Of everything in bfloat16, whose arithmetic Triton's interpreter does not have."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dtype == torch.bfloat16:
+            tensor.data = tensor.data.half()
+    for part in module.modules():
+        vars(part).update({name: torch.float16 for name, value in vars(part).items() if value is torch.bfloat16})
+
+
+@contextmanager
+def by_kernels(device: torch.device) -> Iterator[None]:
+    """On a CPU operations run as on a GPU, with kernels in the interpreter."""
+    if device != CPU:
+        yield
+        return
+
+    def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+        takes = op._takes is None or op._takes(*args, **kwargs)
+        return op.launch(*args, **kwargs) if takes else op.reference(*args, **kwargs)
+
+    with patch.object(Op, "__call__", run):
+        yield
+
+
+def logits_of(decoder: Decoder, prompts: Sequence[int], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Of prompts of these lengths in one pass, and of a decode step behind each of them."""
+    cache = PagedCache(decoder.cache_specs(), device=device, dtype=dtype, num_pages=128)
+    sequences = [cache.new_sequence(length + 1) for length in prompts]
+
+    def step(ids: Tensor, positions: Tensor, batch: Any) -> Tensor:
+        positions = positions.to(device).expand(decoder.position_axes, -1)
+        return decoder.logits(decoder.forward(decoder.embed(ids.to(device)), positions, batch))
+
+    ids, ends = torch.arange(sum(prompts)) % 97 + 5, torch.tensor(prompts)
+    positions = torch.cat([torch.arange(length) for length in prompts])
+    first = step(ids, positions, cache.batch(prefills=list(zip(sequences, prompts, strict=True))))
+    return [first, step(ends % 97, ends, cache.batch(decodes=sequences))]
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_networks_by_kernels_equal_their_references(name: str, device: torch.device, tmp_path: Path) -> None:
+    directory = widened(name, tmp_path)
+    narrow, wide = models(directory, device)
+    dtype = torch.float16 if device == CPU else torch.bfloat16
+    errors: dict[str, float] = {}
+    processor = resolve(family_of(directory).processor)(directory)
+    rng = np.random.default_rng(0)
+    for width, height in ((56, 56), (140, 112)):
+        item = processor.image(Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)))
+        with by_kernels(device):
+            embeds = encode(narrow.encoder, [item], device)
+        errors[f"{width} x {height}"] = relative_error(embeds, encode(wide.encoder, [item], CPU))
+    # One row is a vector; up to 64 are streamed; of more the tiles differ.
+    for prompts in ([1], [7], [3, 66], [1] * 17):
+        with by_kernels(device):
+            found = logits_of(narrow.decoder, prompts, device, dtype)
+        for kind, mine, theirs in zip(
+            ("prefill", "decode"), found, logits_of(wide.decoder, prompts, CPU, torch.float32), strict=True
+        ):
+            errors[f"{kind} {prompts[:4]}"] = relative_error(mine, theirs)
+    assert max(errors.values()) < LIMIT[dtype], errors
+
+
+def test_the_widths_are_those_that_kernels_take() -> None:
+    fields: list[Mapping[str, Any]] = [part for pair in WIDTHS.values() for part in pair]
+    for values in fields:
+        for field in ("hidden_size", "intermediate_size", "moe_intermediate_size", "embed_dim"):
+            assert values.get(field, 128) % 128 == 0
