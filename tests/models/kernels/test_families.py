@@ -1,4 +1,4 @@
-"""Whole networks of every chat family by kernels, at widths that kernels take, against their references.
+"""Whole networks of every family by kernels, at widths that kernels take, against their references.
 
 The goldens are narrower, so that many of their products go to cuBLAS on a GPU. Biases are drawn, too: published
 checkpoints have them, and those of random weights are zeros.
@@ -23,10 +23,14 @@ from torch import Tensor, nn
 from models.layers.op import Op
 from models.protocol import ChatModel, Decoder
 from models.registry import family_of, resolve
+from models.voxcpm2.model import VoxCPM2
+from models.voxcpm2.model import load_model as load_voice
 from tests.models.kernels.checking import relative_error
+from tests.models.voxcpm2.golden import MODES, utterance
 from tests.support.chat_golden import GOLDEN, encode
 from tests.support.inference import no_gradients as no_gradients
 from tests.support.paged import PagedCache
+from tests.support.speech import SpeechRig
 
 CPU = torch.device("cpu")
 LIMIT = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -144,6 +148,57 @@ def test_networks_by_kernels_equal_their_references(name: str, device: torch.dev
         ):
             errors[f"{kind} {prompts[:4]}"] = relative_error(mine, theirs)
     assert max(errors.values()) < LIMIT[dtype], errors
+
+
+SPEECH: dict[str, Any] = {
+    "lm_config": {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+    | {"kv_channels": 128, "rope_scaling": {"long_factor": [1.5] * 64, "short_factor": [1.0] * 64}},
+    "encoder_config": {"hidden_dim": 256, "ffn_dim": 256, "num_heads": 2, "num_layers": 2, "kv_channels": 128},
+    "dit_config": {"hidden_dim": 256, "ffn_dim": 256, "num_heads": 2, "num_layers": 2, "kv_channels": 128},
+    # So fine that rounding changes little.
+    "scalar_quantization_scale": 4096,
+}
+
+
+def spoken(model: VoxCPM2, device: torch.device, before: Tensor | None) -> dict[str, Tensor]:
+    """Conditioning of four prompts, their first patches, and those behind the patches `before` (None: the first)."""
+    rig = SpeechRig(model, device=device.type)
+    for slot, mode in enumerate(MODES, start=1):
+        rig.admit(slot, utterance(mode))
+    slots, conditioning = rig.prefill(dict.fromkeys(range(1, 5), -1))
+    first = rig.tail(slots, conditioning, steps=4)["patch"].clone()
+    rig.state["last_patch"][slots] = (first if before is None else before).to(rig.state["last_patch"])
+    return {"conditioning": conditioning, "first": first, "next": rig.decode(slots, steps=4)["patch"]}
+
+
+def test_a_voice_by_kernels_equals_its_reference(device: torch.device, tmp_path: Path) -> None:
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GOLDEN / "voxcpm2" / file, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name, values in SPEECH.items():
+        config[name] = deep(config[name], values)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    narrow = load_voice(tmp_path, device, torch.bfloat16, "random")
+    wide = load_voice(tmp_path, CPU, torch.float32, "random")
+    if device == CPU:
+        to_float16(narrow.network)
+        vars(narrow).update({name: torch.float16 for name, value in vars(narrow).items() if value is torch.bfloat16})
+    for mine, theirs in zip(narrow.network.parameters(), wide.network.parameters(), strict=True):
+        theirs.copy_(mine)
+    expected = spoken(wide, CPU, None)
+    with by_kernels(device):
+        found = spoken(narrow, device, expected["first"])
+    errors = {name: relative_error(found[name], expected[name]) for name in expected}
+    limit = LIMIT[torch.float16 if device == CPU else torch.bfloat16]
+    assert errors.pop("conditioning") < limit
+    # Guided solver steps multiply the differences of their velocities.
+    assert max(errors.values()) < 4 * limit, errors
+
+
+def deep(base: Any, values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    return base | {name: deep(base.get(name), value) if name in base else value for name, value in values.items()}
 
 
 def test_the_widths_are_those_that_kernels_take() -> None:
