@@ -103,8 +103,8 @@ def dry_run(config: EngineConfig, total: int) -> DryRun:
     for worker, num_bytes in zip(workers, weights, strict=True):
         positions = (pages[worker.name] - 1) * config.page_size
         # A worker can use the pages of as many full contexts as run, and one scratch page.
-        context = (worker.max_pages - 1) // config.max_running * config.page_size
-        hosted.append(HostedSize(worker.name, num_bytes, positions, context, config.max_running))
+        context = (worker.max_pages - 1) // config.slots * config.page_size
+        hosted.append(HostedSize(worker.name, num_bytes, positions, context, config.slots))
     return DryRun(total, config.memory_share, reserved, tuple(hosted), refusal)
 
 

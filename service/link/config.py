@@ -36,6 +36,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """fp8: weights of the language layers in e4m3; only for chat models."""
 
 
+SLOTS, SLOTS_OF_LARGE_GPUS = 64, 128
+LARGE_GPU_BYTES = 40 * 10**9
 GRAPH_BYTES = 4 << 30
 ENCODER_CACHE_BYTES = 1 << 30
 
@@ -57,7 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     page_size: int = 16
     kv_cache_tokens: int | None = None
     """Positions per model; None: what `memory_share` leaves (CUDA), 16384 (CPU)."""
-    max_running: int = 64
+    max_running: int | None = None
+    """Request slots; None: by the size of the GPU (`slots`)."""
     max_waiting: int = 256
     queue_timeout: float = 120.0
     """Seconds from a request's arrival to its first step."""
@@ -85,7 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     encoder_buckets: tuple[int, ...] = ()
     """Patch budgets to capture; empty: the family's bucket list."""
     decode_buckets: tuple[int, ...] = ()
-    """Batch sizes to capture; empty: a bucket list up to `max_running`."""
+    """Batch sizes to capture; empty: a bucket list up to `slots`."""
     solver_steps: tuple[int, ...] = ()
     """Numbers of solver steps to capture, the first is the default; empty: the model's."""
     first_audio_target: float | None = None
@@ -100,6 +103,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
     """Number of adapters that are on the device at a time."""
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def slots(self) -> int:
+        """Request slots of a model: `max_running`, or what suits the size of the GPU."""
+        if self.max_running is not None:
+            return self.max_running
+        return SLOTS_OF_LARGE_GPUS if (self.gpu_bytes or 0) >= LARGE_GPU_BYTES else SLOTS
 
     @property
     def graph_bytes(self) -> int:

@@ -83,6 +83,12 @@ def test_a_small_gpu_keeps_less_for_graphs_and_pictures_unless_told(
     assert (told.graph_bytes, told.encoder_cache_bytes) == (5 * GIB, 2 * GIB)
 
 
+@pytest.mark.parametrize(("total", "slots"), [(None, 64), (24 * GIB, 64), (40 * 10**9, 128), (80 * GIB, 128)])
+def test_a_large_gpu_has_more_request_slots_unless_told(total: int | None, slots: int) -> None:
+    assert with_limits(config("a"), total).slots == slots
+    assert with_limits(config("a", max_running=7), total).slots == 7
+
+
 def test_a_limit_of_graphs_that_nobody_set_grows_to_the_largest_graph() -> None:
     made = workers(FakeWorker("a", GIB, required=MemoryRequirements(graphs=2 * GIB)))
     full, cpu = room(GIB, 8 * GIB), torch.device("cpu")

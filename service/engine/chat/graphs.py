@@ -47,7 +47,7 @@ class StepSizes:
 
 class ChatGraphs:
     """decode, sample and guided_sample by whether rows have penalties or filters. layers and guided_sample are the
-    halves of a decode step with guided rows; held [max_running, hidden_size] passes the hidden states of the first to
+    halves of a decode step with guided rows; held [slots, hidden_size] passes the hidden states of the first to
     the second. prefill takes chunks without cached context, cached_prefill any chunks."""
 
     def __init__(
@@ -62,8 +62,8 @@ class ChatGraphs:
         self._name, self._decoder, self.state, self.caches = name, decoder, state, caches
         self._sizes, self._context = sizes, context
         config = context.config
-        self.held = torch.zeros((config.max_running, sizes.hidden_size), dtype=context.dtype, device=context.device)
-        rows = chosen_buckets(config.decode_buckets, config.max_running) or row_buckets(config.max_running)
+        self.held = torch.zeros((config.slots, sizes.hidden_size), dtype=context.dtype, device=context.device)
+        rows = chosen_buckets(config.decode_buckets, config.slots) or row_buckets(config.slots)
         self.decode = {full: self._decode_runner(rows, full=full) for full in (False, True)}
         self.sample = {full: self._sample_runner(rows, full=full) for full in (False, True)}
         self.layers = self._layers_runner(rows)
@@ -79,7 +79,7 @@ class ChatGraphs:
         """Runners for chunks without cached context, and for any chunks."""
         context, kind = self._context, self._context.device.type
         shape = (self._sizes.page_size, self._sizes.hidden_size, context.dtype)
-        budget, sequences = context.config.max_step_tokens, context.config.max_running
+        budget, sequences = context.config.max_step_tokens, context.config.slots
         fresh = token_buckets(PREFILL_TOKENS[kind], budget)
         cached = token_buckets(CACHED_PREFILL_TOKENS[kind], budget, whole=kind == "cuda")
         return (

@@ -125,10 +125,10 @@ class MaskProcess:
 def hosts_of(
     name: str, processor: ChatProcessor, vocab_limit: int, config: EngineConfig, device: str
 ) -> tuple[np.ndarray, list[MaskHost]]:
-    """Masks int32 [config.max_running, words] and the hosts of the servers that write them: processes beside a GPU for
+    """Masks int32 [config.slots, words] and the hosts of the servers that write them: processes beside a GPU for
     a model that can be loaded there too, else one thread. vocab_limit: tokens of the model; rows of its embedding past
     them only pad it. device: type of the engine's."""
-    rows, words = config.max_running, -(-vocab_limit // 32)
+    rows, words = config.slots, -(-vocab_limit // 32)
     directory = next((model.directory for model in config.models if model.name == name), None)
     if device != "cuda" or directory is None:
         masks = np.zeros((rows, words), np.int32)

@@ -44,7 +44,7 @@ class MaskTable:
     the device (SlotState.allowed), and which slot and which mask each row has (SlotState.sampled)."""
 
     def __init__(self, state: SlotState, masks: np.ndarray) -> None:
-        """masks int32 [max_running, words]: the host's."""
+        """masks int32 [slots, words]: the host's."""
         self._allowed, self._sampled = state.allowed, state.sampled
         self._host = torch.from_numpy(masks)
         self._rows = torch.zeros(state.sampled.shape, dtype=torch.int64, pin_memory=state.allowed.is_cuda)

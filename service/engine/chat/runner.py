@@ -58,13 +58,13 @@ class ChatRunner:
         return per_token * self._page_size
 
     def allocate(self, num_pages: int, masks: np.ndarray) -> None:
-        """masks int32 [max_running, words]: where mask servers write."""
+        """masks int32 [slots, words]: where mask servers write."""
         config, device = self._context.config, self._context.device
         self._caches = [
             spec.allocate(num_pages, self._page_size, device, self._context.dtype)
             for spec in self._decoder.cache_specs()
         ]
-        self._state = SlotState(config.max_running, self._max_pages, self._vocab_limit, device)
+        self._state = SlotState(config.slots, self._max_pages, self._vocab_limit, device)
         self._masks = MaskTable(self._state, masks)
         graphs = ChatGraphs(self._name, self._decoder, self._state, self._caches, self._sizes, self._context)
         self._graphs, self._decode, self._sample = graphs, graphs.decode, graphs.sample

@@ -47,21 +47,21 @@ class ScratchRuns:
         if device.type == "cpu":
             return MemoryRequirements()
         caches = [spec.allocate(1, sizes.page_size, device, dtype) for spec in self._decoder.cache_specs()]
-        beside_rows = config.max_running + chunk_tokens(config.max_step_tokens, config.max_running)
+        beside_rows = config.slots + chunk_tokens(config.max_step_tokens, config.slots)
         tokens = min(max(config.max_step_tokens, beside_rows), sizes.max_pages * sizes.page_size)
         prefill = peak_bytes(lambda: self._prefill(caches, [tokens]), device)
-        state = SlotState(config.max_running, sizes.max_pages, sizes.vocab_limit, device)
+        state = SlotState(config.slots, sizes.max_pages, sizes.vocab_limit, device)
         sampling = Sampling(self._decoder, state, sizes.vocab_limit, full=True)
         step = DecodeStep(self._decoder, state, caches, sizes.page_size, sampling)
-        decode = self._peak_of(step, {"rows": config.max_running, "pages": sizes.max_pages})
+        decode = self._peak_of(step, {"rows": config.slots, "pages": sizes.max_pages})
         cached = CachedPrefillStep(self._decoder, state, caches, sizes.page_size, sizes.hidden_size, dtype)
         # Fewer tokens may take more memory: their keys are split, and the parts kept (paged_prefill).
         for size in powers_of_two(tokens):
-            prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.max_running}))
-        held = torch.zeros((config.max_running, sizes.hidden_size), dtype=dtype, device=device)
-        guided = self._peak_of(GuidedSampleStep(state, sampling, held), {"rows": config.max_running})
+            prefill = max(prefill, self._peak_of(cached, {"tokens": size, "sequences": config.slots}))
+        held = torch.zeros((config.slots, sizes.hidden_size), dtype=dtype, device=device)
+        guided = self._peak_of(GuidedSampleStep(state, sampling, held), {"rows": config.slots})
         most = max(prefill, decode, guided)
-        num_bytes = SlotState.num_bytes(config.max_running, sizes.max_pages, sizes.vocab_limit) + held.nbytes
+        num_bytes = SlotState.num_bytes(config.slots, sizes.max_pages, sizes.vocab_limit) + held.nbytes
         return MemoryRequirements(workspace=most, graphs=most, state=num_bytes)
 
     def _peak_of(self, step: DecodeStep | CachedPrefillStep | GuidedSampleStep, bucket: Bucket) -> int:
@@ -74,7 +74,7 @@ class ScratchRuns:
         """Runs what may run eagerly: decode steps and prefills of each power of two, prefills with cached context, of
         many sequences, and beside decode rows. Yields after each."""
         config, sizes = self._context.config, self._sizes
-        rows = powers_of_two(config.max_running)
+        rows = powers_of_two(config.slots)
         for full in (False, True):
             yield from graphs.decode[full].warm_up({"rows": count, "pages": sizes.max_pages} for count in rows)
             yield from graphs.sample[full].warm_up({"rows": count} for count in rows)

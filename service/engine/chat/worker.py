@@ -61,7 +61,7 @@ class ChatWorker:
         self._pacing = Pacing(itl_target, config.max_step_tokens)
         self.page_bytes = self._runner.page_bytes
         pages_each = pages_for(self._max_context, config.page_size)
-        self.max_pages = 1 + config.max_running * pages_each
+        self.max_pages = 1 + config.slots * pages_each
         self.min_pages = 1 + min(pages_each, _LEAST_CONTEXT // config.page_size)
         self._masks, hosts = hosts_of(name, processor, self._vocab_limit, context.config, context.device.type)
         self._guidance = Guidance(hosts)
@@ -84,7 +84,7 @@ class ChatWorker:
         self._pages = PagePool(num_pages, config.page_size)
         positions = (num_pages - 1) * config.page_size
         self._limits = ChatLimits(self._max_context, positions, self._vocab_limit, config.max_waiting)
-        self._scheduler = Scheduler(self._pages, SlotPool(config.max_running), config.max_step_tokens)
+        self._scheduler = Scheduler(self._pages, SlotPool(config.slots), config.max_step_tokens)
 
     @property
     def graph_runners(self) -> list[GraphRunner]:

@@ -70,13 +70,13 @@ class SpeechWorker:
         self._model = model
         self._context = context
         self._patch_seconds = model.samples_per_patch / model.sample_rate
-        most = min(config.max_running, _CPU_ROWS) if context.device.type == "cpu" else config.max_running
-        self._buckets = tuple(chosen_buckets(config.decode_buckets, config.max_running) or row_buckets(most))
+        most = min(config.slots, _CPU_ROWS) if context.device.type == "cpu" else config.slots
+        self._buckets = tuple(chosen_buckets(config.decode_buckets, config.slots) or row_buckets(most))
         context_pages = pages_for(model.max_positions, config.page_size)
         row_bytes = sum(spec.bytes_per_token(context.dtype) for spec in model.cache_specs())
         self.page_bytes = row_bytes * config.page_size
         self._adapters = AdapterFiles(config, model) if config.lora_voices else None
-        self.max_pages = 1 + config.max_running * context_pages
+        self.max_pages = 1 + config.slots * context_pages
         self.min_pages = 1 + context_pages
         self._costs = SpeechCosts()
         self._references = ReferenceQueue(model, context.device, config.max_waiting)
@@ -92,7 +92,7 @@ class SpeechWorker:
         config, device = self._context.config, self._context.device
         state = slot_state(
             self._model,
-            config.max_running,
+            config.slots,
             pages_for(self._model.max_positions, config.page_size),
             torch.device("meta"),
         )
@@ -116,7 +116,7 @@ class SpeechWorker:
         self._runner = self._make_runner(num_pages)
         policy = Policy(
             buckets=self._buckets,
-            max_streams=config.max_running,
+            max_streams=config.slots,
             patch_seconds=self._patch_seconds,
             max_waiting=config.max_waiting,
             first_audio_target=config.first_audio_target or FIRST_AUDIO_TARGET,
@@ -142,7 +142,7 @@ class SpeechWorker:
             self._model,
             self._context,
             num_pages=num_pages,
-            max_streams=self._context.config.max_running,
+            max_streams=self._context.config.slots,
             buckets=self._buckets,
             adapters=self._adapters,
         )
@@ -163,7 +163,7 @@ class SpeechWorker:
 
     def warm_up(self) -> Iterator[None]:
         config = self._context.config
-        return scratch.warm_up(self._runner, max_rows=config.max_running, step_tokens=config.max_step_tokens)
+        return scratch.warm_up(self._runner, max_rows=config.slots, step_tokens=config.max_step_tokens)
 
     # Commands
 

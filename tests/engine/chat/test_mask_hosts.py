@@ -135,7 +135,7 @@ def test_processes_are_for_gpus_and_for_models_with_a_directory(monkeypatch: pyt
         monkeypatch.setattr("models.cpus.available", lambda: processors)
         config = EngineConfig(models=CONFIG.models, sharers=sharers)
         masks, found = hosts_of(name, PROCESSOR, PROCESSOR.vocab_size, config, device)
-        assert masks.shape == (config.max_running, WORDS) and not masks.any()
+        assert masks.shape == (config.slots, WORDS) and not masks.any()
         return [type(host) for host in found]
 
     assert hosts("sees", "cpu", 64) == hosts("other", "cuda", 64) == [MaskThread]
