@@ -29,7 +29,7 @@ SMALL = ["--requests", "4", "--warmup", "1"]
 
 
 def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "120"})
+    return CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "400"})
 
 
 def test_a_terminals_ctrl_c_is_the_commands_alone() -> None:
