@@ -127,11 +127,7 @@ class Settings(BaseSettings):
         "Positions of each model's KV cache; default: what is left of the GPU's memory, 16384 on a CPU.",
         ge=64,
     )
-    max_running: Count | None = _knob(
-        None,
-        "Engine",
-        "Request slots of a model: sequences that run at a time. Default: 128 on a GPU of at least 40 GB, else 64.",
-    )
+    max_running: Count | None = _knob(None, "Engine", "Request slots of a model; default: 64, 128 on GPUs from 40 GB.")
     max_waiting: Count = _knob(256, "Engine", "Requests of a model that may wait in the engine; more get 503.")
     max_step_tokens: int = _knob(
         2048,

@@ -54,11 +54,13 @@ def test_constant_stays_constant() -> None:
 
 
 @given(st.integers(0, 3000), st.integers(4_000, 192_000), st.sampled_from([16_000, 24_000, 48_000]))
+@example(2, 4_000, 16_000)
 @example(255, 4_002, 48_000)
 @example(3000, 4_002, 48_000)
 @example(3000, 191_999, 24_000)
 @settings(max_examples=30, deadline=None)
 def test_any_length_and_rate(count: int, rate_in: int, rate_out: int) -> None:
     result = resample(np.ones(count, np.float32), rate_in, rate_out)
-    assert np.isfinite(result).all() and np.abs(result).max(initial=0) < 1.2
+    # Between two samples of 1 alone their band-limited curve rises to 4 / pi.
+    assert np.isfinite(result).all() and np.abs(result).max(initial=0) < 4 / np.pi
     assert result.size == -(-count * rate_out // rate_in)
