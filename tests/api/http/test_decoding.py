@@ -127,13 +127,26 @@ async def in_thread(threads: ThreadPoolExecutor, step: Callable[[], None]) -> No
     await asyncio.get_running_loop().run_in_executor(threads, step)
 
 
+def waited_for(admission: Admission) -> asyncio.Event:
+    """Set once a thread waits for bytes that are given back."""
+    loop, seen, wait = asyncio.get_running_loop(), asyncio.Event(), admission.changed.wait
+
+    def told(timeout: float | None = None) -> bool:
+        loop.call_soon_threadsafe(seen.set)
+        return wait(timeout)
+
+    admission.changed.wait = told  # type: ignore[method-assign]
+    return seen
+
+
 async def test_a_picture_waits_while_others_are_decoded(threads: ThreadPoolExecutor) -> None:
     admission = admission_of(1000)
     first, second = Decoding(ticket_of(admission, 100)), Decoding(ticket_of(admission, 100))
     with first, second:
         first.take(600)
+        waits = waited_for(admission)
         waiting = asyncio.ensure_future(in_thread(threads, lambda: second.take(500)))
-        await asyncio.sleep(0.05)
+        await waits.wait()
         assert not waiting.done() and admission.pending_bytes == 800
         first.keep(50)
         await waiting
@@ -159,8 +172,9 @@ async def test_a_client_that_has_gone_leaves_nothing_behind(threads: ThreadPoolE
     with first:
         first.take(600)
         with Decoding(ticket) as second:
+            waits = waited_for(admission)
             waiting = asyncio.ensure_future(in_thread(threads, lambda: second.take(500)))
-            await asyncio.sleep(0.05)
+            await waits.wait()
         ticket.release()
         with pytest.raises(InputError, match="has ended"):
             await waiting
