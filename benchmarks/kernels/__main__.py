@@ -1,5 +1,5 @@
-"""python -m benchmarks.kernels [linear_layers|attention|heads|vae|stacks|gemms|routed|e4m3|wide ...] [--only NAME]
-    [--out FOLDER]
+"""python -m benchmarks.kernels [linear_layers|attention|heads|vae|stacks|gemms|routed|e4m3|persistent ...]
+    [--only NAME] [--out FOLDER]
 
 `routed` reads what `gemms` wrote to the folder; after it the best variants and the table are printed."""
 
@@ -14,7 +14,7 @@ from benchmarks.kernels import choose
 from benchmarks.kernels.timing import compile_all, measure, named, write
 from benchmarks.record import table
 
-NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "gemms", "routed", "e4m3", "wide")
+NAMES = ("linear_layers", "attention", "heads", "vae", "stacks", "gemms", "routed", "e4m3", "persistent")
 
 
 def main() -> None:

@@ -24,9 +24,9 @@ from models.layers.kernels.gemm_types import Kind, Tile, Variant
 from models.layers.kernels.gemv import gemv, is_vector, vector_gemm
 from models.layers.kernels.norms import add_rms_norm, rms_norm
 from models.layers.kernels.packed import add_quick_gelu
+from models.layers.kernels.persistent_gemm import persistent_gemm
+from models.layers.kernels.persistent_gemm import takes as takes_persistent
 from models.layers.kernels.tiled_gemm import gemm_add_deferred_norm, split_gemm_add_norm, tiled_gemm
-from models.layers.kernels.wide_gemm import takes as takes_wide
-from models.layers.kernels.wide_gemm import wide_gemm
 
 BLOCK_K = 128
 _SMALL_WEIGHT = 8192 * 1024
@@ -44,7 +44,7 @@ _NARROW_TILE = Tile(16, 16, BLOCK_K, warps=2, stages=6)
 class Way(NamedTuple):
     """How a GEMM is made: by which kernel, and with which tile (None: that of few rows) or measured variant."""
 
-    kernel: Literal["gemv", "tiled", "wide", "cublas", "eight_bit"]
+    kernel: Literal["gemv", "tiled", "persistent", "cublas", "eight_bit"]
     tile: Tile | None = None
     variant: Variant | None = None
 
@@ -76,9 +76,9 @@ def vocabulary(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     return Way("tiled", tile) if tile else None
 
 
-def wide(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
+def persistent(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
     """Many rows, with a gate behind them."""
-    return Way("wide") if not isinstance(weight, E4M3Weight) and takes_wide(x, weight) else None
+    return Way("persistent") if not isinstance(weight, E4M3Weight) and takes_persistent(x, weight) else None
 
 
 def streamed_e4m3(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
@@ -100,7 +100,7 @@ def eight_bit(kind: Kind, x: Tensor, weight: Weight) -> Way | None:
 
 RULES: Mapping[Kind, tuple[Rule, ...]] = {
     "plain": (one_vector, measured, streamed_alone, vocabulary),
-    "silu_mul": (one_vector, measured, streamed, wide),
+    "silu_mul": (one_vector, measured, streamed, persistent),
     "quick_gelu": (measured,),
     "add_norm": (one_vector, measured, streamed),
 }
@@ -130,8 +130,8 @@ def gemm(x: Normed, weight: Weight, bias: Tensor | None = None, epilogue: Epilog
         return vector_gemm(x, weight, bias, silu_mul=epilogue == "silu_mul")
     if way.kernel == "tiled":
         return tiled_gemm(x, weight, bias, way.tile, epilogue, eight_bit=_narrow(way))
-    if way.kernel == "wide" and not isinstance(weight, E4M3Weight):
-        return wide_gemm(x, weight, bias)
+    if way.kernel == "persistent" and not isinstance(weight, E4M3Weight):
+        return persistent_gemm(x, weight, bias)
     if epilogue == "quick_gelu":
         if bias is None:
             raise ValueError("gemm: the quick GELU's kernel needs a bias")

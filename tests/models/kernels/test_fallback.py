@@ -26,11 +26,11 @@ from models.layers.kernels import (
     norms,
     packed,
     paged_decode,
+    persistent_gemm,
     random,
     rotary,
     tiled_gemm,
     varlen,
-    wide_gemm,
 )
 from models.layers.kernels import gemv as gemv_kernels
 from models.layers.kernels.gemm_configs import using
@@ -53,7 +53,7 @@ TILE = Tile(16, 32, 32, warps=4, stages=2)
 EPS = 1e-5
 MODULES = (
     elementwise, filter_kernels, flow_solver, gemv_kernels, latent, moe, norms, packed, paged_decode, random, rotary,
-    step_inputs, step_kernels, tiled_gemm, vae, vae_gemm, varlen, wide_gemm,
+    step_inputs, step_kernels, tiled_gemm, vae, vae_gemm, varlen, persistent_gemm,
 )  # fmt: skip
 
 
@@ -90,9 +90,9 @@ def tabled(kind: Kind, outputs: int, run: Callable[[], Any], **how: Any) -> Any:
         return run()
 
 
-def wide() -> Tensor:
+def persistent() -> Tensor:
     """Many rows with a gate behind them."""
-    with patch.dict(wide_gemm.FASTER_SM_90, {(64, 128): ((129, 256),)}):
+    with patch.dict(persistent_gemm.FASTER_SM_90, {(64, 128): ((129, 256),)}):
         return gemm.launch(half(130, 64), half(256, 64), half(256), "silu_mul")
 
 
@@ -170,7 +170,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "gemm and quick GELU": lambda: tabled(
         "quick_gelu", 64, lambda: gemm.launch(half(5, 64), half(64, 64), half(64), "quick_gelu")
     ),
-    "gemm and silu of many rows": wide,
+    "gemm and silu of many rows": persistent,
     "gemm and quick GELU behind cuBLAS": lambda: gemm.launch(rand(5, 64), rand(64, 64), rand(64), "quick_gelu"),
     "gemm of one vector": lambda: gemm.launch(rand(1, 96), rand(16, 96), rand(16)),
     "narrow gemm": lambda: narrow_gemm.launch(rand(5, 96), rand(16, 96), rand(16)),

@@ -32,12 +32,12 @@ FASTER_SM_90: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (4096, 12288): ((385, 512),),
     (2560, 10240): ((257, 384), (897, 1024)),
 }
-"""For inputs and outputs, the fewest and the most rows that are faster here on an H100: what benchmarks.kernels.wide
-says of its result, benchmarks/results/kernels/wide.json."""
+"""For inputs and outputs, the fewest and the most rows that are faster here on an H100: what
+benchmarks.kernels.persistent says of its result, benchmarks/results/kernels/persistent.json."""
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _wide_kernel(
+def _persistent_gemm_kernel(
     x_source,
     weight_source,
     bias_ptr,
@@ -92,14 +92,14 @@ def takes(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def wide_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def persistent_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """models.layers.gemm.gemm with "silu_mul", of whole tiles of inputs and outputs."""
     inputs, columns = weight.shape[1], weight.shape[0] // 2
     rows = x.reshape(-1, inputs).contiguous()
     out = torch.empty((rows.shape[0], columns), device=x.device, dtype=x.dtype)
     programs = num_sms()
     launch(
-        _wide_kernel,
+        _persistent_gemm_kernel,
         (min(programs, triton.cdiv(rows.shape[0], TILE.rows) * (columns // TILE.columns)),),
         TensorDescriptor.from_tensor(rows, [TILE.rows, TILE.depth]),
         TensorDescriptor.from_tensor(weight, [TILE.columns, TILE.depth]),

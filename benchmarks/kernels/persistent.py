@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from benchmarks.kernels.timing import Case, Run
 from models.layers.kernels.elementwise import silu_mul
-from models.layers.kernels.wide_gemm import TILE, wide_gemm
+from models.layers.kernels.persistent_gemm import TILE, persistent_gemm
 
 LAYERS: Mapping[str, tuple[int, int, tuple[int, ...]]] = {
     "qwen2.5-vl encoder": (1280, 3456, (256, 1024, 1280, 5504, 8192)),
@@ -35,7 +35,7 @@ def _run(name: str, rows: int, variant: str) -> Run:
     x, *weights = (torch.randn(n, inputs, device="cuda").bfloat16() for n in (rows, *(3 * [2 * outputs])))
     bias = torch.randn(2 * outputs, device="cuda").bfloat16() if name in WITH_BIAS else None
     if variant == "persistent":
-        return lambda i: wide_gemm(x, weights[i % 3], bias)
+        return lambda i: persistent_gemm(x, weights[i % 3], bias)
     return lambda i: silu_mul(F.linear(x, weights[i % 3], bias))
 
 
@@ -51,8 +51,8 @@ def cases() -> list[Case]:
 
 
 def faster(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-    """models.layers.kernels.wide_gemm.FASTER_SM_90 of a result: of each number of rows that is faster those of its last
-    tile, and all between two such numbers of which one is at most twice the other."""
+    """models.layers.kernels.persistent_gemm.FASTER_SM_90 of a result: of each number of rows that is faster those of
+    its last tile, and all between two such numbers of which one is at most twice the other."""
     times = {(row["shape"], row["variant"]): row["median_us"] for row in rows}
     found: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
     for name, (inputs, outputs, counts) in LAYERS.items():

@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 
-from benchmarks.kernels.wide import faster
+from benchmarks.kernels.persistent import faster
 from benchmarks.record import RESULTS
 from models.layers.gemm import gemm as reference
-from models.layers.kernels import gemm, wide_gemm
+from models.layers.kernels import gemm, persistent_gemm
 from models.layers.kernels.gpu import INTERPRETER, Gpu
 from tests.models.kernels.checking import relative_error, replayed, wide_in_place
 
@@ -31,10 +31,10 @@ def operands(device: torch.device, rows: int, inputs: int, outputs: int) -> tupl
 def test_one_program_takes_tile_after_tile(
     device: torch.device, rows: int, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wide_gemm, "num_sms", lambda: 2)
+    monkeypatch.setattr(persistent_gemm, "num_sms", lambda: 2)
     x, weight, offset = operands(device, rows, 128, 256)
     given = (x, weight, offset) if bias else (x, weight)
-    out = replayed(device, lambda: wide_gemm.wide_gemm(*given))
+    out = replayed(device, lambda: persistent_gemm.persistent_gemm(*given))
     x, weight, *rest = wide_in_place(*given)
     assert relative_error(out, reference.reference(x, weight, rest[0] if rest else None, "silu_mul")) < LIMIT
 
@@ -42,28 +42,28 @@ def test_one_program_takes_tile_after_tile(
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
-    [(span[1] - 24, *shape) for shape, spans in wide_gemm.FASTER_SM_90.items() for span in spans],
+    [(span[1] - 24, *shape) for shape, spans in persistent_gemm.FASTER_SM_90.items() for span in spans],
 )
 def test_at_size(rows: int, inputs: int, outputs: int) -> None:
     x, weight, bias = operands(torch.device("cuda"), rows, inputs, outputs)
     if torch.cuda.get_device_capability() == (9, 0):
-        assert gemm.way_of("silu_mul", x, weight).kernel == "wide"
-    out = replayed(x.device, lambda: wide_gemm.wide_gemm(x, weight, bias))
+        assert gemm.way_of("silu_mul", x, weight).kernel == "persistent"
+    out = replayed(x.device, lambda: persistent_gemm.persistent_gemm(x, weight, bias))
     x, weight, bias = wide_in_place(x, weight, bias)
     assert relative_error(out, reference.reference(x, weight, bias, "silu_mul")) < LIMIT
 
 
 def test_the_choice_is_what_was_measured() -> None:
-    assert faster(json.loads((RESULTS / "kernels/wide.json").read_text())["rows"]) == wide_gemm.FASTER_SM_90
-    for inputs, outputs in wide_gemm.FASTER_SM_90:
-        assert inputs % wide_gemm.TILE.depth == outputs % wide_gemm.TILE.columns == 0
+    assert faster(json.loads((RESULTS / "kernels/persistent.json").read_text())["rows"]) == persistent_gemm.FASTER_SM_90
+    for inputs, outputs in persistent_gemm.FASTER_SM_90:
+        assert inputs % persistent_gemm.TILE.depth == outputs % persistent_gemm.TILE.columns == 0
 
 
 @pytest.mark.parametrize(
     ("gpu", "rows", "outputs", "dtype", "kernel"),
     [
-        (H100, 1024, 8960, torch.bfloat16, "wide"),
-        (H100, 2048, 8960, torch.float16, "wide"),
+        (H100, 1024, 8960, torch.bfloat16, "persistent"),
+        (H100, 2048, 8960, torch.float16, "persistent"),
         (H100, 2049, 8960, torch.bfloat16, "cublas"),
         (H100, 448, 8960, torch.bfloat16, "tiled"),
         (H100, 1024, 8960, torch.float32, "cublas"),
