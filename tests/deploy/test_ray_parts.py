@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -112,11 +113,13 @@ async def front(
     async with AsyncExitStack() as stack:
         replicas = []
         for answer in answers:
-            server = await asyncio.start_server(partial(serve, answer or b""), "127.0.0.1", 0)
-            replicas.append("{}:{}".format(*server.sockets[0].getsockname()))
-            if answer is None:
-                server.close()
+            if answer is None:  # its port stays taken, or the kernel may give it to the next one
+                nobody = stack.enter_context(socket.socket())
+                nobody.bind(("127.0.0.1", 0))
+                replicas.append("{}:{}".format(*nobody.getsockname()))
             else:
+                server = await asyncio.start_server(partial(serve, answer), "127.0.0.1", 0)
+                replicas.append("{}:{}".format(*server.sockets[0].getsockname()))
                 await stack.enter_async_context(server)
 
         def order(key: str | None, running: Iterable[str], failed: Collection[str]) -> list[str]:
