@@ -46,6 +46,7 @@ def live_state(model: SpeechModel, rows: int, device: torch.device) -> dict[str,
         state["block_table"][slot, :used] = torch.arange(first, first + used, dtype=torch.int32, device=device)
     state["last_patch"].normal_()
     state["length"].fill_(CONTEXT)
+    state["step"].fill_(CONTEXT)
     state["active"].fill_(True)
     state["active"][0] = False
     state["cfg"].fill_(2.0)
@@ -75,8 +76,6 @@ def captured_decode(
 def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.device) -> dict[str, Any]:
     decode, plan, state = captured_decode(model, bucket, pool)
     steps = model.solver_steps[0]
-    conditioning = torch.randn((bucket, model.conditioning_width), device=device, dtype=torch.bfloat16)
-    tail_plan = replace(plan, tensors={"conditioning": [conditioning]})
     tail = captured(MODEL, "tail", model.tail(steps, state), [plan.required], pool)
     codec_stream = torch.cuda.Stream(device)
     vae = captured(MODEL, "vae", model.vae_step(state), [plan.required], pool, codec_stream)
@@ -95,7 +94,7 @@ def measure(model: SpeechModel, bucket: int, pool: GraphPool, device: torch.devi
     row: dict[str, Any] = {"streams": bucket, "solver_steps": steps, "context": CONTEXT}
     for name, call in (
         ("decode_ms", lambda: decode.run(plan)),
-        ("tail_ms", lambda: tail.run(tail_plan)),
+        ("tail_ms", lambda: tail.run(plan)),
         ("vae_ms", lambda: vae.run(vae_plan)),
         ("step_ms", steps_in_flow),
     ):

@@ -148,9 +148,10 @@ class SpeechModel(Protocol):
 
     Slot state: the tables of `state_specs`, each with a leading slot axis, made by the engine beside its own table
     "block_table" int32 [slots, max_pages]. Admission writes a slot's rows: last_patch (the last of the prompt audio, or
-    zeros), length (prompt positions, all of them prefilled), step 0, active True, seed, cfg, temperature, min_patches
-    (the stop head counts from patch number min_patches + 1, from 0) and max_patches. From then on the steps advance
-    them in place. A row whose slot is inactive, and slot 0, change nothing and write to scratch.
+    zeros), length (prompt positions, all of them prefilled), conditioning (hidden vectors of the last of them, as
+    `prefill` returns them), step 0, active True, seed, cfg, temperature, min_patches (the stop head counts from patch
+    number min_patches + 1, from 0) and max_patches. From then on the steps advance them in place. A row whose slot is
+    inactive, and slot 0, change nothing and write to scratch.
 
     Steps have the bucket {"rows": n} and the buffer `slots` int64 [rows]; fill with 0.
     """
@@ -164,7 +165,6 @@ class SpeechModel(Protocol):
     solver_steps: tuple[int, ...]
     """Numbers of solver steps that are captured where the server names no others; the first is the default."""
     max_positions: int
-    conditioning_width: int
     priming_patches: int
     """Number of last patches of its prompt audio that the codec of a continuation decodes first, from silence and
     unheard."""
@@ -192,7 +192,7 @@ class SpeechModel(Protocol):
         ...
 
     def prefill(self, plan: Mapping[str, Tensor], batch: PagedBatch, bank: LoraBank | None = None) -> Tensor:
-        """Ragged backbone over packed prompt rows -> conditioning [rows, conditioning_width] of the rows in `last`.
+        """Ragged backbone over packed prompt rows -> conditioning [rows, width] of the rows in `last`.
 
         plan: token_ids and positions int64 [n]; patches [a, frames, channels]; patch_index int64 [n], the patch of each
         packed row, -1 for text; last int64 [rows], the packed rows that end a prompt (a chunk that does not reach the
@@ -207,7 +207,7 @@ class SpeechModel(Protocol):
 
         Bucket: tokens; audio (0: for text alone, without the work of patches); sequences. Buffers: those of
         prefill's plan, slot_mapping int64 [tokens] and cu_seqlens int32 [sequences + 1]; fill with 0, patch_index
-        with -1 and cu_seqlens with the number of real tokens. Output: conditioning [sequences, conditioning_width].
+        with -1 and cu_seqlens with the number of real tokens. Output: conditioning [sequences, width].
         """
         ...
 
@@ -222,15 +222,12 @@ class SpeechModel(Protocol):
         """prefill with one decode row for each of `slots` int64 [k] in the same pass, its length advanced.
 
         plan and batch describe only the prefills, except for the adapters' buffers, in which the decode rows come
-        first. Returns conditioning [k + rows, conditioning_width]; `tail` makes the patches of all of them.
+        first. Returns conditioning [k + rows, width]; written to the slots, `tail` makes the patches of all of them.
         """
         ...
 
     def tail(self, solver_steps: int, state: Mapping[str, Tensor], bank: LoraBank | None = None) -> Capturable:
-        """Conditioning of a backbone pass -> the rows' next patches.
-
-        Buffers: slots, conditioning [rows, conditioning_width]. Output: that of decode_step.
-        """
+        """Conditioning of the rows in `slots` -> their next patches. Output: that of decode_step."""
         ...
 
     def decode_step(
@@ -241,7 +238,8 @@ class SpeechModel(Protocol):
         page_size: int,
         bank: LoraBank | None = None,
     ) -> Capturable:
-        """One whole step for the rows in `slots`: the next patch, state advanced.
+        """One whole step for the rows in `slots`: the next patch, state advanced. A row in step 0 gives its first
+        patch, as `tail` would: it costs a row of this step instead of a step of its own.
 
         Output: results float32 [rows, frames * channels + 3], a row's patch and RESULT_FLAGS: stopped, the stop head
         ended the speech with this patch; finished, stopped or max_patches reached (the slot is inactive from now on);

@@ -45,7 +45,6 @@ class VoxCPM2:
         self.patch_shape = (config.patch_size, config.feat_dim)
         self.samples_per_patch = config.patch_size * vae.decoder_hop
         self.max_positions = config.max_length
-        self.conditioning_width = 2 * config.lm.hidden_size
         self.dtype = network.enc_to_lm_proj.weight.dtype
         self.noise: Noise = self._philox_noise
         self._solvers: dict[int, FlowSolver] = {}
@@ -59,6 +58,7 @@ class VoxCPM2:
     def state_specs(self) -> dict[str, BufferSpec]:
         return {
             "last_patch": BufferSpec(self.patch_shape, self.dtype),
+            "conditioning": BufferSpec((2 * self._config.lm.hidden_size,), self.dtype),
             "length": BufferSpec((), torch.int32),
             "step": BufferSpec((), torch.int32),
             "min_patches": BufferSpec((), torch.int32),
@@ -127,7 +127,7 @@ class VoxCPM2:
 
     def tail(self, solver_steps: int, state: State, bank: LoraBank | None = None) -> Tail:
         name = _named(f"tail_{solver_steps}", bank)
-        return Tail(name, self._patch_maker(solver_steps), state, self.conditioning_width, self.dtype, bank)
+        return Tail(name, self._patch_maker(solver_steps), state, bank)
 
     def decode_step(
         self,

@@ -17,7 +17,7 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class SlotRows:
-    """All [rows] but patches and block_tables."""
+    """All [rows] but patches and block_tables. active: rows that embed their last patch."""
 
     active: Tensor
     positions: Tensor
@@ -28,8 +28,9 @@ class SlotRows:
 
 
 def decode_rows(state: State, slots: Tensor, page_size: int) -> SlotRows:
-    """Inactive rows attend to nothing and write the cache's scratch slot."""
-    active = state["active"].index_select(0, slots)
+    """Rows without a last patch to embed (inactive ones, and those whose first patch comes now) attend to nothing and
+    write the cache's scratch slot."""
+    active = state["active"].index_select(0, slots) & (state["step"].index_select(0, slots) > 0)
     length = torch.where(active, state["length"].index_select(0, slots), 0)
     block_tables = state["block_table"].index_select(0, slots)
     page = block_tables.gather(1, (length // page_size).to(torch.int64)[:, None])[:, 0].to(torch.int64)
@@ -47,6 +48,14 @@ def advance_length(state: State, slots: Tensor, rows: SlotRows) -> None:
     """Advances the lengths: the rows' keys are in the cache."""
     length = state["length"].index_select(0, slots)
     state["length"].index_copy_(0, slots, length + rows.active.to(length.dtype))
+
+
+def with_prompts(state: State, slots: Tensor, steps: Tensor, lm: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden vectors [rows, H] each of the rows' next patches: those of the prompt for rows in step 0, which have no
+    patch yet, and otherwise lm and residual, computed from the last patch. steps [rows]."""
+    first = (steps == 0)[:, None]
+    prompt_lm, prompt_residual = state["conditioning"].index_select(0, slots).chunk(2, dim=-1)
+    return torch.where(first, prompt_lm, lm), torch.where(first, prompt_residual, residual)
 
 
 class Draw(NamedTuple):

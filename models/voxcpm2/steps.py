@@ -23,7 +23,7 @@ from models.protocol import RESULT_FLAGS, Bucket, BufferSpec
 from models.voxcpm2.audio_vae import CodecDecoder
 from models.voxcpm2.network import VoxCPM2Network
 from models.voxcpm2.patch import PatchMaker
-from models.voxcpm2.rows import State, draw_of, step_inputs
+from models.voxcpm2.rows import State, draw_of, step_inputs, with_prompts
 from models.voxcpm2.vae_layers import Streams
 
 
@@ -46,7 +46,8 @@ def lora_of(bank: LoraBank | None, buffers: Mapping[str, Tensor]) -> Lora | None
 
 @dataclass(frozen=True, eq=False)
 class DecodeStep:
-    """The whole step: last patch -> LocEnc, TSLM, FSQ, RALM -> stop, flow solve -> next patch."""
+    """The whole step: last patch -> LocEnc, TSLM, FSQ, RALM -> stop, flow solve -> next patch. A first patch is made of
+    the prompt's hidden vectors, in a row whose backbone computes nothing of use."""
 
     name: str
     network: VoxCPM2Network
@@ -66,7 +67,8 @@ class DecodeStep:
             self.caches, self.page_size, rows.slot_mapping, rows.block_tables, rows.seq_lens
         )
         embeds = self.network.embed_encoder_tokens(rows.tokens, rows.normed, lora)
-        lm, residual = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
+        hidden = self.network.audio_backbone(embeds, rows.rotary, batch, lora)
+        lm, residual = with_prompts(self.state, slots, rows.steps, *hidden)
         return {"results": self.make_patch(self.state, slots, rows.draw, lm, residual, lora)}
 
 
@@ -109,26 +111,19 @@ class PrefillStep:
 
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """Hidden vectors of a prefill -> the rows' next patches."""
+    """Hidden vectors of a backbone pass -> the rows' next patches."""
 
     name: str
     make_patch: PatchMaker
     state: State
-    conditioning_width: int
-    dtype: torch.dtype
     bank: LoraBank | None = None
 
     def buffer_specs(self, bucket: Bucket) -> dict[str, BufferSpec]:
-        rows = bucket["rows"]
-        return {
-            "slots": BufferSpec((rows,), torch.int64),
-            "conditioning": BufferSpec((rows, self.conditioning_width), self.dtype),
-            **lora_specs(self.bank, rows),
-        }
+        return {"slots": BufferSpec((bucket["rows"],), torch.int64), **lora_specs(self.bank, bucket["rows"])}
 
     def forward(self, buffers: Mapping[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
-        lm, residual = buffers["conditioning"].chunk(2, dim=-1)
         slots, lora = buffers["slots"], lora_of(self.bank, buffers)
+        lm, residual = self.state["conditioning"].index_select(0, slots).chunk(2, dim=-1)
         return {"results": self.make_patch(self.state, slots, draw_of(self.state, slots), lm, residual, lora)}
 
 

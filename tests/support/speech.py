@@ -140,8 +140,12 @@ class SpeechRig:
         return [*decodes, *ready], conditioning
 
     def tail(self, slots: Sequence[int], conditioning: Tensor, rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
-        made = self._run(self.model.tail(steps, self.state), slots, rows, {"conditioning": conditioning})
-        return self._unpacked(made["results"])
+        self.condition(slots, conditioning)
+        return self._unpacked(self._run(self.model.tail(steps, self.state), slots, rows)["results"])
+
+    def condition(self, slots: Sequence[int], conditioning: Tensor) -> None:
+        """Writes what `prefill` returned to the slots; `tail`, or `decode` of new prompts, makes patches of it."""
+        self.state["conditioning"].index_copy_(0, self._int64(slots), conditioning)
 
     def decode(self, slots: Sequence[int], rows: int = 0, steps: int = 10) -> dict[str, Tensor]:
         step = self.model.decode_step(steps, self.state, self.cache.caches, self.cache.page_size)

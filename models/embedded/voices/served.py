@@ -40,7 +40,7 @@ class Served:
         ]
         state = self._state(prompts, pages)
         slots = torch.arange(1, 1 + len(prompts))
-        conditioning = self._prefill(prompts, pages, caches)
+        state["conditioning"][1:] = self._prefill(prompts, pages, caches)
         tail, decode = (
             self.model.tail(self._settings.steps, state),
             self.model.decode_step(self._settings.steps, state, caches, _PAGE),
@@ -49,8 +49,7 @@ class Served:
         self._prime(prompts, state)
         made: list[list[tuple[Tensor, Tensor]]] = [[] for _ in prompts]
         stopped = [False] * len(prompts)
-        buffers = {"slots": slots, "conditioning": conditioning}
-        results = tail.forward(buffers, {"rows": len(slots)})["results"]
+        results = tail.forward({"slots": slots}, {"rows": len(slots)})["results"]
         while len(slots):
             capacity = {"rows": len(slots)}
             audio = codec.forward({"slots": slots, "results": results}, capacity)["audio"]

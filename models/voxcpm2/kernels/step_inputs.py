@@ -95,10 +95,12 @@ def _step_inputs_kernel(
         release_next(PDL)
         wait_for_previous(PDL)
         slot = tl.load(slots_ptr + row)
-        active = tl.load(active_ptr + slot)
+        step = tl.load(step_ptr + slot)
+        # In step 0 there is no patch to embed yet.
+        active = tl.load(active_ptr + slot) & (step > 0)
         length = tl.load(length_ptr + slot)
         tl.store(seeds_ptr + row, tl.load(seed_ptr + slot))
-        tl.store(steps_ptr + row, tl.load(step_ptr + slot))
+        tl.store(steps_ptr + row, step)
         position = tl.where(active, length, 0)
         table = tables_ptr + slot * max_pages
         page = tl.load(table + position // PAGE).to(tl.int64)

@@ -24,6 +24,8 @@ _LEAST_IDLE = 0.1
 """Share of the GPU that prefills are assumed to get at least, however many streams are heard."""
 _LEAST_RETRY = 1.0
 _LENGTH_WEIGHT = 0.05
+_FULL = 0.95
+"""From this share of the most rows per second that any bucket gives, each row of a step costs its share of the time."""
 
 
 class Forecast:
@@ -44,7 +46,7 @@ class Forecast:
     ) -> None:
         self.costs = costs
         self._captured = captured
-        self._buckets = buckets
+        self.buckets = buckets
         self._patch_seconds = patch_seconds
         self._prefill_tokens = prefill_tokens
         self._codec_beside = codec_beside
@@ -68,6 +70,11 @@ class Forecast:
         solver steps."""
         return self._chunks(chunks, decodes, bound=False)
 
+    def prompts(self, chunks: Sequence[PrefillChunk]) -> float:
+        """Expected seconds of a pass over chunks alone, without a tail."""
+        tokens = sum(chunk.length for chunk in chunks)
+        return self._pass(tokens, self.captured_bucket(chunks), Counter(), bound=False)
+
     def prefill_bound(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream] = ()) -> float:
         """Seconds until the audio of such a pass; rarely exceeded."""
         return self._chunks(chunks, decodes, bound=True)
@@ -85,15 +92,25 @@ class Forecast:
     def joins(self, chunks: Sequence[PrefillChunk], chunk: PrefillChunk) -> bool:
         """Whether one pass over all of them costs less than two, which it does not if `chunk` makes a replayed pass an
         eager one."""
-        if len(chunks) >= self._buckets[-1] or sum(c.length for c in chunks) + chunk.length > self._prefill_tokens:
+        if len(chunks) >= self.buckets[-1] or sum(c.length for c in chunks) + chunk.length > self._prefill_tokens:
             return False
         return self.prefill([*chunks, chunk]) < self.prefill(chunks) + self.prefill([chunk])
+
+    def tail_is_worse(self, solver_steps: int, count: int, rows: int) -> bool:
+        """Whether `count` first patches cost less as rows of the next decode step, which has `rows` others, than as a
+        tail before it. That is so where a step takes about as long as its rows together: then all streams gain more
+        time than the first patches wait."""
+        rates = {bucket: bucket / self.decode(solver_steps, bucket) for bucket in self.buckets}
+        rate = rates.get(self._bucket(rows), 0.0)
+        if rate < _FULL * max(rates.values()):
+            return False
+        return count / rate < self.costs.mean("tail", solver_steps, self._bucket(count))
 
     def _bucket(self, rows: int) -> int:
         """Smallest bucket that holds `rows`; 0 for none."""
         if rows == 0:
             return 0
-        return next((bucket for bucket in self._buckets if bucket >= rows), self._buckets[-1])
+        return next((bucket for bucket in self.buckets if bucket >= rows), self.buckets[-1])
 
     def _chunks(self, chunks: Sequence[PrefillChunk], decodes: Sequence[Stream], *, bound: bool) -> float:
         emitting = Counter(chunk.stream.solver_steps for chunk in chunks if chunk.last)
@@ -135,15 +152,15 @@ class Forecast:
 
     def _round(self, solver_steps: int, rows: int) -> float:
         """Seconds in which each of `rows` streams advances a patch."""
-        full, rest = divmod(rows, self._buckets[-1])
-        return full * self.decode(solver_steps, self._buckets[-1]) + self.decode(solver_steps, rest)
+        full, rest = divmod(rows, self.buckets[-1])
+        return full * self.decode(solver_steps, self.buckets[-1]) + self.decode(solver_steps, rest)
 
     def first_audio(self, stream: Stream, ahead: Sequence[Stream], running: int, load: float) -> float:
         """Seconds until the first audio of a stream that has a slot: the running step, then the prefills `ahead` and
         its own in the share of time that `load` leaves, then the codec."""
-        largest = min(max(1, running), self._buckets[-1])
+        largest = min(max(1, running), self.buckets[-1])
         under_way = self.decode(stream.solver_steps, largest) if running else 0.0
-        codec = self.costs.mean("vae", 0, self._buckets[0]) if self._codec_beside else 0.0
+        codec = self.costs.mean("vae", 0, self.buckets[0]) if self._codec_beside else 0.0
         return under_way + self._prompts([*ahead, stream]) / max(_LEAST_IDLE, 1.0 - load) + codec
 
     def _prompts(self, streams: Sequence[Stream]) -> float:
@@ -182,7 +199,7 @@ class Forecast:
     def _remaining(self, running: Sequence[Stream]) -> list[tuple[Stream, float]]:
         """Expected seconds until each running stream has launched its last patch."""
         rows = len(running)
-        rounds = math.ceil(rows / self._buckets[-1])
+        rounds = math.ceil(rows / self.buckets[-1])
         a_patch = {
             solver_steps: rounds * self.decode(solver_steps, math.ceil(rows / rounds))
             for solver_steps in {stream.solver_steps for stream in running}

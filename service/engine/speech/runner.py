@@ -183,10 +183,12 @@ class SpeechRunner:
         chunks: Sequence[tuple[PrefillChunk, SpeechSequence]],
         decodes: Sequence[SpeechSequence],
         *,
+        tail: bool,
         predicted: float,
         now: float,
     ) -> InFlightStep:
-        """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit.
+        """One pass over prompt chunks and decode rows; then the tail and the audio of all rows that emit. tail: False
+        leaves the first patches to the next decode step, and there are no decode rows.
 
         Raises PrefillError when the pass failed: the decode rows are unchanged.
         """
@@ -203,7 +205,7 @@ class SpeechRunner:
             else:
                 conditioning = self._replay_prompts(chunks, required, steps, adapters)
         ready = [sequence for chunk, sequence in chunks if chunk.last]
-        self._initialise_slots(ready)
+        self._initialise_slots(ready, decodes, conditioning)
         kind = "mixed" if decodes else "prefill"
         route: Route = "eager" if bucket is None else "replay"
         if bucket is None:
@@ -213,22 +215,17 @@ class SpeechRunner:
         else:
             part, size = replayed_prefill(bucket)
         timings = [Timing(part, 0, size, start, self.clock.mark())]
-        emitting = [*decodes, *ready]
+        emitting = [*decodes, *ready] if tail else []
         runs: list[tuple[Run, list[int]]] = []
         for solver_steps in sorted({sequence.request.solver_steps for sequence in emitting}):
             rows = [i for i, sequence in enumerate(emitting) if sequence.request.solver_steps == solver_steps]
             group = [emitting[i] for i in rows]
             adapters = adapter_slots_of(group)
             steps = self._steps_of(adapters)
-            plan = steps.plan(slots_of(group), adapters)
-            plan.tensors["conditioning"] = consecutive(conditioning, rows)
-            runs.append((steps.tail[solver_steps].run(plan), rows))
-            timings.append(self._timing("tail", solver_steps, len(rows), timings))
+            runs.append((steps.tail[solver_steps].run(steps.plan(slots_of(group), adapters)), rows))
+            size = self._bucket(len(rows))
+            timings.append(Timing("tail", solver_steps, size, timings[-1].end, self.clock.mark()))
         return self._deliver(emitting, slots_of(emitting), runs, timings, predicted, now, kind, route)
-
-    def _timing(self, kind: Kind, solver_steps: int, rows: int, before: Sequence[Timing]) -> Timing:
-        """Timing of the part that was just launched, after the parts `before`."""
-        return Timing(kind, solver_steps, self._bucket(rows), before[-1].end, self.clock.mark())
 
     def _deliver(
         self,
@@ -358,12 +355,17 @@ class SpeechRunner:
             return self.model.mixed(plan, batch, self.state, device["decode_slots"], bank)
         return self.model.prefill(plan, batch, bank)
 
-    def _initialise_slots(self, sequences: Sequence[SpeechSequence]) -> None:
-        """Writes the slot state of streams whose prefill is complete; their first patch comes next."""
-        if not sequences:
+    def _initialise_slots(
+        self, ready: Sequence[SpeechSequence], decodes: Sequence[SpeechSequence], conditioning: Tensor
+    ) -> None:
+        """Writes the slot state of streams whose prefill is complete, so that their first patch comes next, and the
+        conditioning of decode rows that were part of the pass. conditioning: of the decode rows, then of `ready`."""
+        emitting = [*decodes, *ready]
+        if not emitting:
             return
-        arrays = slot_state_arrays(sequences, self._max_pages, self.model.patch_shape)
-        device = upload(arrays, self.device)
+        arrays = slot_state_arrays(ready, self._max_pages, self.model.patch_shape)
+        device = upload(arrays | {"emitting": slots_of(emitting)}, self.device)
+        self.state["conditioning"].index_copy_(0, device.pop("emitting"), conditioning[: len(emitting)])
         slots = device.pop("slots")
         for name, values in device.items():
             table = self.state[name]
@@ -381,13 +383,6 @@ def emitted(patches: np.ndarray) -> np.ndarray:
     """Step results that hold these patches float32 [n, frames, channels] and did not stop."""
     flags = np.array([name == "emitted" for name in RESULT_FLAGS], dtype=np.float32)
     return np.hstack([patches.reshape(len(patches), -1), np.tile(flags, (len(patches), 1))])
-
-
-def consecutive(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """Ascending rows of x, as one view where they have no gaps, since each view costs a copy launch."""
-    if rows[-1] - rows[0] + 1 == len(rows):
-        return [x[rows[0] : rows[-1] + 1]]
-    return [x[row : row + 1] for row in rows]
 
 
 def prefill_plan(arrays: dict[str, np.ndarray], required: Bucket) -> Plan:

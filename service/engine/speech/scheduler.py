@@ -19,6 +19,7 @@ from typing import Literal
 from service.engine.pages import PagePool, pages_for
 from service.engine.slots import SlotPool
 from service.engine.speech.adapters import AdapterSlots
+from service.engine.speech.decode_rows import choose_rows, most_urgent
 from service.engine.speech.forecast import Forecast
 from service.engine.speech.prefill import PrefillChunk
 from service.engine.speech.stream import Phase, Stream
@@ -58,11 +59,13 @@ class Step:
     decodes: tuple[Stream, ...]
     predicted: float
     """Expected seconds on the GPU until the next step can begin."""
+    tail: bool = True
+    """Whether the tail makes the first patches of prompts that end. Otherwise they are rows of the next decode step."""
 
     @property
     def emitting(self) -> list[Stream]:
         """Streams that get a patch."""
-        return [chunk.stream for chunk in self.prefills if chunk.last] + list(self.decodes)
+        return [chunk.stream for chunk in self.prefills if chunk.last and self.tail] + list(self.decodes)
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class SpeechScheduler:
     def next_step(self, start: float) -> Step | None:
         """The best batch to launch for a GPU that is free at `start`; None when no stream can run."""
         slacks = dict(self._slacks(start))
+        if any(stream.waits_for_first_patch for stream in self._running):
+            return self._decode_step(slacks, cheapest=False)
         candidates = self._candidates(start, slacks)
         step = self._prefill_step(candidates, slacks, start) if candidates else None
         if self._collects_prompts(candidates, step, slacks):
@@ -285,6 +290,8 @@ class SpeechScheduler:
         A replayed prefill takes none: it is short, and the rows run in a full batch after it.
         """
         if self.forecast.captured_bucket(chunks) is not None:
+            if self._tail_is_worse(chunks):
+                return Step(tuple(chunks), (), self.forecast.prompts(chunks), tail=False)
             return Step(tuple(chunks), (), self.forecast.prefill(chunks))
         alone, bound = self.forecast.prefill_bound(chunks), self.forecast.decode_bound
         ready = sorted((s for s in slacks if s.decodable), key=lambda s: slacks[s])
@@ -297,47 +304,36 @@ class SpeechScheduler:
                 return Step(tuple(chunks), decodes, self.forecast.prefill(chunks, decodes))
         return Step(tuple(chunks), (), self.forecast.prefill(chunks))
 
-    def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
-        """The most urgent stream with others of its number of solver steps, in the bucket with most rows per second. A
-        prefill right before this step counts with it: prompts come between decode steps however large these are.
+    def _tail_is_worse(self, chunks: Sequence[PrefillChunk]) -> bool:
+        """Whether the first patches of these prompts had better be rows of the next decode step."""
+        ready = [stream for stream in self._running if stream.decodable]
+        solver_steps = {stream.solver_steps for stream in (*ready, *(chunk.stream for chunk in chunks))}
+        if len(solver_steps) > 1 or not all(chunk.last for chunk in chunks):
+            return False
+        rows = min(len(ready), self.policy.buckets[-1] - len(chunks))
+        return self.forecast.tail_is_worse(solver_steps.pop(), len(chunks), rows)
 
-        While a live stream waits for a slot or pages, streams with enough slack are ordered by the patches they have
-        left, so that one ends soon. cheapest: new streams wait for slack, so only rows that need the step take part.
-        """
-        policy = self.policy
+    def _decode_step(self, slacks: dict[Stream, float], *, cheapest: bool) -> Step | None:
+        """The most urgent stream with others of its number of solver steps. cheapest: new streams wait for slack, so
+        only rows that need the step take part."""
         ready = [stream for stream in self._running if stream.decodable]
         if not ready:
             return None
-        room_wanted = not cheapest and any(stream.live for stream in self._waiting)
-        first = min(ready, key=lambda s: (slacks.get(s, math.inf), s.last_launch))
-        group = [stream for stream in ready if stream.solver_steps == first.solver_steps]
-        largest = policy.buckets[-1]
-        horizon = 2 * self.forecast.decode_bound(first.solver_steps, min(len(group), largest)) + policy.guard
-
-        def rank(stream: Stream) -> tuple[int, float]:
-            slack = slacks.get(stream, 0.0) if stream.live else math.inf
-            if slack < horizon:
-                return (0, slack)
-            if room_wanted:
-                return (1, self.forecast.patches_left(stream))
-            if stream.live:
-                return (3 if slack > policy.far_ahead else 1, slack)
-            return (2, stream.last_launch)
-
-        group.sort(key=rank)
-        urgent = min(largest, max(1, sum(rank(s)[0] == 0 for s in group)))
-        most = min(len(group), largest)
-        counts = sorted({*(edge for edge in policy.buckets if urgent <= edge <= most), most})
-
-        def rows_per_second(count: int) -> float:
-            return count / (self._prefill_before + self.forecast.decode(first.solver_steps, count))
-
-        if cheapest:
-            count = counts[0]
-        else:
-            count = max(counts, key=rows_per_second)
-        rows = tuple(group[:count])
-        return Step((), rows, self.forecast.decode(first.solver_steps, count))
+        policy = self.policy
+        solver_steps = most_urgent(ready, slacks).solver_steps
+        group = [stream for stream in ready if stream.solver_steps == solver_steps]
+        bound = self.forecast.decode_bound(solver_steps, min(len(group), policy.buckets[-1]))
+        rows = choose_rows(
+            group,
+            slacks,
+            self.forecast,
+            horizon=2 * bound + policy.guard,
+            far_ahead=policy.far_ahead,
+            cheapest=cheapest,
+            room_wanted=not cheapest and any(stream.live for stream in self._waiting),
+            prefill_before=self._prefill_before,
+        )
+        return Step((), rows, self.forecast.decode(solver_steps, len(rows)))
 
     # Life of a stream
 

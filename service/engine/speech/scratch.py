@@ -36,7 +36,7 @@ def calibrate(runner: SpeechRunner, costs: SpeechCosts, buckets: Sequence[int], 
 
     for bucket in buckets:
         observe("decode", solver_steps, runner.decode[solver_steps], bucket, _rows)
-        observe("tail", solver_steps, runner.tail[solver_steps], bucket, partial(_tail_rows, runner))
+        observe("tail", solver_steps, runner.tail[solver_steps], bucket, _rows)
         with runner.codec_turn():
             observe("vae", 0, runner.vae, bucket, _rows)
     for length in prompt_lengths:
@@ -78,11 +78,11 @@ def warm_up(runner: SpeechRunner, *, max_rows: int, step_tokens: int) -> Iterato
 def largest_shapes(runner: SpeechRunner, tokens: int, reference_samples: int) -> None:
     """Runs what takes most memory eagerly: the longest prefill, the largest batch of each step, a piece of reference
     audio."""
-    plan, tail = _rows(runner.buckets[-1]), _tail_rows(runner, runner.buckets[-1])
+    plan = _rows(runner.buckets[-1])
     solver_steps, variant = runner.solver_steps[0], runner.variants[-1]
     scratch_prefill(runner, [tokens], variant=variant)
     variant.decode[solver_steps].run(plan, eager="disabled")
-    variant.tail[solver_steps].run(tail, eager="disabled")
+    variant.tail[solver_steps].run(plan, eager="disabled")
     with runner.codec_turn():
         runner.vae.run(plan, eager="disabled")
     wave = torch.zeros(reference_samples, device=runner.device)
@@ -118,13 +118,6 @@ def scratch_prefill(
 
 def _rows(rows: int) -> Plan:
     return slots_plan(np.zeros(rows, dtype=np.int64))
-
-
-def _tail_rows(runner: SpeechRunner, rows: int) -> Plan:
-    plan = _rows(rows)
-    width = runner.model.conditioning_width
-    plan.tensors["conditioning"] = [torch.zeros((rows, width), device=runner.device, dtype=runner.dtype)]
-    return plan
 
 
 def _full_prompt(model: SpeechModel, bucket: Bucket) -> Plan:

@@ -112,5 +112,10 @@ class Stream:
         return self.phase is Phase.DECODE and not self.paused
 
     @property
+    def waits_for_first_patch(self) -> bool:
+        """Whether it can decode and its prompt's prefill had no tail."""
+        return self.decodable and self.launched == 0
+
+    @property
     def waits_for_first_audio(self) -> bool:
         return self.live and self.playback.started is None and self.playback.pending == 0.0

@@ -274,7 +274,7 @@ class SpeechWorker:
         if not step.prefills:
             return self._runner.launch_decode(decodes, step.decodes[0].solver_steps, predicted=step.predicted, now=now)
         chunks = [(chunk, self._requests.of(chunk.stream)) for chunk in step.prefills]
-        return self._runner.launch_prefill(chunks, decodes, predicted=step.predicted, now=now)
+        return self._runner.launch_prefill(chunks, decodes, tail=step.tail, predicted=step.predicted, now=now)
 
     def _reference_goes_first(self, step: Step | None, now: float) -> bool:
         """Encoding reference audio alternates with steps while the smallest slack covers a piece and the step after

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,6 +85,12 @@ class WorkerRig:
         self.heard: dict[str, Heard] = defaultdict(Heard)
         self.ticks = 0
         self._record_patches()
+
+    def first_patches_in_rows(self, chosen: Callable[[], bool]) -> None:
+        """Where `chosen` says so, first patches of replayed prompts are rows of the next decode steps, whatever the
+        costs."""
+        scheduler: Any = self.worker._scheduler
+        scheduler._tail_is_worse = lambda chunks: chosen()
 
     def _record_patches(self) -> None:
         runner = self.worker._runner

@@ -35,10 +35,12 @@ def alone(model: VoxCPM2) -> dict[str, Heard]:
     return dict(rig.heard)
 
 
+@pytest.mark.parametrize("tail", [True, False], ids=["tail", "rows"])
 @pytest.mark.parametrize("count, buckets", [(1, (1,)), (2, (2,)), (7, (1, 4, 8)), (16, (4, 16)), (33, (8, 24, 48))])
 def test_streams_that_come_and_go_equal_themselves_alone(
-    model: VoxCPM2, alone: dict[str, Heard], count: int, buckets: tuple[int, ...]
+    model: VoxCPM2, alone: dict[str, Heard], count: int, buckets: tuple[int, ...], tail: bool
 ) -> None:
+    """tail: what makes the first patches; otherwise they are rows of decode steps."""
     with torch.cuda.stream(torch.cuda.Stream()):
         rig = WorkerRig(
             model,
@@ -51,6 +53,7 @@ def test_streams_that_come_and_go_equal_themselves_alone(
             device="cuda",
             capture_all=True,
         )
+        rig.first_patches_in_rows(lambda: not tail)
         arrivals, a_turn = streams(count), 1 + count // 8
         heard = rig.run({i: arrivals[a_turn * i : a_turn * (i + 1)] for i in range(-(-count // a_turn))})
     assert len(heard) == count
@@ -63,7 +66,8 @@ def test_streams_that_come_and_go_equal_themselves_alone(
         for event in rig.observations.drain()
         if event.name == "steps_total"
     }
-    assert {("prefill", "replay"), ("decode", "replay"), ("tail", "replay"), ("vae", "replay")} <= routes
+    assert {("prefill", "replay"), ("decode", "replay"), ("vae", "replay")} <= routes
+    assert (("tail", "replay") in routes) == tail
     assert ("decode", "eager") not in routes and ("vae", "eager") not in routes
 
 

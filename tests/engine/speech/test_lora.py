@@ -133,6 +133,8 @@ def test_mixed_batches_sound_like_merged_weights_alone(
         lora_voices=str(folder),
         lora_slots=slots,
     )
+    lot = random.Random(3)
+    rig.first_patches_in_rows(lambda: lot.random() < 0.5)
     rig.observations.drain()
     arrivals = requests()
     heard = rig.run({i: [one] for i, one in enumerate(arrivals)})

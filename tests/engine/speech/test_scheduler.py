@@ -85,7 +85,7 @@ def playing(sched: SpeechScheduler, count: int, slack: float, *, live: bool = Tr
     streams = [stream(f"{slack}-{live}-{steps}-{i}", live=live, steps=steps) for i in range(count)]
     for one in streams:
         sched.submit(one)
-    while any(one.phase is not Phase.DECODE for one in streams):
+    while any(one.phase is not Phase.DECODE or one.waits_for_first_patch for one in streams):
         step = sched.next_step(0.0)
         assert step is not None
         sched.launch(step, 0.0)
@@ -294,22 +294,89 @@ def test_a_crowd_of_prompts_is_not_left_waiting_for_more_of_them() -> None:
         assert [(prefills, min(decodes, 32)) for prefills, decodes in found] == steps
 
 
-def test_a_prefill_that_comes_between_steps_makes_larger_ones_worth_it() -> None:
-    """Rows of 64 and of 128 take as long each; with the prefill that comes before either, 128 are more a second."""
-    slots = 256
-    policy = Policy(buckets=FUSED_BUCKETS, max_streams=slots, patch_seconds=PATCH_SECONDS)
+def fused(rows: int, steps: int = 10) -> SpeechScheduler:
+    """On the measured costs of the fused kernels, with `rows` listeners who have a second of audio ahead. A decode step
+    was launched last."""
+    policy = Policy(buckets=FUSED_BUCKETS, max_streams=256, patch_seconds=PATCH_SECONDS)
     forecast = forecast_of(policy, measured_costs(measured=FUSED), replayed)
     sched = SpeechScheduler(policy, forecast, PagePool(10_001, page_size=16))
-    playing(sched, 128, slack=1.0)
+    playing(sched, rows, slack=1.0, steps=steps)
+    if step := sched.next_step(100.0):
+        sched.launch(step, 100.0)
+    return sched
+
+
+def test_a_prefill_that_comes_between_steps_makes_larger_ones_worth_it() -> None:
+    """Rows of 64 and of 128 take as long each; with the prefill that comes before either, 128 are more a second."""
+    sched = fused(128)
     rows: list[int] = []
-    for index in range(6):
+    for index in range(5):
         step = sched.next_step(100.0)
         assert step is not None
         sched.launch(step, 100.0)
         rows.append(len(step.decodes))
-        if index == 2:
+        if index == 1:
             sched.submit(stream(arrival=100.0))
-    assert rows == [128, 64, 64, 0, 128, 64]
+    assert rows == [64, 64, 0, 128, 64]
+
+
+def test_first_patches_are_rows_of_the_next_step_where_that_is_full() -> None:
+    sched = fused(64)
+    new = [stream(f"new {index}", live=bool(index), arrival=100.0) for index in range(3)]
+    for one in new:
+        sched.submit(one)
+    for one in new[1:], new[:1]:  # Listeners come first.
+        prefill = sched.next_step(100.0)
+        assert prefill is not None and not prefill.decodes and not prefill.tail and not prefill.emitting
+        assert [chunk.stream for chunk in prefill.prefills] == one
+        sched.launch(prefill, 100.0)
+        assert all(each.waits_for_first_patch and each.waits_for_first_audio for each in one if each.live)
+        decode = sched.next_step(100.0)
+        assert decode is not None and not decode.prefills and set(one) < set(decode.decodes)
+        sched.launch(decode, 100.0)
+        assert not any(each.waits_for_first_patch for each in one)
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(0, 10), (16, 10), (64, 4)], ids=["none", "few", "other solver steps"])
+def test_otherwise_a_tail_makes_them(rows: int, steps: int) -> None:
+    sched = fused(rows, steps)
+    sched.submit(new := stream(arrival=100.0))
+    prefill = sched.next_step(100.0)
+    assert prefill is not None and prefill.tail and prefill.emitting == [new]
+
+
+def test_a_stream_that_pauses_before_its_first_patch_holds_nobody_up() -> None:
+    sched = fused(64)
+    sched.submit(paused := stream("paused", arrival=100.0))
+    prefill = sched.next_step(100.0)
+    assert prefill is not None and not prefill.tail
+    sched.launch(prefill, 100.0)
+    paused.paused = True
+    sched.submit(new := stream(arrival=100.0))
+    chosen = []
+    for _ in range(3):
+        step = sched.next_step(100.0)
+        assert step is not None
+        sched.launch(step, 100.0)
+        chosen += [*step.decodes, *(chunk.stream for chunk in step.prefills)]
+    assert new in chosen and paused not in chosen
+    paused.paused = False
+    step = sched.next_step(100.0)
+    assert step is not None and paused in step.decodes
+
+
+def test_more_listeners_are_served_with_first_patches_in_full_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """92 utterances of five seconds arrive each second."""
+    trace = short_utterances(92, 12)
+
+    def first_audio() -> float:
+        outcome = Simulation(trace, slots=128, buckets=FUSED_BUCKETS, costs=FUSED, captured=replayed).run()
+        assert outcome.underrun_seconds == 0
+        return outcome.p95()
+
+    in_rows = first_audio()
+    monkeypatch.setattr(SpeechScheduler, "_tail_is_worse", lambda self, chunks: False)
+    assert in_rows < 0.08 and first_audio() > 0.4
 
 
 def test_the_prediction_of_first_audio_is_close() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -89,10 +90,13 @@ def test_the_first_audio_says_when_its_phases_were(rig: WorkerRig) -> None:
     assert first.times.encoder is None
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["replayed", "eager"])
-def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
+@pytest.mark.parametrize(
+    ("graphs", "tail"), [(True, True), (True, False), (False, True)], ids=["replayed", "replayed without tail", "eager"]
+)
+def test_the_four_modes_equal_the_reference(graphs: bool, tail: bool) -> None:
     """All modes in one worker, arriving one after the other, with the recorded noise."""
     rig = WorkerRig(golden.model(), golden.processor(), graphs=graphs)
+    rig.first_patches_in_rows(lambda: not tail)
     heard = rig.run({i: [golden_request(mode)] for i, mode in enumerate(golden.MODES)})
     expected = golden.expected()
     for mode in golden.MODES:
@@ -106,6 +110,7 @@ def test_the_four_modes_equal_the_reference(graphs: bool) -> None:
     rig.assert_clean()
     steps = [event.labels for event in rig.observations.drain() if event.name == "steps_total"]
     routes = {(labels["kind"], labels["route"]) for labels in steps}
+    # The longer prompts are prefilled eagerly, and those have a tail.
     assert {kind for kind, route in routes if route == "replay"} == (
         {"prefill", "tail", "decode", "vae"} if graphs else set()
     )
@@ -510,14 +515,36 @@ def test_decode_rows_that_ride_in_every_prefill_change_nothing(
     assert sum((of["kind"], of["route"]) == ("mixed", "eager") for of in labels) > 4
 
 
+def test_first_patches_in_decode_steps_change_nothing(
+    model: VoxCPM2, alone: dict[str, Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = WorkerRig(model, golden.processor(), max_running=8, buckets=(3, 8), tokens=4096)
+    rig.first_patches_in_rows(lambda: True)
+    # Two prompts would not fit one captured prefill, and whether they join eagerly is not for a busy machine to decide.
+    monkeypatch.setattr(rig.worker._scheduler.forecast, "joins", lambda chunks, chunk: False)
+    rig.observations.drain()
+    heard = rig.run({2 * i: [one] for i, one in enumerate(streams(8))})
+    for name, got in heard.items():
+        np.testing.assert_allclose(np.stack(got.patches), np.stack(alone[name].patches), atol=HIDDEN, rtol=0)
+        np.testing.assert_allclose(got.audio, alone[name].audio, atol=AUDIO, rtol=0)
+    rig.assert_clean()
+    kinds = {event.labels["kind"] for event in rig.observations.drain() if event.name == "steps_total"}
+    assert kinds == {"prefill", "decode", "vae"}
+
+
 EVENTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "pause", "go on"])))
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(arrivals=st.lists(st.integers(0, 8), min_size=6, max_size=6), events=EVENTS)
+@given(arrivals=st.lists(st.integers(0, 8), min_size=6, max_size=6), events=EVENTS, lot=st.randoms())
 def test_whoever_leaves_or_waits_the_others_are_as_if_alone(
-    rig: WorkerRig, alone: dict[str, Heard], arrivals: list[int], events: list[tuple[int, int, str]]
+    rig: WorkerRig,
+    alone: dict[str, Heard],
+    arrivals: list[int],
+    events: list[tuple[int, int, str]],
+    lot: random.Random,
 ) -> None:
+    rig.first_patches_in_rows(lambda: lot.random() < 0.5)
     requests = streams(6)
     script: dict[int, list[Request | Control]] = defaultdict(list)
     for one, turn in zip(requests, arrivals, strict=True):

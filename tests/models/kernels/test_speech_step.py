@@ -28,7 +28,9 @@ from tests.models.voxcpm2.golden import DIRECTORY
 SLOTS, PAGES, PAGE = 9, 16, 16
 OVERRUN = 3
 """A slot whose stream has ended."""
-ROWS = {"one": [4], "padded": [4, OVERRUN, 1, 7, OVERRUN, 0, 0], "more": [9, 2, 5, 0]}
+FIRST = 7
+"""A slot whose prompt is prefilled and whose first patch comes next."""
+ROWS = {"one": [4], "padded": [4, OVERRUN, 1, 7, OVERRUN, 0, 0], "more": [9, 2, 5, 0], "first": [FIRST]}
 
 State = dict[str, Tensor]
 
@@ -57,7 +59,7 @@ def voice(device: torch.device, dtype: torch.dtype) -> VoxCPM2:
 
 
 def random_state(model: VoxCPM2, device: torch.device) -> State:
-    """Slot 0 is scratch full of NaN, slot 3 inactive."""
+    """Slot 0 is scratch full of NaN, slot 3 inactive, slot 7 without a patch yet."""
     state = {
         name: torch.zeros((SLOTS + 1, *spec.shape), dtype=spec.dtype)
         for name, spec in model.state_specs().items()
@@ -71,6 +73,7 @@ def random_state(model: VoxCPM2, device: torch.device) -> State:
     state["seed"].random_(-(2**63), 2**63 - 1)
     for name, most in (("step", 8), ("min_patches", 6), ("max_patches", 12)):
         state[name].random_(0, most)
+    state["step"][FIRST] = 0
     state["active"].fill_(True)
     state["active"][[0, OVERRUN]] = False
     for name in ("last_patch", "cfg", "temperature"):
@@ -113,6 +116,9 @@ def test_inputs_of_a_step(device: torch.device, dtype: torch.dtype, rows: str) -
             assert mine.dtype == expected.dtype
             assert torch.equal(mine, expected), name
     same(state, expected_state)
+    if FIRST in ROWS[rows]:
+        row = ROWS[rows].index(FIRST)
+        assert ours.seq_lens[row] == ours.slot_mapping[row] == 0
 
 
 def replayed_once(state: State, device: torch.device, run):
@@ -201,7 +207,8 @@ def compare_patches(
     network, solver = model.network, model.solver(solver_steps)
     state, index = random_state(model, device), torch.tensor(slots, device=device)
     noise = torch.randn(len(slots), *model.patch_shape[::-1], device=device)
-    lm, residual = torch.randn(len(slots), model.conditioning_width, device=device).to(dtype).chunk(2, dim=-1)
+    width = model.network.lm_to_dit_proj.in_features
+    lm, residual = (torch.randn(len(slots), width, device=device).to(dtype) for _ in range(2))
     lora = lora_of(model, device, dtype, adapters[: len(slots)]) if adapters else None
     rest = noise, lm, residual, lora
     expected_state = copied(state)

@@ -59,14 +59,20 @@ def serve(
             rig.admit(slot, request(number))
         slots = [*running, *overrun]
         if new and len(slots) < 3:
-            # Few rows ride in the ragged pass; more of them step by themselves behind a pass over prompts alone.
+            # Few rows are part of the ragged pass. More of them step behind a pass over prompts alone, with the first
+            # patches or without.
             slots, conditioning = rig.prefill(dict.fromkeys(new, -1), slots)
             out = rig.tail(slots, conditioning, rows)
         elif new:
             ready, conditioning = rig.prefill(dict.fromkeys(new, -1))
-            first, rest = rig.tail(ready, conditioning, rows), rig.decode(slots, rows)
-            out = {name: torch.cat((rest[name], first[name])) for name in first}
-            slots = [*slots, *ready]
+            if tick % 2:
+                rig.condition(ready, conditioning)
+                slots = [*slots, *ready]
+                out = rig.decode(slots, rows)
+            else:
+                first, rest = rig.tail(ready, conditioning, rows), rig.decode(slots, rows)
+                out = {name: torch.cat((rest[name], first[name])) for name in first}
+                slots = [*slots, *ready]
         elif slots:
             out = rig.decode(slots, rows)
         else:

@@ -153,7 +153,7 @@ def test_steps_can_be_captured() -> None:
     rows = {"rows": 3}
     made = {"results": ((3, 4 * 8 + 3), torch.float32)}
     prefill = voice().prefill_step(rig.cache.caches, rig.cache.page_size)
-    conditioning = {"conditioning": ((3, voice().conditioning_width), torch.float32)}
+    conditioning = {"conditioning": ((3, *voice().state_specs()["conditioning"].shape), torch.float32)}
     for step, bucket, outputs in (
         (voice().decode_step(10, rig.state, rig.cache.caches, rig.cache.page_size), rows, made),
         (voice().tail(10, rig.state), rows, made),
