@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from service.api.chat.grammar import Unfit, check_bounds
+from service.api.chat.grammar import check_bounds
 from service.api.chat.grammar_worker import problem
+from service.api.chat.schema_form import Unfit
 from service.engine.chat.guidance import Guidance
 from tests.support.waiting import wait
 

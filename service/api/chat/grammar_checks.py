@@ -15,8 +15,9 @@ from hashlib import sha256
 
 import msgspec
 
-from service.api.chat.grammar import Unfit, check_bounds
+from service.api.chat.grammar import check_bounds
 from service.api.chat.grammar_worker import Tried, TryGrammar
+from service.api.chat.schema_form import Unfit
 from service.api.http.errors import ApiError, bad_request
 from service.byte_sizes import MIB
 from service.confined.channel import WorkerChannel
@@ -58,12 +59,14 @@ class GrammarChecks:
             grammar = await asyncio.to_thread(make)
         except (msgspec.DecodeError, RecursionError):
             raise bad_request(f"{field}: not the text of a JSON object.", field) from None
+        except Unfit as unfit:
+            raise _refused(field, str(unfit)) from None
         try:
             problem = await self._problem(grammar, client)
         except Unfit as unfit:
             problem = str(unfit)
         if problem:
-            raise bad_request(f"{field}: {problem}.", field, "invalid_grammar")
+            raise _refused(field, problem)
         return grammar
 
     def is_slow(self, grammar: str) -> bool:
@@ -117,6 +120,10 @@ class GrammarChecks:
     def close(self) -> None:
         """Ends the processes."""
         self.workers.close()
+
+
+def _refused(field: str, problem: str) -> ApiError:
+    return bad_request(f"{field}: {problem}.", field, "invalid_grammar")
 
 
 def _digest(grammar: str) -> bytes:

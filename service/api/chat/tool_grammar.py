@@ -13,8 +13,9 @@ import msgspec
 
 from models.media import Tool
 from models.tools import CALL_END, CALL_START
-from service.api.chat.grammar import json_schema_grammar, lark_grammar, with_options
+from service.api.chat.grammar import json_schema_grammar, lark_grammar
 from service.api.chat.grammar_checks import GrammarChecks
+from service.api.chat.schema_form import with_options
 from service.api.chat.tools import ToolUse
 from service.api.http.errors import ApiError
 

@@ -16,14 +16,13 @@ import pytest
 
 from service.api.chat import grammar as grammar_module
 from service.api.chat.grammar import (
-    FREE_FORMATS,
-    Unfit,
     check_bounds,
     choice_grammar,
     json_schema_grammar,
     lark_grammar,
     regex_grammar,
 )
+from service.api.chat.schema_form import FREE_FORMATS, Unfit
 from service.link.grammar_limits import LIMITS, MAX_GRAMMAR_BYTES, deep_threads
 from tests.support.grammars import check_grammar
 from tests.support.schemas import SUPPORTED, UNSUPPORTED

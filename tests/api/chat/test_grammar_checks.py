@@ -64,6 +64,13 @@ async def refused(checks: GrammarChecks, grammar: str, status: int = 400) -> str
     return caught.value.message
 
 
+async def test_a_schema_that_has_no_form_is_refused_by_its_field(checks: GrammarChecks) -> None:
+    with pytest.raises(ApiError) as caught:
+        await checks.checked(lambda: json_schema_grammar({"type": "string", "pattern": "^(?<=a)b"}), "guided_json")
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "guided_json", "invalid_grammar")
+    assert str(caught.value) == "guided_json: pattern ^(?<=a)b: look-behind is not supported."
+
+
 async def stopped(checks: GrammarChecks) -> int:
     """A worker that answers nothing more; its pid."""
     assert await check(checks, COLORS) == COLORS

@@ -17,7 +17,8 @@ import llguidance
 import numpy as np
 import pytest
 
-from service.api.chat.grammar import Unfit, json_schema_grammar
+from service.api.chat.grammar import json_schema_grammar
+from service.api.chat.schema_form import Unfit
 from service.link.grammar_limits import LIMITS
 from tests.api.chat.test_grammar import BYTES, accepts
 from tests.support.grammars import check_grammar

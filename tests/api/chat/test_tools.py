@@ -207,6 +207,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "tools[1].function.parameters",
     ),
     "impossible": (function(name="f", parameters={"not": {}}), "tools[0].function.parameters"),
+    "look-behind": (
+        function(name="f", parameters={"properties": {"a": {"pattern": "(?<=b)a"}}}),
+        "tools[0].function.parameters",
+    ),
     "choice without tools": ({"tool_choice": "required"}, "tool_choice"),
     "unknown choice": ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
     "choice of no tool": (

@@ -1,0 +1,1 @@
+"""Regular expressions of JSON Schema with look-ahead -> equivalent ones without, which llguidance can compile."""
