@@ -117,6 +117,7 @@ SUPPORTED: dict[str, tuple[Schema, str, str]] = {
     "prefixItems": ({"type": "array", "prefixItems": [{"type": "integer"}], "items": False}, "[1]", "[1, 2]"),
     "minItems": ({"type": "array", "minItems": 2}, "[1, 2]", "[1]"),
     "maxItems": ({"type": "array", "maxItems": 1}, "[1]", "[1, 2]"),
+    "uniqueItems": ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, '["b", "a"]', '["a", "a"]'),
     "additionalItems": (
         {
             "$schema": "http://json-schema.org/draft-07/schema#",
@@ -152,7 +153,6 @@ UNSUPPORTED: dict[str, Any] = {
     "if": {},
     "then": {},
     "else": {},
-    "uniqueItems": True,
     "contains": {},
     "minContains": 1,
     "maxContains": 1,

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeGuard
 
 from service.api.chat.patterns.automaton import MAX_STEPS
 from service.api.chat.patterns.look_ahead import LONGEST, Separated, separated, united
+from service.api.chat.unique_items import MAX_ORDERS, UNSUITABLE, unique_array
 from service.link.grammar_limits import MAX_GRAMMAR_BYTES, WHITESPACE
 
 MAX_DEPTH = 64
@@ -20,6 +22,8 @@ MAX_INTEGER = 2**63 - 1
 """Largest integer that an answer is matched with, and largest bound of an integer."""
 MAX_PATTERN_STEPS = 2 * MAX_STEPS
 """Steps for all patterns with look-ahead of a schema: a tenth of a second."""
+MAX_ALL_ORDERS = 4 * MAX_ORDERS
+"""Orders of the values of all arrays of a schema that have uniqueItems."""
 
 _EXACT = 2**53
 """From this number on, doubles are farther apart than integers."""
@@ -68,7 +72,7 @@ def with_options(schema: dict[str, Any]) -> dict[str, Any]:
     """The form of a schema inside a grammar, also after %json: with the rules for white space and unknown keywords.
     Unfit for what can be said in no such form."""
     return {
-        **_Form().of(schema),
+        **_Form(schema).of(schema),
         "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False},
     }
 
@@ -86,8 +90,10 @@ def target(schema: Any, reference: str) -> Any:
 class _Form:
     """Makes the form of one schema within the schema's budgets."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.root = root
         self.steps = MAX_PATTERN_STEPS
+        self.orders = MAX_ALL_ORDERS
         self.characters = 0
         self.seen: dict[tuple[bool, str], Separated] = {}
 
@@ -98,7 +104,7 @@ class _Form:
             del form["propertyNames"]
         _make_strings_known(form, lambda pattern: self._looked_up(separated, pattern).patterns)
         _make_bounds_exact(form)
-        return form
+        return self._unique(form) if "uniqueItems" in form else form
 
     def _inner(self, key: str | None, value: Any, depth: int) -> Any:
         """key: the keyword that the value belongs to; None for an item of a list, and for what has a name of its
@@ -133,6 +139,25 @@ class _Form:
             shown = pattern if len(pattern) <= _SHOWN else f"{pattern[:_SHOWN]}..."
             raise Unfit(f"pattern {shown}: {problem}")
         return self.seen[key]
+
+    def _resolved(self, reference: str) -> Any:
+        """None where a part with a name of its own may be what "#" stands for."""
+        certain = reference.startswith("#/") and not self._has_named_parts
+        return target(self.root, reference) if certain else None
+
+    @cached_property
+    def _has_named_parts(self) -> bool:
+        draft_4 = "draft-04" in str(self.root.get("$schema"))  # in which any "id" may be such a name
+        return draft_4 or str(self.root).count("'$id'") > ("$id" in self.root)
+
+    def _unique(self, schema: dict[str, Any]) -> dict[str, Any]:
+        form = unique_array(schema, self._resolved)
+        if form is None:
+            raise Unfit(UNSUITABLE)
+        self.orders -= len(form.get("anyOf", ())) if "anyOf" not in schema else 0
+        if self.orders < 0:
+            raise Unfit(f"uniqueItems: at most {MAX_ALL_ORDERS} possible orders of all such arrays together allowed")
+        return form
 
 
 def _make_strings_known(schema: dict[str, Any], separate: Callable[[str], tuple[str, ...]]) -> None:

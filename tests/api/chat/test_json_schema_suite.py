@@ -40,6 +40,7 @@ OTHER_REFUSALS = {
     "oneOf": ("oneOf: its schemas must exclude each other", "Unsatisfiable"),
     "patternProperties": ("are not disjoint",),
     "ref": ("Unsatisfiable",),
+    "uniqueItems": ("uniqueItems: supported in an array of a few values",),
     "refRemote": ("only references inside the schema",),
     "dynamicRef": ("only references inside the schema",),
     "vocabulary": ("only references inside the schema",),
