@@ -5,6 +5,8 @@ workers can wait (their slack). If nothing fits its allowance, the worker with t
 does while a launch of a worker with even less slack is still running. A worker that has been passed over for long
 launches its smallest unit of work anyway: `SHARE` of the GPU is reserved for it, so that overload slows down all models
 instead of starving those without live listeners.
+
+A worker that put work off for launches of others is due: until it has launched, the others wait if they can.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ class Arbiter:
         """The workers to ask, one after the other until one launches; none when no worker has work."""
         ready = [worker for worker in self._workers if worker.has_work()]
         self._waiting_since = {worker.name: self._waiting_since.get(worker.name, now) for worker in ready}
+        backlog = sum(worker.backlog(now) for worker in self._workers)
+        ready = [worker for worker in ready if self._overdue(worker, now) or not self._lets_pass(worker, now, backlog)]
         if not ready:
             return
-        backlog = sum(worker.backlog(now) for worker in self._workers)
         for worker in sorted(ready, key=lambda worker: self._launched[worker.name]):
             allowance = self._allowance(worker, now, backlog)
             if allowance > 0:
@@ -53,14 +56,26 @@ class Arbiter:
             return
         yield Turn(pressing, self._allowance(pressing, now, backlog), must=True)
 
-    def launched(self, worker: ModelWorker, now: float) -> None:
-        """Records that a worker launched."""
+    def launched(self, worker: ModelWorker, now: float, seconds: float) -> None:
+        """Records that a worker launched work of so many predicted seconds."""
         self._launched[worker.name] = now
         self._waiting_since.pop(worker.name, None)
+        for other in self._workers:
+            if other is not worker:
+                other.take(seconds)
 
     def _allowance(self, worker: ModelWorker, now: float, backlog: float) -> float:
         others = (other.slack(now) for other in self._workers if other is not worker)
         return min(others, default=math.inf) - backlog
+
+    def _lets_pass(self, worker: ModelWorker, now: float, backlog: float) -> bool:
+        """Whether it waits for another worker that is due. One that has nothing to launch now will have soon, when its
+        launches have finished."""
+        due = [other for other in self._workers if other is not worker and other.due()]
+        coming = [other for other in due if other.has_work() or other.oldest_launch() is not None]
+        if not coming or worker.due():
+            return False
+        return worker.can_wait(now, backlog + sum(other.least() for other in coming))
 
     def _overdue(self, worker: ModelWorker, now: float) -> bool:
         waited = now - self._waiting_since[worker.name]

@@ -144,8 +144,9 @@ class Engine:
     def _launch(self, now: float) -> bool:
         """Lets one worker launch; False if none does."""
         for turn in self._arbiter.turns(now):
+            before = turn.worker.backlog(now)
             if turn.worker.tick(now, turn.allowance, must=turn.must):
-                self._arbiter.launched(turn.worker, now)
+                self._arbiter.launched(turn.worker, now, turn.worker.backlog(now) - before)
                 return True
         return False
 

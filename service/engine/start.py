@@ -34,7 +34,7 @@ from service.link.messages import EngineState, Outputs
 
 log = logging.getLogger(__name__)
 
-WORKERS = {"chat": "service.engine.chat.worker:create_worker", "speech": "service.engine.speech.worker:create_worker"}
+WORKERS = {"chat": "service.engine.chat.worker:ChatWorker", "speech": "service.engine.speech.worker:SpeechWorker"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 SWITCH_INTERVAL = 1e-4

@@ -72,7 +72,7 @@ class WorkerContext:
 
 
 class ModelWorker(Protocol):
-    """One hosted model. Made by create_worker(name, processor, model, context) of its kind's module."""
+    """One hosted model. Its class is called with (name, processor, model, context)."""
 
     name: str
     """The model name that requests carry."""
@@ -145,6 +145,19 @@ class ModelWorker(Protocol):
 
     def least(self) -> float:
         """Predicted seconds of the smallest unit of work, which `must` launches."""
+        ...
+
+    def due(self) -> bool:
+        """Whether the next launch should be its own, since it put work off for those of others."""
+        ...
+
+    def can_wait(self, now: float, seconds: float) -> bool:
+        """Whether its next launch may come so many seconds later without a listener noticing: nobody's audio runs out,
+        and nobody who waits for the first audio waits longer."""
+        ...
+
+    def take(self, seconds: float) -> None:
+        """Another worker launched work of so many predicted seconds."""
         ...
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:

@@ -23,6 +23,9 @@ class FakeWorker:
     gain: float = 0.0
     work: bool = True
     waiting: float = 0.0
+    wants_next: bool = False
+    patience: float = math.inf
+    taken: float = 0.0
     launches: list[float] = field(default_factory=list)
 
     def has_work(self) -> bool:
@@ -36,6 +39,18 @@ class FakeWorker:
 
     def least(self) -> float:
         return self.cost
+
+    def due(self) -> bool:
+        return self.wants_next
+
+    def can_wait(self, now: float, seconds: float) -> bool:
+        return seconds <= self.patience
+
+    def take(self, seconds: float) -> None:
+        self.taken += seconds
+
+    def oldest_launch(self) -> float | None:
+        return 0.0 if self.waiting else None
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         if (self.cost > allowance and not must) or not self.work:
@@ -54,7 +69,7 @@ class Launcher:
     def launch(self, now: float) -> bool:
         for turn in self.arbiter.turns(now):
             if turn.worker.tick(now, turn.allowance, must=turn.must):
-                self.arbiter.launched(turn.worker, now)
+                self.arbiter.launched(turn.worker, now, turn.worker.least())
                 return True
         return False
 
@@ -109,6 +124,42 @@ def test_a_listener_without_slack_whose_step_is_running_comes_next() -> None:
     speech.work, speech.waiting = False, 0.02
     assert not both.launch(0.04)
     assert both.launch(0.06) and chat.launches == [0.06]
+
+
+def test_who_is_due_goes_next_if_the_others_can_wait() -> None:
+    chat, speech = FakeWorker("chat", 0.005, wants_next=True), FakeWorker("speech", 0.01)
+    both = arbiter(speech, chat)
+    assert both.launch(0.0) and both.launch(0.01)
+    assert chat.launches == [0.0, 0.01] and not speech.launches
+    assert (chat.taken, speech.taken) == (0.0, 0.01)
+    chat.wants_next = False
+    assert both.launch(0.02) and speech.launches == [0.02]
+    assert chat.taken == 0.01
+    chat.wants_next, speech.patience = True, 0.004
+    assert both.launch(0.03) and both.launch(0.04)
+    assert len(speech.launches) == 2 and len(chat.launches) == 3
+
+
+def test_while_the_launches_of_who_is_due_run_nothing_is_put_in_front_of_its_next() -> None:
+    chat, speech = FakeWorker("chat", 0.005, work=False, waiting=0.002, wants_next=True), FakeWorker("speech", 0.01)
+    both = arbiter(speech, chat)
+    assert not both.launch(0.0)
+    speech.patience = 0.006
+    assert both.launch(0.0) and speech.launches == [0.0]
+    speech.patience, chat.waiting = math.inf, 0.0
+    assert both.launch(0.01) and len(speech.launches) == 2  # Nothing will come of the other one.
+
+
+def test_two_that_are_due_take_turns_and_who_waited_for_long_goes_anyway() -> None:
+    a, b = FakeWorker("a", 0.01, wants_next=True), FakeWorker("b", 0.01, wants_next=True)
+    both = arbiter(a, b)
+    for turn in range(6):
+        assert both.launch(0.01 * turn)
+    assert len(a.launches) == len(b.launches) == 3
+    a.wants_next = False
+    for turn in range(100):
+        assert both.launch(1.0 + 0.01 * turn)
+    assert len(a.launches) == pytest.approx(3 + 100 * SHARE, abs=3)
 
 
 def test_overload_slows_everybody_and_starves_nobody() -> None:

@@ -18,6 +18,9 @@ class Gaps:
     A gap has room up to the target for the inter-token latency, or until the rows would fall below _LEAST_RATE, but
     always for _LEAST_SHARE, so that prompts make progress even when the rows leave no time. Work that cannot be cut to
     the room may run once nothing is owed; what it exceeds the room by is owed, and the following gaps pay it back.
+
+    Launches of other models on the GPU fall into a gap, too, and leave less room in it. What is put off for them is due
+    in the next gap, however much they take of that one.
     """
 
     def __init__(self, target: float | None) -> None:
@@ -25,28 +28,44 @@ class Gaps:
         self._target = target
         self._spent = 0.0
         self._owed = 0.0
+        self._taken = 0.0
+        self._put_off = False
+        """Whether work was put off in the last gap, in which other models launched."""
 
     @property
     def paced(self) -> bool:
         return self._target is not None
 
     @property
+    def due(self) -> bool:
+        """Whether other models should leave the rest of this gap alone: work is due in it, or was launched."""
+        return self._put_off or self._spent > 0
+
+    @property
     def free(self) -> bool:
-        """Nothing was spent in this gap, and nothing is owed."""
-        return not self._spent and not self._owed
+        """Nothing was spent in this gap, and nothing is owed; nothing was taken either, unless work is due."""
+        return not self._spent and not self._owed and (self._put_off or not self._taken)
 
     def room(self, decode_seconds: float) -> float:
         """Seconds that are left in this gap next to a decode step of so many seconds (0: not measured yet)."""
-        return max(0.0, self._whole(decode_seconds) - self._spent - self._owed)
+        taken = 0.0 if self._put_off else self._taken
+        return max(0.0, self._whole(decode_seconds) - self._spent - self._owed - taken)
 
     def spend(self, seconds: float) -> None:
         """Records that other work was launched."""
         if self.paced:
             self._spent += seconds
 
-    def close(self, decode_seconds: float) -> None:
+    def take(self, seconds: float) -> None:
+        """Records a launch of another model."""
+        if self.paced:
+            self._taken += seconds
+
+    def close(self, decode_seconds: float, *, put_off: bool = False) -> None:
         """Ends the gap, since the next tokens of the rows were launched. decode_seconds 0: without rows, nothing is
-        owed."""
+        owed. put_off: work that might have run in this gap is waiting."""
+        self._put_off = put_off and self._taken > 0 and decode_seconds > 0
+        self._taken = 0.0
         if self._spent or self._owed:
             self._owed = max(0.0, self._owed + self._spent - self._whole(decode_seconds)) if decode_seconds else 0.0
             self._spent = 0.0

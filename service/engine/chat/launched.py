@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
+from service.engine.chat.chunk_budget import ChunkBudget
 from service.engine.chat.encoder import Encoded
 from service.engine.chat.masks import MaskJob, Unread
 from service.engine.chat.pacing import ChunkWork
@@ -51,8 +52,8 @@ class InFlightStep:
     """A launch whose results have not been read. Rows of the results: decode rows, then last chunks.
 
     size: tokens, or patches of an encoder pass; work: of the prefill chunks in it. held: its sampling, with the
-    masks that it waits for; until it is launched, readback is None. alone: False for a held step with an
-    encoder pass between its layers and its sampling, whose seconds are not its own.
+    masks that it waits for; until it is launched, readback is None. alone: False if its seconds are not its own: for a
+    held step with an encoder pass between its layers and its sampling, and behind a launch of another model.
     """
 
     kind: str
@@ -69,6 +70,12 @@ class InFlightStep:
     held: HeldSampling | None = None
     masks: MaskJob | None = None
     alone: bool = True
+
+    def add_chunks(self, budget: ChunkBudget) -> None:
+        """Adds the prefill chunks of a step, behind which its decode rows were predicted."""
+        self.work = ChunkWork(budget.padded(budget.used), budget.pairs, beside=self.predicted)
+        self.size += budget.used
+        self.predicted += budget.predicted
 
     @property
     def rows(self) -> int:
@@ -93,6 +100,8 @@ class InFlight:
     def __init__(self) -> None:
         self._steps: deque[InFlightStep] = deque()
         self._last_read_at = -math.inf
+        self.behind_others = False
+        """Whether another model launched after the last step or pass here."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -122,10 +131,8 @@ class InFlight:
         return any(step.readback is readback for step in self._steps for readback in readbacks)
 
     def add(self, step: InFlightStep) -> None:
-        self._steps.append(step)
-
-    def add_encoder_pass(self, step: InFlightStep) -> None:
-        """Adds an encoder pass; its results arrive before those of a held step."""
+        """Adds a step, or an encoder pass, whose results arrive before those of a held step."""
+        step.alone, self.behind_others = not self.behind_others, False
         if (held := self.held) is None:
             self._steps.append(step)
         else:
@@ -157,6 +164,13 @@ def token_infos(results: dict[str, np.ndarray], row: int, count: int | None) -> 
         return ()
     ids, values = results["top_ids"][row, :count].tolist(), results["top_values"][row, :count].tolist()
     return (TokenInfo(float(results["logprobs"][row]), tuple(zip(ids, values, strict=True))),)
+
+
+def phase_times(chunks: Sequence[Chunk], now: float) -> dict[str, PhaseTimes]:
+    """By request id, of those whose first token comes with the last of these chunks."""
+    firsts = [chunk.sequence for chunk in chunks if chunk.is_last and not chunk.sequence.generated]
+    times = {sequence.request_id: sequence.tally.times(now) for sequence in firsts}
+    return {name: of_request for name, of_request in times.items() if of_request is not None}
 
 
 def with_times(deltas: list[ChatDelta], first: dict[str, PhaseTimes]) -> list[ChatDelta]:

@@ -80,6 +80,15 @@ class Pacing:
         if rows:
             self.gaps.spend(seconds)
 
+    def take(self, rows: int, seconds: float) -> None:
+        """Records a launch of another model while `rows` rows decode."""
+        if rows:
+            self.gaps.take(seconds)
+
+    def least(self, rows: int, *, prefills: bool) -> float:
+        """Predicted seconds of the smallest step."""
+        return self.decode_seconds(rows) + (self.costs.prefill.seconds(LEAST_TOKENS, 0) if prefills else 0.0)
+
     def observe(self, kind: str, size: int, chunks: ChunkWork | None, seconds: float) -> None:
         """Records how long a launch took. size: decode rows, or patches of an encoder pass."""
         if chunks is None:

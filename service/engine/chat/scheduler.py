@@ -159,6 +159,9 @@ class Scheduler:
     def has_prefills(self) -> bool:
         return bool(self._prefilling or self.waiting)
 
+    def never_scheduled(self, *, arrived_before: float) -> list[ChatSequence]:
+        return [s for s in self.waiting if s.tally.scheduled is None and s.request.arrival < arrived_before]
+
     def has_chunks(self, can_start: Callable[[ChatSequence], bool]) -> bool:
         """Whether a prompt has begun or could begin, given room."""
         return self.prefilling or bool(self.slots.num_free and self._admissible(can_start))

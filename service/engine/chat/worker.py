@@ -19,12 +19,12 @@ from models.processor import ChatProcessor
 from models.protocol import ChatModel
 from service.engine.chat.encoder import EncodeError, VisionStage
 from service.engine.chat.guidance import Guidance
-from service.engine.chat.launched import InFlight, InFlightStep, LaunchedStep, token_infos, with_times
+from service.engine.chat.launched import InFlight, InFlightStep, LaunchedStep, phase_times, token_infos, with_times
 from service.engine.chat.limits import ChatLimits
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
-from service.engine.chat.pacing import ITL_TARGET, LEAST_TOKENS, ChunkWork, Pacing
+from service.engine.chat.pacing import ITL_TARGET, Pacing
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Chunk, Scheduler, Step
 from service.engine.chat.sequence import ChatSequence
@@ -34,7 +34,7 @@ from service.engine.readback import Readback
 from service.engine.slots import SlotPool
 from service.engine.worker import Control, MemoryRequirements, Request, WorkerContext
 from service.graphs.runner import GraphRunner
-from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs, PhaseTimes
+from service.link.messages import Abort, ChatDelta, ChatRequest, ModelState, Outputs
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,7 @@ class ChatWorker:
 
     def submit(self, request: Request) -> None:
         assert isinstance(request, ChatRequest), "speech was sent to a chat model"
-        failure = self._limits.refusal(request, len(self._scheduler.waiting))
-        if failure is not None:
+        if (failure := self._limits.refusal(request, len(self._scheduler.waiting))) is not None:
             self._outbox.failed.append(failure)
             return
         sequence = ChatSequence(request, self._limits.length_cap(request), self._context.config.page_size)
@@ -122,9 +121,7 @@ class ChatWorker:
             self._finish(sequence)
 
     def fail_timed_out(self, now: float) -> None:
-        limit = now - self._context.config.queue_timeout
-        waiting = self._scheduler.waiting
-        for sequence in [s for s in waiting if s.tally.scheduled is None and s.request.arrival < limit]:
+        for sequence in self._scheduler.never_scheduled(arrived_before=now - self._context.config.queue_timeout):
             self._outbox.failed.append(queue_timeout(sequence.request_id))
             self._finish(sequence)
 
@@ -144,10 +141,17 @@ class ChatWorker:
     def least(self) -> float:
         if self._vision.has_work() and not self._encoded_last:
             return self._pacing.costs.mean("encoder", self._vision.oldest_patches)
-        seconds = self._pacing.decode_seconds(len(self._scheduler.rows.slots))
-        if self._scheduler.has_prefills():
-            seconds += self._pacing.costs.prefill.seconds(LEAST_TOKENS, 0)
-        return seconds
+        return self._pacing.least(len(self._scheduler.rows.slots), prefills=self._scheduler.has_prefills())
+
+    def can_wait(self, now: float, seconds: float) -> bool:
+        return True
+
+    def take(self, seconds: float) -> None:
+        self._in_flight.behind_others = True
+        self._pacing.take(len(self._scheduler.rows.slots), seconds)
+
+    def due(self) -> bool:
+        return self._pacing.gaps.due and len(self._scheduler.rows.slots) > 0 and self._in_flight.held is None
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         """Launches an encoder pass or a step; after a held step only an encoder pass. They alternate while both have
@@ -183,7 +187,7 @@ class ChatWorker:
             readback = Readback({}, self._context.device, encoded.begun)
             host, route = time.perf_counter() - started, encoded.route
             launch = InFlightStep("encoder", patches, route, now, host, predicted, readback, encoded=encoded)
-            self._in_flight.add_encoder_pass(launch)
+            self._in_flight.add(launch)
         return True
 
     def _launch_step(self, now: float, allowance: float, must: bool) -> bool:
@@ -214,9 +218,7 @@ class ChatWorker:
             self._chunks_put_off = budget.crowded and self._scheduler.has_chunks(self._can_start)
         elif budget is not None:
             self._pacing.spend(len(step.slots), budget.predicted)
-            in_flight.size += budget.used
-            in_flight.predicted += budget.predicted
-            in_flight.work = ChunkWork(budget.padded(budget.used), budget.pairs, decode_seconds)
+            in_flight.add_chunks(budget)
         self._expect(in_flight, step, launched, decode_seconds)
         in_flight.host_seconds = time.perf_counter() - started
         self._in_flight.add(in_flight)
@@ -240,11 +242,14 @@ class ChatWorker:
         in_flight.chunks, in_flight.held = step.chunks, launched.held
         in_flight.sequences = step.sampled if step.chunks else step.sequences
         if launched.held is None:
-            self._pacing.gaps.close(decode_seconds)
+            self._close_gap(decode_seconds)
             in_flight.readback = Readback(launched.results, self._context.device)
         else:
             unread = self._in_flight.unread(in_flight.sequences)
             in_flight.masks = self._guidance.masks(in_flight.sequences, unread)
+
+    def _close_gap(self, decode_seconds: float) -> None:
+        self._pacing.gaps.close(decode_seconds, put_off=self._chunks_put_off or self._vision.has_work())
 
     def _can_start(self, sequence: ChatSequence) -> bool:
         return sequence.has_guide and self._vision.has_embeddings(sequence)
@@ -307,7 +312,7 @@ class ChatWorker:
     def _sample(self, step: InFlightStep, masks: MaskJob) -> Exception | None:
         """Launches the sampling of a held step. Returns the error that it raised, unless that ends the engine."""
         assert step.held is not None
-        self._pacing.gaps.close(self._pacing.decode_seconds(len(step.sequences)))
+        self._close_gap(self._pacing.decode_seconds(len(step.sequences)))
         problem, results = None, dict[str, Tensor]()
         try:
             results = self._runner.sample(step.held, masks)
@@ -326,14 +331,13 @@ class ChatWorker:
             self._vision.observe(launch.encoded, seconds, now)
         if launch.alone and timed:
             self._pacing.observe(launch.kind, launch.size, launch.work, seconds)
-        first: dict[str, PhaseTimes] = {}
         for chunk in launch.chunks:
             self._scheduler.computed(chunk.sequence, chunk.end)
             if not chunk.is_last:
                 chunk.sequence.tally.add(launch.route == "replay", launch.rows)
-            elif not chunk.sequence.generated and (times := chunk.sequence.tally.times(now)) is not None:
-                self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
-                first[chunk.sequence.request_id] = times
+        first = phase_times(launch.chunks, now)
+        for times in first.values():
+            self._observations.observe("prefill_duration_seconds", now - times.scheduled, model=self.name)
         if launch.sequences:
             self._read_tokens(launch)
         if first:
@@ -394,7 +398,3 @@ class ChatWorker:
             pages_cached=self._pages.num_cached,
             encoder_cache_bytes=self._vision.cache.num_bytes,
         )
-
-
-def create_worker(name: str, processor: ChatProcessor, model: ChatModel, context: WorkerContext) -> ChatWorker:
-    return ChatWorker(name, processor, model, context)

@@ -58,10 +58,6 @@ _CPU_ROWS = 8
 """Number of streams in a step on a CPU, where more gain nothing and would only make the start longer."""
 
 
-def create_worker(name: str, processor: SpeechProcessor, model: SpeechModel, context: WorkerContext) -> SpeechWorker:
-    return SpeechWorker(name, processor, model, context)
-
-
 class SpeechWorker:
     def __init__(self, name: str, processor: SpeechProcessor, model: SpeechModel, context: WorkerContext) -> None:
         config = context.config
@@ -234,6 +230,17 @@ class SpeechWorker:
 
     def least(self) -> float:
         return self._planned.predicted if self._planned is not None else self._costs.mean("clip", 0, 1)
+
+    def due(self) -> bool:
+        return False
+
+    def can_wait(self, now: float, seconds: float) -> bool:
+        step = self._plan(now)
+        streams = () if step is None else (*(chunk.stream for chunk in step.prefills), *step.decodes)
+        return not any(stream.waits_for_first_audio for stream in streams) and self.slack(now) > seconds
+
+    def take(self, seconds: float) -> None:
+        """Playback decides what goes first, not what others launched."""
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
         if must:

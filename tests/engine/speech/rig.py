@@ -14,7 +14,7 @@ import torch
 from models.processor import SpeechProcessor
 from models.protocol import SpeechModel
 from service.engine.speech.runner import InFlightStep, Outcome
-from service.engine.speech.worker import SpeechWorker, create_worker
+from service.engine.speech.worker import SpeechWorker
 from service.engine.worker import Control, Request, WorkerContext
 from service.graphs.observations import Observations
 from service.graphs.pool import GraphPool
@@ -77,7 +77,7 @@ class WorkerRig:
         pool = GraphPool(where, 1 << 30)
         context = WorkerContext(config, where, dtype, pool, self.observations, clock)
         self._clock = clock
-        self.worker: SpeechWorker = create_worker("tts", processor, model, context)
+        self.worker = SpeechWorker("tts", processor, model, context)
         self.worker.allocate(1 + tokens // config.page_size)
         while self.worker.capture_next(idle=capture_all):
             pass

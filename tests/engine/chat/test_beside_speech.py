@@ -1,0 +1,154 @@
+"""A chat worker that shares its GPU: what speech leaves of the gaps between tokens."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from service.engine.arbiter import Arbiter
+from service.engine.worker import Control
+from service.link.messages import ModelState, Outputs
+from tests.engine.chat.test_paced_worker import DECODE, PATCH, TARGET, PacedEngine, alone, until
+from tests.support.inference import no_gradients as no_gradients
+from tests.support.tiny_chat import tiny_item, tiny_prompt
+
+SPEECH = 0.009
+"""Seconds of a step of speech: it fits a gap beside a decode step, and not beside an encoder pass."""
+PASS = PATCH * 48
+
+
+class EndlessSpeech:
+    """Has a step to launch at all times. Its listeners have audio for long, unless one waits in silence."""
+
+    name = "speech"
+
+    def __init__(self, engine: PacedEngine) -> None:
+        self._engine = engine
+        self._until = 0.0
+        self.silence = False
+
+    def has_work(self) -> bool:
+        return True
+
+    def slack(self, now: float) -> float:
+        return 10.0
+
+    def backlog(self, now: float) -> float:
+        return max(0.0, self._until - now)
+
+    def least(self) -> float:
+        return SPEECH
+
+    def due(self) -> bool:
+        return False
+
+    def can_wait(self, now: float, seconds: float) -> bool:
+        return not self.silence
+
+    def take(self, seconds: float) -> None: ...
+
+    def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
+        self._until = self._engine.now = self._engine.now + SPEECH
+        self._engine.launched.append(("speech", 0, 0))
+        return True
+
+    def oldest_launch(self) -> float | None:
+        return None
+
+    def building(self) -> bool:
+        return False
+
+    def collect(self) -> Outputs:
+        return Outputs()
+
+    def state(self) -> ModelState:
+        return ModelState("speech", running=1, waiting=0, slots_used=1, pages_total=1, pages_used=1, pages_cached=0)
+
+    def fail_timed_out(self, now: float) -> None: ...
+
+    def control(self, command: Control) -> None: ...
+
+
+class SharedEngine(PacedEngine):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.speech = EndlessSpeech(self)
+
+    def share(self) -> None:
+        workers: Any = {self.worker.name: self.worker, "speech": self.speech}
+        self.engine.workers, self.engine._arbiter = workers, Arbiter(list(workers.values()))
+
+    def kinds(self) -> list[str]:
+        """Launches in order; a step with chunks is a prefill."""
+        return ["prefill" if kind == "step" and tokens else kind for kind, _, tokens in self.launched]
+
+
+def between_tokens(kinds: list[str]) -> list[list[str]]:
+    """What ran in each gap, the step that ended it included."""
+    gaps: list[list[str]] = [[]]
+    for kind in kinds:
+        gaps[-1].append(kind)
+        if kind in ("step", "prefill"):
+            gaps.append([])
+    return gaps[:-1]
+
+
+def pictures(engine: SharedEngine, count: int) -> Any:
+    engine.streams(3)
+    engine.share()
+    prompt = tiny_prompt([[1], *(tiny_item(seed, [24, 24]) for seed in range(count)), [2]])
+    engine.submit("pictures", prompt)
+    until(engine, "pictures")
+    return prompt
+
+
+def test_speech_and_pictures_take_gaps_in_turn() -> None:
+    engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
+    prompt = pictures(engine, 8)
+    gaps = between_tokens(engine.kinds())
+    assert sum("encode" in gap for gap in gaps) == 8
+    assert not any("speech" in gap and ("encode" in gap or "prefill" in gap) for gap in gaps)
+    with_speech = ["speech" in gap for gap in gaps]
+    assert all(one or other for one, other in pairwise(with_speech))
+    assert max(engine.gaps) <= TARGET < SPEECH + PASS + DECODE
+    engine.engine._arbiter = Arbiter([engine.worker])
+    engine.run()
+    assert engine.tokens("pictures") == alone(prompt)
+
+
+def test_speech_that_cannot_wait_delays_a_picture_by_a_gap() -> None:
+    engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
+    engine.speech.silence = True
+    pictures(engine, 8)
+    gaps = between_tokens(engine.kinds())
+    assert all("speech" in gap for gap in gaps)
+    with_pass = [index for index, gap in enumerate(gaps) if "encode" in gap]
+    assert len(with_pass) == 8 and with_pass[-1] - with_pass[0] <= 2 * 7
+
+
+def test_steps_behind_speech_teach_nothing_about_the_cost_of_steps() -> None:
+    engine = SharedEngine(max_step_tokens=200, num_pages=400)
+    engine.streams(3)
+    before = engine.worker._pacing.decode_seconds(3)
+    engine.share()
+    for _ in range(40):
+        engine.turn()
+    assert engine.kinds().count("speech") >= 19 and engine.kinds().count("step") >= 19
+    assert engine.worker._pacing.decode_seconds(3) == pytest.approx(before)
+
+
+def test_rows_that_end_leave_nothing_due() -> None:
+    engine = SharedEngine(max_step_tokens=200, num_pages=400)
+    engine.streams(2)
+    engine.share()
+    engine.submit("picture", tiny_prompt([[1], tiny_item(1, [24, 24]), [2]]))
+    while not engine.worker.due():
+        engine.turn()
+    for name in ("stream 0", "stream 1", "picture"):
+        engine.abort(name)
+    engine.launched = []
+    for _ in range(6):
+        engine.turn()
+    assert not engine.worker.due() and "speech" in engine.kinds()[-3:]
