@@ -333,6 +333,7 @@ class SpeechWorker:
             while not readback.ready() and self.backlog(self._context.clock()) > LEAD:
                 time.sleep(POLL)
             if not readback.ready() and self.has_work():
+                time.sleep(POLL)  # The step may have to wait for another model that is due, so the loop must not spin.
                 return
         readback.wait()
 
