@@ -38,14 +38,14 @@ class AudioFormat:
 
 FORMATS = {
     # No Xing header: it would be written at the front when the stream ends. No bit reservoir: frames would depend on
-    # later ones, 40 to 100 ms of them. LAME's level 5 takes two thirds of the time of its default, 3, without more
-    # noise.
+    # later ones, 40 to 100 ms of them. LAME's level 7 leaves out its model of hearing and takes half of the time of its
+    # default, 3. With that many bits for one voice there is no more noise, and it lies in the same bands.
     "mp3": AudioFormat(
         "audio/mpeg",
         MP3_RATES,
         "libmp3lame",
         "mp3",
-        {"reservoir": "0", "compression_level": "5"},
+        {"reservoir": "0", "compression_level": "7"},
         {"write_xing": "0", "id3v2_version": "0"},
     ),
     # Without page_duration (microseconds) the muxer buffers a whole second of audio.
