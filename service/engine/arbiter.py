@@ -42,7 +42,7 @@ class Arbiter:
         ready = [worker for worker in self._workers if worker.has_work()]
         self._waiting_since = {worker.name: self._waiting_since.get(worker.name, now) for worker in ready}
         backlog = sum(worker.backlog(now) for worker in self._workers)
-        ready = [worker for worker in ready if self._overdue(worker, now) or not self._lets_pass(worker, now, backlog)]
+        ready = [worker for worker in ready if not self._lets_pass(worker, now, backlog) or self._overdue(worker, now)]
         if not ready:
             return
         for worker in sorted(ready, key=lambda worker: self._launched[worker.name]):
