@@ -199,11 +199,12 @@ class SpeechRunner:
         bucket = None if graph is None else graph.bucket
         start = self.clock.mark()
         with prefill_errors():
-            self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
             if required is None or bucket is None:
                 conditioning = self._backbone(chunks, decodes, steps, adapters)
             else:
                 conditioning = self._replay_prompts(chunks, required, steps, adapters)
+            # Beside the pass: a first sound does not wait for the codec to be prepared.
+            self._begin_takes([sequence for _, sequence in chunks if sequence.begins])
         ready = [sequence for chunk, sequence in chunks if chunk.last]
         self._initialise_slots(ready, decodes, conditioning)
         kind = "mixed" if decodes else "prefill"
