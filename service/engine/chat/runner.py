@@ -238,29 +238,30 @@ class ChatRunner:
             tokens = torch.cat((decode_tokens, tokens))
             positions = torch.cat((decode_positions.expand(positions.shape[0], -1), positions), dim=1)
             slot_mapping = torch.cat((decode_slot_mapping, slot_mapping))
-        if ends:
-            self._admit(sent)
         hidden = self._decoder.embed(tokens)
         if "media_rows" in sent:
             media = self._media(step.chunks, embeds).to(hidden.dtype)
             hidden = with_features(hidden, media.shape[1]).index_copy(0, sent["media_rows"], media)
         if prefill is not None:
-            replayed = self._replay_prefill(prefill, step.chunks, arrays, hidden, positions, slot_mapping)
-            return replayed[sent["sampled_rows"]]
-        batch = PagedBatch(
-            caches=self._caches,
-            page_size=self._page_size,
-            slot_mapping=slot_mapping,
-            num_decode_rows=len(step.slots),
-            block_tables=tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=sent["cu_seqlens_q"],
-            cu_seqlens_k=sent["cu_seqlens_k"],
-            context_slots=sent.get("context_slots"),
-            max_seqlen_q=max(chunk.length for chunk in step.chunks),
-            max_seqlen_k=max(chunk.end for chunk in step.chunks),
-        )
-        return self._decoder.forward(hidden, positions, batch)[sent["sampled_rows"]]
+            hidden = self._replay_prefill(prefill, step.chunks, arrays, hidden, positions, slot_mapping)
+        else:
+            batch = PagedBatch(
+                caches=self._caches,
+                page_size=self._page_size,
+                slot_mapping=slot_mapping,
+                num_decode_rows=len(step.slots),
+                block_tables=tables,
+                seq_lens=seq_lens,
+                cu_seqlens_q=sent["cu_seqlens_q"],
+                cu_seqlens_k=sent["cu_seqlens_k"],
+                context_slots=sent.get("context_slots"),
+                max_seqlen_q=max(chunk.length for chunk in step.chunks),
+                max_seqlen_k=max(chunk.end for chunk in step.chunks),
+            )
+            hidden = self._decoder.forward(hidden, positions, batch)
+        if ends:
+            self._admit(sent)  # After the launch of the pass, which a GPU then runs meanwhile.
+        return hidden[sent["sampled_rows"]]
 
     def _replay_prefill(
         self,
