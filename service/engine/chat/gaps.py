@@ -11,6 +11,9 @@ _LEAST_RATE = 0.15
 _LEAST_SHARE = 1 / 3
 """Other work gets at least this share of the time, however little the target leaves."""
 
+_MAX_PUT_OFF = 3
+"""Gaps in a row in which other work is put off for launches of other models."""
+
 
 class Gaps:
     """Seconds of encoder passes and prefill chunks between the tokens of decode rows.
@@ -20,7 +23,7 @@ class Gaps:
     the room may run once nothing is owed; what it exceeds the room by is owed, and the following gaps pay it back.
 
     Launches of other models on the GPU fall into a gap, too, and leave less room in it. What is put off for them is due
-    in the next gap, however much they take of that one.
+    in the next gap. If they cannot wait and take that one as well, and the next, it runs nevertheless.
     """
 
     def __init__(self, target: float | None) -> None:
@@ -29,8 +32,8 @@ class Gaps:
         self._spent = 0.0
         self._owed = 0.0
         self._taken = 0.0
-        self._put_off = False
-        """Whether work was put off in the last gap, in which other models launched."""
+        self._put_off = 0
+        """Number of last gaps in which other models launched and work was put off."""
 
     @property
     def paced(self) -> bool:
@@ -39,17 +42,16 @@ class Gaps:
     @property
     def due(self) -> bool:
         """Whether other models should leave the rest of this gap alone: work is due in it, or was launched."""
-        return self._put_off or self._spent > 0
+        return self._put_off > 0 or self._spent > 0
 
     @property
     def free(self) -> bool:
-        """Nothing was spent in this gap, and nothing is owed; nothing was taken either, unless work is due."""
-        return not self._spent and not self._owed and (self._put_off or not self._taken)
+        """Nothing was spent in this gap, and nothing is owed; nothing was taken that counts."""
+        return not self._spent and not self._owed and not self._counted
 
     def room(self, decode_seconds: float) -> float:
         """Seconds that are left in this gap next to a decode step of so many seconds (0: not measured yet)."""
-        taken = 0.0 if self._put_off else self._taken
-        return max(0.0, self._whole(decode_seconds) - self._spent - self._owed - taken)
+        return max(0.0, self._whole(decode_seconds) - self._spent - self._owed - self._counted)
 
     def spend(self, seconds: float) -> None:
         """Records that other work was launched."""
@@ -64,11 +66,16 @@ class Gaps:
     def close(self, decode_seconds: float, *, put_off: bool = False) -> None:
         """Ends the gap, since the next tokens of the rows were launched. decode_seconds 0: without rows, nothing is
         owed. put_off: work that might have run in this gap is waiting."""
-        self._put_off = put_off and self._taken > 0 and decode_seconds > 0
+        self._put_off = self._put_off + 1 if put_off and self._taken > 0 and decode_seconds > 0 else 0
         self._taken = 0.0
         if self._spent or self._owed:
             self._owed = max(0.0, self._owed + self._spent - self._whole(decode_seconds)) if decode_seconds else 0.0
             self._spent = 0.0
+
+    @property
+    def _counted(self) -> float:
+        """Seconds that other models took of this gap, unless they took too many before."""
+        return self._taken if self._put_off < _MAX_PUT_OFF else 0.0
 
     def _whole(self, decode_seconds: float) -> float:
         """Seconds that a gap has for other work before any is spent."""

@@ -118,14 +118,14 @@ def test_speech_and_pictures_take_gaps_in_turn() -> None:
     assert engine.tokens("pictures") == alone(prompt)
 
 
-def test_speech_that_cannot_wait_delays_a_picture_by_a_gap() -> None:
+def test_speech_that_cannot_wait_delays_a_picture_by_three_gaps() -> None:
     engine = SharedEngine(max_step_tokens=200, num_pages=400, max_running=6)
     engine.speech.silence = True
     pictures(engine, 8)
     gaps = between_tokens(engine.kinds())
     assert all("speech" in gap for gap in gaps)
     with_pass = [index for index, gap in enumerate(gaps) if "encode" in gap]
-    assert len(with_pass) == 8 and with_pass[-1] - with_pass[0] <= 2 * 7
+    assert len(with_pass) == 8 and with_pass[-1] - with_pass[0] <= 4 * 7
 
 
 def test_steps_behind_speech_teach_nothing_about_the_cost_of_steps() -> None:
