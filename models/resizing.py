@@ -36,7 +36,7 @@ fraction of one."""
 _TALL = 100
 """Height over width from which on Pillow shrinks the columns first."""
 
-_MOST_LEFT = 2
+_MAX_LEFT = 2
 """Pixels of a picture that is left to the device, as a multiple of those that it is resized to: more take longer to
 send, and more of the device's memory, than they are worth."""
 _LONGEST_LEFT = 8192
@@ -70,7 +70,7 @@ def leave_to_device(enabled: bool) -> None:
 
 def resized_or_left(picture: Image.Image, width: int, height: int) -> np.ndarray:
     """An RGB picture -> uint8 [height, width, 3], or as it is where the device is to resize it."""
-    small = picture.width * picture.height <= _MOST_LEFT * width * height
+    small = picture.width * picture.height <= _MAX_LEFT * width * height
     small = small and max(*picture.size, width, height) <= _LONGEST_LEFT
     if _on_device and small and picture.height <= _TALL * picture.width:
         return np.asarray(picture.convert("RGB") if picture.mode != "RGB" else picture)

@@ -14,11 +14,11 @@ from service.gpus import visible_gpus
 from service.settings import Settings
 
 PER_ENGINE = 4
-LEAST_PROCESSORS = 14
+MIN_PROCESSORS = 14
 """With fewer processors than this there is one API process."""
 PROCESSORS_OF_EACH = 3.5
 """Processors for each API process. It keeps one busy; its threads and the engines take the others."""
-MOST = 16
+MAX_AUTO_PROCESSES = 16
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ def count_for(settings: Settings, processors: int, gpus: int) -> ApiProcessCount
         return ApiProcessCount(1, "--engine inline runs in it")
     if not gpus:
         return ApiProcessCount(1, "the engine computes on the same processors")
-    if processors < LEAST_PROCESSORS:
-        return ApiProcessCount(1, f"fewer than {LEAST_PROCESSORS} processors may be used: {processors}")
-    number = min(PER_ENGINE * gpus, int(processors / PROCESSORS_OF_EACH), MOST)
+    if processors < MIN_PROCESSORS:
+        return ApiProcessCount(1, f"fewer than {MIN_PROCESSORS} processors may be used: {processors}")
+    number = min(PER_ENGINE * gpus, int(processors / PROCESSORS_OF_EACH), MAX_AUTO_PROCESSES)
     return ApiProcessCount(number, f"{processors} processors may be used beside {_several(gpus)}")
 
 
@@ -51,7 +51,7 @@ def api_process_count(settings: Settings) -> ApiProcessCount:
     """The number for this machine. The GPUs are looked up only if the answer depends on them. SettingsError for GPUs
     that the settings name but that do not exist."""
     processors = cpus.available()
-    depends = settings.api_processes == "auto" and settings.engine == "process" and processors >= LEAST_PROCESSORS
+    depends = settings.api_processes == "auto" and settings.engine == "process" and processors >= MIN_PROCESSORS
     return count_for(settings, processors, _gpus_here(settings) if depends else int(settings.device != "cpu"))
 
 

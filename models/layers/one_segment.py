@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 FEATURES = 8
 """Features that lengthen a head: head dims stay multiples of 8, as cuDNN wants them."""
-LEAST_ROWS = 2048
+MIN_ROWS = 2048
 """Fewer rows gain a few microseconds, which a graph of their own is not worth."""
 WHOLE_ROWS = 64
 """Rows are a multiple of this. cuDNN prepares itself for every number of rows, which takes a while; eager passes of any
@@ -92,7 +92,7 @@ def attend_packed(qkv: Tensor, rotary: tuple[Tensor, Tensor] | None, cu_seqlens:
         if pays(width, qkv.dtype, qkv.device):
             _prepare(packed_heads, width, qkv.dtype, qkv.device)
             # By shapes alone: they are what a captured graph knows.
-            one_segment = cu_seqlens.shape[0] == 2 and rows >= LEAST_ROWS and rows % WHOLE_ROWS == 0
+            one_segment = cu_seqlens.shape[0] == 2 and rows >= MIN_ROWS and rows % WHOLE_ROWS == 0
             if one_segment and (attended := _dense(qkv, *rotary, cu_seqlens)) is not None:
                 return attended
         rotate_packed(qkv, 2 * qkv.shape[1] // 3, *rotary)
@@ -150,6 +150,6 @@ def one_segment_buckets(
     for bucket in bucket_list:
         whole = lcm(WHOLE_ROWS, merged_patches)
         rows = bucket["patches"] // whole * whole
-        if rows >= LEAST_ROWS:
+        if rows >= MIN_ROWS:
             found[rows] = dict(bucket) | {"patches": rows, "sequences": 1, "max_seqlen": rows}
     return list(found.values())

@@ -26,7 +26,7 @@ _BUCKET_SIZES = (
 """Patches of the captured buckets: dense where single pictures and packs of a few fall (1568: 640 x 480, 1600: 560 x
 560, 4800: 1280 x 720, 5504: 1024 x 1024, 8192: 16 frames of 448 x 448, 11264: 1920 x 1080)."""
 _PATCHES_PER_SEQUENCE = 64
-_MOST_SEQUENCES = 64
+_MAX_SEQUENCES = 64
 _LADDER_ITEMS = 4
 _CACHED_GRIDS = 64
 
@@ -52,7 +52,7 @@ def patch_buckets(
     return [
         {
             "patches": patches,
-            "sequences": min(max(patches // _PATCHES_PER_SEQUENCE, 8), _MOST_SEQUENCES),
+            "sequences": min(max(patches // _PATCHES_PER_SEQUENCE, 8), _MAX_SEQUENCES),
             "max_seqlen": patches,
         }
         for patches in steps

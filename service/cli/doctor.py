@@ -22,7 +22,7 @@ from service.children import hidden_by_python_path, namesakes
 from service.engine_config import engine_gpus
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
-LEAST_CACHE = 20 * GIB
+MIN_CACHE = 20 * GIB
 """Free space under which few of the hosted models can be downloaded."""
 NVIDIA_DEVICE = Path("/dev/nvidiactl")
 ENCODERS = ("libmp3lame", "libopus", "aac", "flac")
@@ -255,7 +255,7 @@ def _cache() -> Finding:
     found = f"{cache}, {free / GIB:.0f} GiB free"
     if constants.HF_HUB_OFFLINE:
         return Finding("model cache", found, None, "HF_HUB_OFFLINE is set: only cached models can be served.")
-    if free < LEAST_CACHE:
+    if free < MIN_CACHE:
         return Finding("model cache", found, None, "Real models need more: let HF_HOME name a larger disk.")
     return Finding("model cache", found, True)
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 _PAGES = 2
 """Pages: the scratch page and one more."""
-_MOST_THREADS = 32
+_MAX_THREADS = 32
 """Threads at most: the compiler takes a few hundred MB in each."""
 _SAME_KERNELS: dict[str, Any] = {
     "threads": None,
@@ -107,7 +107,7 @@ def compiling() -> Iterator[None]:
         return made
 
     JITFunction.run = compile_only
-    threads = min(_MOST_THREADS, cpus.available())
+    threads = min(_MAX_THREADS, cpus.available())
     try:
         with (
             ThreadPoolExecutor(threads) as pool,

@@ -29,7 +29,7 @@ from service.graphs.trials import RouteTrial
 
 log = logging.getLogger(__name__)
 
-_MOST_CHOICES = 4096
+_MAX_CHOICES = 4096
 """Number of sizes whose graph is remembered at most; pictures come in any number of sizes."""
 _TIMED = 3
 _PADDED_MISS = 1 / 16
@@ -190,7 +190,7 @@ class GraphRunner:
     def _choice(self, required: Bucket) -> _Choice:
         key = key_of(required)
         if key not in self._choices:
-            if len(self._choices) >= _MOST_CHOICES:
+            if len(self._choices) >= _MAX_CHOICES:
                 self._choices.clear()
             captured = cheapest(self._roomy(self.captured, required), required) if self.enabled else None
             untried = self._roomy(self._untried(), required)

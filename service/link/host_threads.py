@@ -14,7 +14,7 @@ from pathlib import Path
 from models import cpus
 from service.link.config import EngineConfig
 
-MOST_THREADS = 16
+MAX_THREADS = 16
 """Limit of the default, since each operation waits for its slowest thread."""
 SMALL_BYTES = 64 << 20
 """With weights smaller than this, an operation ends before a second thread has woken up. The embedded models on two
@@ -24,13 +24,13 @@ one."""
 
 def num_threads(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> int:
     """The setting `threads`, else OMP_NUM_THREADS, else one for small models, else one for each usable processor up to
-    MOST_THREADS. Several engines divide the processors."""
+    MAX_THREADS. Several engines divide the processors."""
     if config.threads is not None:
         return config.threads
     named = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if named.isdecimal() and int(named) > 0:
         return int(named)
-    return 1 if _are_small(config) else min(MOST_THREADS, max(1, cpus.available() // config.sharers))
+    return 1 if _are_small(config) else min(MAX_THREADS, max(1, cpus.available() // config.sharers))
 
 
 def thread_variables(config: EngineConfig, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

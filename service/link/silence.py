@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-MOST_AT_ONCE = 1.0
+MAX_AT_ONCE = 1.0
 """Seconds that are counted at most between two checks. The loop checks twice a second; a longer gap means that this
 process was paused or busy."""
 
@@ -26,6 +26,6 @@ class Silence:
     def look(self) -> float:
         """Seconds so far."""
         now = self._clock()
-        self._seconds += min(now - self._looked, MOST_AT_ONCE)
+        self._seconds += min(now - self._looked, MAX_AT_ONCE)
         self._looked = now
         return self._seconds

@@ -16,7 +16,7 @@ from service.link.messages import ChatDelta, TokenInfo
 FinishReason = Literal["stop", "length", "tool_calls"]
 Detokenize = Callable[[Sequence[int]], bytes]
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express."""
 
 
@@ -252,8 +252,8 @@ class TextAssembler:
         top = []
         for token, logprob in info.top:
             alternative = self._detokenize([token])
-            top.append(TopLogprob(_text(alternative), max(logprob, LEAST_LOGPROB), list(alternative)))
-        return TokenLogprob(_text(raw), max(info.logprob, LEAST_LOGPROB), list(raw), top)
+            top.append(TopLogprob(_text(alternative), max(logprob, MIN_LOGPROB), list(alternative)))
+        return TokenLogprob(_text(raw), max(info.logprob, MIN_LOGPROB), list(raw), top)
 
 
 def _text(raw: bytes) -> str:

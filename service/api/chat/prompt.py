@@ -35,7 +35,7 @@ U = TypeVar("U")
 TEMPLATE_OPTIONS = ("enable_thinking", "add_vision_id")
 PART_KINDS = ("text", "image_url", "video_url")
 """Types of content parts, and the field that each is in."""
-MOST_CHARACTERS_PER_TOKEN = 16
+MAX_CHARACTERS_PER_TOKEN = 16
 """Characters per token at most, on average over a text: ordinary text has three to five."""
 SMALL_PROMPT = 4096
 """Up to this many characters are tokenized in the event loop: a millisecond or two, no more than handing the work to a
@@ -185,7 +185,7 @@ def is_small(body: ChatRequestBody) -> bool:
 
 def _check_length(length: int, processor: ChatProcessor) -> None:
     """Refuses text that cannot fit before it is tokenized."""
-    most = MOST_CHARACTERS_PER_TOKEN * processor.context_length
+    most = MAX_CHARACTERS_PER_TOKEN * processor.context_length
     if length > most:
         raise bad_request(
             f"messages: too much text: {length} characters given, at most {most} allowed for a context of "

@@ -28,7 +28,7 @@ from service.graphs.runner import GraphRunner
 
 log = logging.getLogger(__name__)
 
-_MOST_PARTS = 32
+_MAX_PARTS = 32
 """Number of parts that are packed together at most; the oldest come first."""
 
 
@@ -227,7 +227,7 @@ class VisionStage:
         if not affords(self.patches(oldest.parts[:1])):
             largest = max(bucket_list, key=cost_of)
             oldest.parts[:1] = self._cut(oldest.parts[0].digest, oldest.parts[0].item, largest, oldest.parts[0].offset)
-        parts = [part for wanted in self._wanted.values() if not wanted.alone for part in wanted.parts][:_MOST_PARTS]
+        parts = [part for wanted in self._wanted.values() if not wanted.alone for part in wanted.parts][:_MAX_PARTS]
         group = pack([part.required for part in parts], bucket_list)[0]
         return [parts[index] for index in group.items]
 

@@ -6,17 +6,17 @@ import math
 
 _AIM = 0.9
 """Share of the target that predictions may fill; the rest allows for their errors."""
-_LEAST_RATE = 0.15
+_MIN_RATE = 0.15
 """Decode rows keep at least this share of their rate, however long the target is."""
-_LEAST_SHARE = 1 / 3
+_MIN_SHARE = 1 / 3
 """Other work gets at least this share of the time, however little the target leaves."""
 
 
 class Gaps:
     """Seconds of encoder passes and prefill chunks between the tokens of decode rows.
 
-    A gap has room up to the target for the inter-token latency, or until the rows would fall below _LEAST_RATE, but
-    always for _LEAST_SHARE, so that prompts make progress even when the rows leave no time. Work that cannot be cut to
+    A gap has room up to the target for the inter-token latency, or until the rows would fall below _MIN_RATE, but
+    always for _MIN_SHARE, so that prompts make progress even when the rows leave no time. Work that cannot be cut to
     the room may run once nothing is owed; what it exceeds the room by is owed, and the following gaps pay it back.
     """
 
@@ -56,5 +56,5 @@ class Gaps:
         if self._target is None:
             return math.inf
         limit = _AIM * self._target
-        least = decode_seconds * _LEAST_SHARE / (1 - _LEAST_SHARE)
-        return max(least, min(limit, decode_seconds / _LEAST_RATE if decode_seconds else limit) - decode_seconds)
+        least = decode_seconds * _MIN_SHARE / (1 - _MIN_SHARE)
+        return max(least, min(limit, decode_seconds / _MIN_RATE if decode_seconds else limit) - decode_seconds)

@@ -16,7 +16,7 @@ from service.graphs.runner import GraphRunner
 
 ITL_TARGET = 0.0125
 """Target in seconds between two tokens on a GPU if EngineConfig.itl_target is None."""
-LEAST_TOKENS = 128
+MIN_CHUNK_TOKENS = 128
 """Prefill tokens of a step that must be launched although nothing fits the allowance, or although nothing fits the room
 of a gap with nothing owed."""
 
@@ -59,15 +59,15 @@ class Pacing:
 
     def chunk_budget(self, rows: int, allowance: float, sizes: Sequence[int], *, must: bool) -> ChunkBudget:
         """The chunk budget of a step with `rows` decode rows. allowance: seconds for the whole step. must: the step may
-        hold LEAST_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
+        hold MIN_CHUNK_TOKENS even if that takes longer. sizes: tokens of the captured prefills."""
         decode_seconds = self.decode_seconds(rows)
         seconds = allowance - decode_seconds
         room = self.gaps.room(decode_seconds) if rows else math.inf
-        least = LEAST_TOKENS if must or not rows or self.gaps.free else 0
+        min_tokens = MIN_CHUNK_TOKENS if must or not rows or self.gaps.free else 0
         if must:
             seconds, room = math.inf, min(seconds, room)
-        cost = self.costs.prefill
-        return ChunkBudget(self._max_step_tokens, seconds, room, least, cost, tuple(sizes) if self.gaps.paced else ())
+        sizes = tuple(sizes) if self.gaps.paced else ()
+        return ChunkBudget(self._max_step_tokens, seconds, room, min_tokens, self.costs.prefill, sizes)
 
     def encoder_room(self, rows: int, *, shared: bool) -> float:
         """Seconds that an encoder pass should not exceed. shared: prefill chunks need a part of the room."""

@@ -24,7 +24,7 @@ from service.engine.chat.limits import ChatLimits
 from service.engine.chat.mask_hosts import hosts_of
 from service.engine.chat.masks import MaskJob
 from service.engine.chat.outbox import Outbox
-from service.engine.chat.pacing import ITL_TARGET, LEAST_TOKENS, ChunkWork, Pacing
+from service.engine.chat.pacing import ITL_TARGET, MIN_CHUNK_TOKENS, ChunkWork, Pacing
 from service.engine.chat.runner import ChatRunner
 from service.engine.chat.scheduler import Chunk, Scheduler, Step
 from service.engine.chat.sequence import ChatSequence
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _IN_FLIGHT = 2
 """Number of launches in flight at most: one runs and the next is queued behind it, so that the GPU does not wait for
 Python."""
-_LEAST_CONTEXT = 512
+_MIN_CONTEXT = 512
 """The engine does not start if its pages hold fewer positions of one request (or of the model's own context)."""
 
 
@@ -62,7 +62,7 @@ class ChatWorker:
         self.page_bytes = self._runner.page_bytes
         pages_each = pages_for(self._max_context, config.page_size)
         self.max_pages = 1 + config.slots * pages_each
-        self.min_pages = 1 + min(pages_each, _LEAST_CONTEXT // config.page_size)
+        self.min_pages = 1 + min(pages_each, _MIN_CONTEXT // config.page_size)
         self._masks, hosts = hosts_of(name, processor, self._vocab_limit, context.config, context.device.type)
         self._guidance = Guidance(hosts)
         self._sequences: dict[str, ChatSequence] = {}
@@ -146,7 +146,7 @@ class ChatWorker:
             return self._pacing.costs.mean("encoder", self._vision.oldest_patches)
         seconds = self._pacing.decode_seconds(len(self._scheduler.rows.slots))
         if self._scheduler.has_prefills():
-            seconds += self._pacing.costs.prefill.seconds(LEAST_TOKENS, 0)
+            seconds += self._pacing.costs.prefill.seconds(MIN_CHUNK_TOKENS, 0)
         return seconds
 
     def tick(self, now: float, allowance: float, *, must: bool = False) -> bool:
