@@ -14,8 +14,9 @@ BucketKey = tuple[tuple[str, int], ...]
 
 _SPAN = 16
 _MIN_FILL = 0.95
-"""Dense attention computes padding, too. Without any it takes 0.65 to 0.87 (heads of 72) or 0.80 to 0.96 (of 80) of the
-time of attention that skips it (benchmarks/results/kernels/attention_one_segment.json), so little may be padding."""
+"""Share of a tight bucket that must not be padding. Its dense attention computes padding, too; without any it takes
+0.65 to 0.87 (heads of 72) or 0.80 to 0.96 (heads of 80) of the time of attention that skips padding
+(benchmarks/results/kernels/attention_one_segment.json)."""
 
 
 def key_of(bucket: Bucket) -> BucketKey:

@@ -1,4 +1,4 @@
-"""Which further bucket is worth capturing: counts the sizes of calls and proposes the bucket that would save most
+"""Which further bucket is worth capturing: counts the sizes of calls and proposes the bucket that would save the most
 padding."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MIN_GAIN = 0.05
 _HALVE_AT = 4096.0
 """Calls after which all counts are halved, so that old demand fades."""
 _MAX_ROUNDED = 4096
-"""Number of sizes that are remembered at most; pictures come in any number of sizes."""
+"""Number of sizes whose rounding is remembered; pictures come in any number of sizes."""
 
 
 class Demand:
@@ -46,7 +46,7 @@ class Demand:
             self._total = sum(self._calls.values())
 
     def propose(self, captured: Iterable[Bucket], unavailable: Iterable[Bucket]) -> Bucket | None:
-        """The bucket that would save most padded rows; None when none would save a twentieth of all rows.
+        """The bucket that would save the most padded rows; None when none would save a twentieth of all rows.
 
         A call that runs eagerly now counts double.
         """
