@@ -6,18 +6,19 @@ import math
 
 _AIM = 0.9
 """Share of the target that predictions may fill; the rest allows for their errors."""
-_MIN_RATE = 0.15
-"""Decode rows keep at least this share of their rate, however long the target is."""
-_MIN_SHARE = 1 / 3
+_MIN_DECODE_RATE = 0.15
+"""Decode rows keep at least this share of their token rate, however long the target is."""
+_MIN_OTHER_SHARE = 1 / 3
 """Other work gets at least this share of the time, however little the target leaves."""
 
 
 class Gaps:
     """Seconds of encoder passes and prefill chunks between the tokens of decode rows.
 
-    A gap has room up to the target for the inter-token latency, or until the rows would fall below _MIN_RATE, but
-    always for _MIN_SHARE, so that prompts make progress even when the rows leave no time. Work that cannot be cut to
-    the room may run once nothing is owed; what it exceeds the room by is owed, and the following gaps pay it back.
+    A gap has room up to the target for the inter-token latency, or up to where the rows would fall below
+    _MIN_DECODE_RATE, but always for _MIN_OTHER_SHARE, so that prompts make progress even when the rows leave no time.
+    Work that cannot be cut to the room may run once nothing is owed. The excess over the room is then owed, and the
+    following gaps pay it back.
     """
 
     def __init__(self, target: float | None) -> None:
@@ -36,7 +37,7 @@ class Gaps:
         return not self._spent and not self._owed
 
     def room(self, decode_seconds: float) -> float:
-        """Seconds that are left in this gap next to a decode step of so many seconds (0: not measured yet)."""
+        """Seconds that are left in this gap beside a decode step of `decode_seconds` (0: not measured yet)."""
         return max(0.0, self._whole(decode_seconds) - self._spent - self._owed)
 
     def spend(self, seconds: float) -> None:
@@ -45,16 +46,17 @@ class Gaps:
             self._spent += seconds
 
     def close(self, decode_seconds: float) -> None:
-        """Ends the gap, since the next tokens of the rows were launched. decode_seconds 0: without rows, nothing is
-        owed."""
+        """Ends the gap, since the next tokens of the rows were launched. decode_seconds: 0 without rows, in which case
+        nothing is owed."""
         if self._spent or self._owed:
             self._owed = max(0.0, self._owed + self._spent - self._whole(decode_seconds)) if decode_seconds else 0.0
             self._spent = 0.0
 
     def _whole(self, decode_seconds: float) -> float:
-        """Seconds that a gap has for other work before any is spent."""
+        """Seconds that a gap has for other work, before any are spent."""
         if self._target is None:
             return math.inf
         limit = _AIM * self._target
-        least = decode_seconds * _MIN_SHARE / (1 - _MIN_SHARE)
-        return max(least, min(limit, decode_seconds / _MIN_RATE if decode_seconds else limit) - decode_seconds)
+        at_least = decode_seconds * _MIN_OTHER_SHARE / (1 - _MIN_OTHER_SHARE)
+        room = min(limit, decode_seconds / _MIN_DECODE_RATE if decode_seconds else limit) - decode_seconds
+        return max(at_least, room)
