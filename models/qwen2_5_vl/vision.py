@@ -58,7 +58,7 @@ class Merger(nn.Module):
 
 
 class Qwen25VLEncoder(nn.Module):
-    """models.protocol.VisionEncoder. Buffers of a bucket of P patches, S sequences and W windows:
+    """Implements models.protocol.VisionEncoder. Buffers of a bucket of P patches, S sequences and W windows:
 
     pixels uint8 [P, 1176], in block order, columns (channel, time, y, x); window_index int64 [P / 4], the embedding row
     at each place of the window order; reverse_index int64 [P / 4], its inverse; coordinates int32 [P, 2], row and
