@@ -1,7 +1,8 @@
-"""How many API processes a server starts with `--api-processes auto`. Measured on an H200 with 32 processors, on two
-commits (docs/performance.md): with one engine, four processes give the first token of 32 streams in 75 instead of 127
-ms, and make no difference to a single stream. If there are few processors, or the engine computes on the same ones, a
-second process only takes them from the engine.
+"""How many API processes a server starts with `--api-processes auto`.
+
+On an H200 with 32 processors and one engine, four processes give the first token of 32 streams in 75 instead of 127 ms,
+and make no difference to a single stream (docs/performance.md). If there are few processors, or if the engine computes
+on the same ones, a second process only takes them away from the engine.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ PER_ENGINE = 4
 MIN_PROCESSORS = 14
 """With fewer processors than this there is one API process."""
 PROCESSORS_OF_EACH = 3.5
-"""Processors for each API process. It keeps one busy; its threads and the engines take the others."""
+"""Processors for each API process. It keeps one of them busy; its threads and the engines use the others."""
 MAX_AUTO_PROCESSES = 16
 
 
 @dataclass(frozen=True)
 class ApiProcessCount:
-    """reason: why this number, for the log and `reprise doctor`."""
+    """A number of API processes."""
 
     number: int
     reason: str
+    """Why this number, for the log and `reprise doctor`."""
 
     def __str__(self) -> str:
         return f"{self.number} ({self.reason})"

@@ -18,7 +18,7 @@ from models.layers.kernels.gpu import LEAST_CAPABILITY, Gpu, current_gpu, gpu_of
 from service.api_processes import api_process_count
 from service.byte_sizes import GIB
 from service.catalog import embedded_models
-from service.children import hidden_by_python_path, namesakes
+from service.children import hidden_by_python_path, shadowing_packages
 from service.engine_config import engine_gpus
 from service.settings import Settings, SettingsError, load_settings, unknown_variables
 
@@ -53,7 +53,7 @@ def examine() -> list[Finding]:
         *_quantization(settings),
         _codecs(),
         _embedded(),
-        *_namesakes(),
+        *_shadowing(),
         *_hidden(),
         *findings,
         *_variables(),
@@ -206,9 +206,9 @@ def _embedded() -> Finding:
     return Finding("embedded models", names, True)
 
 
-def _namesakes() -> list[Finding]:
+def _shadowing() -> list[Finding]:
     advice = "The `reprise` command and what it starts use Reprise's own; `python -m` and scripts of yours may not."
-    return [Finding("package of the same name", str(path), None, advice) for path in namesakes()]
+    return [Finding("package of the same name", str(path), None, advice) for path in shadowing_packages()]
 
 
 def _hidden() -> list[Finding]:
