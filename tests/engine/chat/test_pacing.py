@@ -157,7 +157,7 @@ def test_a_gap_with_little_room_is_left_to_the_rows() -> None:
     assert budget(room=true_seconds(100, 0), min_tokens=128).affords(0) == pytest.approx(100, abs=1)
 
 
-def test_the_least_goes_beyond_the_room_but_not_beyond_the_allowance() -> None:
+def test_min_tokens_exceed_the_room_but_not_the_allowance() -> None:
     assert budget(room=0.0).affords(0) == 0 and budget(room=0.0).crowded
     assert budget(room=0.0, min_tokens=128).affords(30_000) == 128
     assert budget(0.0, room=0.0, min_tokens=128).affords(0) == 0
@@ -195,7 +195,7 @@ def test_a_bucket_that_is_mostly_padding_is_replayed_only_where_a_second_step_co
     assert made.excess(finished=True) == 76
 
 
-def test_a_gap_has_room_up_to_the_target_and_to_the_least_rate() -> None:
+def test_a_gap_has_room_up_to_the_target_and_the_minimum_decode_rate() -> None:
     assert Gaps(None).room(0.002) == math.inf
     assert Gaps(0.015).room(0.0) == pytest.approx(0.0135)
     assert Gaps(0.015).room(0.003) == pytest.approx(0.0135 - 0.003)
@@ -328,7 +328,7 @@ def test_streams_that_leave_no_time_share_it_with_the_prompt() -> None:
     assert 0.65 <= len(made.gaps) * 0.016 / made.now <= 0.75
 
 
-def test_a_slow_device_makes_progress_by_the_least_chunk() -> None:
+def test_a_slow_device_makes_progress_by_the_smallest_chunk() -> None:
     """128 tokens take longer than a gap may; they come every few gaps, and the streams keep their share."""
     made = beside_streams(0.004, 2_000, token=4e-4)
     assert made.first_token["long"] < 3 * 2_000 * 4e-4 * 4
