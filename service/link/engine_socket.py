@@ -1,4 +1,4 @@
-"""A process' end of the ZeroMQ connection to an engine process."""
+"""A process's end of the ZeroMQ connection to an engine process."""
 
 from __future__ import annotations
 
